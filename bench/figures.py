@@ -1,4 +1,4 @@
-"""Computes figures from measured times: bandwidths, and what the machine would allow. Pure functions."""
+"""Pure functions that compute figures from measured times: bandwidths, and what the machine would allow."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Rates:
 
     bytes: int
     copy: float  #: memory to memory, in large blocks
-    add: float  #: a block that is in cache onto one that need not be
-    tcp: float  #: over loopback, from a tensor to a tensor; sender and receiver, whatever is cheapest
-    tcp_apart: float  #: the same where a process sends to another one, as ranks do
-    tcp_spliced: float  #: and the sender's copy is spared by a splice from shared memory
+    add: float  #: adds a block that is in cache to a block that need not be
+    tcp: float  #: from a tensor to a tensor over loopback, sender and receiver together, in the cheapest way
+    tcp_apart: float  #: the same, but one process sends to another process, as ranks do
+    tcp_spliced: float  #: the same, but the sender splices from shared memory, which saves a copy
 
     def each(self) -> tuple[float, ...]:
         return dataclasses.astuple(self)[1:]
@@ -63,7 +63,7 @@ class Samples:
 
     rounds: list[list[list[float]]] = dataclasses.field(default_factory=list)  # seconds, by round, rank and op
     iterations: int = 1  # timed ops of a round
-    warm: int = 1  # ops before them that do not count
+    warm: int = 1  # ops before the timed ops, which do not count
     cpu_s: float = 0  # CPU time of all processes of the system
     memory_bytes: float = 0  # memory of all processes together, less that of the idle ones
 
@@ -124,7 +124,7 @@ def is_ours(row: dict[str, Any]) -> bool:
 
 
 def best(rows: Sequence[dict[str, Any]], prefix: str, key: str = "median_s") -> float | None:
-    """The least value among systems whose name begins so. None: there is no such system."""
+    """The least value among systems whose names begin with `prefix`. None: there is no such system."""
     found = [row[key] for row in rows if row["system"].startswith(prefix)]
     return min(found) if found else None
 

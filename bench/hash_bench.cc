@@ -28,7 +28,8 @@ double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Several sums that do not wait for one another. The compiler makes vectors of them.
+// Adds up all words in several sums that do not depend on each other, so that the compiler can use
+// vector instructions.
 uint64_t Read(std::span<const uint64_t> words) {
   uint64_t sums[32] = {};
   for (size_t i = 0; i + 32 <= words.size(); i += 32) {
@@ -39,7 +40,7 @@ uint64_t Read(std::span<const uint64_t> words) {
   return sum;
 }
 
-// The threads take chunks in turns, as those of the pool do.
+// The threads take chunks in turns, as the threads of the pool do.
 double ReadSeconds(std::span<const uint64_t> words, size_t threads) {
   constexpr size_t kWords = kStateChunkBytes / sizeof(uint64_t);
   std::vector<uint64_t> sums(threads);

@@ -30,8 +30,8 @@ from workers import Failure
 
 from longhaul.bench import sizes_of, text_of
 
-# What is tried for TCP: block, socket buffers (0: the kernel chooses) and congestion control ("": the system's
-# default). The cheapest counts.
+# The settings that are tried for TCP: size of a block, socket buffers (0: the kernel chooses), congestion control
+# ("": the system's default). The cheapest settings count.
 TCP_SETTINGS = (
     (128 << 10, 0, ""),
     (128 << 10, 0, "cubic"),

@@ -156,5 +156,5 @@ class Member:
         while self.comm.world_size < size:
             self.comm.begin_step(timeout=self.PATIENCE_S)
             time.sleep(0.01)
-        # One that sees all there may be a boundary ahead.
+        # A member that sees all others may be one boundary ahead of them. This op makes it wait.
         self.comm.all_reduce(self.np.zeros(1, "float32"), tag=1 << 40, timeout=self.PATIENCE_S)

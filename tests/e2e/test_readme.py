@@ -1,4 +1,4 @@
-"""What README and docs show runs as it stands there."""
+"""Tests that programs and commands in README and docs run as they are written there, and that links work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_word_has_one_meaning() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What links may name after `#`, as GitHub makes it of headings."""
+    """The anchors that GitHub makes of the headings. Links may name them after `#`."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -60,7 +60,7 @@ def test_the_loop_of_the_readme_trains_two_hosts_with_equal_weights(tmp_path: pa
     script = tmp_path / "diloco.py"
     script.write_text(blocks[0])
     with LocalCluster(peers=2) as cluster:
-        # Is there before the trainers, so that both of them wait and come in at one boundary.
+        # This member is there before the trainers. So both of them wait, and are admitted at the same boundary.
         first = lh.join("diloco", peerd=cluster.socket(0))
         trainers = [
             subprocess.Popen(
@@ -91,7 +91,7 @@ def test_the_loop_of_the_readme_trains_two_hosts_with_equal_weights(tmp_path: pa
     assert {members for _, _, members, _ in of_one} == {"2"}
 
 
-# What the pages take for granted: a member, and the tensors that their blocks name.
+# What the blocks of the pages need: a member, and the tensors that the blocks name.
 PRELUDE = """
 import time
 import numpy as np
@@ -143,7 +143,7 @@ def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> Non
 
 
 def commands(page: pathlib.Path) -> list[list[str]]:
-    """The commands of ours that a page shows, without comments, each as words with the path of the program first."""
+    """Our commands on a page, without comments. Each is a list of words; the first is the path of the program."""
     lines = re.findall(r"^ *(out/bin/.*?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
     return [[str(find_binary(line.split()[0].removeprefix("out/bin/"))), *line.split()[1:]] for line in lines]
 
@@ -165,7 +165,7 @@ def test_the_commands_of_readme_and_operations_run(tmp_path: pathlib.Path) -> No
     store = tmp_path / "store" / "coordinator.db"
     journal = tmp_path / "journal"
     flags = with_values(coordinator[1:], {"0.0.0.0:29600": "127.0.0.1:0"})
-    # Flags that come last count. The default store is a file, too, but not in a directory of the test.
+    # The last one of equal flags counts. The default store is a file, too, but not in a directory of the test.
     with LocalCluster(
         peers=0, coordinator_flags=[*flags, f"--store=sqlite:{store}", f"--journal={journal}"]
     ) as cluster:

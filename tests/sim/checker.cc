@@ -281,7 +281,8 @@ void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
   }
   // Another reason is a peer whose last member left, and which is back at once with a new member.
   // It believes that its old links are up while the other peers close them. So it reports them as
-  // lost. That report may come after the commit, because the other peers may be ready before it.
+  // lost. That report may come after the commit, because the other peers may be ready before the
+  // report arrives.
   const auto there = [&](const control::MemberInfo& member) {
     return std::any_of(prepare.members.begin(), prepare.members.end(),
                        [&](const control::MemberInfo& m) { return m.peer == member.peer; });
@@ -379,8 +380,8 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   }
 }
 
-// A number that only peers remember may be given out again. But no commit of such a number may come
-// into force at a peer that means another epoch by it (OnArrival checks that).
+// Forgets the numbers that the store has forgotten: they may be given out again. But a commit of
+// such a number must not reach a peer that means another epoch by it (OnArrival checks that).
 void Checker::OnStoreWentBack(const coordinator::Records& durable) {
   std::erase_if(epochs_, [&](const auto& entry) {
     const auto& [group, epoch] = entry.first;

@@ -204,9 +204,8 @@ class Checker {
   const uint64_t seed_;
   std::map<Local, uint32_t> slots_;
   std::map<Local, Terms> terms_;
-  std::set<std::pair<PeerId, std::string>> cohorts_;  // admitted in some group
-  std::map<std::pair<PeerId, std::string>, uint64_t>
-      cohort_ballots_;  // by which they were admitted
+  std::set<std::pair<PeerId, std::string>> cohorts_;                   // admitted in some group
+  std::map<std::pair<PeerId, std::string>, uint64_t> cohort_ballots_;  // that admitted them
   std::set<std::pair<uint32_t, MemberId>> departed_;
   std::map<std::pair<uint32_t, MemberId>, Member> members_;
   std::map<std::pair<uint32_t, Epoch>, control::PrepareEpoch> epochs_;

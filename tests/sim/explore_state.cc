@@ -931,7 +931,7 @@ void ExploreState::Restart() {
   config.incarnation = "c" + std::to_string(++starts_);
   config.detect_ms = kDetectMs;
   config.entropy.assign(32, static_cast<char>(starts_));
-  // 1 ms: the core orders a ring as soon as it is asked to.
+  // 1 ms: the core may order a ring at once. 0: it never does.
   config.ring_interval_ms = scenario_->measured ? 1 : 0;
   coordinator::Records records = *durable_;
   if (planted_ == Planted::kEpochReused) {
@@ -1612,7 +1612,7 @@ bool ExploreState::CanConnect(int from, int to, const LinkRequest& request) cons
 
 namespace {
 
-// Frames in flight are lost. What this end's own transport reports is not.
+// Frames in flight are lost. Reports of this end's own transport stay.
 template <class Queue>
 void LoseFrames(Queue* queue) {
   std::erase_if(*queue, [](const auto& packet) { return packet->frame(); });

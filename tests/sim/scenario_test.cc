@@ -1,4 +1,4 @@
-// Scripted scenarios: small runs in which everything happens at chosen moments. Each gives a text.
+// Scripted scenarios: small runs in which everything happens at chosen moments, told as text.
 //
 // The scenarios are those of docs/life_of_an_op.md and docs/life_of_a_join.md, with a death in each
 // phase. The text is compared with scenarios/NAME.txt. After an intended change:

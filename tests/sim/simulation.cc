@@ -298,8 +298,8 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   if (states.Chance(0.4)) options.transfer_us = states.Between(1, Millis(options.detect_ms) / 2);
   options.keeps = states.Chance(0.5);
   options.hash_us = states.Chance(0.3) ? states.Between(0, Millis(20)) : states.Between(0, 200);
-  // Odd trainers exclude two options. A refused trainer has no state with which it could come out
-  // of the background. A flipped bit in a manifest would break the protocol.
+  // Trainers with other tensors exclude two options. A refused trainer has no state with which it
+  // could come out of the background. A flipped bit in a manifest would break the protocol.
   odd_draws_ = Prng(seed ^ 0x0dd);
   if (odd_draws_.Chance(0.2) && background_ == 0 && options.flips == 0) odd_ = 0.15;
   later_kinds_draws_ = Prng(seed ^ 0x1a7e);

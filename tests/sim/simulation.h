@@ -58,7 +58,7 @@ class Simulation final : private Switchboard {
   const std::vector<std::unique_ptr<PeerHost>>& peers() const { return peers_; }
   const std::vector<std::unique_ptr<Trainer>>& trainers() const { return trainers_; }
 
-  // ---- faults; a fault that takes a time ends by itself
+  // ---- faults; a fault that lasts ends by itself
   void StopCoordinator(int64_t down_us, bool resets);
   void FreezeCoordinator(int64_t us);
   void FreezePeer(PeerHost* peer, int64_t us);

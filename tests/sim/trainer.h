@@ -49,12 +49,12 @@ struct TrainerPlan {
 
 class Trainer final : public TrainerSide {
  public:
-  // `slots`: how many slots of the group are taken.
+  // `slots` counts the slots of the group that are taken.
   Trainer(const Context& context, uint64_t seed, int index, PeerHost* peer, TrainerPlan plan,
           uint32_t* slots);
 
-  // The other trainers of its cohort. When one of them has ended, those that still wait for their
-  // admission are ended too, as a launcher would do.
+  // The other trainers of its cohort. When one of them has ended, the trainers that still wait
+  // for their admission are ended too, as a launcher would do.
   void SetFellows(std::vector<Trainer*> fellows) { fellows_ = std::move(fellows); }
   void Start();
   void Die();
@@ -146,7 +146,7 @@ class Trainer final : public TrainerSide {
   peerd::World world_seen_;
   uint64_t step_ = 0;
   uint64_t steps_done_ = 0;
-  bool working_ = false;  // the ops of a step are in flight
+  bool working_ = false;  // from the beginning of a step's ops to the end of the step
   std::optional<Tick> join_since_, step_since_, sync_since_, take_since_, leave_since_;
   Tick paused_until_;
   uint64_t next_call_ = 1;
@@ -158,9 +158,8 @@ class Trainer final : public TrainerSide {
   // Its tensors.
   Prng state_prng_;
   std::unique_ptr<StateMemory> tensors_;
-  std::vector<std::unique_ptr<StateMemory>>
-      lost_;      // of processes that died; peers may still use them
-  Hash128 root_;  // of the tensors
+  std::vector<std::unique_ptr<StateMemory>> lost_;  // of dead processes; peers may use them
+  Hash128 root_;                                    // of the tensors
   control::SyncStrategy strategy_ = control::SyncStrategy::kPopular;  // of the open sync
   uint64_t revision_ = 0;                                             // the next offer's
   bool in_step_ = false;           // the open sync belongs to a step
