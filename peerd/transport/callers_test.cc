@@ -16,12 +16,12 @@ AddressBlock Block(const std::string& host) {
   return AddressBlock::Of(*address);
 }
 
-// Somewhere in 20.0.0.0/8, one block for each number.
+// Returns a block of 20.0.0.0/8, another one for each number.
 AddressBlock Elsewhere(int i) {
   return Block("20." + std::to_string(i / 256) + "." + std::to_string(i % 256) + ".1");
 }
 
-// Puts somebody out, as the data port does when it is full.
+// Turns a caller away, as the data port does when it is full.
 uint64_t PutOut(Callers* callers) {
   const uint64_t caller = callers->First().caller;
   callers->Remove(caller);
@@ -69,7 +69,7 @@ TEST(CallersTest, WhereAPeerIsKnownCallersStayThroughAFloodFromEverywhere) {
   Callers callers;
   std::set<uint64_t> good;
   for (int i = 0; i < 10; ++i) good.insert(callers.Add(Block("10.0.0.1"), true));
-  // Half of them repeat a HELLO that they have overheard.
+  // Half of these callers repeat a HELLO that they overheard.
   for (int i = 0; i < 5000; ++i) {
     const uint64_t caller = callers.Add(Elsewhere(i), false);
     if (i % 2 == 0) callers.SetJudged(caller);

@@ -11,11 +11,12 @@ namespace {
 
 constexpr int64_t kRttUs = Millis(80);
 
-// A path that carries so much, and so much of each connection; in steps of a millisecond.
+// The rate of a path, of each of its connections, and of what there is to send: bytes a
+// millisecond.
 struct Path {
-  uint64_t rate = 0;  // bytes a millisecond
+  uint64_t rate = 0;
   uint64_t lane_rate = 0;
-  uint64_t supply = UINT64_MAX;  // what there is to send
+  uint64_t supply = UINT64_MAX;
 };
 
 class LaneCountTest : public ::testing::Test {
@@ -91,7 +92,7 @@ TEST_F(LaneCountTest, TriesAgainWhenThePathHasChanged) {
   Send(&count, {50000, 3000}, 10000);
   EXPECT_EQ(changes_, 3) << "a little less is no other path";
   EXPECT_TRUE(count.found());
-  // Each lane carries less: packets are lost.
+  // Each lane carries less, because packets are lost.
   for (int ms = 0; ms < 10000 && count.found(); ++ms) Send(&count, {50000, 600}, 1);
   EXPECT_FALSE(count.found());
   EXPECT_EQ(count.lanes(), 64u) << "tried";
@@ -102,7 +103,7 @@ TEST_F(LaneCountTest, TriesAgainWhenThePathHasChanged) {
 
 TEST_F(LaneCountTest, WhatFallsByItselfIsNotTakenForAnEffectOfMoreLanes) {
   LaneCount count(32, 256, kRttUs);
-  // Packets begin to be lost: within seconds each connection falls to a quarter.
+  // Packets begin to be lost: within seconds each connection falls to a quarter of its rate.
   for (uint64_t rate = 1800; rate > 450; rate -= 100) Send(&count, {60000, rate}, 640);
   Send(&count, {60000, 450}, 30000);
   EXPECT_EQ(count.lanes(), 128u) << "134 would be enough";
@@ -130,7 +131,7 @@ TEST_F(LaneCountTest, TriesNothingWhileThereIsLittleToSend) {
 
 TEST_F(LaneCountTest, KeepsMoreThatTakeAllThereIsWhenFewerDidNot) {
   LaneCount count(16, 256, kRttUs);
-  // 16 carry 48000, which is 4 percent less. The neighbour in the ring does not send faster.
+  // 16 lanes carry 48000, which is 4 percent less than the neighbour in the ring sends.
   Send(&count, {60000, 3000, 50000}, 60000);
   EXPECT_EQ(count.lanes(), 32u);
   EXPECT_EQ(changes_, 1);
@@ -140,7 +141,8 @@ TEST_F(LaneCountTest, GrowsByWhatItTakesWhileItsNeighbourIsSlower) {
   LaneCount count(16, 256, kRttUs);
   Send(&count, {60000, 1000}, 1700);
   ASSERT_EQ(count.lanes(), 32u);
-  // The others of the ring have 16 still: it is ahead of them for a part of each op.
+  // The other peers of the ring still have 16 lanes. So this one is ahead of them in part of each
+  // op.
   for (int i = 0; i < 20; ++i) {
     Send(&count, {60000, 1000}, 800);
     Send(&count, {60000, 1000, 16000}, 800);
@@ -163,7 +165,7 @@ TEST_F(LaneCountTest, GoesBackFromMoreAlsoIfItsNeighbourIsSlowerForAPart) {
 TEST_F(LaneCountTest, OfALongBurstTheBeginningIsLeftOut) {
   LaneCount count(16, 16, kRttUs);
   for (int i = 0; i < 20; ++i) {
-    changes_ += count.Sent(50000000, now_);  // the kernel takes more than the path does
+    changes_ += count.Sent(50000000, now_);  // the kernel takes more than the path
     Send(&count, {60000, 3000}, 800);
     now_ = now_ + Millis(200);
   }
@@ -172,7 +174,7 @@ TEST_F(LaneCountTest, OfALongBurstTheBeginningIsLeftOut) {
 }
 
 TEST_F(LaneCountTest, ShortBurstsTogetherAreOneMeasurement) {
-  // Round trips that each lasts; the longest is not long enough for what is measured otherwise.
+  // The length of each burst in tenths of a round trip. The longest is too short for a long burst.
   for (const int64_t tenths : {10, 20, 30, 45}) {
     LaneCount count(16, 256, kRttUs);
     changes_ = 0;
@@ -187,13 +189,14 @@ TEST_F(LaneCountTest, ShortBurstsTogetherAreOneMeasurement) {
 }
 
 TEST_F(LaneCountTest, ShortBurstsGetMoreLanesWhereConnectionsBeginSlowly) {
-  // Each connection sends ten packets in the first round trip after a pause, and twice as many in
-  // each one that follows.
+  // After a pause each connection sends ten packets in the first round trip, and twice as many in
+  // each following one.
   LaneCount count(16, 256, kRttUs);
   for (int i = 0; i < 100; ++i) {
     int64_t left = 6000000 - count.lanes() * int64_t{32 << 10};
     now_ = now_ + Millis(1);
-    changes_ += count.Sent(count.lanes() * uint64_t{32 << 10}, now_);  // not sent yet
+    changes_ +=
+        count.Sent(count.lanes() * uint64_t{32 << 10}, now_);  // taken by the kernel, not sent yet
     for (int64_t ms = 0; left > 0; ++ms) {
       const uint64_t window = uint64_t{14600} << (ms / (kRttUs / Millis(1)));
       const uint64_t carried = std::min<uint64_t>(
@@ -249,7 +252,7 @@ TEST_F(LaneCountTest, BeginsWithMoreWhereAProbeShowedThatThePathIsFast) {
   EXPECT_TRUE(count.Probed(100000000));
   EXPECT_EQ(count.lanes(), 64u);
   EXPECT_FALSE(count.Probed(uint64_t{1} << 40)) << "as many as it begins with on the longest way";
-  // What it has measured itself counts more.
+  // Its own measurement counts more than a probe.
   LaneCount measured(32, 256, kRttUs);
   Send(&measured, {60000, 60000}, 10000);
   ASSERT_EQ(measured.lanes(), 32u);
@@ -259,7 +262,7 @@ TEST_F(LaneCountTest, BeginsWithMoreWhereAProbeShowedThatThePathIsFast) {
 
 TEST_F(LaneCountTest, BurstsTogetherAreOneMeasurement) {
   LaneCount count(16, 256, kRttUs);
-  // Of each, 260 ms count.
+  // 260 ms of each burst count.
   for (int i = 0; i < 40; ++i) {
     Send(&count, {60000, 3000}, 500);
     now_ = now_ + Seconds(5);

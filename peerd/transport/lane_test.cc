@@ -1,5 +1,5 @@
-// Lanes on the in-memory network: partial transfers, resets, detached receives, every segment
-// returned.
+// Lanes on the in-memory network: partial transfers, resets, detached receives. Every segment comes
+// back to its owner.
 #include "peerd/transport/lane.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// One end: what it is given to send, and what has arrived.
+// One end of a lane: what it has to send, and what has arrived.
 class End : public LaneOwner {
  public:
   absl::Status OnLaneFrame(Lane*, const FrameHeader& header,
@@ -115,7 +115,7 @@ class Pair {
     return false;
   }
 
-  // Segments of these sizes, one behind the other in memory of the same layout at both ends.
+  // Queues segments of these sizes, one behind the other in memory. Both ends have the same layout.
   void Queue(const std::vector<uint32_t>& sizes) {
     size_t total = 0;
     for (const uint32_t bytes : sizes) total += bytes;
@@ -136,14 +136,14 @@ class Pair {
     count = sizes.size();
   }
 
-  // Ends both lanes; then every segment that was pulled has come back once, and nothing is left.
+  // Ends both lanes. Checks that every pulled segment has come back once, and that nothing is left.
   void CheckEnd() {
     left_lane->Abort();
     right_lane->Abort();
     EXPECT_TRUE(Until([&] { return left_lane->ended() && right_lane->ended(); }));
     EXPECT_EQ(left.ended, 1);
     EXPECT_EQ(right.ended, 1);
-    // Every header has its end: all of the payload, nowhere to go, or given back.
+    // Each header led to a whole payload, was not wanted, or was abandoned.
     EXPECT_LE(right.received.size() + right.abandoned, right.headers.size());
     EXPECT_GE(right_lane->received(), right.received.size());
     EXPECT_EQ(left.sent.size(), count - left.queue.size());
@@ -256,8 +256,8 @@ TEST_P(LaneSeeds, BothSidesMayFinishAtOnce) {
   EXPECT_EQ(pair.ring.open_sockets(), 0u);
 }
 
-// Detached in the middle of a payload: its memory is left alone from the answer on, and the stream
-// goes on with the next segment.
+// After the answer nothing writes to the memory of the detached payload, and the stream goes on
+// with the next segment.
 TEST_P(LaneSeeds, DetachedReceiveWritesNothingMoreAndKeepsTheFraming) {
   for (int steps = 0; steps < 40; ++steps) {
     const uint64_t seed = GetParam() * 1000 + steps;
@@ -317,7 +317,7 @@ TEST(LaneTest, ResetAtEveryByteLosesOnlyWhatIsNotComplete) {
       end += kFrameHeaderBytes + sizes[i];
       if (cut >= end) ++whole;
     }
-    // What is on the way may be lost with the connection, what was not sent cannot arrive.
+    // Bytes in flight may be lost with the connection. Bytes that were not sent cannot arrive.
     EXPECT_LE(pair.right.received.size(), whole) << "cut after " << cut;
     if (pair.right.received.size() == whole) ++exact;
     for (const FrameHeader& header : pair.right.received) {
@@ -368,7 +368,7 @@ TEST(LaneTest, SegmentsAreAcknowledgedAlsoByALaneThatIsSending) {
     ASSERT_TRUE(pair.Until([&] { return pair.left.acked + LH_SEGMENTS_PER_ACK > pair.count; }));
     EXPECT_LE(pair.left.acked, pair.right_lane->received());
     EXPECT_EQ(pair.left.reason, "");
-    // The others go with a PING.
+    // The next PING acknowledges the rest.
     ASSERT_TRUE(pair.Until([&] { return pair.right_lane->received() == pair.count; }));
     ASSERT_TRUE(pair.Until([&] { return pair.right_lane->Ping(0); }));
     EXPECT_TRUE(pair.Until([&] { return pair.left.acked == pair.count; }));

@@ -14,7 +14,7 @@ FrameHeader Done(uint64_t op) {
   return header;
 }
 
-// The ops of these frames, which have no payload.
+// Returns the ops of these frames, which have no payload.
 std::string Ops(std::span<const uint8_t> bytes) {
   std::string ops;
   for (size_t at = 0; at < bytes.size(); at += kFrameHeaderBytes) {

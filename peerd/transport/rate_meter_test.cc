@@ -9,13 +9,13 @@ constexpr uint64_t kMega = 1000000;
 
 Tick At(int64_t ms) { return Tick{} + Millis(1000 + ms); }
 
-// Bytes that have arrived of a connection that doubles its speed with each round trip of 50 ms, up
-// to 10 MB/s.
+// The bytes that have arrived on a connection that doubles its rate with each round trip of 50 ms,
+// up to 10 MB/s. Next() steps 25 ms.
 struct Rising {
   uint64_t bytes = 0;
   uint64_t rate = kMega / 10;
   uint64_t Next() {
-    bytes += rate / 40;  // 25 ms
+    bytes += rate / 40;
     return bytes;
   }
 };

@@ -1,5 +1,5 @@
-// Links that lose lanes: cut at every byte, stalled, all at once, with the peer alive, gone or done
-// with the link; on the in-memory network from seeds, and over loopback TCP.
+// Links that lose lanes: cut at every byte, stalled, all at once; with a peer that is alive, gone,
+// or done with the link. On the in-memory network from seeds, and over loopback TCP.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -20,8 +20,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Traffic between two peers, of ops and of transfers, numbered: every segment and every frame has
-// to arrive exactly once, with the right bytes, the frames in order.
+// Numbered traffic of ops and of transfers between two peers. Every segment and every frame has to
+// arrive exactly once with the right bytes, and frames in order.
 class Traffic {
  public:
   explicit Traffic(PeerWorld* world) : world_(world) {
@@ -29,7 +29,7 @@ class Traffic {
       peer->scatter = true;
       peer->memory.resize(1 << 20);
       for (size_t b = 0; b < peer->memory.size(); ++b) {
-        peer->memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all
+        peer->memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all peers
       }
     }
   }
@@ -118,7 +118,7 @@ void ExpectNoLinkWasLost(PeerWorld* world) {
 class RepairSeeds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, RepairSeeds, ::testing::Range(1, 21));
 
-// Connection 0 is the control lane, 1 and 2 the data lanes.
+// Connection 0 is the control lane, connections 1 and 2 are data lanes.
 TEST_P(RepairSeeds, CutAtEveryByteOfEveryLaneLosesNothingAndRepeatsNothing) {
   constexpr uint64_t kHandshakeBytes = 128 + 40;
   uint64_t lost = 0;
@@ -208,7 +208,7 @@ TEST_P(RepairSeeds, StalledLaneIsReplacedWhileOthersAreHeard) {
   }
 }
 
-// Tunnels with a small MTU, and a firewall that drops ICMP: handshakes and PINGs pass.
+// A tunnel with a small MTU behind a firewall that drops ICMP: handshakes and PINGs pass.
 TEST_P(RepairSeeds, WhereLargePacketsVanishLanesUseSmallOnes) {
   TransportOptions options;
   options.lanes = 1 + GetParam() % 8;
@@ -217,7 +217,7 @@ TEST_P(RepairSeeds, WhereLargePacketsVanishLanesUseSmallOnes) {
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   world.fake->SwallowLarge(600);
-  // To whoever dialled, to the other one, or both ways.
+  // Traffic to the dialer, to the acceptor, or to both.
   for (int i = 0; i < 10; ++i) {
     if (GetParam() % 3 != 0) traffic.Segment(0, 1, 1000 * i, 30000);
     if (GetParam() % 3 != 1) traffic.Segment(1, 0, 7000 * i, 30000);
@@ -256,7 +256,7 @@ TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   for (int i = 0; i < 20; ++i) traffic.Segment(0, 1, 1000 * i, 200000, 1 + i % 2);
   for (int i = 0; i < GetParam(); ++i) world.Step();
-  // Dropped or not, their owners say no when they are asked.
+  // Owners 1 and 2 do not want their segments repeated, whether these are dropped or not.
   world.at(0).transport->DropSegments({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
   world.at(0).forgotten = {1, 2};
   world.fake->CutConnection(1, true, 0);
@@ -270,7 +270,7 @@ TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
   ExpectNoLinkWasLost(&world);
 }
 
-// Detached while its lane breaks: answered, and the memory is left alone from then on.
+// A detach while the lane breaks is answered, and then nothing writes to the memory.
 TEST_P(RepairSeeds, DetachOfALaneThatBreaksIsAnswered) {
   for (int steps = 0; steps < 30; steps += 3) {
     PeerWorld world(Rings::kFake, GetParam() * 100 + steps, 2);
@@ -333,7 +333,7 @@ TEST_P(RepairSeeds, PeerThatHasGivenTheLinkUpSaysSoToWhoeverDialsAgain) {
               ::testing::AnyOf(HasSubstr("the other side has given the link up"),
                                HasSubstr("closed by the other side")));
   EXPECT_TRUE(world.at(1).downs.empty());
-  // Its end lives: this is no sign of a death, as a connection that broke may be one.
+  // The peer lives. A broken connection could mean a death, and this report must not.
   const bool given_up = world.at(0).downs[PeerId(2)][0].ends_with("given the link up");
   EXPECT_EQ(world.at(0).silences[PeerId(2)], given_up ? TransportOptions().detect_ms : 0u);
 }
@@ -348,7 +348,7 @@ TEST_P(RepairSeeds, OneEndThatBreaksTheLinkTellsTheOther) {
   ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
   EXPECT_LE(world.Now() - start, Millis(600));
   EXPECT_EQ(world.at(breaker).downs.begin()->second[0], "for a reason");
-  // Built afresh for the next epoch.
+  // The next epoch builds the link anew.
   world.Open(0, 1, 2);
   EXPECT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
 }
@@ -357,7 +357,7 @@ TEST_P(RepairSeeds, LinkIsGivenUpWhenItsDataLanesCannotBeDialledAgain) {
   PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
-  // New connections come to nothing.
+  // New connections stall.
   for (int i = 3; i < 200; ++i) world.fake->StallConnection(i, true);
   world.fake->CutConnection(1, true, 0);
   world.fake->CutConnection(2, true, 0);
@@ -409,7 +409,7 @@ TEST_P(RepairSeeds, LanesAreDialledWithTheTokenThatBothHave) {
   PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
-  // One end is an epoch ahead, the other one does not know it yet.
+  // One end is an epoch ahead, and the other end does not know that epoch yet.
   const int ahead = GetParam() % 2;
   world.at(ahead).transport->OpenLinks(kRun, 0, Epoch(2), "the next token",
                                        {world.Request(1 - ahead, ahead == 0, true)},
@@ -425,7 +425,7 @@ TEST(RepairTest, AsManyOpsAsMembersMayHaveOpenBreakNoLink) {
   PeerWorld world(Rings::kFake, 1, 2, {}, {.partial = false});
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
-  // Nothing is acknowledged before all of it is sent.
+  // Nothing is acknowledged before everything is sent.
   world.fake->StallConnection(0, true);
   const uint64_t ops = 4 * LH_OPS_OPEN_MAX;
   for (uint64_t op = 1; op <= ops; ++op) {
@@ -437,7 +437,7 @@ TEST(RepairTest, AsManyOpsAsMembersMayHaveOpenBreakNoLink) {
   ExpectNoLinkWasLost(&world);
 }
 
-// One op of more segments than are kept for repair.
+// One op has more segments than may be kept for repair.
 TEST(RepairTest, WhatIsKeptForRepairDoesNotGrowWithTheOp) {
   PeerWorld world(Rings::kFake, 1, 2, {}, {.partial = false});
   world.Open(0, 1);
@@ -451,12 +451,13 @@ TEST(RepairTest, WhatIsKeptForRepairDoesNotGrowWithTheOp) {
     return world.at(1).segments == kCount;
   }));
   EXPECT_LE(most, uint64_t{LH_SEGMENTS_UNACKED_MAX});
-  // The rest is acknowledged with the PINGs.
+  // PINGs acknowledge the rest.
   EXPECT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().segments_unacked == 0; }));
   ExpectNoLinkWasLost(&world);
 }
 
-// Nothing is acknowledged: exactly as many go onto lanes as may. All lanes are lost then.
+// Nothing is acknowledged, so lanes get exactly as many segments as are kept. Then all lanes are
+// lost.
 TEST(RepairTest, AtTheLimitOfWhatIsKeptForRepairTheRestWaitsAndALostLaneLosesNothing) {
   TransportOptions options;
   options.detect_ms = 60000;
@@ -490,13 +491,13 @@ TEST_P(RepairSeeds, NobodyIsBusyWhileALaneIsMissing) {
     for (; world.Now() < end; ++steps) world.Step();
     return steps;
   };
-  // Longer than any of the first wishes lasts.
+  // Longer than the first requests for lanes are valid.
   steps_in(Seconds(5));
   for (int i = 3; i < 200; ++i) world.fake->StallConnection(i, true);
   world.fake->CutConnection(1, true, 0);
   steps_in(Millis(10));
   ASSERT_EQ(world.at(0).transport->GetStats().lanes_lost, 1u);
-  // A step lasts a millisecond unless there is something to do.
+  // A step lasts a millisecond if there is nothing to do.
   EXPECT_LT(steps_in(Seconds(1)), 2000);
 }
 
@@ -508,13 +509,13 @@ TEST_P(RepairSeeds, ProbeThatGetsNoAnswerMakesNobodyElseLookAlive) {
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 2); }));
   ASSERT_EQ(world.fake->connections(), 6);
   const int64_t detect = Millis(TransportOptions().detect_ms);
-  // One peer's lanes break, and whoever looks for it hears nothing.
+  // The lanes of one peer break, and probes of that peer get no answer.
   world.fake->Ignore(world.at(1).transport->listen_address(), true);
   for (int i = 6; i < 200; ++i) world.fake->StallConnection(i, true);
   for (int i = 0; i < 3; ++i) world.fake->CutConnection(i, true, 0);
   const Tick half = world.Now() + detect / 2;
   ASSERT_TRUE(world.Until([&] { return world.Now() >= half; }));
-  // Meanwhile another one falls silent.
+  // Meanwhile another peer falls silent.
   for (int i = 3; i < 6; ++i) world.fake->StallConnection(i, true);
   const Tick silent = world.Now();
   ASSERT_TRUE(world.Until([&] { return !world.at(0).up.count(PeerId(3)); }));
@@ -523,7 +524,7 @@ TEST_P(RepairSeeds, ProbeThatGetsNoAnswerMakesNobodyElseLookAlive) {
 
 // ------------------------------------------------------------------------------ at random
 
-// Three peers, connections cut or stalled for a while at random, also those that replace others.
+// Three peers. Connections are cut or stalled for a while at random, replacements included.
 TEST_P(RepairSeeds, EverythingArrivesOnceWhateverIsCut) {
   const uint64_t seed = GetParam();
   Prng random(seed * 77);
@@ -574,7 +575,7 @@ TEST_P(RepairSeeds, EverythingArrivesOnceWhateverIsCut) {
 
 // ------------------------------------------------------------------------------ TCP
 
-// Sockets of this process that are connected, at either end, to one of these ports.
+// Returns the sockets of this process whose local or remote port is one of these.
 std::vector<int> ConnectedTo(const std::vector<uint16_t>& ports) {
   std::vector<int> found;
   rlimit limit;
@@ -617,7 +618,7 @@ TEST(RepairUringTest, EverythingArrivesOnceOverTcpWhoseConnectionsAreShutDown) {
       if (round % 4 != 0) continue;
       const auto sockets = ConnectedTo(ports);
       if (sockets.empty()) continue;
-      // One direction, the other one, or both; now and then everything at once.
+      // Shuts down one direction, the other, or both. Sometimes shuts down all sockets.
       const int how = static_cast<int>(random.Below(3));
       const int kinds[] = {SHUT_RDWR, SHUT_WR, SHUT_RD};
       const bool all = random.Chance(0.1);

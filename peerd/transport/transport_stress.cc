@@ -1,5 +1,6 @@
-// One-way throughput of segments over loopback, for 1, 2 and 4 data lanes: one thread and ring a
-// peer, as in production. Prints MB/s, CPU seconds a GB (both sides) and the round trip of a PING.
+// Measures one-way throughput of segments over loopback, for 1, 2 and 4 data lanes. Each peer has a
+// thread and a ring of its own, as in production. Prints MB/s, CPU seconds per GB (both sides) and
+// the round trip of a PING.
 #include <sys/resource.h>
 
 #include <atomic>

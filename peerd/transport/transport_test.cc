@@ -1,5 +1,5 @@
-// Whole transports against each other: on the in-memory network from seeds, and over loopback TCP
-// on io_uring, with one ring for all or one each.
+// Whole transports: on the in-memory network from seeds, and over loopback TCP on io_uring, with
+// one ring for all peers or one ring each.
 #include "peerd/transport/transport.h"
 
 #include <gmock/gmock.h>
@@ -71,7 +71,7 @@ TEST_P(TransportTest, LinkComesUpWithItsLanesAndCarriesFramesAndSegmentsBothWays
     for (size_t b = 0; b < memory.size(); ++b)
       memory[b] = static_cast<uint8_t>(b * (3 + i) + b / 253);
   }
-  // Each sends the half that the other does not: both end with the same halves of both.
+  // Each peer sends the half that the other peer does not send. So both end with the same bytes.
   const auto first = world->at(0).memory;
   const auto second = world->at(1).memory;
   for (int i = 0; i < kCount; ++i) {
@@ -155,7 +155,7 @@ TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
   if (world->fake != nullptr) world->fake->SetDelivery({.rtt_us = 700});
   world->Open(0, 1);
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
-  // By both ends, of which one has dialled the link.
+  // Each end probes in turn. One of them has dialled the link.
   for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)}) {
     Transport& transport = *world->at(from).transport;
     const LinkKey link{kRun, PeerId(static_cast<uint64_t>(to) + 1)};
@@ -176,7 +176,7 @@ TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
   }
   EXPECT_EQ(world->at(0).transport->GetStats().lanes_lost, 0u);
   EXPECT_EQ(world->at(1).downs.size(), 0u);
-  // The link is as it was.
+  // The link is unchanged.
   world->at(0).memory.resize(1000);
   world->at(1).memory.resize(1000);
   world->at(0).Send(PeerId(2), 0, 1000, 1);
@@ -193,7 +193,7 @@ TEST_P(TransportTest, AProbeOfAPeerThatGoesAwayEnds) {
   std::optional<LinkProbe> probe;
   ASSERT_TRUE(
       world->Until([&] { return (probe = world->at(0).transport->PopProbe()).has_value(); }));
-  // It may have been quicker.
+  // The probe may have ended before the peer went away.
   EXPECT_EQ(probe->error.empty(), probe->bytes_per_second != 0);
 }
 
@@ -225,7 +225,7 @@ TEST_P(TransportTest, ThreePeersLinkPairwiseAndStandingLinksAreReportedAgain) {
   ASSERT_TRUE(world->Until(
       [&] { return world->Linked(0, 1) && world->Linked(0, 2) && world->Linked(1, 2); }));
   EXPECT_EQ(world->at(0).transport->GetStats().lanes_up, 5u);
-  // The next epoch needs data lanes where there was a control lane only.
+  // The next epoch needs data lanes on a link that has only a control lane.
   world->at(1).up.clear();
   world->Open(0, 1, 2);
   world->Open(0, 2, 2, true);
@@ -270,7 +270,7 @@ TEST_P(TransportTest, PeerThatIsNotThereIsReportedBeforeTheDeadline) {
   other_peer.peer = PeerId(77);
   const std::string free_port = "127.0.0.1:1";
   const LinkRequest nobody{.peer = PeerId(9), .endpoints = {free_port}, .dial = true};
-  // Somebody may be behind the second one.
+  // A peer may listen at the second endpoint.
   const LinkRequest one_of_two{
       .peer = PeerId(10), .endpoints = {free_port, "nowhere.invalid:1"}, .dial = true};
   world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {other_peer, nobody, one_of_two},
@@ -296,7 +296,7 @@ TEST_P(TransportTest, PeerThatNeverDialsIsReportedAtTheDeadline) {
                         " within "));
 }
 
-// What the first peer says of the one at these endpoints.
+// Returns what the first peer says of a peer at these endpoints.
 std::string Tried(PeerWorld* world, PeerId peer, const std::vector<std::string>& endpoints,
                   int64_t ms = 3000) {
   Peer& self = world->at(0);
@@ -323,7 +323,7 @@ TEST_P(TransportTest, APeerIsTriedWithoutALink) {
   EXPECT_EQ(world->at(1).transport->GetStats().handshakes_refused, 3u) << "nothing is left open";
 }
 
-// The kernel of a host, or a box before it, takes the connection, and no peer answers.
+// The kernel, or a middlebox, accepts the connection, and no peer answers.
 TEST_P(TransportTest, APortThatTakesConnectionsAndSaysNothingIsNotReached) {
   auto world = Make(1);
   Sockets& sockets = world->at(0).ring->sockets();
@@ -333,7 +333,7 @@ TEST_P(TransportTest, APortThatTakesConnectionsAndSaysNothingIsNotReached) {
   EXPECT_EQ(Tried(world.get(), PeerId(2), {there}, 80),
             "handshake with " + there + ": no answer in time");
   EXPECT_GE(world->Now() - begun, Millis(80));
-  // The transport closes in the middle of a trial.
+  // The transport closes during a trial.
   world->at(0).transport->TryPeer({kRun, 0}, 9, PeerId(2), {there}, world->Now() + Seconds(100));
   world->Step();
   world->at(0).transport->Close();
@@ -370,7 +370,7 @@ TEST_P(TransportTest, LostLaneTakesTheLinkDownAndTheNextEpochRebuildsIt) {
   world->Open(0, 1);
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   world->at(0).memory.resize(8 << 20);
-  world->at(1).memory.resize(100);  // the first segment is against the protocol
+  world->at(1).memory.resize(100);  // the first segment breaks the protocol
   for (int i = 0; i < 8; ++i) world->at(0).Send(PeerId(2), 1 << 20, 1 << 20, i);
   ASSERT_TRUE(world->Until([&] { return world->at(0).up.empty() && world->at(1).up.empty(); }));
   EXPECT_THAT(world->at(1).downs[PeerId(1)][0], HasSubstr("beyond the end"));
@@ -443,8 +443,8 @@ TEST_P(TransportTest, OpsAndSharedStateTakeTurnsByBytes) {
     ops_left += bytes;
   }
   ASSERT_TRUE(world->Until([&] { return to.segments == kChunks + 40; }));
-  // One lane: they arrive in the order in which they were sent. What was on the lane before there
-  // was an op does not count.
+  // With one lane, segments arrive in the order in which they were sent. Chunks that were on the
+  // lane before the first op do not count.
   uint64_t ops = 0;
   uint64_t chunks = 0;
   bool begun = false;
@@ -572,7 +572,7 @@ TEST_P(TransportTest, EveryNumberOfLanesUpToTheLimitIsBuilt) {
 
 // ------------------------------------------------------------------------------ long ways
 
-class LongWay : public ::testing::TestWithParam<int> {  // who sends
+class LongWay : public ::testing::TestWithParam<int> {  // the sending peer
  protected:
   static TransportOptions WithLanes(uint32_t lanes) {
     TransportOptions options;
@@ -590,7 +590,7 @@ class LongWay : public ::testing::TestWithParam<int> {  // who sends
     ASSERT_TRUE(world_->Until([&] { return world_->Linked(0, 1); }));
   }
 
-  // Sends all the time, for so long.
+  // Sends all the time for `us`.
   void Send(int64_t us) {
     Peer& from = world_->at(GetParam());
     Peer& to = world_->at(1 - GetParam());
@@ -620,7 +620,7 @@ class LongWay : public ::testing::TestWithParam<int> {  // who sends
 
   TransportStats stats(int i) { return world_->at(i).transport->GetStats(); }
 
-  static constexpr int kSlow = 2;  // a connection
+  static constexpr int kSlow = 2;  // the slow connection
   static constexpr uint32_t kSegment = 2000;
   static constexpr size_t kSegments = 600;
   uint64_t SentOn(int connection) const {
@@ -629,9 +629,9 @@ class LongWay : public ::testing::TestWithParam<int> {  // who sends
 
   std::unique_ptr<PeerWorld> world_;
   uint64_t sent_ = 0;
-  // Of kSlow: one millisecond of so many in which something passes; 0: it is not slow.
+  // The slow connection moves bytes in one of `slow_` milliseconds. 0: it is not slow.
   int slow_ = 0;
-  bool all_slow_ = false;  // not kSlow alone, but all four
+  bool all_slow_ = false;  // all four connections are slow, not only kSlow
   int turn_ = 0;
 };
 
@@ -641,8 +641,7 @@ TEST_P(LongWay, LanesArePacedAndBothEndsHaveAsManyAsTheSenderTries) {
   EXPECT_EQ(world_->fake->long_ways(), 8u) << "both ends of each data lane";
   Send(Seconds(1));
   ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up >= 9 && stats(1).lanes_up >= 9; }));
-  // Whether more of them carry more in memory is no matter of theirs; that each end knows how many
-  // it uses is.
+  // In memory more lanes need not carry more. But each end must know how many lanes it uses.
   Send(Seconds(1));
   const TransportStats from = stats(GetParam());
   const TransportStats to = stats(1 - GetParam());
@@ -663,7 +662,7 @@ TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
   ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up == 65 && stats(1).lanes_up == 65; }));
   EXPECT_EQ(stats(GetParam()).lanes_used, 64u);
   EXPECT_EQ(stats(1 - GetParam()).lanes_used, 8u) << "it has probed nothing";
-  // A link that takes the place of this one begins with what is known.
+  // The next link to this peer begins with what is known of the path.
   sender.BreakLink({kRun, world_->at(1 - GetParam()).id}, "for a reason");
   ASSERT_TRUE(world_->Until([&] { return world_->at(0).up.empty() && world_->at(1).up.empty(); }));
   world_->Open(0, 1, 2);
@@ -778,7 +777,7 @@ INSTANTIATE_TEST_SUITE_P(FromEitherEnd, LongWay, ::testing::Values(0, 1));
 
 // ------------------------------------------------------------------------------ hostile bytes
 
-// A raw connection to a listener: sends bytes, and sees whether it is closed.
+// A raw connection to a listener. Sends bytes, and sees whether the listener closes it.
 struct Raw {
   Raw(PeerWorld* world, const std::string& to) : world(world), ring(world->at(0).ring) {
     const SocketAddress address = *NumericAddress(*ParseHostPort(to));
@@ -853,13 +852,13 @@ TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
       "",                         // connects and says nothing
       "GET / HTTP/1.1\r\n\r\n",   // another protocol, short
       std::string(128, '\xff'),   // a HELLO of garbage
-      std::string(1 << 20, 'A'),  // much too long
+      std::string(1 << 20, 'A'),  // much longer than a HELLO
       good.substr(0, 1),
       good.substr(0, 127),
       wrong_kind,
       other_version,
-      good,                         // and no CONFIRM
-      good + std::string(40, 'x'),  // and a CONFIRM of garbage
+      good,                         // without CONFIRM
+      good + std::string(40, 'x'),  // with a garbage CONFIRM
       good + std::string(1 << 20, '\0'),
   };
   uint64_t refused = 0;
@@ -871,7 +870,7 @@ TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
     EXPECT_TRUE(world->Until([&] { return raw.closed; })) << bytes.size();
     EXPECT_TRUE(world->Until([&] { return victim.GetStats().handshakes_refused == refused; }));
     raw.Close();
-    // Cut off by the caller at the same point.
+    // The caller cuts the connection at the same point.
     Raw cut(world.get(), address);
     cut.Send(bytes);
     cut.Close();
@@ -880,7 +879,7 @@ TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
   }
   EXPECT_EQ(victim.GetStats().connections_accepted, refused);
   EXPECT_TRUE(world->at(1).up.empty());
-  // A member still gets in.
+  // A member still gets a link.
   world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(1, true, true)},
                                     world->Now() + Seconds(5));
   EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
@@ -906,7 +905,7 @@ TEST_P(TransportTest, ManySilentConnectionsDoNotKeepMembersOut) {
   for (auto& raw : raws) raw->Close();
 }
 
-// Connections that say nothing, from a host for each number, all kept until the end.
+// Silent connections, one host for each number. They stay open until the end.
 class Flood {
  public:
   Flood(PeerWorld* world, std::string to) : world_(world), to_(std::move(to)) {}
@@ -933,8 +932,8 @@ class Flood {
   std::vector<int> fds_;
 };
 
-// One who calls from `host` while others flood the data port. Its HELLO and its CONFIRM are on
-// their way for as long as it takes the others to fill all places four times. Whether it is heard.
+// A member calls from `host` during a flood at the data port. Its HELLO and its CONFIRM are so slow
+// that meanwhile the flood fills all places four times. Returns whether the member gets a link.
 bool HeardInAFlood(const std::string& host, const std::function<std::string(int)>& flood_host) {
   TransportOptions options;
   options.detect_ms = 10000;
@@ -980,7 +979,7 @@ TEST(TransportFakeTest, APeerIsKnownWhereItWasLinkedFrom) {
   TransportOptions options;
   options.detect_ms = 10000;
   PeerWorld world(Rings::kFake, 1, 2, options);
-  world.fake->DialFrom("10.9.9.9");  // not the address at which it says that it listens
+  world.fake->DialFrom("10.9.9.9");  // not the address at which the peer listens
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   Raw raw(&world, world.at(1).transport->listen_address());
@@ -994,12 +993,12 @@ TEST(TransportFakeTest, APeerIsKnownWhereItWasLinkedFrom) {
   raw.Close();
 }
 
-// A member that has a control lane to peer 2 of a world, and sends on it what it likes.
+// A member with a control lane to peer 2 of a world. Sends any frames on it.
 class Member {
  public:
   explicit Member(PeerWorld* world) : world_(world), ring_(world->at(1).ring) {}
 
-  // Is called, or calls; then Watch() sees what comes.
+  // Dials peer 2, or is dialled by it. Call Watch() to see what comes.
   void Join(bool dialled_by_victim) {
     Transport& victim = *world_->at(1).transport;
     LinkRequest request{.peer = PeerId(1), .endpoints = {}, .dial = dialled_by_victim};
@@ -1033,7 +1032,7 @@ class Member {
     }
     EXPECT_TRUE(world_->Until([&] { return fd >= 0; }));
   }
-  // Returns once all of it is sent; the link may break meanwhile.
+  // Returns when everything is sent. The link may break meanwhile.
   void Send(FrameHeader header, int count, const std::function<void(FrameHeader*, int)>& number) {
     std::vector<uint8_t> bytes;
     for (int i = 0; i < count; ++i) {
@@ -1046,7 +1045,7 @@ class Member {
     EXPECT_TRUE(world_->Until([&] { return sent; }));
     for (int i = 0; i < 100; ++i) world_->Step();
   }
-  // Reads what has come for it.
+  // Returns the frames that have come.
   std::vector<FrameHeader> Read() {
     EXPECT_TRUE(world_->Until([&] {
       std::vector<uint8_t> more(4096);
@@ -1141,7 +1140,7 @@ TEST_F(MemberTest, LaneThatWasNeverDialledCannotBeLost) {
 
 // ------------------------------------------------------------------------------ pinned memory
 
-// Memory of five pieces (4 MiB each, the last one smaller) at a peer that sends without copying.
+// A peer that sends without copying, from memory of five pieces (4 MiB each, the last one smaller).
 class PinningTest : public ::testing::Test {
  protected:
   static constexpr size_t kPiece = size_t{4} << 20;
@@ -1167,7 +1166,7 @@ class PinningTest : public ::testing::Test {
   Peer& sender() { return world_->at(0); }
   const uint8_t* data() { return sender().memory.data(); }
 
-  // One segment from each of these offsets, one after the other.
+  // Sends one segment from each of these offsets, one after the other.
   void Send(const std::vector<size_t>& offsets) {
     for (const size_t offset : offsets) {
       sender().Send(PeerId(2), offset, kSegment, cookie_++);
@@ -1179,7 +1178,7 @@ class PinningTest : public ::testing::Test {
     }
   }
 
-  // Which pieces are pinned.
+  // Returns which pieces are pinned.
   std::set<size_t> Pinned() {
     std::set<size_t> pieces;
     for (const auto& [buffer, range] : world_->fake->registered()) {
@@ -1258,9 +1257,9 @@ TEST(TransportFakeTest, WhatOneLaneLearnsOfZeroCopyAllLanesOfTheLinkKnow) {
       ASSERT_TRUE(world.Until([&] { return world.at(1).segments == sent; }));
     }
   };
-  send(40);  // one by one: each lane has its turn
+  send(40);  // one by one, so that each lane has its turn
   EXPECT_LE(world.fake->zero_copy_sends(), 1u);
-  // What was refused for a moment goes on.
+  // Zero-copy sends go on after refusals that do not last.
   world.fake->SetZeroCopy(false, 0);
   world.fake->AdvanceTime(Seconds(2));
   send(40);
@@ -1293,7 +1292,7 @@ TEST_P(FakeSeeds, SilenceTakesTheLinkDownAtBothEnds) {
   ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
   EXPECT_GE(world.Now() - start, Millis(1000));
   EXPECT_LE(world.Now() - start, Millis(1700));
-  // One of the two notices first, and the other may see its reset.
+  // One end reports the silence first. The other end may see the reset instead.
   const std::string all = world.at(0).downs[PeerId(2)][0] + world.at(1).downs[PeerId(1)][0];
   EXPECT_THAT(all, HasSubstr("silent for 1500 ms"));
 }
@@ -1316,7 +1315,7 @@ TEST_P(FakeSeeds, HandshakeCutAtAnyByteIsTriedAgain) {
     for (int connection = 0; connection < 4; ++connection) {
       world.fake->CutConnection(connection, random.Chance(0.5), byte);
     }
-    // PINGs cut links that stand already: then the next epoch builds them again.
+    // PINGs cut established links too. Then the next epoch builds them again.
     uint64_t epoch = 0;
     ASSERT_TRUE(world.Until([&] {
       if (world.fake->connections() >= 4 + 3 && world.Linked(0, 1)) return true;
@@ -1335,9 +1334,9 @@ TEST_P(FakeSeeds, HandshakeCutAtAnyByteIsTriedAgain) {
   }
 }
 
-// Random traffic among three peers while connections are cut at random; whenever somebody reports a
-// link down, both ends open it again under the next epoch. No segment is lost from the books, what
-// arrives is what was sent, and when the faults stop all links stand.
+// Random traffic among three peers while connections are cut at random. When a peer reports a link
+// down, both ends open it again in the next epoch. Every segment comes back to its sender, arrived
+// bytes are the sent bytes, and after the faults all links are up.
 TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
   const uint64_t seed = GetParam();
   Prng random(seed * 77);
@@ -1350,7 +1349,7 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
     world.at(i).scatter = true;
     world.at(i).memory.resize(1 << 20);
     for (size_t b = 0; b < world.at(i).memory.size(); ++b) {
-      world.at(i).memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all
+      world.at(i).memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all peers
     }
   }
   const auto memory = world.at(0).memory;
@@ -1433,7 +1432,7 @@ TEST(TransportUringTest, NamesAndIpv6AreDialled) {
     options.listen = listen;
     if (!NumericAddress(*ParseHostPort(listen)).has_value()) continue;
     const auto probe = SystemSockets().Listen(*NumericAddress(*ParseHostPort(listen)));
-    if (!probe.ok()) continue;  // a machine without IPv6
+    if (!probe.ok()) continue;  // this machine has no IPv6
     SystemSockets().Close(*probe);
     PeerWorld world(Rings::kOne, 1, 2, options);
     const std::string address = world.at(1).transport->listen_address();
@@ -1460,7 +1459,7 @@ TEST(TransportUringTest, NextEndpointIsTriedWhenOneDoesNotAnswer) {
 }
 
 TEST(TransportUringTest, ZeroCopySegmentsOfRegisteredMemoryArriveAndCopiesAreCounted) {
-  // Memory is pinned in pieces: some segments lie across two of them.
+  // Memory is pinned in pieces, and some segments lie in two pieces.
   constexpr size_t kBytes = 40 << 20;
   constexpr size_t kSegment = 384 << 10;
   constexpr size_t kSegments = kBytes / kSegment;
@@ -1505,13 +1504,13 @@ TEST(TransportFakeTest, IdleDataLanesAreHeardSeldomAndStayUp) {
     return bytes;
   };
   pass(Seconds(10));
-  // Each second 2 PINGs and their PONGs each way on the control lane, and on each data lane a PING
-  // in six seconds.
+  // In each second, each way: 2 PINGs and their PONGs on the control lane. On each data lane: a
+  // PING in six seconds.
   const uint64_t before = sent();
   pass(Seconds(60));
   const uint64_t idle = (sent() - before) / kFrameHeaderBytes;
   EXPECT_LT(idle, 60u * 8 + 2 * 3 * 12);
-  // Where segments flow, as often as on the control lane.
+  // While segments flow, data lanes are pinged as often as the control lane.
   const uint64_t busy_from = sent();
   for (int i = 0; i < 60; ++i) {
     world.at(0).Send(PeerId(2), 0, 64, i);
@@ -1571,7 +1570,7 @@ TEST(TransportFakeTest, SaysThatThereIsNoDescriptorToBeHad) {
   EXPECT_THAT(status.ToString(), HasSubstr("eventfd: Too many open files"));
 }
 
-// Printed, not asserted: a sanity figure of this machine in this moment.
+// The rate is printed and not checked, because it depends on the machine.
 TEST(TransportUringTest, ThroughputForTheRecord) {
   PeerWorld world(Rings::kEach, 1, 2);
   world.at(0).memory.resize(32 << 20);

@@ -1,4 +1,4 @@
-// Links between two peers that cannot reach each other, through a third one.
+// Links between two peers that cannot reach each other, through a third peer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ class TunnelWorld : public PeerWorld {
     OpenThrough(kRelay);
     ASSERT_TRUE(Until([&] { return Linked(kA, kB); }));
   }
-  // Some of each in both directions, all of which arrive.
+  // Sends frames and segments in both directions, and waits until all have arrived.
   void Exchange() {
     for (const auto& [from, to] : {std::pair(kA, kB), std::pair(kB, kA)}) {
       const uint64_t before = at(to).received;
@@ -113,7 +113,7 @@ TEST_P(TunnelTest, AStandingLinkGivesWayAndTheOldOneIsTold) {
   }));
   EXPECT_EQ(world.at(kA).downs[world.at(kB).id].front(), "the link is to go another way");
   world.Exchange();
-  // And back.
+  // The next epoch wants a straight link again.
   const int through = world.at(kA).ups[world.at(kB).id];
   const int back = world.at(kB).ups[world.at(kA).id];
   world.Open(kA, kB, 3);
@@ -137,7 +137,7 @@ TEST_P(TunnelTest, AnotherRelayTakesOver) {
   world.Exchange();
 }
 
-// The relay has to know both: nobody makes it connect to where it does not go itself.
+// A relay has to know both peers: nobody can make it connect to other hosts.
 TEST_P(TunnelTest, APeerThatDoesNotKnowBothIsNoRelay) {
   TunnelWorld world(GetParam());
   world.Open(kA, kRelay);
@@ -150,7 +150,7 @@ TEST_P(TunnelTest, APeerThatDoesNotKnowBothIsNoRelay) {
   EXPECT_EQ(world.at(kRelay).transport->GetStats().tunnels, 0u);
 }
 
-// A link of another group keeps its way: what one group has, the other one may use.
+// A link keeps its path while one group wants it. Another group then uses the same path.
 TEST_P(TunnelTest, TheWayThatAnotherGroupWantsIsGoodEnough) {
   TunnelWorld world(GetParam());
   world.OpenAll();
@@ -167,7 +167,7 @@ TEST_P(TunnelTest, TheWayThatAnotherGroupWantsIsGoodEnough) {
 
 // ------------------------------------------------------------------------------ limits
 
-// HELLO of a control lane of `dialer` to `acceptor` by way of a relay.
+// The HELLO of a control lane from `dialer` to `acceptor` through `relay`.
 std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t nonce) {
   LaneHello hello;
   hello.run_digest = RunDigest(kRun);
@@ -180,11 +180,11 @@ std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t n
   return std::string(bytes.begin(), bytes.end());
 }
 
-// Who knows the names of peers and has no token may make a relay connect, and nothing more.
+// A stranger who knows the names of peers, and has no token, can make a relay connect, no more.
 TEST(TunnelLimits, OfLanesThatAreBeingOpenedTheOldestMakesRoom) {
   TunnelWorld world(Rings::kFake);
   world.OpenToRelay(kRelay);
-  // B waits for A, who comes later.
+  // B waits for A, which comes later.
   LinkRequest request = world.Request(kA, false, true);
   request.relay = world.at(kRelay).id;
   world.at(kB).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request},
@@ -215,10 +215,10 @@ TEST(TunnelLimits, OfLanesThatAreBeingOpenedTheOldestMakesRoom) {
   }
   EXPECT_GE(most, LH_TUNNELS_OPENING_MAX);
   EXPECT_LE(most, LH_TUNNELS_OPENING_MAX + 1) << "one makes room";
-  // Who has the token gets through meanwhile.
+  // A peer with the token gets through meanwhile.
   world.OpenThrough(kRelay);
   ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kB); }, 1000));
-  // Those that were answered do not prove themselves. All of them end in time.
+  // The strangers that got an ANSWER send no CONFIRM. All of them end in time.
   EXPECT_TRUE(world.Until([&] { return answered + ended == kStrangers; }));
   EXPECT_GT(answered, 0);
   EXPECT_TRUE(world.Until([&] { return world.at(kRelay).transport->GetStats().tunnels == 3; }));
@@ -237,7 +237,7 @@ TEST(TunnelLimits, ARelayThatCarriesAsManyAsItMayRefusesMoreUntilSomeEnd) {
   world.OpenThrough(kRelay);
   ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kB); }));
   ASSERT_EQ(carried(), LH_LANES_MAX + 1u);
-  // Two lanes too many: the link makes do with fewer.
+  // The relay has two lanes too few, so the link uses fewer.
   world.OpenBetween(kA, kC, kRelay, 1, 20000);
   ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kC) && carried() == LH_TUNNELS_MAX; }));
   world.OpenBetween(kB, kC, kRelay, 1, 2000);
@@ -249,7 +249,7 @@ TEST(TunnelLimits, ARelayThatCarriesAsManyAsItMayRefusesMoreUntilSomeEnd) {
   EXPECT_NE(reason.find("carries as many lanes as it may"), std::string::npos) << reason;
   EXPECT_TRUE(world.Linked(kA, kB) && world.Linked(kA, kC)) << "nobody makes room";
   world.Exchange();
-  // A and B do not need the relay any more.
+  // A and B drop their link through the relay.
   for (const int end : {kA, kB}) {
     world.at(end).transport->KeepLinks(kRun, 0, Epoch(1), {world.at(kRelay).id, world.at(kC).id});
   }

@@ -26,7 +26,7 @@ TEST(ZeroCopyGateTest, AfterAFailureOneSendIsTriedInEachPauseUntilOneWorks) {
     fail(kStart, kStart + 10);
     EXPECT_FALSE(gate.open());
     EXPECT_FALSE(gate.Pass(kStart + 11));
-    // What was under way with it tells nothing new.
+    // The outcome of an earlier send changes nothing.
     fail(kStart + 5, kStart + 12);
     gate.Worked(kStart + 5);
     EXPECT_FALSE(gate.Pass(kStart + 9 + ZeroCopyGate::kPauseUsMin));
