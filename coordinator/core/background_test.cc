@@ -1,6 +1,6 @@
-// Members that join in the background: admitted without contributing, waited for by no sync, let in
-// at the boundary at which they say that they are ready (docs/life_of_a_sync.md, "In the
-// background").
+// Members that join in the background. They are admitted without contributing, and no sync waits
+// for them. They contribute from the boundary at which they say that they are ready
+// (docs/life_of_a_sync.md, "In the background").
 #include <gtest/gtest.h>
 
 #include "tests/support/core_harness.h"

@@ -17,19 +17,19 @@
 namespace longhaul::coordinator {
 namespace {
 
-// A run that nobody has been in for so long is forgotten.
+// A run that has had no member for so long is forgotten.
 constexpr int64_t kRunEmptyMax = Seconds(600);
-// What a peer claims to know of terms and numbers of members counts up to here: no correct peer
-// comes near, and none can use the numbers up.
+// Terms and member numbers that a peer claims to know are ignored from here on. No correct peer
+// comes near this number. Without the limit, one claim could use up all numbers.
 constexpr uint64_t kClaimMax = uint64_t{1} << 62;
 
 Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Millis(ms); }
 
 }  // namespace
 
-// Sessions and peers live here; each group is a machine of its own (group.h) that knows of peers
-// only what the directory tells. One event touches some groups; at the end of a step each of them
-// advances, and one Persist with all that became different goes before everything else.
+// Owns the sessions and the peers. Each group is a state machine of its own (group.h), which knows
+// of peers only what the PeerDirectory tells. An event touches some groups. At the end of a step
+// each of these advances. Then one Persist with all changes goes before all other actions.
 class CoordinatorCore::Impl : public PeerDirectory {
  public:
   Impl(CoreConfig config, Records records);
@@ -54,27 +54,27 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
  private:
   struct Session {
-    PeerId peer;  // none before Hello
-    // Unless something is heard, dead then if another peer lost its link; kNever: that time has
-    // passed.
+    PeerId peer;  // 0 before Hello
+    // From this time on, unless a message comes before, the peer is dead if another peer has lost
+    // its link to it. kNever: that time has passed.
     Tick quiet_at;
-    Tick silent_at;  // dead then in any case
+    Tick silent_at;  // from this time on, unless a message comes before, the peer is dead anyway
   };
-  // A peer with a stream, or with members.
+  // A peer that has a stream or members, or that may come back to be drained.
   struct Peer {
-    SessionId session;      // none: not attached
-    bool closed = false;    // its stream was seen to close, it is not only expected after a restart
-    bool ended = false;     // the peer or its host closed it: that was heard, and is no silence
-    Tick dead_at = kNever;  // not attached: dead then
-    // Not attached: dead then if another peer lost its link; kNever: that time has passed.
+    SessionId session;      // 0: not attached
+    bool closed = false;    // its stream has closed; false: it has had none since the start
+    bool ended = false;     // it was not quiet when its stream closed, so silence was not the cause
+    Tick dead_at = kNever;  // if it is not attached: the peer is dead from this time on
+    // If it is not attached: as Session::quiet_at.
     Tick quiet_at = kNever;
     PeerRecord record;
     bool draining = false;
-    std::string drain_reason;  // set if an operator asked
-    // It has no stream, but its time to come back is not over: an operator's wish waits for it.
+    std::string drain_reason;  // set if an operator drains the peer
+    // It may still come back, and then has to hear the operator's order. Asked without a stream.
     bool awaited() const { return !drain_reason.empty() && dead_at != kNever; }
     std::map<GroupKey, control::GroupLoad> loads;
-    std::vector<control::FetchLoad> fetches;  // shown, and nothing else
+    std::vector<control::FetchLoad> fetches;  // only for the overview
   };
 
   void Start();
@@ -102,7 +102,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::PeerTried& message);
 
   bool MayAttach(const control::Hello& hello) const;
-  // Why this coordinator may not serve the peer; empty: it may.
+  // Why this coordinator may not serve the peer; "": it may.
   std::string RefuseHello(const control::Hello& hello) const;
   void Attach(SessionId session, const control::Hello& hello);
   void LearnTerm(const control::Hello& hello);
@@ -131,7 +131,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Group& EnsureGroup(const GroupKey& key);
   Group* FindGroup(const GroupKey& key);
   std::vector<GroupKey> GroupsOf(PeerId peer) const;
-  // Runs `call(group, output)` on the group and passes on what comes out.
+  // Runs `call(group, output)` on the group, emits the output, and returns what `call` returns.
   template <class Call>
   auto On(const GroupKey& key, Call call) {
     touched_.insert(key);
@@ -179,8 +179,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   CoreConfig config_;
   bool started_ = false;
-  // No peer was heard for detect_ms when somebody was to be removed for silence: it is this
-  // coordinator that is cut off. Until a peer is heard nobody is removed for silence.
+  // When a member was to be removed for silence, no peer had been heard for detect_ms. So this
+  // coordinator itself is cut off. Until it hears a peer, it removes no member for silence.
   bool isolated_ = false;
   Tick isolated_since_;  // meaningless unless isolated_
   StoreRecord store_;
@@ -192,18 +192,18 @@ class CoordinatorCore::Impl : public PeerDirectory {
   uint64_t runs_created_ = 0;
   LinkTable links_;  // between peers of peers_
   uint64_t ring_requests_ = 0;
-  // The ring that is being looked for; its request is the last one.
+  // The ring problem that is being solved. Its request is ring_requests_.
   struct Ordering {
     GroupKey group;
     Epoch epoch;
   };
   std::optional<Ordering> ordering_;
 
-  Records durable_;  // what was given to Persist
-  // Of the step that is running.
+  Records durable_;  // what the Persist actions so far have stored
+  // These are used within one step.
   Tick now_;
   std::set<GroupKey> touched_;
-  std::vector<std::pair<Cohort, std::string>> bereft_;  // cohorts that lost a member, and how
+  std::vector<std::pair<Cohort, std::string>> bereft_;  // cohorts to remove, and why
   std::vector<Action> actions_;
 };
 
@@ -261,7 +261,7 @@ std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
   return std::exchange(actions_, {});
 }
 
-// The time of whatever waits since the start counts from the first step.
+// The first step. All times to come back after a restart begin here.
 void CoordinatorCore::Impl::Start() {
   started_ = true;
   store_ = durable_.store;
@@ -294,7 +294,7 @@ void CoordinatorCore::Impl::Handle(const SessionClosed& event) {
 
 void CoordinatorCore::Impl::Handle(const FromPeer& event) {
   const auto it = sessions_.find(event.session);
-  if (it == sessions_.end()) return;  // dropped, and its last messages were on their way
+  if (it == sessions_.end()) return;  // already dropped; this message was on its way
   Heard(&it->second);
   if (!it->second.peer) {
     const auto* hello = std::get_if<control::Hello>(&event.message);
@@ -330,16 +330,16 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
   if (violation) Drop(event.session, "against the protocol: " + *violation, StreamEnd::kViolation);
 }
 
-// A stranger must not end the stream of a peer that lives, which would remove the peer's members.
-// Where no stream is heard the peer comes back without a secret: it is of an earlier start of the
-// coordinator, or the Welcome with it was lost.
+// A stranger must not replace the stream of a live peer: that would remove the peer's members. So a
+// peer whose stream is heard must name its secret. Otherwise it needs no secret: it may have one of
+// an earlier start of the coordinator, or none because its Welcome was lost.
 bool CoordinatorCore::Impl::MayAttach(const control::Hello& hello) const {
   if (!Attached(hello.peer) || Quiet(hello.peer)) return true;
   return SameSecret(hello.secret, PeerSecret(config_.entropy, hello.peer));
 }
 
-// Members of another store are none of ours. The peer would lose them here, and could found a
-// second group of the same name.
+// A peer with members in another store is refused. This coordinator does not know these members, so
+// the peer would lose them, and could found a second group of the same name.
 std::string CoordinatorCore::Impl::RefuseHello(const control::Hello& hello) const {
   const bool has_members =
       std::any_of(hello.groups.begin(), hello.groups.end(),
@@ -350,8 +350,8 @@ std::string CoordinatorCore::Impl::RefuseHello(const control::Hello& hello) cons
          ": list only coordinators of one store in --coordinator, or let the members leave first";
 }
 
-// The peer knows a term that this store does not: the store went back in time. From now on this
-// start is the newest one all the same.
+// If the peer knows a term that this store does not know, the store went back in time. The term of
+// this start is then raised above that one.
 void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
   if (hello.store != store_.store || hello.term >= kClaimMax) return;
   const bool newer = hello.term > store_.term;
@@ -363,7 +363,7 @@ void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
   store_.term = hello.term + 1;
 }
 
-// So it is with the members that it names.
+// Likewise, numbers of members that the peer names are not given out again.
 void CoordinatorCore::Impl::LearnNumbers(const control::GroupState& said) {
   uint64_t& next = runs_.at(said.group.run).next_member;
   for (MemberId member : said.members) {
@@ -395,7 +395,7 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
                         PeerSecret(config_.entropy, hello.peer), store_.store, store_.term});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
 
-  // What it says of each group; nothing of the others that it has members in.
+  // What the peer says of each group; empty for a group of which it should have said something.
   std::map<GroupKey, control::GroupState> states;
   for (const GroupKey& key : GroupsOf(hello.peer)) states[key].group = key;
   for (const control::GroupState& said : hello.groups) {
@@ -430,7 +430,7 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   for (PeerId id : succeeded) BuryIfAccused(id);
 }
 
-// We end the session; whatever still arrives on it is ignored.
+// Ends the session. Messages that still arrive on it are ignored.
 void CoordinatorCore::Impl::Drop(SessionId session, const std::string& reason, StreamEnd end) {
   actions_.push_back(CloseSession{session, reason, end});
   Detach(session, reason);
@@ -448,8 +448,8 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   peer.session = SessionId{};
   peer.closed = true;
   peer.ended = heard;
-  // The time runs from the last word. A stream that closes because nothing came on it for long does
-  // not give the peer that time a second time.
+  // The time until the peer is dead runs from its last message, not from the end of the stream. So
+  // a stream that closes after a long silence does not give the peer that time again.
   const int64_t shorter = HasAdmitted(id) ? 0 : kLease - kShortLease;
   peer.dead_at = std::max(now_, TickAfter(silent_at, config_.detect_ms, -shorter));
   peer.quiet_at = kNever;
@@ -487,7 +487,8 @@ bool CoordinatorCore::Impl::HasAdmitted(PeerId peer) const {
   return false;
 }
 
-// It is not heard here (any more).
+// Whether the coordinator does not hear the peer: its stream is quiet, or it has none and has not
+// come back in time.
 bool CoordinatorCore::Impl::Quiet(PeerId id) const {
   const auto it = peers_.find(id);
   if (it == peers_.end()) return false;
@@ -499,7 +500,7 @@ bool CoordinatorCore::Impl::Quiet(PeerId id) const {
   return quiet_at == kNever || quiet_at <= now_;
 }
 
-// It has no stream, and another peer that has one listens where it did.
+// Whether the peer has no stream, while another peer with the same addresses has one.
 bool CoordinatorCore::Impl::Succeeded(PeerId id) const {
   const auto it = peers_.find(id);
   if (it == peers_.end() || it->second.session || it->second.record.endpoints.empty()) return false;
@@ -508,8 +509,10 @@ bool CoordinatorCore::Impl::Succeeded(PeerId id) const {
   });
 }
 
-// Silent here and to another peer: it is gone, not the network between it and one of us.
-// After a restart it may only not have come back yet, unless nobody hears it.
+// Removes the peer if neither the coordinator nor an accuser hears it: then the peer is dead, and
+// not just one network path. After a restart of the coordinator a peer without a stream may be
+// about to come back. So it is removed before its time only if all witnesses accuse it, or another
+// peer listens at its address.
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   const bool quiet = Quiet(peer);
   const bool succeeded = Succeeded(peer);
@@ -561,7 +564,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   return std::nullopt;
 }
 
-// Why there can be no such group; empty: there is one, or there can be.
+// Why the group cannot be made; "": it exists, or it can be made.
 std::string CoordinatorCore::Impl::RefuseGroup(const GroupKey& key) const {
   const std::string until = "; a run that has had no member for " +
                             std::to_string(kRunEmptyMax / Seconds(1)) + " s is forgotten";
@@ -576,7 +579,7 @@ std::string CoordinatorCore::Impl::RefuseGroup(const GroupKey& key) const {
   return "";
 }
 
-// Why the peer can have no further member in the group; empty: it can.
+// Why the peer cannot have a further member in the group; "": it can.
 std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& join) const {
   const std::string what =
       "join of " + ToString(join.group) + " at " + ToString(peer) + " refused: ";
@@ -698,7 +701,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::PeerTried& t
   return std::nullopt;
 }
 
-// Of peers that are not here (any more) nothing is kept.
+// Ignores measurements of links to peers that are unknown here.
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& report) {
   for (const control::LinkMeasure& link : report.links) {
     if (link.from != peer && link.to != peer) {
@@ -706,7 +709,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
              ", of which it is no end";
     }
   }
-  std::vector<PeerId> others;  // whose link is another than was thought
+  std::vector<PeerId> others;  // the peers whose link to this one has changed
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
     const bool news = link.small_packets && links_.SmallPackets({link.from, link.to}, now_).empty();
@@ -752,13 +755,13 @@ void CoordinatorCore::Impl::Handle(const RingOrdered& event) {
       group.RingFound(event.ring, asked.epoch, event.score, event.present, out);
     });
   }
-  // Groups whose time came meanwhile go now: left to the next TimePassed, they would look as if
-  // this process had not run since.
+  // Another group may have fallen due meanwhile. If it waited for the next TimePassed, that event
+  // would look late, as if this process had been held up.
   OrderARing();
 }
 
-// The ring that has waited longest for it, if it is time. One at a time: a large one takes seconds
-// and much memory.
+// Asks for a ring if a group is due: the one that fell due first. One ring is solved at a time,
+// because a large ring takes seconds and much memory.
 void CoordinatorCore::Impl::OrderARing() {
   if (ordering_) return;
   std::map<std::pair<Tick, GroupKey>, Group*> due;
@@ -841,7 +844,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
   ForgetEmptyRuns();
 }
 
-// None with a stream was heard for detect_ms.
+// Whether no peer with a stream was heard for detect_ms.
 bool CoordinatorCore::Impl::HearsNobody() const {
   return std::all_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
     const Session& session = entry.second;
@@ -849,13 +852,14 @@ bool CoordinatorCore::Impl::HearsNobody() const {
   });
 }
 
-// False: its members stay, since it is not known which side is cut off.
+// Whether the peer may be removed for silence. While the coordinator is isolated, a peer with
+// members may not, unless its stream ended and was not silent before.
 bool CoordinatorCore::Impl::MayDie(PeerId peer) const {
   const auto it = peers_.find(peer);
   return it != peers_.end() && (!isolated_ || it->second.ended || GroupsOf(peer).empty());
 }
 
-// A member is to be removed now since nothing came of it or of its peer.
+// Whether a member is to be removed now because it, or its peer, was silent.
 bool CoordinatorCore::Impl::AnyoneFallsDue() const {
   return std::any_of(sessions_.begin(), sessions_.end(),
                      [this](const auto& entry) {
@@ -871,8 +875,8 @@ bool CoordinatorCore::Impl::AnyoneFallsDue() const {
                      [this](const auto& entry) { return entry.second.SilenceDue() <= now_; });
 }
 
-// A peer is heard again. The others come back, too, and need the time for it that they have after a
-// restart. Whoever is really gone is removed then.
+// A peer is heard again. The other peers get the same time to come back as after a restart of the
+// coordinator. A peer that is dead is removed after that time.
 void CoordinatorCore::Impl::EndIsolation() {
   isolated_ = false;
   Note("isolated", PeerId{},
@@ -888,8 +892,8 @@ void CoordinatorCore::Impl::EndIsolation() {
   }
 }
 
-// The driver is late: this process did not run, and what the others said meanwhile is still to be
-// read. Their time starts again.
+// The driver is late, so this process did not run for a while. Messages that peers sent meanwhile
+// are still to be read. So the times of all peers start again.
 void CoordinatorCore::Impl::ForgiveOwnStall() {
   const int64_t late = now_ - NextDeadline();
   const Tick fresh = TickAfter(now_, config_.detect_ms, kLease);
@@ -984,7 +988,7 @@ bool CoordinatorCore::Impl::CohortBegun(const std::string& run, PeerId peer,
   return begun;
 }
 
-// How many there are; `*size` is how many there have to be.
+// Returns how many members of the cohort there are. Sets `*size` to how many there have to be.
 size_t CoordinatorCore::Impl::CountCohort(const Cohort& cohort, uint32_t* size) const {
   size_t count = 0;
   ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
@@ -996,7 +1000,8 @@ size_t CoordinatorCore::Impl::CountCohort(const Cohort& cohort, uint32_t* size) 
   return count;
 }
 
-// Complete: from the next ballot on that no group of it has begun.
+// The cohort is complete: each of its groups admits its member by the first ballot that none of
+// these groups has begun.
 void CoordinatorCore::Impl::SetNumber(const Cohort& cohort) {
   uint64_t newest = 0;
   ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
@@ -1008,8 +1013,8 @@ void CoordinatorCore::Impl::SetNumber(const Cohort& cohort) {
   });
 }
 
-// A cohort is complete when its last member has joined and its peer is reached in all its groups.
-// True if there was one.
+// A cohort is complete when its last member has joined, and the members of all its groups can reach
+// its peer. Returns whether a cohort became complete.
 bool CoordinatorCore::Impl::CompleteCohorts() {
   std::set<Cohort> open;
   for (const GroupKey& key : touched_) {
@@ -1048,9 +1053,10 @@ void CoordinatorCore::Impl::RetireFellows() {
   }
 }
 
-// A ballot that was to admit a member of a cohort went by without it (its peer was away, or had
-// begun to drain): all of it wait for a later one. If one was admitted by then, they cannot come in
-// together any more.
+// Handles cohorts of which a ballot did not admit the member that it was to admit: the peer was not
+// attached, or had begun to drain. If no group has admitted a member of the cohort, the whole
+// cohort waits for a later ballot. Otherwise the whole cohort is removed, because its members can
+// no longer come in together.
 void CoordinatorCore::Impl::MindPassedOver() {
   std::set<Cohort> passed_over;
   for (const GroupKey& key : touched_) {
@@ -1072,7 +1078,7 @@ void CoordinatorCore::Impl::MindPassedOver() {
   }
 }
 
-// To the end of what the event began, in the order of the groups' names.
+// Advances all touched groups, in order of their names, until nothing changes any more.
 void CoordinatorCore::Impl::AdvanceTouched() {
   std::set<std::string> runs;
   for (int round = 0;; ++round) {
@@ -1100,7 +1106,7 @@ void CoordinatorCore::Impl::AdvanceTouched() {
       empty_since_.emplace(run, now_);
     }
   }
-  // Peers that lost their last member and have no stream.
+  // Forget peers without a stream that lost their last member.
   if (!touched.empty()) {
     std::erase_if(peers_, [this](const auto& entry) {
       const Peer& peer = entry.second;
@@ -1124,7 +1130,7 @@ void CoordinatorCore::Impl::Emit(const GroupKey& key, GroupOutput output) {
   for (EventRecord& event : output.notices) actions_.push_back(Notice{std::move(event)});
 }
 
-// A peer without a stream hears what was said meanwhile when it attaches.
+// A message to a peer without a stream is dropped. When the peer attaches, it gets what it missed.
 void CoordinatorCore::Impl::Send(PeerId peer, control::CoordinatorMessage message) {
   const auto it = peers_.find(peer);
   if (it == peers_.end() || !it->second.session) return;
@@ -1139,7 +1145,7 @@ void CoordinatorCore::Impl::Note(std::string kind, PeerId peer, std::string text
   actions_.push_back(Notice{std::move(event)});
 }
 
-// All changes of the step as one transaction, before all its messages.
+// Puts all changes of the step, as one transaction, before all its messages.
 void CoordinatorCore::Impl::EmitPersist() {
   std::set<std::string> runs;
   for (const GroupKey& key : touched_) runs.insert(key.run);
@@ -1160,7 +1166,7 @@ void CoordinatorCore::Impl::EmitPersist() {
       mutations.push_back(PutGroup{record});
     }
   }
-  // Only time makes them vanish.
+  // Only ForgetEmptyRuns() removes groups and runs.
   if (durable_.groups.size() > groups_.size()) {
     for (const auto& [key, record] : durable_.groups) {
       if (!groups_.contains(key)) mutations.push_back(DeleteGroup{key});
@@ -1278,7 +1284,7 @@ void CoordinatorCore::Impl::CheckInvariants() const {
     now.groups.emplace(key, group.record());
   }
   LH_CHECK(now == durable_) << "a change was not given to Persist";
-  // A cohort is complete before any of it is admitted, and all of it go in one step.
+  // A cohort is complete before one of its members is admitted, and is removed in one step.
   std::map<Cohort, std::pair<size_t, uint32_t>> cohorts;
   std::set<Cohort> admitted;
   for (const auto& [key, record] : now.groups) {

@@ -14,8 +14,8 @@ namespace {
 
 using control::Removal;
 
-// No correct peer comes near; keeps what a peer claims from using the numbers
-// up.
+// Epoch numbers that a peer claims to know are ignored from here on. No correct peer comes near
+// this number. Without the limit, one claim could use up all numbers.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
 
 const char *WhyText(Removal why) {
@@ -34,7 +34,7 @@ const char *WhyText(Removal why) {
   return "unknown";
 }
 
-// Of those that were removed, so many are remembered.
+// How many removed members a group remembers.
 constexpr size_t kGoneMax = 1024;
 
 const char *RemovalNotice(Removal why, bool pending) {
@@ -67,8 +67,7 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
       ring_choice_(config.ring_interval_ms) {
   ballot_ = Ballot(Survivors(record_));
   for (const BlockedRecord &blocked : record_.blocked) suspicion_.Restore(blocked.pair);
-  // The predecessor froze ops and did not commit: peers wait for the next
-  // commit.
+  // Before the restart the coordinator froze ops and did not commit. The peers wait for a commit.
   if (record_.last_freeze > record_.committed && AnyAdmitted(record_)) {
     repair_ = "the coordinator restarted in epoch " + ToString(record_.last_freeze) +
               ", which was prepared and froze ops";
@@ -80,16 +79,16 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
 
 void Group::Attach(const PeerRecord &peer, const control::GroupState &state, bool anew, Tick now,
                    GroupOutput *out) {
-  // What blocked it may have gone with its old stream.
+  // What blocked the peer's links may be over, too. So they are tried again.
   if (anew) suspicion_.TryAgain(peer.peer);
   for (PeerRecord &known : record_.peers) {
     if (known.peer != peer.peer) continue;
     if (known.endpoints != peer.endpoints) trials_.Forget(peer.peer);
     known = peer;
   }
-  // Commits are durable before anybody hears of them, so this is a store that
-  // went back in time: what the peer knows and what we know cannot be brought
-  // together, but numbers are not used twice.
+  // A commit is durable before any peer hears of it. So if the peer knows a newer epoch, the store
+  // went back in time. What the peer knows cannot be restored here, so its members are removed. But
+  // the numbers that it knows are not used again.
   const bool store_is_behind = state.committed > record_.committed;
   const Epoch newest = std::max(state.committed, state.prepared);
   const bool forgotten = newest > issued_ && newest.value() < kEpochClaimMax;
@@ -119,7 +118,7 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
     }
   }
   if (!store_is_behind && HasPeer(peer.peer)) Reconcile(peer.peer, state, forgotten, out);
-  // A changed one is replaced by Advance().
+  // If the preparation has changed, Advance() replaces it.
   if (preparation_ && preparation_->changed.empty() && preparation_->answers.contains(peer.peer)) {
     SendPrepare(peer.peer, now, out);
   }
@@ -187,8 +186,7 @@ Violation Group::Vote(PeerId peer, const control::Vote &vote, GroupOutput *out) 
     if (vote.sync) return Sync(peer, {record_.group, vote.member, *vote.sync}, out);
     return std::nullopt;
   }
-  // Normally no change. A store that lost its last moments does not know of the
-  // votes before.
+  // This changes `votes` only if the store lost its last transactions, and with them earlier votes.
   member->votes = vote.number - 1;
   ballot_.Vote(vote.member);
   if (vote.sync) sync_.Hold(vote.member, *vote.sync);
@@ -248,7 +246,7 @@ void Group::Evict(MemberId member, const std::string &reason, GroupOutput *out) 
 
 void Group::PeerDied(PeerId peer, const std::string &reason, uint32_t silent_ms, GroupOutput *out) {
   Fault fault = FaultNow(silent_ms == 0 ? "peer_died" : "silence", "coordinator", silent_ms);
-  // Whoever lost its link to it said so first.
+  // If a peer reported a lost link to the dead peer before, the fault is that report.
   for (const auto &[link, loss] : suspicion_.losses()) {
     if (link.second == peer && loss.fault.since <= fault.since) fault = loss.fault;
   }
@@ -285,7 +283,7 @@ void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const Rin
   if (!found.empty()) Note("ring", MemberId{}, PeerId{}, found, out);
 }
 
-// The peers of the ring in an order that avoids blocked pairs.
+// Whether `ring` has the peers of the present ring, in an order that avoids blocked pairs.
 bool Group::FitsRing(const std::vector<PeerId> &ring) const {
   const std::vector<PeerId> present = Ring();
   return ring.size() == present.size() &&
@@ -293,14 +291,14 @@ bool Group::FitsRing(const std::vector<PeerId> &ring) const {
          control::RingAvoiding(ring, BlockedAmong(record_, ring)) == ring;
 }
 
-// A better ring is a wish: nobody is removed for it.
+// Gives up the better ring. No peer is removed for it.
 void Group::KeepRing(const std::string &reason, GroupOutput *out) {
   ring_choice_.GiveUp(directory_->Now());
   MarkChanged(reason);
   Note("ring", MemberId{}, PeerId{}, "ring kept reason=" + Clean(reason), out);
 }
 
-// Members that have let the deadline pass that they joined with.
+// Evicts members whose step deadline, as given by `due`, has passed.
 void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std::string &what,
                       Tick now, GroupOutput *out) {
   std::vector<MemberRecord> late;
@@ -353,7 +351,7 @@ void Group::Advance(Tick now, GroupOutput *out) {
     LH_CHECK(round < 16) << "group " << ToString(record_.group) << " does not come to rest";
     ResolveUnreachable(out);
     TryNewcomers(now, out);
-    // Of other peers by now, or two that were to be neighbours are blocked.
+    // The group has other peers by now, or two neighbours of the better ring are blocked.
     if (!Better().empty() && !FitsRing(Better())) ring_choice_.Drop();
     const Decision decision = Decide();
     if (decision.act == Act::kWait) break;
@@ -507,8 +505,8 @@ std::string Group::SubjectOf(const Fault &fault, const std::vector<MemberRecord>
   return text + " and " + std::to_string(removed.size() - kNamesShownMax) + " more";
 }
 
-// What follows from the first, or comes while it is repaired, is not a fault of
-// its own.
+// Notes the first fault that the next freezing epoch repairs. A later one follows from the first,
+// or is repaired with it, so it is not noted.
 void Group::NoteFault(const Fault &fault) {
   if (!fault_) fault_ = fault;
 }
@@ -560,8 +558,8 @@ bool Group::AdmittedOrPrepared(const MemberRecord &member) const {
   return IsAdmitted(member) || (preparation_ && preparation_->joiners.contains(member.member));
 }
 
-// While ops are frozen nobody can come to the boundary who waits for one of
-// them.
+// Whether the member has a step deadline that runs now. While ops are frozen it does not run,
+// because a trainer that waits for an op cannot come to the boundary.
 bool Group::Judged(const MemberRecord &member) const {
   return member.step_deadline_ms != 0 && IsAdmitted(member) && !member.departs &&
          !(preparation_ && preparation_->freeze);
@@ -569,7 +567,7 @@ bool Group::Judged(const MemberRecord &member) const {
 
 Tick Group::VoteDue(const MemberRecord &member) const {
   if (first_vote_ == kNever || !Judged(member) || ballot_.HasVoted(member.member)) return kNever;
-  // It cannot come before the sync has ended that it takes part in.
+  // A member in a sync cannot vote before the sync has ended.
   if (sync_.InSync(member.member)) return kNever;
   return std::max(first_vote_, sync_.last_end()) + Millis(member.step_deadline_ms);
 }
@@ -581,8 +579,8 @@ Tick Group::OfferDue(const MemberRecord &member) const {
 }
 
 std::set<MemberId> Group::Admissible() const {
-  // The ballot that is open, or, in a first epoch that is being prepared, the
-  // one it stands for.
+  // The number of the open ballot. In a group without admitted members: of the ballot that the open
+  // preparation counts as; without a preparation, every complete cohort is admissible.
   const uint64_t ballot = AnyAdmitted(record_)
                               ? record_.ballots + 1
                               : (preparation_ ? record_.ballots : kCohortIncomplete);
@@ -699,7 +697,7 @@ void AddMembers(const std::set<MemberId> &members, Digester *digest) {
 
 }  // namespace
 
-// Secrets are left out: they decide nothing, and a replay has others.
+// Leaves out the secrets: no decision depends on them, and a replay has other secrets.
 void Group::AddTo(Digester *digest) const {
   digest->Add(record_);
   digest->Add(issued_);

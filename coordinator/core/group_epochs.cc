@@ -6,7 +6,7 @@
 #include "coordinator/core/text.h"
 #include "coordinator/core/token.h"
 
-// What Group agrees on: which epoch is next, and how it comes into force.
+// The part of Group that decides which epoch is next, prepares it and commits it.
 namespace longhaul::coordinator {
 // ------------------------------------------------------------------------------
 // deciding
@@ -26,7 +26,7 @@ Group::Decision Group::DecideInPreparation() const {
   const bool admitted = AnyAdmitted(record_);
   decision.joiners = preparation_->joiners;
   decision.raised = preparation_->raised;
-  // With nobody to vote, whoever came in between comes along.
+  // Without admitted members nobody votes, so newcomers that have come since are admitted, too.
   if (!admitted) decision.joiners.merge(Admissible());
   decision.freeze = admitted && (preparation_->freeze || AnyDeparts(record_) || !repair_.empty());
   decision.reorder = preparation_->reorders && !decision.freeze && !Better().empty();
@@ -60,7 +60,8 @@ Group::Decision Group::DecideIdle() const {
   if (!decision.why.empty()) return decision;
   if (!admission_tried_) decision.joiners = Admissible();
   if (admitted) decision.raised = ready_;
-  // By itself, and only with everybody there: nobody is to wait long for it.
+  // A better ring gets an epoch of its own, and only if all peers are attached, so that the members
+  // do not wait long for it.
   decision.reorder = !decision.Changes() && !Better().empty() && AllAttached(Better());
   if (decision.Changes()) {
     decision.act = Act::kPrepare;
@@ -75,9 +76,9 @@ Group::Decision Group::DecideIdle() const {
   return decision;
 }
 
-// A link was lost after its end had answered, maybe. Committed now, the epoch
-// could be used over a link that lost some of it, and ops would have to be
-// frozen; before that nothing is lost.
+// What the commit waits for, if a link between two peers of the preparation was lost; "": nothing.
+// The link may have been lost after its peers were ready. If the epoch were committed now, ops
+// would use the broken link and would have to be frozen. Before the commit no op uses it.
 std::string Group::WaitingForGrace() const {
   for (const auto &[link, loss] : suspicion_.losses()) {
     const auto [from, to] = link;
@@ -88,8 +89,10 @@ std::string Group::WaitingForGrace() const {
   return "";
 }
 
-// Who is admitted in another group has to come in here by the same ballot. Its
-// peer comes back, or is dead soon.
+// What the open ballot waits for, if it is to admit a member of a cohort whose peer is not
+// attached;
+// "": nothing. If another group has begun to admit the cohort, this group must admit its member by
+// the same ballot. The wait is short: the peer attaches again or is dead soon.
 std::string Group::WaitingForCohort() const {
   if (!AnyAdmitted(record_) || admission_tried_) return "";
   for (const MemberRecord &m : record_.members) {
@@ -175,7 +178,7 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
 
   issued_ = record_.highest = next.epoch;
   if (!AnyAdmitted(record_)) {
-    // The first admission is a ballot that nobody had to vote in.
+    // The first admission counts as a ballot, although no member votes.
     if (!preparation_) ++record_.ballots;
     for (MemberId joiner : next.joiners) {
       record_.ballots = std::max(record_.ballots, Find(joiner)->after + 1);
@@ -185,8 +188,9 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   if (!next.survivors.empty() && !next.joiners.empty()) admission_tried_ = true;
   if (next.freeze) {
     record_.last_freeze = next.epoch;
-    // It builds anew what broke. A link that fell silent would hold it up: a report of that counts
-    // on, unless the pair is routed around by now, or its reporter has all its links in time.
+    // The freeze rebuilds links that broke, so their reports are dropped. A link that fell silent
+    // would hold up the freeze. So the report of a silence stays until its grace is over, unless
+    // the pair is blocked by now. It is dropped if the reporter has all its links before that.
     suspicion_.ForgetLosses([&next](const LostLink &link, const Suspicion::Loss &loss) {
       return loss.fault.detect_ms == 0 || control::IsBlocked(next.blocked, link.first, link.second);
     });
@@ -201,7 +205,8 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
        out);
 }
 
-// When it freezes, blocked pairs that have waited for long are tried again.
+// Sets the ring, the blocked pairs and their relays. A freezing preparation tries the straight
+// links of blocked pairs again if their time has come.
 void Group::ChooseRing(Tick now, Preparation *preparation) const {
   std::set<PeerId> peers;
   for (const auto &[peer, answer] : preparation->answers) peers.insert(peer);
@@ -211,13 +216,14 @@ void Group::ChooseRing(Tick now, Preparation *preparation) const {
     return preparation->freeze && suspicion_.TryDue(pair, now);
   });
   ChooseRelays(ByAge(record_, peers), suspicion_.failed_relays(), &blocked);
-  // Nobody reaches both: the straight link is tried once more.
+  // No peer can be the relay of these pairs, so their straight links are tried again.
   std::erase_if(blocked, [](const control::BlockedPair &pair) { return !pair.relay; });
   preparation->ring = control::RingAvoiding(order, blocked).value_or(order);
   preparation->blocked = std::move(blocked);
 }
 
-// Frames would be lost with the old link between two that stay.
+// Whether the link of two peers that stay gets another relay, or becomes straight again. Frames
+// would be lost with the old link, so ops must be frozen.
 bool Group::ChangesWays(const Preparation &next) const {
   const std::set<PeerId> staying = PeersOf(record_, next.survivors);
   const control::BlockedPairs before = BlockedAmong(record_, {staying.begin(), staying.end()});
@@ -246,7 +252,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
   std::string fault_text;
   std::optional<FaultRecord> fault;
   if (done.freeze) {
-    // Nobody could vote meanwhile.
+    // No member could vote during the preparation, so that time does not count for its deadline.
     if (first_vote_ != kNever) first_vote_ = first_vote_ + (now - done.begun);
     sync_.Postpone(now - done.begun);
     fault = FaultRecord{fault_->cause, fault_->detector, fault_->detect_ms,
@@ -382,7 +388,7 @@ void Group::CompleteBallot() {
 void Group::SendPrepare(PeerId peer, Tick now, GroupOutput *out) {
   if (!directory_->Attached(peer)) return;
   Answer &answer = preparation_->answers.at(peer);
-  // The time to answer runs once, however often the peer comes back.
+  // The deadline is set once. It does not move if the peer attaches again.
   if (answer.due == kNever) answer.due = now + kAnswerDetects * Millis(detect_ms_);
   const std::string token = EpochToken(run_secret_, record_.group.group, preparation_->epoch);
   out->messages.emplace_back(peer, MessageOf(*preparation_, record_, token));
@@ -398,19 +404,19 @@ control::CommitEpoch Group::MakeCommit(PeerId peer) const {
   return message;
 }
 
-// What the peer has prepared ends: with the commit, with a preparation of a
-// higher number, or with AbortEpoch.
+// Makes sure that an epoch that the peer has prepared will end: by a commit, by a preparation with
+// a higher number, or by AbortEpoch.
 void Group::Reconcile(PeerId peer, const control::GroupState &said, bool forgotten,
                       GroupOutput *out) {
   if (!said.prepared) return;
   const bool in_force = InForce(peer);
   if (preparation_ && preparation_->epoch == said.prepared &&
       preparation_->id == said.preparation) {
-    return;  // it is the one that is open
+    return;  // the peer has the open preparation
   }
   if (in_force && said.prepared <= record_.committed) return;  // CommitEpoch was sent
-  // The store went back in time, or the number was given out again before this
-  // peer came.
+  // The store does not know the peer's preparation: the store went back in time, and perhaps the
+  // number was given out again before this peer attached.
   const bool unknown = forgotten || (preparation_ && preparation_->epoch <= said.prepared);
   const bool replaced = preparation_ && !unknown && (preparation_->freeze || !said.frozen);
   if (replaced) return;

@@ -5,14 +5,14 @@
 #include "coordinator/core/text.h"
 #include "proto/wire/limits.h"
 
-// What Group makes of links that are lost or cannot be built.
+// The part of Group that handles links that are lost or cannot be built, and trials of newcomers.
 namespace longhaul::coordinator {
 namespace {
 
 using control::Removal;
 
-// Lost links in one series of preparations before they count as links that
-// cannot be built: what flaps must not hold the others for ever.
+// After this many lost links in one series of preparations, a further one counts as a link that
+// cannot be built. Otherwise a link that breaks again and again would hold all members for ever.
 constexpr uint32_t kRebuildsMax = 3;
 
 std::string Unreached(PeerId from, PeerId to, const std::string &reason) {
@@ -28,9 +28,8 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   if (lost.epoch > record_.highest) {
     return "lost link in epoch " + ToString(lost.epoch) + ", which was never prepared";
   }
-  // An older report is answered by the freeze that came after it: that
-  // preparation checks all links. An epoch that froze nothing answers nothing,
-  // whatever its number.
+  // A freeze after the reporter's epoch answers the report when it is committed, because its
+  // preparation checks all links. An epoch that froze nothing answers no report.
   const bool answered = lost.epoch < record_.last_freeze;
   if ((answered && record_.last_freeze <= record_.committed) || lost.peer == peer)
     return std::nullopt;
@@ -41,16 +40,15 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
   const LostLink link(peer, lost.peer);
   const PeerId relay = RelayNow(peer, lost.peer);
-  // The straight link is given up.
+  // The lost link was the straight one, which the blocked pair no longer uses.
   if (relay && answered) return std::nullopt;
-  // Whether the relay is gone is seen first.
+  // With a relay, the longer grace lets a death of the relay show first.
   const bool unheard = relay || (lost.silent_ms > 0 && !HeardOfLate(lost.peer));
   const Suspicion::Evidence evidence{lost.silent_ms, unheard, Witnesses(lost.peer).size()};
-  // What goes through a relay says nothing of the far end.
+  // A lost link through a relay is no evidence against the far end.
   if (!relay) suspicion_.Accuse(link, evidence, now);
-  // What broke is likely to be built anew by then. Where nothing came through
-  // for detect_ms, the freeze may wait for what does not come through now
-  // either.
+  // The freeze has probably rebuilt a link that broke. A link that was silent may still be silent,
+  // and then the freeze would wait for it. So its loss is noted.
   if (answered && lost.silent_ms == 0) return std::nullopt;
   const std::string reason = Clean(lost.reason);
   const Fault fault = FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer),
@@ -64,14 +62,14 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   return std::nullopt;
 }
 
-// The grace is over, and a death would have shown by now: both peers live, only
-// their link is lost.
+// The grace is over, and neither peer has turned out to be dead. So both are alive, and only their
+// link is lost.
 void Group::LossGraceOver(LostLink link, GroupOutput *out) {
   const std::optional<Suspicion::Loss> loss = suspicion_.RemoveLoss(link);
   if (!loss) return;
   const std::string text = LinkText(link.first, link.second, loss->reason);
-  // The freeze that is prepared came after the report, and waits for this link. Where no ring goes
-  // around the link, there is nothing better to do.
+  // The open preparation freezes, was begun after the report, and builds this link. If the group
+  // cannot go around the link, waiting for that preparation is best.
   if (preparation_ && preparation_->freeze && loss->epoch < preparation_->epoch &&
       !CanRouteAround(RoutesNow(), {{link, text}})) {
     return;
@@ -82,21 +80,20 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
   const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
   suspicion_.Strike(pair, directory_->Now());
   if (freeze) {
-    // Both ends report one loss: the other's report is the same strike.
+    // Both ends may report the same loss. It counts as one strike.
     suspicion_.ForgetLoss({link.second, link.first});
     NoteFault(loss->fault);
     repair_ = text;
     const bool silent = loss->fault.detect_ms > 0;
     const bool often = suspicion_.StrikesTooOften(pair);
     if (const PeerId relay = RelayNow(link.first, link.second)) {
-      // Another one may do better. The only one there is is tried again.
+      // If another relay is possible, this one has failed. Otherwise it is tried again.
       Routes others = RoutesNow();
       others.failed[pair].insert(relay);
       if ((silent || often) && CanRouteAround(others, {})) suspicion_.FailRelay(pair, relay);
     } else if (silent && CanRouteAround(RoutesNow(), {{link, text}})) {
-      // A connection that broke is likely to be rebuilt at once. Where nothing
-      // came through for detect_ms, nobody is made to wait for what may come
-      // through now.
+      // A link that broke can probably be rebuilt at once. A link that was silent for detect_ms may
+      // stay silent, so members do not wait for it: the pair becomes blocked.
       return Block({{link, text}}, suspicion_.NextSilentRetry(pair), out);
     } else if (often && CanRouteAround(RoutesNow(), again)) {
       return Block(again, kBlockedRetry, out);
@@ -153,9 +150,9 @@ std::vector<PeerId> Group::Witnesses(PeerId peer) const {
 // ------------------------------------------------------------------------------
 // no link
 
-// All have answered, and some cannot reach others: decides what to do about it.
-// It waits for all answers since the first ones do not show which end of a pair
-// is the one that nobody reaches.
+// Decides what to do about links that cannot be built, when all peers have answered. It waits for
+// all answers, because the first ones do not show which end of a pair is the unreachable one.
+// Exception: a preparation that only orders the ring is given up at the first failure.
 void Group::ResolveUnreachable(GroupOutput *out) {
   if (!preparation_ || !preparation_->changed.empty()) return;
   if (preparation_->reorders) {
@@ -193,9 +190,8 @@ const PeerRecord &Group::PeerOf(PeerId peer) const {
   return *found;
 }
 
-// Where a link through a relay could not be built: if the relay is not reached,
-// that is why, and the pair is not at fault. If it is reached, it is not to be
-// the relay.
+// Handles lost links through relays. If an end of the pair cannot reach the relay, that is the
+// cause, and the pair is taken out of `lost`. Otherwise the relay has failed for this pair.
 void Group::BlameRelays(LostLinks *lost) {
   const LostLinks all = *lost;
   const auto missing = [&](PeerId x, PeerId y) {
@@ -211,19 +207,19 @@ void Group::BlameRelays(LostLinks *lost) {
   });
 }
 
-// Removes peers until there is a way for each lost link that is left, if any.
+// Removes peers until the group can go around each lost link that is left.
 void Group::Settle(LostLinks lost, GroupOutput *out) {
   BlameRelays(&lost);
   while (!lost.empty()) {
     const Routes routes = RoutesNow();
     if (CanRouteAround(routes, lost)) return Block(lost, kBlockedRetry, out);
-    // Before anybody goes, what was blocked at another time is tried again.
+    // Before a peer is removed, the straight links of older blocked pairs are tried again.
     if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(routes, lost, old)) {
       for (const control::BlockedPair &pair : old) suspicion_.TryAgain(pair);
       return Block(lost, kBlockedRetry, out);
     }
-    // Or those are taken along who wait to come in, once, where they are the
-    // way around.
+    // Or, once in a series of preparations, further pending members are taken in if they can be the
+    // relays.
     if (std::set<MemberId> waiting = Waiting(); !waiting.empty() && !preparation_->widened) {
       std::set<PeerId> peers = PeersOf(record_, waiting);
       peers.insert(routes.peers.begin(), routes.peers.end());
@@ -236,11 +232,12 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
     const PeerId victim = ChooseVictim(routes, lost, record_);
     std::string reason;
     std::string reporter;
-    bool tried = false;  // `reason` is of a peer that tried to reach the victim
+    bool tried = false;  // whether `reason` is from a peer that tried to reach the victim
     std::erase_if(lost, [&](const auto &entry) {
       const auto &[link, text] = entry;
       if (link.first != victim && link.second != victim) return false;
-      // What the victim says of its own port shows less: it may listen, and a firewall drops.
+      // Prefer the reason of a peer that tried to reach the victim. The victim itself cannot tell:
+      // its port may listen while a firewall drops packets.
       if (reason.empty() || (!tried && link.second == victim)) {
         reason = text;
         reporter = ToString(link.first);
@@ -265,8 +262,7 @@ Routes Group::RoutesNow() const {
   return RoutesOf({peers.begin(), peers.end()});
 }
 
-// The pairs that were blocked before this series of preparations, and are not
-// tried in it.
+// The blocked pairs of the open preparation that were blocked before this series of preparations.
 control::BlockedPairs Group::BlockedBefore() const {
   control::BlockedPairs old = preparation_->blocked;
   std::erase_if(old, [this](const control::BlockedPair &pair) {
@@ -276,7 +272,7 @@ control::BlockedPairs Group::BlockedBefore() const {
 }
 
 std::set<MemberId> Group::Waiting() const {
-  // With nobody to admit, votes may be missing.
+  // If the preparation admits no newcomer, votes may be missing, and nobody may be admitted.
   if (!preparation_ || preparation_->joiners.empty()) return {};
   std::set<MemberId> waiting = Admissible();
   for (MemberId joiner : preparation_->joiners) waiting.erase(joiner);
@@ -290,9 +286,9 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
     const std::string text =
         ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
     MarkChanged(text);
-    if (RelayNow(pair.a, pair.b)) continue;  // it gets another relay
+    if (RelayNow(pair.a, pair.b)) continue;  // already blocked: the pair gets another relay
     if (!AddBlocked(pair, reason, retry_us, link.first, out)) continue;
-    // Ops in flight may use the link, if it once stood.
+    // If both peers are in the committed epoch, ops in flight may use the link.
     if (in_force.contains(pair.a) && in_force.contains(pair.b)) {
       repair_ = Clean(text);
       NoteFault(FaultNow("unreachable", ToString(link.first), 0, link.second));
@@ -300,7 +296,7 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
   }
 }
 
-// False: it was blocked before.
+// False: the pair was blocked already.
 bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reason,
                        int64_t retry_us, PeerId reporter, GroupOutput *out) {
   if (!suspicion_.Block(pair, retry_us, directory_->Now())) return false;
@@ -317,8 +313,8 @@ bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reas
 // ------------------------------------------------------------------------------
 // newcomers
 
-// Members try a newcomer's data port while the newcomer is pending: the admission of one that they
-// cannot reach would hold everybody.
+// Members try a newcomer's data port while the newcomer is pending. If an unreachable newcomer were
+// admitted without a trial, all members would wait for it.
 void Group::TryNewcomers(Tick now, GroupOutput *out) {
   pause_over_ = kNever;
   if (!AnyAdmitted(record_)) return trials_.ForgetIf([](PeerId) { return true; });
@@ -347,7 +343,7 @@ void Group::TryNewcomers(Tick now, GroupOutput *out) {
 }
 
 void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
-  // Those who come in meanwhile may be the way around: it is tried again then.
+  // Other newcomers may become relays for this one. So it stays pending and is tried again later.
   if (!TooFewReach(trial.errors.size(), trial.asked + OthersComing(trial.newcomer))) {
     pauses_.Begin(PeerOf(trial.newcomer).endpoints, /*held=*/false, directory_->Now());
     return;
@@ -363,8 +359,8 @@ void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
              FaultNow("unreachable", ToString(trial.errors.begin()->first)), out);
 }
 
-// The few members that do not reach it get their links through a relay from the start: nobody waits
-// until they give up.
+// The pairs of the newcomer with the few members that do not reach it are blocked from the start,
+// so that nobody waits until these members give up.
 void Group::BlockTried(const Trials::Ended &trial, GroupOutput *out) {
   for (const auto &[peer, error] : trial.errors) {
     if (record_.blocked.size() >= LH_BLOCKED_PAIRS_MAX || !InForce(peer)) continue;
@@ -374,7 +370,7 @@ void Group::BlockTried(const Trials::Ended &trial, GroupOutput *out) {
   }
 }
 
-// Peers of pending members, without this one, that members reach or are trying.
+// How many peers of other pending members there are that members have reached or are trying.
 size_t Group::OthersComing(PeerId newcomer) const {
   std::set<PeerId> others;
   for (const MemberRecord &member : record_.members) {
@@ -389,8 +385,8 @@ bool Group::Reached(PeerId peer) const {
   return !AnyAdmitted(record_) || InForce(peer) || trials_.Reached(peer);
 }
 
-// A cohort gets its ballot when it is reached in all its groups. From then on it is not tried any
-// more: it has to come in everywhere at once.
+// A member of a complete cohort needs no further trial: the members of all its groups have reached
+// its peer, and the cohort has to be admitted in all groups by one ballot.
 bool Group::MayAdmit(const MemberRecord &member) const {
   const bool complete = !member.cohort.empty() && member.after != kCohortIncomplete;
   return complete || Reached(member.peer);
@@ -406,7 +402,8 @@ std::set<PeerId> Group::Untried() const {
   return untried;
 }
 
-// Some of the members' peers that are heard, from all parts of the ring.
+// The peers that try newcomers: at most kTriersMax of the members' peers that are heard, spread
+// over the ring.
 std::set<PeerId> Group::Triers() const {
   std::vector<PeerId> heard = OrderOf(record_, PeersOf(record_, Survivors(record_)));
   std::erase_if(heard,
@@ -423,7 +420,8 @@ uint32_t Group::CountComing() const {
                     [this](const MemberRecord &m) { return !IsAdmitted(m) && MayAdmit(m); }));
 }
 
-// A peer that has left the group is tried again if it comes back.
+// Forgets what is known of peers that are no longer in the group. If one comes back, everything is
+// tried again.
 void Group::ForgetStrangers() {
   ForgetBlockedOfStrangers(&record_);
   const auto stranger = [this](PeerId peer) { return !HasPeer(peer); };

@@ -9,8 +9,8 @@ namespace {
 
 using DoneByOrdinal = std::map<OpOrdinal, bool>;
 
-// True if some survivor that takes part has the op and is not done with it. A survivor that does
-// not report its op has settled it, which takes the DONE of every survivor.
+// True if some survivor reports its part of the op, and is not done with it. A survivor that does
+// not report its part has settled the op. For that it needed the DONE of every survivor.
 bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneByOrdinal>& done) {
   for (const control::OpMatch& match : op.matches) {
     const auto survivor = done.find(match.peer);
@@ -21,26 +21,27 @@ bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneB
   return false;
 }
 
-// All that was reported of the ops of one name. Of one peer in order of their ordinals: those
-// before the last one linger.
+// All reports of ops with one name (boundary and tag). The reports of one peer are in order of
+// their ordinals; all ops before the last one linger.
 struct OpsOfName {
   using ByPeer = std::map<PeerId, std::vector<const control::OpReport*>>;
   ByPeer reported;
   ByPeer aborted;
-  std::set<PeerId> redone;  // the newest op of each of these
+  std::set<PeerId> redone;  // the peers whose newest op of the name is to be redone
 };
 
-// The peers among `reports` that have not announced an op of this name that another one aborts.
-// Goes once through the matches of the name: there are as many as pairs of peers.
+// The peers among `reports` that have not announced an op of this name that another peer aborts.
+// Goes through the matches of the name only once, because there are as many as pairs of peers.
 std::set<PeerId> MissedBy(const OpsOfName& name, const Reports& reports) {
   std::set<PeerId> missed;
   if (name.aborted.empty()) return missed;
   for (const auto& [peer, ops] : reports) {
     if (!name.reported.contains(peer)) missed.insert(peer);
   }
-  // A peer that has an op of the name may be behind: its newest one is the op before, which the
-  // peer that aborts knew by another ordinal, and has settled or is done with. The report of either
-  // may show it, that of the peer that is behind by the ordinal of the other,
+  // A peer B that reports an op of the name may be one op behind a peer A that aborts: B's newest
+  // op of the name is the op before. A knows that op by a lower ordinal, and has settled it or is
+  // done with it. The report of B or of A may show this. First: B's newest op matches an ordinal of
+  // A that is not the aborted op's.
   for (const auto& [peer, ops] : name.reported) {
     for (const control::OpMatch& match : ops.back()->matches) {
       const auto aborted = name.aborted.find(match.peer);
@@ -51,7 +52,7 @@ std::set<PeerId> MissedBy(const OpsOfName& name, const Reports& reports) {
       }
     }
   }
-  // that of the peer that aborts by an op before, which it matched with the newest of the other.
+  // Second: an earlier op in A's report matches B's newest op.
   for (const auto& [peer, aborted] : name.aborted) {
     const auto newest_aborted =
         std::max_element(aborted.begin(), aborted.end(),
@@ -76,9 +77,9 @@ void Redo(const std::vector<const control::OpReport*>& ops, std::vector<control:
   }
 }
 
-// Members differ about whether a fault aborts the op: some peer aborts it, and another one, which
-// has announced the same op, is to redo it. They find out when all of them have announced it again,
-// and refuse it.
+// True if the members differ in `on_fault`: some peer aborts the op, and another peer, which has
+// announced the same op, is to redo it. Then all peers announce the op again, see that their offers
+// differ, and refuse it.
 bool DiffersAboutFaults(const OpsOfName& name, const std::set<PeerId>& missed) {
   if (name.aborted.empty()) return false;
   return std::any_of(name.reported.begin(), name.reported.end(), [&](const auto& entry) {

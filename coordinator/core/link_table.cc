@@ -6,7 +6,8 @@
 namespace longhaul::coordinator {
 namespace {
 
-// More than noise: two steps of the solver's ladder, an eighth of the latency and a millisecond.
+// Whether the two differ by more than noise: by two steps of the solver (BandwidthStep()), or in
+// `at_least`, or in latency by more than an eighth and more than a millisecond.
 bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   const uint32_t step_a = BandwidthStep(a.bytes_per_second);
   const uint32_t step_b = BandwidthStep(b.bytes_per_second);
@@ -93,7 +94,7 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
   std::map<PeerId, size_t> place;
   for (PeerId peer : peers) place.emplace(peer, place.size());
   LinkMatrix matrix(peers.size());
-  // By what is known, not by what there is to know: in a large ring few links are measured.
+  // Goes through the measurements and not through all pairs: in a large ring few are measured.
   for (const auto& [from, row] : links_) {
     const auto sender = place.find(from);
     if (sender == place.end()) continue;
@@ -105,7 +106,8 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
       there.bytes_per_second = link.bytes_per_second;
       if (link.rtt_us == 0) continue;
       there.latency_us = link.rtt_us;
-      // Its own measurement, if it has one, stands: it came before, or comes over this one.
+      // If the other direction has a measurement of its own, that one counts. It is in place
+      // already, or it will overwrite this one.
       if (back.latency_us == 0) back.latency_us = link.rtt_us;
     }
   }
@@ -125,7 +127,7 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring, Tick now) con
     for (const auto& [to, link] : row) {
       if (!next.contains(to) || now - link.at >= kLinkExpires) continue;
       cost.latency_us = std::max(cost.latency_us, link.rtt_us / 2);
-      // What may be faster is taken to be as fast as the others.
+      // A link that may be faster than measured does not lower the rates.
       if (link.at_least) continue;
       lower(&cost.bytes_per_second, link.bytes_per_second);
       if (to == sender->second) lower(&cost.ring_bytes_per_second, link.bytes_per_second);

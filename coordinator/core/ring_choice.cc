@@ -8,13 +8,11 @@
 namespace longhaul::coordinator {
 namespace {
 
-// A better ring is looked for so long after a link was measured, as other
-// measurements come with it, and no more often than so: shares of the interval
-// at which the ring may change.
+// Fractions of `interval_ms`. A search falls due interval_ms / kSettles after a link was measured,
+// because other measurements follow soon. Two searches are at least interval_ms / kEvery apart.
 constexpr int64_t kSettles = 60;
 constexpr int64_t kEvery = 10;
-// What peers are told of their links is worth an epoch when it differs by so
-// much.
+// Peers are told new link costs by an epoch if the costs differ at least by this much.
 constexpr uint32_t kTellLatencyUs = 1000;
 constexpr uint32_t kTellFactor = 2;
 
@@ -24,7 +22,7 @@ std::string MegabytesText(uint64_t bytes_per_second) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
 }
 
-// What a better ring is better in.
+// In what the better ring is better than the present one.
 std::string GainText(const RingScore &score, const RingScore &present) {
   return "slowest_mb_s=" + MegabytesText(score.bottleneck) +
          " was=" + MegabytesText(present.bottleneck) +
@@ -32,9 +30,9 @@ std::string GainText(const RingScore &score, const RingScore &present) {
          " was=" + std::to_string(present.latency_us / 1000);
 }
 
-// Whether peers may choose other algorithms by the one than by the other: what
-// they depend on is how long a way is, and whether some link is slower than
-// those of the ring. Unknown ones are near and alike.
+// Whether peers may choose other algorithms by the costs `now` than by the costs `told`. The choice
+// depends on the latency, and on how much slower the slowest link is than the slowest of the ring.
+// Unknown costs count as latency 0 and as equally fast links.
 bool TellsMore(const control::LinkCost &told, const control::LinkCost &now) {
   const auto [near, far] = std::minmax(told.latency_us, now.latency_us);
   if (far - near >= kTellLatencyUs && far / kTellFactor >= near) return true;
@@ -65,7 +63,7 @@ bool RingChoice::FallsDue(Tick now, size_t peers, bool preparing) {
   due_ = kNever;
   Hold(now + Millis(interval_ms_) / kEvery);
   if (preparing) Measured(now);
-  // Two have one ring only.
+  // Two peers have only one ring.
   return !preparing && peers > 2;
 }
 
@@ -77,7 +75,7 @@ void RingChoice::Hold(Tick until) {
 std::string RingChoice::Found(const std::vector<PeerId> &ring, const std::vector<PeerId> &present,
                               const RingScore &score, const RingScore &present_score,
                               const control::LinkCost &cost) {
-  // What was found before may have ceased to be better.
+  // A ring that was found before may not be better any more.
   better_.clear();
   if (ring != present && WorthChanging(present_score, score)) {
     better_ = ring;

@@ -12,9 +12,9 @@ constexpr Tick kLongAgo{INT64_MIN / 2};
 // ------------------------------------------------------------------------------
 // reports
 
-// After an outage somebody hears the suspect in a moment. If it is dead it
-// is silent to all in a moment: so there is time to doubt where more could
-// report it.
+// With two witnesses or more, the accusation waits for half of detect_ms. If the suspect is dead,
+// all witnesses report it silent within that time, and then it counts at once
+// (Group::AccusedByAll). If there was only a short outage, a witness hears the suspect again.
 void Suspicion::Accuse(const LostLink &link, const Evidence &evidence, Tick now) {
   const int64_t doubt_us = evidence.witnesses >= 2 ? detect_us_ / kDoubtShare : Grace(evidence);
   accusations_.try_emplace(link, evidence.silent_ms > 0 ? now + doubt_us : kLongAgo);

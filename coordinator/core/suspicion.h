@@ -1,19 +1,16 @@
-// What peers report of their links to each other, and what it is worth.
+// The reports of peers that lost a link, and when each report counts.
 //
-// A report says that the reporter lost its link to a suspect. It is used twice:
-//   accusation  speaks against the suspect: an accused peer that the
-//   coordinator does not hear
-//               either is dead. It stands until the reporter says that all its
-//               links are up.
-//   loss        speaks against the link: if its grace ends and nobody turned
-//   out to be dead, the
-//               link is to be built again, or to be routed around.
-// A pair of peers that cannot keep a link is a *blocked pair*: its link goes
-// through a relay until the straight one is tried again. The pairs themselves
-// stand in the group's record; here are the times, and relays that failed.
+// A report says that the reporter lost its link to the suspect. Each report is used as two things:
+//   accusation  Evidence that the suspect is dead. If the coordinator does not hear an accused peer
+//               either, the peer is dead. Stands until the reporter says that all its links are up.
+//   loss        Evidence that the link is broken. After a grace in which a death would have shown,
+//               the link is built again or goes through a relay.
+// A pair of peers that cannot keep a link is a *blocked pair*: its link goes through a relay until
+// the straight link is tried again. The group's record holds the pairs. This class holds the times
+// of the next tries, and the relays that failed.
 //
-// Plain value: no clock, no thread. It knows nothing of members, epochs in
-// force or preparations: the group asks, and decides.
+// Plain value: no clock, no thread. It knows nothing of members, epochs or preparations. The group
+// (group.h) asks it, and decides.
 #pragma once
 
 #include <cstddef>
@@ -33,37 +30,35 @@
 
 namespace longhaul::coordinator {
 
-// All times of suspicion. The first ones are shares of detect_ms.
-//
-//   what                              from        until
-//   grace of a loss                   report      the link is to be repaired
-//     ... whose suspect is not heard  report      the same: what a short outage swallowed comes
-//         here either                             again up to twice as late
-//   doubt of a silence                report      the accusation counts; shorter, as the grace, if
-//                                                 fewer than two others would report the silence
-//   a peer is heard of late           last word   it is not a witness any more
+// All times of suspicion. The first four are fractions of detect_ms:
+//   grace          from the report of a loss until the link is to be repaired
+//   unheard grace  the same, if the coordinator does not hear the suspect either. It is longer:
+//                  TCP repeats what a short outage swallowed, after up to twice the outage.
+//   doubt          from the report of a silence until the accusation counts. With fewer than two
+//                  witnesses, the accusation counts after the grace, which is shorter.
+//   heard of late  from the last message of a peer until the peer is no witness any more
 inline constexpr int64_t kGraceShare = 10;          // detect_ms / 10
 inline constexpr int64_t kUnheardGraceShare = 5;    // detect_ms / 5
 inline constexpr int64_t kDoubtShare = 2;           // detect_ms / 2
 inline constexpr int64_t kHeardOfLate[2] = {2, 3};  // detect_ms * 2 / 3
-// A pair that lost its link more often than this, each time within a minute of
-// the time before, is routed around rather than repaired.
+// If a pair loses its link more often than this, each time less than a minute after the last time,
+// the pair becomes blocked.
 inline constexpr uint32_t kStrikesMax = 3;
 inline constexpr int64_t kStrikesForgotten = Seconds(60);
-// A blocked pair is tried again with the first freezing preparation that comes
-// so much later. One that fell silent after so much less, four times as long
-// each time.
+// How long a pair stays blocked: the first freezing preparation after that time tries the straight
+// link. If the link fell silent, the time is kSilentRetry at first, and four times as long each
+// time, up to kBlockedRetry. Without a loss for kSilencesForgotten it is kSilentRetry again.
 inline constexpr int64_t kBlockedRetry = Seconds(600);
 inline constexpr int64_t kSilentRetry = Seconds(30);
 inline constexpr int64_t kSilencesForgotten = 2 * kBlockedRetry;
 
-// The first report of what the next freeze repairs.
+// The first report of a fault that the next freezing epoch repairs.
 struct Fault {
   std::string cause;
   std::string detector;
   uint32_t detect_ms = 0;
   Tick since;
-  PeerId of = PeerId();  // the peer that was reported, if one was
+  PeerId of = PeerId();  // the peer that was reported; 0: none
 };
 
 inline void AddTo(const Fault &fault, Digester *digest) {
@@ -71,10 +66,10 @@ inline void AddTo(const Fault &fault, Digester *digest) {
   digest->Add(fault.since).Add(fault.of);
 }
 
-// Peers through which the link of a pair could not be built or kept.
+// By blocked pair: the relays through which its link could not be built or kept.
 using FailedRelays = std::map<control::BlockedPair, std::set<PeerId>>;
 
-// The reporter, and the suspect.
+// The reporter and the suspect.
 using LostLink = std::pair<PeerId, PeerId>;
 
 class Suspicion {
@@ -84,9 +79,9 @@ class Suspicion {
   // ---- reports
 
   struct Evidence {
-    uint32_t silent_ms = 0;  // of the report; 0: the link broke
-    bool unheard = false;    // the suspect is silent on its stream, too
-    size_t witnesses = 0;    // that would report the suspect silent if it was dead
+    uint32_t silent_ms = 0;  // as in the report; 0: the link broke
+    bool unheard = false;    // the coordinator does not hear the suspect, or the link had a relay
+    size_t witnesses = 0;    // how many peers would report the suspect silent if it were dead
   };
   struct Loss {
     Tick due;  // the end of its grace
@@ -95,77 +90,76 @@ class Suspicion {
     Fault fault;
   };
 
-  // How long a peer may be unheard and still be a witness.
+  // How long ago a peer may have been heard and still be a witness, in microseconds.
   int64_t heard_of_late_us() const { return detect_us_ * kHeardOfLate[0] / kHeardOfLate[1]; }
-  // The earliest accusation of a reporter counts.
+  // Notes an accusation. If the reporter has accused the suspect before, nothing changes.
   void Accuse(const LostLink &link, const Evidence &evidence, Tick now);
-  // `loss` without `due`. False: it is known.
+  // Notes a loss, and sets its `due`. False: the loss is known, and nothing changes.
   bool Lose(const LostLink &link, const Evidence &evidence, Loss loss, Tick now);
-  // All links of the reporter stand in this epoch: what it said of older ones
-  // is over.
+  // The reporter says that all its links of this epoch are up. Drops its accusations, and its
+  // losses of older epochs.
   void Absolve(PeerId reporter, Epoch epoch);
-  // A freeze makes up for these.
+  // Drops the losses that a freezing preparation repairs.
   void ForgetLosses(const std::function<bool(const LostLink &, const Loss &)> &made_up) {
     std::erase_if(losses_, [&](const auto &e) { return made_up(e.first, e.second); });
   }
   void ForgetLoss(const LostLink &link) { losses_.erase(link); }
 
   const std::map<LostLink, Loss> &losses() const { return losses_; }
+  // The losses whose grace is over.
   std::vector<LostLink> LossesDue(Tick now) const;
   std::optional<Loss> RemoveLoss(const LostLink &link);
-  // The accusation stands, and counts by `at`.
+  // Whether there is such an accusation that counts at `at`.
   bool Accuses(const LostLink &link, Tick at) const;
-  // Suspects of accusations that have come to count; each accusation is told
-  // once.
+  // The suspects of accusations that have come to count. Each accusation is returned once.
   std::vector<PeerId> NewlyAccused(Tick now);
 
   // ---- blocked pairs
 
-  // Known from the store: its time counts from Start().
+  // Adds a pair that the store held. Its time begins with Start().
   void Restore(const control::BlockedPair &pair) { retries_[pair] = {kNever, kBlockedRetry}; }
   void Start(Tick now);
-  // False: it was blocked before; its time starts again.
+  // Blocks a pair for `retry_us`. False: the pair was blocked already; its time begins again.
   bool Block(const control::BlockedPair &pair, int64_t retry_us, Tick now);
-  // The link of the pair was lost, and neither of them is dead.
+  // Counts a loss of the pair's link, while neither peer is dead.
   void Strike(const control::BlockedPair &pair, Tick now);
   bool StrikesTooOften(const control::BlockedPair &pair) const;
-  // Not that relay any more, for as long as the pair is blocked.
+  // The relay has failed: the pair does not use it again while the pair is blocked.
   void FailRelay(const control::BlockedPair &pair, PeerId relay);
   FailedRelays failed_relays() const;
-  // When a pair that fell silent is tried again; longer each time that it is
-  // asked for.
+  // Returns for how long to block a pair that fell silent. Each call counts as one silence.
   int64_t NextSilentRetry(const control::BlockedPair &pair);
-  // To be tried with the next freeze, whenever that is: the pair; all pairs of
-  // the peer.
+  // The next freezing preparation tries the straight link of this pair, or of all pairs of this
+  // peer.
   void TryAgain(const control::BlockedPair &pair);
   void TryAgain(PeerId peer);
   bool TryDue(const control::BlockedPair &pair, Tick now) const;
-  // It was blocked before that time, and is not to be tried again already.
+  // Whether the pair is blocked since before `when`, or TryAgain() was called for it.
   bool BlockedBefore(const control::BlockedPair &pair, Tick when) const;
   bool Knows(const control::BlockedPair &pair) const { return retries_.contains(pair); }
   size_t CountBlocked() const { return retries_.size(); }
 
   // ---- both
 
-  // What is said of peers that are not there (any more), and of pairs that are
-  // not blocked.
+  // ForgetReportsOf() drops accusations by strangers and of strangers. ForgetPairsOf() drops the
+  // times of pairs that are not blocked any more, and the strikes of pairs with a stranger.
   void ForgetReportsOf(const std::function<bool(PeerId)> &stranger);
   void ForgetPairsOf(const std::function<bool(PeerId)> &stranger,
                      const std::function<bool(const control::BlockedPair &)> &blocked);
   Tick NextDeadline() const;
-  // The coordinator itself was held up for so long.
+  // The coordinator itself was held up for `us`: moves all deadlines of reports.
   void Postpone(int64_t us);
   void AddTo(Digester *digest) const;
 
  private:
-  // How often a pair lost its link of late.
+  // How often a pair has lost its link recently.
   struct Strikes {
     uint32_t count = 0;
-    uint32_t silences = 0;  // times that it was blocked since it fell silent
-    Tick last;
+    uint32_t silences = 0;  // how often the pair was blocked because its link fell silent
+    Tick last;              // when the last loss was counted
   };
   struct Retry {
-    Tick since;
+    Tick since;  // kNever: until Start(); long ago: TryAgain() was called
     int64_t after_us = 0;
     std::set<PeerId> failed_relays = {};
   };
@@ -175,10 +169,10 @@ class Suspicion {
 
   int64_t detect_us_;
   std::map<LostLink, Loss> losses_;
-  // From when on each counts. Long ago: it does, and NewlyAccused() has told.
+  // When each accusation starts to count. Long ago: it counts, and NewlyAccused() has returned it.
   std::map<LostLink, Tick> accusations_;
   std::map<control::BlockedPair, Strikes> strikes_;
-  std::map<control::BlockedPair, Retry> retries_;  // of each blocked pair
+  std::map<control::BlockedPair, Retry> retries_;  // one for each blocked pair
 };
 
 }  // namespace longhaul::coordinator

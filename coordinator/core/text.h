@@ -10,12 +10,13 @@
 
 namespace longhaul::coordinator {
 
-// One line without control characters, cut to what an error text may have. Reasons that peers give
-// pass through here before they stand in log lines or other peers' errors.
+// Returns `text` as one line: without control characters, and not longer than an error text may be.
+// The coordinator passes the reasons that peers give through here, before it writes them to the log
+// or sends them to other peers.
 inline std::string Clean(std::string text) {
   if (text.size() > LH_ERROR_TEXT_BYTES_MAX) {
     size_t end = LH_ERROR_TEXT_BYTES_MAX;
-    // Not in the middle of a UTF-8 sequence.
+    // Do not cut a UTF-8 sequence.
     while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
     text.resize(end);
   }
@@ -25,7 +26,7 @@ inline std::string Clean(std::string text) {
   return text;
 }
 
-// 16 hexadecimal digits.
+// The number as 16 hexadecimal digits.
 inline std::string HexText(uint64_t number) {
   std::string text(16, '0');
   for (size_t i = 0; i < text.size(); ++i) {
@@ -36,7 +37,7 @@ inline std::string HexText(uint64_t number) {
 
 inline constexpr size_t kNamesShownMax = 8;
 
-// "m1,m4,m9"; with `max`, at most that many and how many more there are.
+// "m1,m4,m9". With more than `max` ids: the first `max`, and how many more there are.
 template <class Ids>
 std::string List(const Ids& ids, const char* separator = ",", size_t max = SIZE_MAX) {
   std::string text;

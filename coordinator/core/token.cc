@@ -81,8 +81,9 @@ std::array<uint8_t, 16> SipHash128(const std::array<uint8_t, 16>& key, std::stri
   return out;
 }
 
-// The labels end with a zero byte and differ, and what follows them has one length in all but the
-// last field: no two inputs of different meaning are the same bytes.
+// Inputs of different meaning are different bytes. The labels differ and end with a zero byte. All
+// fields behind a label have a fixed length, except the last one. In PreparationId() two fields
+// have none, so the length of the first one stands before them.
 std::string RunSecret(const std::string& entropy, uint64_t number, const std::string& run) {
   std::string data("longhaul run secret 1\0", 22);
   AppendLittle(number, 8, &data);

@@ -1,10 +1,10 @@
-// Secrets of runs, epochs and peers, derived so that knowing one tells nothing about another.
+// Derives the secrets of runs and peers, and the tokens of epochs. Whoever knows one of them learns
+// nothing about another.
 //
-// The function behind all of them is SipHash-2-4 with 128 bits of output, a pseudo-random function
-// keyed with 128 bits. A 32-byte secret is two independent keys; each yields one half of the
-// 32-byte result. Guessing a result or a secret thus means searching 128 bits, and the members of
-// one epoch, who know its token, cannot compute the token of another. Pure: no library, no
-// randomness of its own.
+// All are made with SipHash-2-4 with 128 bits of output: a pseudo-random function with a key of 128
+// bits. A secret of 32 bytes is two independent keys, and each key gives one half of the 32-byte
+// result. So to guess a result or a secret means to search 128 bits. The members of one epoch know
+// its token, and cannot compute the token of another epoch. Pure functions without randomness.
 #pragma once
 
 #include <array>
@@ -18,24 +18,24 @@
 
 namespace longhaul::coordinator {
 
-// SipHash-2-4-128 of `data`. Exposed for its test against the published vectors.
+// SipHash-2-4-128 of `data`. Public so that a test can compare it with the published vectors.
 std::array<uint8_t, 16> SipHash128(const std::array<uint8_t, 16>& key, std::string_view data);
 
 // The secret of the `number`th run that a coordinator with this entropy creates.
 std::string RunSecret(const std::string& entropy, uint64_t number, const std::string& run);
 
-// What a peer has to know in order to replace its own control stream, at a coordinator with this
+// The secret that a peer must name to replace its own control stream, at a coordinator with this
 // entropy.
 std::string PeerSecret(const std::string& entropy, PeerId peer);
 
-// Takes the same time whatever the secrets are, if both have the same size.
+// Whether the secrets are equal. If they have the same size, the time does not depend on them.
 bool SameSecret(const std::string& a, const std::string& b);
 
-// Names one preparation of an epoch: random as the name of the coordinator's start is, and no
-// secret. Never 0.
+// A number that names one preparation of an epoch, and differs for each start of the coordinator.
+// It is no secret, and never 0.
 uint64_t PreparationId(const std::string& incarnation, const GroupKey& group, Epoch epoch);
 
-// What authenticates the lanes of one epoch of one group.
+// The token with which peers authenticate the lanes of one epoch of one group.
 std::string EpochToken(const std::string& run_secret, uint32_t group, Epoch epoch);
 
 }  // namespace longhaul::coordinator

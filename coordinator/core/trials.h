@@ -29,11 +29,11 @@ namespace longhaul::coordinator {
 
 // How many members try a newcomer.
 inline constexpr size_t kTriersMax = 8;
-// How many detect_ms the answers have, in halves; a peer tries for three halves (peerd/core).
+// How long a trial waits for answers, in halves of detect_ms. A peer tries for three halves.
 inline constexpr int64_t kTrialHalfDetects = 5;
 
-// Whether a newcomer that `failed` of `asked` members cannot reach is refused: nobody reaches it,
-// or two or more, and half of all, do not. With fewer, the pairs go through a relay.
+// Whether a newcomer is refused that `failed` of `asked` members cannot reach: all of them, or two
+// or more that are at least half of them. Otherwise the links of these members use a relay.
 inline bool TooFewReach(size_t failed, size_t asked) {
   return failed > 0 && (failed >= asked || (failed >= 2 && 2 * failed >= asked));
 }
@@ -43,7 +43,7 @@ class Trials {
   bool Reached(PeerId newcomer) const { return reached_.contains(newcomer); }
   bool Running(PeerId newcomer) const { return running_.contains(newcomer); }
 
-  // The number of the trial. `asked` is not empty.
+  // Begins a trial and returns its number. `asked`: the members' peers that try; not empty.
   uint64_t Begin(PeerId newcomer, const std::set<PeerId>& asked, Tick due);
   // `error` says why `from` cannot reach the newcomer; "": `from` reaches it. An answer to another
   // trial is ignored.
@@ -71,7 +71,7 @@ class Trials {
   struct Trial {
     uint64_t number = 0;
     Tick due;
-    std::map<PeerId, std::optional<std::string>> answers;  // of those asked
+    std::map<PeerId, std::optional<std::string>> answers;  // one for each peer that was asked
   };
   static Verdict Judge(const Trial& trial, Tick now);
 

@@ -13,7 +13,7 @@
 namespace longhaul::coordinator {
 
 inline constexpr uint32_t kJournalFormat = 4;
-// In front of each record: its length and its checksum, 4 bytes each, lowest byte first.
+// In front of each record stand its length and its checksum, 4 bytes each, lowest byte first.
 inline constexpr size_t kJournalHeadBytes = 8;
 // The first record of a journal holds all records of the store. All others are far smaller.
 inline constexpr uint32_t kJournalRecordBytesMax = 256u << 20;
@@ -26,11 +26,12 @@ std::string FrameOf(const v1::JournalRecord& record);
 std::string ReplayEntropy();
 
 v1::JournalStart StartOf(const CoreConfig& config, const Records& records);
-// `entropy` is the recorded core's own; it shows whether a peer's secret is right.
+// `entropy` is the entropy of the recorded core. With it this function checks a peer's secret, and
+// records only whether the secret is right.
 v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy);
 
-// These read what was recorded. Fixed values stand in for the secrets. DataLoss: no coordinator
-// writes such a thing.
+// These read what StartOf() and EventOf() recorded, with fixed values in place of the secrets.
+// DataLoss: no coordinator writes such a record.
 absl::StatusOr<CoreConfig> ConfigOf(const v1::JournalStart& start);
 absl::StatusOr<Records> RecordsOf(const v1::JournalStart& start);
 absl::StatusOr<Event> EventOf(const v1::JournalEvent& proto);
