@@ -1,6 +1,6 @@
-// What the peer core wants done. The engine (peerd/engine) carries actions out in order.
+// The actions of the peer core: what it asks the engine (peerd/engine) to do.
 //
-// Plain values.
+// The engine carries actions out in order. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct ToCoordinator {
   friend bool operator==(const ToCoordinator&, const ToCoordinator&) = default;
 };
 
-// Answers to local requests, exactly one each.
+// Answers to requests of local trainers: exactly one for each request.
 struct JoinDone {
   LocalId local;
   Outcome outcome;
@@ -35,22 +35,22 @@ struct StepDone {
   Outcome outcome;
   World world;
 };
-// The answer to a LocalSync; of a LocalStep with a sync the first of two, before StepDone.
+// Answers a LocalSync. A LocalStep with a sync is answered by SyncDone and then by StepDone.
 struct SyncDone {
   LocalId local;
   Outcome outcome;
-  // OK: what all have now; what was fetched of it is to be written to the tensors. Not OK: they
-  // stay as the trainer brought them.
+  // OK: the state that all members have now. The chunks that were fetched must be copied to the
+  // tensors. Not OK: the tensors stay as the trainer brought them.
   uint64_t revision = 0;
   Hash128 state;
-  uint64_t bytes = 0;
-  uint32_t sources = 0;
-  // The member is in the background: nobody writes to the tensors until it takes what is fetched
-  // (LocalTake), a later sync says no more of this, or it is gone (MemberGone).
+  uint64_t bytes = 0;    // fetched
+  uint32_t sources = 0;  // members that sent any of these bytes
+  // The member is in the background. Nobody may write to its tensors until a TakeDone that is OK, a
+  // later SyncDone without `background`, or MemberGone.
   bool background = false;
   friend bool operator==(const SyncDone&, const SyncDone&) = default;
 };
-// The answer to a LocalTake. OK: this is here, as in SyncDone.
+// Answers a LocalTake. OK: all of the state is here; the fields are those of SyncDone.
 struct TakeDone {
   LocalId local;
   Outcome outcome;
@@ -69,25 +69,27 @@ struct PostDone {
   Outcome outcome;
   OpInfo info;
 };
-// Unasked. The member's world changed. The member is out, by its own wish or not: the last that is
-// said of a member whose JoinDone was OK, after every open request of it was answered.
+// No answer to a request. The member's world has changed.
 struct WorldChanged {
   LocalId local;
   World world;
 };
+// No answer to a request. The member is out, by its own wish or not. This is the last answer or
+// message for a member whose JoinDone was OK: all its open requests were answered before.
 struct MemberGone {
   LocalId local;
   Outcome outcome;
 };
 
-// Links that an epoch needs. Those that stand already count as up: LinkUp is sent for each all the
-// same. A link that cannot be built within the deadline ends in LinkDown.
+// A link that an epoch needs.
 struct LinkWanted {
   control::PeerInfo peer;
-  PeerId relay;       // through which the link goes, one of the others; 0: straight
-  bool dial = false;  // we dial (the other one waits); false: we wait
+  PeerId relay;       // the link goes through this peer, which `links` names, too; 0: straight
+  bool dial = false;  // this peer dials; false: the other peer dials
   bool data = false;  // data lanes too, not only the control lane
 };
+// Build these links. LinkUp follows for each link that is up or comes up, also if it was up before.
+// LinkDown follows for each link that is not up by `deadline`.
 struct OpenLinks {
   GroupKey group;
   Epoch epoch;
@@ -95,15 +97,16 @@ struct OpenLinks {
   std::vector<LinkWanted> links;
   Tick deadline;
 };
-// The peers that the group needs from now on; what no group of the run needs is closed in order.
-// Tokens of epochs of the group below `epoch` are forgotten.
+// From now on the group needs links to these peers only. A link that no group of the run needs is
+// closed in an orderly way, without LinkDown. Tokens of the group's epochs before `epoch` are
+// forgotten.
 struct KeepLinks {
   GroupKey group;
   Epoch epoch;
   std::vector<PeerId> peers;
 };
 
-// Find out whether the peer answers at its data port. PeerTried follows, by the deadline.
+// Find out whether the peer answers at its data port. PeerTried follows by `deadline`.
 struct TryAddress {
   GroupKey group;
   uint64_t trial = 0;
@@ -119,38 +122,40 @@ struct SendReady {
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
-  std::optional<OtherOffer> other_offer;               // if the members here disagree
-  bool one_shot = false;                               // attach the input of `posts`
-  std::optional<OneShotResult> result = std::nullopt;  // or attach this
+  std::optional<OtherOffer> other_offer;               // if the offers of local members differ
+  bool one_shot = false;                               // attach the inputs of `posts`, reduced
+  std::optional<OneShotResult> result = std::nullopt;  // attach this in place of inputs
   std::vector<PostRef> posts;
-  std::vector<bool> contributes;  // by post; the others are left out
+  std::vector<bool> contributes;  // for each of `posts`; an input is left out if false
 };
 struct SendDone {
   GroupKey group;
   PeerId to;
-  OpOrdinal ordinal;  // theirs
+  OpOrdinal ordinal;  // the receiver's
   Epoch attempt;
   bool refused = false;
-  bool may_wait = false;  // nobody waits for it: it may go with the next frame
+  bool may_wait = false;  // no trainer waits for it: it may be sent with the next frame
 };
 
-// Runs the op's bytes: ring positions are peers; `members` is how many inputs there are in all.
+// Start to move and add up the op's bytes. A position in `ring` stands for a peer.
 struct StartAttempt {
   GroupKey group;
   OpOrdinal ordinal;
   Epoch attempt;
   OpDesc desc;
-  std::vector<PeerId> ring;  // participants in ring order, this peer among them
-  uint32_t members = 0;
+  std::vector<PeerId> ring;  // participants in ring order, including this peer
+  uint32_t members = 0;      // members whose inputs are in the result, at all peers together
   std::vector<PostRef> posts;
-  std::vector<bool> contributes;           // by post: its input is in the result
-  std::vector<bool> ring_contributes;      // by ring position: the input of one of its members is
-  Algorithm algorithm = Algorithm::kRing;  // never kAuto. Of kOneShot all inputs are here:
-  std::vector<std::string> payloads;       // by ring position, own one empty
-  // Or, in their place, what comes out: somebody has it, from an attempt before.
+  std::vector<bool> contributes;           // for each of `posts`: its input is in the result
+  std::vector<bool> ring_contributes;      // for each position: an input of that peer is
+  Algorithm algorithm = Algorithm::kRing;  // never kAuto
+  // One-shot op: the input of each position; empty for this peer's own position.
+  std::vector<std::string> payloads;
+  // One-shot op: set in place of `payloads` if a participant has the result of an earlier attempt.
   std::optional<std::string> result = std::nullopt;
 };
-// `peer` waits for segments of the attempt under its own name of the op.
+// `peer` has announced the op in this attempt: segments may be sent to it. They name the op by the
+// ordinal `theirs`.
 struct CreditAttempt {
   GroupKey group;
   OpOrdinal ordinal;
@@ -158,22 +163,23 @@ struct CreditAttempt {
   PeerId peer;
   OpOrdinal theirs;
 };
-// Stop moving bytes, undo what was written, answer AttemptStopped.
+// Stop moving bytes, restore the inputs, answer AttemptStopped.
 struct StopAttempt {
   GroupKey group;
   OpOrdinal ordinal;
   Epoch attempt;
 };
-// The op is settled. commit: put the result into all targets, answer AttemptFinished; the PostDones
-// follow. Else the attempt was stopped or never ran, and there is no answer. The driver forgets it.
+// The op is over here, and the driver forgets it. commit: put the result into all targets, then
+// answer AttemptFinished; the PostDones follow. Otherwise the attempt was stopped or never ran, and
+// there is no answer.
 struct FinishAttempt {
   GroupKey group;
   OpOrdinal ordinal;
   bool commit = false;
 };
 
-// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to it,
-// unless it may change.
+// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to the
+// state meanwhile, unless `may_change` is true.
 struct ServeState {
   LocalId local;
   GroupKey group;
@@ -186,21 +192,22 @@ struct EndServe {
   LocalId local;
   friend bool operator==(const EndServe&, const EndServe&) = default;
 };
-// Fetch what differs from the member's state, and check that it is this state then. The trainer's
-// tensors stay as they are. Ends with exactly one TransferEnded.
+// Fetch this state: the chunks in which it differs from the member's own state. Verify the result.
+// The trainer's tensors stay as they are. Ends with exactly one TransferEnded.
 struct StartTransfer {
   LocalId local;
   GroupKey group;
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;
-  std::vector<control::SyncSource> sources;  // a peer may be this one
-  bool unequal_too = false;  // also the tensors that may differ: the member never held a state
-  // Its sources train: what has changed at all of them is left out.
+  std::vector<control::SyncSource> sources;  // may include members at this peer
+  // Also fetch the tensors with allow_unequal: the member has never held an agreed state.
+  bool unequal_too = false;
+  // The sources train meanwhile. A chunk that has changed at all sources is left out.
   bool background = false;
   friend bool operator==(const StartTransfer&, const StartTransfer&) = default;
 };
-// Of the transfer that is on: those not named are gone, others have come.
+// Replaces the list of sources of the transfer in progress.
 struct ChangeSources {
   LocalId local;
   std::vector<control::SyncSource> sources;
@@ -210,16 +217,16 @@ struct StopTransfer {
   LocalId local;
   friend bool operator==(const StopTransfer&, const StopTransfer&) = default;
 };
-// Get the manifest of the other one; ManifestCompared with the first difference.
+// Get the manifest of `other` and compare it. ManifestCompared follows with the first difference.
 struct CompareManifest {
   LocalId local;
   control::SyncSource other;
   friend bool operator==(const CompareManifest&, const CompareManifest&) = default;
 };
 
-// A freezing epoch has done its work here: from PrepareEpoch to CommitEpoch, and from there until
-// the first of the ops that had to be redone ended. -1: none had to be, or the next fault came
-// first.
+// A fault is over here. `agree_us`: from the first PrepareEpoch that froze ops to CommitEpoch.
+// `resume_us`: from CommitEpoch to the end of the first op that was redone; -1: no op was redone,
+// or the next fault came first.
 struct FaultOver {
   GroupKey group;
   int64_t agree_us = 0;
@@ -230,19 +237,19 @@ struct FaultOver {
 struct Drained {};
 
 struct LogLine {
-  std::string text;  // fixed words, then key=value
+  std::string text;  // fixed words, then key=value pairs
 };
 
-// A frame of the peer was against the protocol, and the core takes no more of it in this attempt:
-// close the link. LinkDown follows as for any link that breaks.
+// A frame of the peer broke the protocol: close the link. LinkDown follows, as for any link that
+// breaks. The core takes no more frames of this peer in this attempt.
 struct BreakLink {
   GroupKey group;
   PeerId peer;
   std::string reason;
 };
 
-// The stream leads to a coordinator that this peer may not follow: end it, and go on to the next
-// address. CoordinatorDown follows.
+// The control stream leads to a coordinator that this peer may not follow: close the stream, and
+// try the next address. CoordinatorDown follows.
 struct RefuseCoordinator {
   std::string reason;
 };

@@ -5,10 +5,10 @@
 namespace longhaul::peerd {
 namespace {
 
-// Whole numbers, so that peers of different processors come to the same answer; nothing overflows.
+// Integers, so that peers with different processors get the same result. Nothing overflows.
 using Wide = unsigned __int128;
 
-// c of the header, in percent.
+// The factor c of the header, in percent. A latency below kFarUs is a short way.
 constexpr uint64_t kNearMeshPercent = 125;
 constexpr uint64_t kFarMeshPercent = 100;
 constexpr uint32_t kFarUs = 2500;
@@ -44,7 +44,7 @@ bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known
 bool MayUseMesh(const OpDesc& desc, size_t peers) {
   if (peers <= 1 || IsOneShot(desc)) return false;
   if (desc.algorithm == Algorithm::kAuto) {
-    // Between two peers the mesh is never the faster one.
+    // Between two peers the mesh is never faster.
     return peers > 2 && desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;
   }
   return desc.algorithm == Algorithm::kMesh;

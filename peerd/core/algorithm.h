@@ -1,20 +1,24 @@
-// Which way an op's bytes go: the same at all its members, since it is a function of the op and the
-// epoch only.
+// Chooses the algorithm of an op. The choice depends on the op and the epoch only, so all
+// participants make the same choice without a message.
 //
-// Up to LH_ONE_SHOT_BYTES_MAX bytes an op is a one-shot exchange. Beyond, mesh and ring move the
-// same number of bytes out of and into every peer, and the times of both are estimated as usual
-// (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-// 2005): N peers, n bytes, a message of m bytes takes L + m / B:
+// If the caller did not choose, an op of at most LH_ONE_SHOT_BYTES_MAX bytes is a one-shot
+// exchange. For a larger op, mesh and ring move the same number of bytes out of and into every
+// peer. Their times are estimated with the usual model, in which a message of m bytes takes L + m /
+// B (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+// MPICH", 2005). With N peers and n bytes:
 //
-//   ring  2 (N - 1) (L + n/N / R)     R: of the ring's slowest hop, which every byte passes
-//   mesh  2 L + max(2 n/N / B,        B: of the slowest of all links, each of which carries n/N
-//                   c 2 (N - 1) n/N / R)
+//   ring  2 (N - 1) (L + n/N / R)
+//   mesh  2 L + max(2 n/N / B, c 2 (N - 1) n/N / R)
 //
-// twice. The last term: a peer sends to all others at once no more than it sends to one, taken to
-// be R, and where processors are the limit, on short ways, a little less (c > 1): receivers are
-// sent to by all at once, and the inputs of all are added from memory, not from cache. So the mesh
-// wins where latency counts, and the ring for large tensors on short ways and where a slow link can
-// be avoided. Between two peers they do the same, and it is the ring.
+// L: the latency between the two peers that are farthest apart.
+// R: bytes per second of the ring's slowest hop. Every byte passes that hop.
+// B: bytes per second of the slowest of all links. In the mesh, each link carries n/N bytes twice.
+// The last term of the mesh is the time that a peer needs to send to all others: in all, R bytes
+// per second at most. If ways are short, processors are the limit, and c > 1: all peers send to a
+// receiver at once, and it adds their inputs from memory, not from the cache.
+//
+// So the mesh wins where latency counts. The ring wins for large tensors on short ways, and where
+// it avoids a slow link. Between two peers both take the same time, and the ring is taken.
 #pragma once
 
 #include <cstddef>
@@ -25,22 +29,23 @@
 
 namespace longhaul::peerd {
 
-// In groups of at most so many peers all links have data lanes, as the mesh needs.
+// If an epoch has at most this many peers, all its straight links have data lanes for the mesh.
 inline constexpr size_t kMeshPeersMax = 16;
 
-// Ops beyond this size use the mesh only if the caller asks for it: it takes twice the scratch.
+// Larger ops use the mesh only if the caller asks for it, because it takes twice the scratch
+// memory.
 inline constexpr uint64_t kMeshBytesMax = 64 << 20;
 
-// What an unknown cost is taken for: fast and near, so that a wrong guess costs little.
+// Stands for unknown costs: a fast link to a near peer. So a wrong guess costs little time.
 inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000'000};
 
-// `peers` take part; `mesh`: all of them are linked to all others with data lanes. The answer is
-// never kAuto, and kLocal for one peer. A caller who asks for the mesh where there is none gets the
-// ring: whether there is one may change with every epoch.
+// Returns the algorithm of an op in which `peers` peers take part: kLocal for one peer, never
+// kAuto. `mesh`: any two of these peers have a straight link with data lanes. If they do not, an op
+// that asks for the mesh gets the ring, because every new epoch may change this.
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
 
-// Whether ops of this description use the mesh in some epoch in which at most `peers` take part.
+// Whether ops of this description may use the mesh in an epoch in which at most `peers` take part.
 bool MayUseMesh(const OpDesc& desc, size_t peers);
 
 }  // namespace longhaul::peerd

@@ -8,7 +8,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// How many detect_ms the links of an epoch are given.
+// The links of an epoch must be up within this many detect_ms.
 constexpr int64_t kBuildDetects = 4;
 
 std::string RingText(const std::vector<PeerId>& ring) {
@@ -69,7 +69,7 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
     const int rank = current.RankOf(member.member);
     const std::string name = "member " + ToString(member.member);
     if (rank < 0) {
-      // Otherwise it would take part in ops that others have begun without it.
+      // Such a member would take part in ops that the other members have begun without it.
       if (member.joined <= current.epoch) return name + " is new and joined before";
       continue;
     }
@@ -79,7 +79,7 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
   }
   if (message.freeze) return "";
   if (kept.size() != current.members.size()) return "it removes members and does not freeze";
-  // Frames of ops in flight would be lost with the old link.
+  // The old link would be closed, and frames of ops in flight would be lost with it.
   for (const PeerId a : current.ring) {
     for (const PeerId b : current.ring) {
       if (!(a < b) || current.RelayOf(a, b) == control::RelayOf(message.blocked, a, b)) continue;
@@ -94,7 +94,7 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
                             std::vector<Action>* out) {
   if (preparation_ && preparation_->message.epoch == message.epoch &&
       preparation_->message.preparation == message.preparation) {
-    // Repeated after a reconnect.
+    // The coordinator repeats the message after a reconnect.
     SendAnswer(out);
     return false;
   }
@@ -107,8 +107,8 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   preparation.begun = preparation_ ? preparation_->begun : now;
   preparation.message = message;
   preparation.record = RecordOf(message);
-  // Connecting and shaking hands takes some round trips, and on a lossy path some repeats. A peer
-  // that dies meanwhile is found otherwise.
+  // A connection and its handshake take some round trips, and on a lossy path some packets are sent
+  // again. The deadline may be long: if a peer dies meanwhile, this is found in other ways.
   const Tick deadline = now + kBuildDetects * Millis(detect_ms);
   preparation.deadline = deadline + Millis(detect_ms) / 4;
   std::vector<LinkWanted> links = LinksOf(message, self_);
@@ -130,8 +130,8 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
     out->push_back(OpenLinks{group_, message.epoch, message.token, std::move(links), deadline});
   }
   if (!message.freeze) {
-    // Frames were lost with the old link, and ops in flight wait for them. The coordinator, which
-    // has passed on to this epoch before it heard of the loss, would take the old report for stale.
+    // Frames were lost with the old link, and ops in flight wait for them. The coordinator prepared
+    // this epoch before it heard of the loss, so it takes the old report for stale. Report again.
     for (const auto& [peer, why] : lost_) {
       if (preparation_->links.contains(peer)) ReportLost(peer, why, out);
     }
@@ -151,12 +151,13 @@ bool EpochFollower::Commit(const control::CommitEpoch& message, Tick now,
   const Preparation preparation = *std::exchange(preparation_, std::nullopt);
   const EpochRecord& record = preparation.record;
   history_.Add(record);
-  // Lost again after it was prepared: the other end may have sent frames of this epoch already.
   lost_.clear();
   std::vector<PeerId> others;
   for (const PeerId peer : record.ring) {
     if (Committed(peer)) others.push_back(peer);
   }
+  // A link that broke after it was up in the preparation stays lost: the other end may have sent
+  // frames of this epoch on it.
   for (const auto& [peer, why] : reported_) {
     if (Committed(peer)) lost_.emplace(peer, why);
   }
@@ -313,7 +314,7 @@ void EpochFollower::CheckInvariants() const {
   for (const auto& [peer, reason] : lost_) {
     LH_CHECK(!history_.empty() && history_.current().HasPeer(peer)) << name;
   }
-  // A lost link has been told, or a preparation that will rebuild it stands.
+  // A lost link was reported, or there is a preparation that will build it again.
   for (const auto& [peer, reason] : lost_) {
     LH_CHECK(preparation_ || reported_.contains(peer)) << name << " " << ToString(peer);
   }

@@ -1,14 +1,14 @@
-// One group's epochs as this peer follows them: prepared, answered, committed; and links that
-// broke.
+// Follows the epochs of one group at this peer: prepares them, answers the coordinator, commits
+// them. Also notes which links broke.
 //
 //   following --(PrepareEpoch)--> preparing: links are opened
 //   preparing --(links up, ops frozen if it freezes)--> answered EpochReady
 //   preparing --(some link cannot be built)--> answered EpochFailed
-//   preparing, answered --(PrepareEpoch of a higher number)--> preparing that one
+//   preparing, answered --(PrepareEpoch of a higher number)--> preparing that epoch
 //   answered EpochReady --(CommitEpoch)--> following
 //   preparing, answered --(AbortEpoch, unless it freezes)--> following
 //
-// Whatever makes no sense is left aside with a log line: the coordinator sends again what counts.
+// A message that makes no sense is ignored, with a log line: the coordinator repeats what matters.
 // Plain state machine: no clock, no thread.
 #pragma once
 
@@ -40,20 +40,20 @@ class EpochFollower {
   const control::PrepareEpoch* prepared() const {
     return preparation_ ? &preparation_->message : nullptr;
   }
-  // A preparation that freezes stands.
+  // True if an epoch that freezes is prepared.
   bool freezing() const { return preparation_ && preparation_->message.freeze; }
-  // Of the preparation; empty if there is none.
+  // The peers of the prepared epoch; empty if there is none.
   std::set<PeerId> PreparedPeers() const;
   // The other peers of the committed and of the prepared epoch.
   std::set<PeerId> OtherPeers() const;
 
-  // True if it starts a preparation: links were asked for. Answers again if it is known and
-  // answered.
+  // Returns true if this starts a preparation; then the links are asked for. If this preparation is
+  // known, only sends its answer again, if it has one.
   bool Prepare(const control::PrepareEpoch& message, uint32_t detect_ms, Tick now,
                std::vector<Action>* out);
-  // True if the epoch is in force now: it is the newest of the history.
+  // Returns true if the epoch is in force now: it is the newest of the history.
   bool Commit(const control::CommitEpoch& message, Tick now, std::vector<Action>* out);
-  // True if the preparation is gone.
+  // Returns true if the preparation is dropped.
   bool Abort(const control::AbortEpoch& message, std::vector<Action>* out);
 
   void LinkUp(PeerId peer);
@@ -61,25 +61,27 @@ class EpochFollower {
     std::string reason;
     uint32_t silent_ms = 0;
   };
-  // `was_up`: LinkUp had been told since the last LinkDown.
+  // `was_up`: there was a LinkUp since the last LinkDown.
   void LinkDown(PeerId peer, bool was_up, const LostLink& why, std::vector<Action>* out);
-  // Peers of the committed epoch from whom frames may be missing: the link to them broke since the
-  // last commit, or after it was prepared.
+  // Peers of the committed epoch whose frames may be missing: the link to them broke after the
+  // commit, or between LinkUp in the preparation and the commit.
   std::set<PeerId> LostPeers() const;
 
-  // Nothing but the state of the ops (if it freezes) is missing for EpochReady.
+  // True if all links are up and there is no answer yet: only the reports on ops are missing, and
+  // only if the epoch freezes.
   bool WantsReady() const;
-  // EpochReady. WantsReady() was true.
+  // Sends EpochReady. WantsReady() must be true.
   void Ready(std::vector<control::OpReport> ops, std::vector<Action>* out);
-  // EpochFailed, if that is what it comes to by now.
+  // Sends EpochFailed if no link is still being built, and some link could not be built.
   void FailIfDue(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
-  // What the coordinator may not have heard: the answer, and links that broke.
+  // Sends again what the coordinator may not have received: the answer, and links that broke.
   void Resend(std::vector<Action>* out) const;
-  // No local member is admitted any more: back to no epoch. A preparation goes on.
+  // Forgets all committed epochs, because no local member is admitted any more. A preparation goes
+  // on.
   void Reset();
-  // The coordinator knows no local member (any more), so nobody is in the preparation.
+  // Forgets the preparation, because the coordinator knows no local member: it has none of them.
   void Forget(std::vector<Action>* out);
 
   void CheckInvariants() const;
@@ -96,20 +98,20 @@ class EpochFollower {
     control::PrepareEpoch message;
     EpochRecord record;
     std::map<PeerId, WantedLink> links;
-    // The links to these peers go another way than before: through a relay and not straight, the
-    // other way round, or through another relay. The end of the old one means nothing.
+    // The links to these peers go another way than before: now through a relay and before straight,
+    // or the reverse, or through another relay. The end of such an old link is not a loss.
     std::set<PeerId> relinked;
     Tick begun;
-    Tick deadline;  // the driver has given up on a link by then
+    Tick deadline;  // by then the driver has given up on links that are not up
     Answer answer = Answer::kNone;
-    std::vector<control::OpReport> ops;             // of EpochReady
-    std::vector<control::Unreachable> unreachable;  // of EpochFailed, whatever links did since
+    std::vector<control::OpReport> ops;             // in EpochReady
+    std::vector<control::Unreachable> unreachable;  // in EpochFailed; later links do not change it
   };
 
-  // Why the message cannot be followed; "" if it can.
+  // Returns why this peer cannot prepare the epoch, or "".
   std::string ProblemWith(const control::PrepareEpoch& message) const;
   Epoch Newest() const;
-  // Is another peer of the committed epoch.
+  // True for another peer of the committed epoch.
   bool Committed(PeerId peer) const;
   void ReportLost(PeerId peer, const LostLink& why, std::vector<Action>* out);
   void SendAnswer(std::vector<Action>* out) const;
@@ -118,8 +120,8 @@ class EpochFollower {
   const PeerId self_;
   EpochHistory history_;
   std::optional<Preparation> preparation_;
-  std::map<PeerId, LostLink> lost_;
-  std::map<PeerId, LostLink> reported_;  // LinkLost was sent with the newest epoch
+  std::map<PeerId, LostLink> lost_;      // of LostPeers()
+  std::map<PeerId, LostLink> reported_;  // LinkLost was sent, and named the newest epoch
 };
 
 }  // namespace longhaul::peerd

@@ -22,7 +22,8 @@ bool Contains(const std::vector<PeerId>& peers, PeerId peer) {
   return std::find(peers.begin(), peers.end(), peer) != peers.end();
 }
 
-// When each peer came into the group: with the first of its members.
+// Maps each peer to the epoch that brought it into the group: the one that admitted its first
+// member.
 std::map<PeerId, Epoch> ArrivalOf(const std::vector<control::MemberInfo>& members) {
   std::map<PeerId, Epoch> arrival;
   for (const control::MemberInfo& member : members) {
@@ -38,7 +39,7 @@ bool AnyBlocked(const std::vector<PeerId>& peers, const control::BlockedPairs& b
   });
 }
 
-// The peers that take part in ops of `boundary`, in the order of the epoch.
+// Returns the peers that take part in ops of `boundary`, in the ring order of the epoch.
 std::vector<PeerId> OrderAt(Epoch boundary, const EpochRecord& record,
                             const std::map<PeerId, Epoch>& arrival) {
   std::vector<PeerId> order;
@@ -48,7 +49,8 @@ std::vector<PeerId> OrderAt(Epoch boundary, const EpochRecord& record,
   return order;
 }
 
-// The neighbours of `self` in the epoch's ring, and in what is left of it for older boundaries.
+// Returns the neighbours of `self` in the epoch's ring, and in the smaller rings of ops of older
+// boundaries.
 std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
   const std::map<PeerId, Epoch> arrival = ArrivalOf(record.members);
   std::set<Epoch> boundaries;
@@ -84,7 +86,7 @@ bool EpochRecord::AnyInBackground() const {
 std::vector<control::SyncSource> EpochRecord::SourcesFor(MemberId member) const {
   std::vector<control::SyncSource> sources;
   const int rank = RankOf(member);
-  // Neighbours in rank first, so that many do not all ask the same.
+  // Begins with the next rank, so that several members do not all ask the same source first.
   for (size_t i = 1; i <= members.size() && sources.size() < LH_SYNC_SOURCES_MAX; ++i) {
     const control::MemberInfo& info = members[(std::max(rank, 0) + i) % members.size()];
     if (info.member == member || info.background_until == control::kInBackground) continue;
@@ -162,7 +164,7 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
     link.peer = peer;
     link.dial = std::pair(arrival.at(self), self) < std::pair(arrival.at(peer.peer), peer.peer);
     link.relay = record.RelayOf(self, peer.peer);
-    // No mesh uses a blocked pair.
+    // The mesh never uses a link through a relay.
     link.data = (mesh && !link.relay) || neighbours.contains(peer.peer);
     links.push_back(std::move(link));
   }
@@ -197,7 +199,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
     participants->members.push_back(member);
     if (member.background_until <= boundary) ++participants->contributing;
   }
-  // Without the peers that came later a blocked pair may have become neighbours.
+  // Without the peers that came later, a blocked pair may be neighbours in the ring.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
   std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
   participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);

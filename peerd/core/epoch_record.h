@@ -1,6 +1,6 @@
-// What one epoch says: who is a member, in which ring, and who of them takes part in an op.
+// What an epoch says: its members, its ring, and which of them take part in an op.
 //
-// Everything here is a pure function of the epoch, so that all peers come to the same answer.
+// Everything here is a pure function of the epoch, so all peers get the same result.
 #pragma once
 
 #include <cstdint>
@@ -28,67 +28,71 @@ struct EpochRecord {
   std::string cause;
   control::LinkCost cost;
 
-  // -1 if it is none of the members.
+  // Returns -1 if `member` is not in the epoch.
   int RankOf(MemberId member) const;
   bool HasPeer(PeerId peer) const;
-  // The member is there, and its input is in no result yet.
+  // True if the member is in the epoch and in the background.
   bool InBackground(MemberId member) const;
   bool AnyInBackground() const;
-  // Those not in the background, other than `member`: who may have what was agreed on.
+  // The members that may have the state that was agreed on last: those not in the background, but
+  // not `member` itself. At most LH_SYNC_SOURCES_MAX.
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
-  // The peer through which the link of the two goes; 0: it goes straight.
+  // The relay of the link between the two peers; 0: the link goes straight.
   PeerId RelayOf(PeerId a, PeerId b) const { return control::RelayOf(blocked, a, b); }
 };
 
-// Those who take part in the ops of one boundary: admitted by then, and still there.
+// The members that take part in the ops of one boundary, and their peers. A member takes part if it
+// was admitted by then and is still in the epoch.
 struct Participants {
   Epoch epoch;
   Epoch boundary;  // of the ops
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
-  uint32_t contributing = 0;                 // those whose input is in the result
-  // Each of them has a straight link with data lanes to each other one.
+  uint32_t contributing = 0;                 // members whose inputs are in the result
+  // Any two of these peers have a straight link with data lanes.
   bool mesh = false;
   control::LinkCost cost;
 
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
   bool Contributes(MemberId member) const;
-  // The first member of the peer in rank order: names the peer to people. 0 if it has none.
+  // The first member of the peer in rank order: messages name it for the peer. 0 if it has none.
   MemberId FirstMemberOf(PeerId peer) const;
 };
 
-// What makes no sense in the message for peer `self`; "" if nothing.
+// Returns what makes no sense in a message to peer `self`, or "".
 std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self);
 
-// Of a message without problem.
+// Makes the record of an epoch. ProblemOf() says whether the message makes sense.
 EpochRecord RecordOf(const control::PrepareEpoch& prepare);
 
-// The links that `self` needs in the epoch, in ring order: one to every other peer. Both ends of a
-// link come to the same `data` and `relay`, and to opposite `dial`.
+// Returns the links that `self` needs in the epoch, in ring order: one to every other peer. Both
+// ends of a link compute the same `data` and `relay`. The peer that came into the group first
+// dials.
 std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self);
 
-// The committed epochs that ops in flight may still refer to, the newest included.
+// The committed epochs that ops in flight may still refer to, including the newest.
 //
-// An op of boundary b in attempt a runs in the ring, and among the members, of the first committed
-// epoch that is neither older than b nor than a. Each participant committed that epoch before it
-// posted the op or announced it in that attempt. An epoch that only admits later on may order the
-// ring anew; it must not touch the op, which some peers announced before it and others announce
-// after it.
+// An op of boundary b in attempt a uses the ring and the members of one epoch: the first committed
+// epoch that is older than neither b nor a. Each participant commits that epoch before it posts the
+// op, or before it announces the op in that attempt. A later epoch that does not freeze may have
+// another ring. It must not change the op, because some peers announce the op before that epoch and
+// other peers after it.
 class EpochHistory {
  public:
   bool empty() const { return records_.empty(); }
   size_t size() const { return records_.size(); }
-  // The newest. Not while empty().
+  // The newest record. Must not be called while empty().
   const EpochRecord& current() const { return records_.rbegin()->second; }
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
   Epoch last_freeze() const { return empty() ? Epoch() : current().last_freeze; }
 
-  // `record.epoch` is newer than committed(). Epochs before its last freeze are forgotten.
+  // Adds an epoch, which must be newer than committed(). Forgets epochs before its last freeze.
   void Add(EpochRecord record);
   void Clear();
 
-  // Those who take part in ops of `boundary` posted or announced now. Not while empty().
+  // Returns the participants of an op of `boundary` that is posted or announced now. Must not be
+  // called while empty().
   std::shared_ptr<const Participants> For(Epoch boundary) const;
 
   void AddTo(Digester* digest) const;

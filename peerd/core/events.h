@@ -1,7 +1,7 @@
-// What the peer core can be told: all that happens at one peer, one event at a time.
+// The events of the peer core: everything that happens at one peer.
 //
-// The engine (peerd/engine) makes them from what the coordinator, the trainers, the links and its
-// own runners do. Plain values.
+// The engine (peerd/engine) makes an event when the coordinator, a trainer, a link or one of its
+// own runners does something. It gives the core one event at a time. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@
 
 namespace longhaul::peerd {
 
-// The control stream stands (the core says Hello first on it) or is gone.
+// The control stream is open. The core sends Hello on it before anything else.
 struct CoordinatorUp {};
+// The control stream is closed.
 struct CoordinatorDown {};
 struct FromCoordinator {
   control::CoordinatorMessage message;
@@ -37,8 +38,8 @@ struct LocalJoin {
   uint32_t step_deadline_ms = 0;
   bool background = false;
 };
-// At most one LocalStep and one LocalLeave is open for a member; the driver sees to it. From the
-// event until SyncDone nobody writes to the tensors of `sync`.
+// A member has at most one open LocalStep and one open LocalLeave; the driver ensures this. From
+// this event until SyncDone nobody writes to the tensors of `sync`.
 struct LocalStep {
   LocalId local;
   std::optional<SyncRequest> sync = std::nullopt;
@@ -47,8 +48,8 @@ struct LocalSync {
   LocalId local;
   SyncRequest sync;
 };
-// The member in the background wants to have what was agreed on last, as soon as all of it is here:
-// one TakeDone, by `deadline` at the latest.
+// A member in the background asks for the state that the group agreed on last. One TakeDone
+// follows: as soon as all of the state is here, but by `deadline` at the latest.
 struct LocalTake {
   LocalId local;
   Tick deadline;
@@ -56,7 +57,7 @@ struct LocalTake {
 struct LocalLeave {
   LocalId local;
 };
-// The trainer is gone. Its posted ops finish for the others, then the member leaves.
+// The trainer is gone. Its ops in flight have 2 * detect_ms to end, then the member leaves.
 struct LocalDied {
   LocalId local;
   std::string reason;
@@ -67,19 +68,20 @@ struct LocalPost {
   OpDesc desc;
 };
 
-// The control lane to the peer stands, and the data lanes that were asked for.
+// The link to the peer is up: its control lane, and its data lanes if they were asked for.
 struct LinkUp {
   std::string run;
   PeerId peer;
 };
-// It broke or fell silent after LinkUp; or it could not be built in time.
+// The link broke or fell silent after LinkUp, or it could not be built by the deadline.
 struct LinkDown {
   std::string run;
   PeerId peer;
   std::string reason;
-  uint32_t silent_ms = 0;  // nothing was heard of the peer for this long; 0: it broke
+  uint32_t silent_ms = 0;  // how long nothing was heard from the peer; 0: the link broke
 };
-// Answer to TryAddress. `error`: names the address and what was seen; empty: the peer answers.
+// Answer to TryAddress. `error` is empty if the peer answered. Otherwise it names the address and
+// what was seen there.
 struct PeerTried {
   GroupKey group;
   uint64_t trial = 0;
@@ -89,66 +91,69 @@ struct PeerTried {
 struct PeerReady {
   GroupKey group;
   PeerId peer;
-  OpOrdinal ordinal;  // theirs
+  OpOrdinal ordinal;  // the sender's
   Epoch attempt;
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
-  std::optional<OtherOffer> other_offer;  // of another member there, if they disagree
-  std::string payload;                    // one-shot input, else empty
-  // In place of an input: the op has ended there, before the fault that has it announced again.
+  std::optional<OtherOffer> other_offer;  // if the offers of two members at that peer differ
+  std::string payload;                    // the input of a one-shot op, else empty
+  // Comes in place of an input if that peer has answered its trainers. A fault made it announce the
+  // op again.
   std::optional<OneShotResult> result = std::nullopt;
 };
 struct PeerDone {
   GroupKey group;
   PeerId peer;
-  OpOrdinal ordinal;  // ours
+  OpOrdinal ordinal;  // this peer's
   Epoch attempt;
   bool refused = false;
 };
 
-// The attempt's result is complete and all its sends have returned.
+// The attempt's result is complete, and the kernel reads none of its sent segments any more.
 struct AttemptComplete {
   GroupKey group;
   OpOrdinal ordinal;
   Epoch attempt;
-  std::string result = {};  // the tensor's bytes, of kOneShot; else empty
+  std::string result = {};  // one-shot op: the bytes of the result; else empty
 };
 // Answer to a FinishAttempt that commits: the result is in all targets.
 struct AttemptFinished {
   GroupKey group;
   OpOrdinal ordinal;
 };
-// Answer to StopAttempt: nothing more is written to the op's buffers, inputs are as posted.
+// Answer to StopAttempt: nothing more is written to the op's buffers, and the inputs are as they
+// were posted.
 struct AttemptStopped {
   GroupKey group;
   OpOrdinal ordinal;
   Epoch attempt;
 };
 
-// Of a StartTransfer: nothing is received for it any more.
+// A transfer that StartTransfer began has ended: nothing more is received for it.
 struct TransferEnded {
   LocalId local;
-  Outcome outcome;  // OK: the state is there and verified
+  Outcome outcome;  // OK: the state is here and verified
   uint64_t bytes = 0;
-  std::vector<MemberId> sources;  // that sent some of it
-  std::vector<MemberId> corrupt;
+  std::vector<MemberId> sources;  // members that sent any of the bytes
+  std::vector<MemberId> corrupt;  // members that sent wrong bytes, which were not used
 };
-// Of a StartTransfer: what differs is known. `bytes_left` of a state of `bytes_total` are to be
-// fetched. May be left out.
+// A transfer in the background has found out which chunks differ: it must fetch `bytes_left` bytes
+// of a state of `bytes_total` bytes. A transfer may end without this event.
 struct TransferMeasured {
   LocalId local;
   uint64_t bytes_left = 0;
   uint64_t bytes_total = 0;
 };
-// Answer to CompareManifest: in words, or "" if the other one did not say.
+// Answer to CompareManifest. `difference` describes the first difference. It is "" if there is
+// none, or if the other member's peer did not answer.
 struct ManifestCompared {
   LocalId local;
   std::string difference;
 };
 
-// SIGTERM or an operator: leave at the next step boundary of each member, by `deadline` at the
-// latest.
+// The daemon is to stop (SIGTERM): each member leaves at its next step boundary, but by `deadline`
+// at the latest.
 struct DrainRequested {
   Tick deadline;
 };

@@ -167,9 +167,8 @@ Outcome LocalMembers::MaySync(LocalId id) const {
 void LocalMembers::Pending(const control::JoinPending& message, std::vector<Action>* out) {
   LocalMember* const local = FindMutable(LocalId(message.request));
   if (local == nullptr || local->removed) {
-    // Made by a Join that was said again while the first one's answer was on its way, or by one
-    // that nobody stands behind any more. Left alone, it would be admitted, and waited for for
-    // ever.
+    // The Join was sent again while the first answer was on its way, or it was withdrawn. Without
+    // this Leave, the member would be admitted, and the other members would wait for it for ever.
     out->push_back(ToCoordinator{
         control::Leave{message.group, message.member, false, "nobody waits for this join"}});
     return;
@@ -182,8 +181,8 @@ void LocalMembers::Pending(const control::JoinPending& message, std::vector<Acti
                            " why=\"another local member has the number\""});
     return;
   }
-  // Numbers rise: the coordinator has forgotten that one and made this one, and what it said before
-  // comes late.
+  // Member numbers rise. A lower number is in a late message, and the coordinator has forgotten the
+  // member of that number.
   if (message.member < local->member) return;
   local->member = message.member;
 }
@@ -191,7 +190,7 @@ void LocalMembers::Pending(const control::JoinPending& message, std::vector<Acti
 void LocalMembers::Refused(const control::JoinRefused& message, std::vector<Action>* out) {
   LocalMember* const local = FindMutable(LocalId(message.request));
   if (local == nullptr || local->group != message.group || local->admitted) return;
-  // It has been numbered since: the refusal comes late.
+  // The member has got a number since then: the refusal is late.
   if (local->member) return;
   local->removed = message.outcome.ok()
                        ? Outcome{Code::kInternal, "the coordinator refused without a reason"}
@@ -239,7 +238,7 @@ const LocalMember* LocalMembers::Voted(const control::VoteResult& message,
   const LocalMember* const found = Find(message.group, message.member);
   if (found == nullptr) return nullptr;
   LocalMember& local = members_.at(found->id);
-  // Repeated, or the member is on its way out: then its step is answered with the rest.
+  // The message is repeated, or the member is on its way out. Then its end answers the step.
   if (!local.step_open || local.step_passed || local.boundaries != message.number ||
       local.exit != Exit::kNone) {
     return nullptr;
@@ -266,7 +265,8 @@ void LocalMembers::EndStep(LocalId id, const EpochRecord& record, uint32_t pendi
 }
 
 Outcome LocalMembers::OutcomeOf(const LocalMember& local, const control::Removed& message) const {
-  // However it came about, who wanted to be out is out; who was thrown out is told so.
+  // A member that wanted to be out gets the answer to its own wish, whatever removed it. But a
+  // member that was evicted or unreachable is told so.
   const bool forced =
       message.why == control::Removal::kEvicted || message.why == control::Removal::kUnreachable;
   if (local.exit == Exit::kLeaves && !forced) return {};
@@ -285,7 +285,7 @@ const LocalMember* LocalMembers::Removed(const control::Removed& message,
   if (found == nullptr || found->removed) return nullptr;
   LocalMember& local = members_.at(found->id);
   if (!local.admitted && local.join_open && message.why == control::Removal::kUnknown) {
-    // A coordinator that has forgotten us: the trainer still waits, so ask again.
+    // The coordinator has forgotten this member, and its trainer still waits: ask again.
     local.member = MemberId();
     out->push_back(JoinOf(local));
     return nullptr;
@@ -446,7 +446,7 @@ void LocalMembers::CheckInvariants() const {
     LH_CHECK(local.admitted || (!local.step_open && !local.leave_open)) << name;
     LH_CHECK(!local.known_admitted || local.admitted) << name;
     LH_CHECK(!local.step_passed || local.step_open) << name;
-    // Whoever waits for nothing more has gone, or is on its way.
+    // A member that is not admitted and waits for no join is on its way out.
     LH_CHECK(local.admitted || local.join_open || local.exit != Exit::kNone) << name;
     LH_CHECK(!local.member || local.removed || Find(local.group, local.member) == &local) << name;
     LH_CHECK(local.exit != Exit::kDrains || draining_) << name;

@@ -1,13 +1,14 @@
-// The local members of one peer, from the wish to join to the end, and their open requests.
+// The local members of one peer, from the request to join until they are out, and their open
+// requests.
 //
-//   asking --(JoinPending)--> pending --(an epoch with it is committed)--> admitted
-//   any --(leave, death of the trainer, drain)--> exiting: Leave, once its posts are answered
+//   asking --(JoinPending)--> pending --(an epoch with the member is committed)--> admitted
+//   any --(leave, death of the trainer, drain)--> exiting: sends Leave once its posts are answered
 //   any --(Removed)--> removed --(its posts and its sync are answered)--> finished (forgotten)
-//   asking, pending --(JoinRefused)--> finished
+//   asking --(JoinRefused)--> finished
 //
-// A trainer that gives up before admission is answered at once; the member stays here, without
-// anybody behind it, until the coordinator has let it go.
-// Plain state machine: no clock, no thread.
+// If a trainer gives up before its admission, it is answered at once. The member stays here,
+// without a trainer, until the coordinator has removed it. Plain state machine: no clock, no
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -38,97 +39,103 @@ struct LocalMember {
   std::string cohort;
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
-  bool background = false;  // its wish
+  bool background = false;  // it asked to join in the background
   MemberId member;          // 0 while asking
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK
-  Epoch boundary;               // of its last step boundary
+  Epoch boundary;               // the number of its last step boundary
 
   bool join_open = true;
   bool step_open = false;
   bool step_ready = false;   // it asks to contribute from this boundary on
-  bool step_passed = false;  // its vote is answered, its sync is not over
+  bool step_passed = false;  // its vote is answered, but the step is not: its sync may be open
   bool leave_open = false;
   uint64_t boundaries = 0;  // step boundaries reached, the open one included
 
   Exit exit = Exit::kNone;
   std::string exit_reason;
-  Tick leave_by = kNever;  // Leave is sent even if posts are open
-  bool leave_told = false;
-  std::optional<Outcome> removed;
+  Tick leave_by = kNever;          // then Leave is sent even if posts are open
+  bool leave_told = false;         // Leave was sent
+  std::optional<Outcome> removed;  // set: removed, with this outcome for open requests
 };
 
 class LocalMembers {
  public:
-  // ---- requests of trainers. `id` is new; for the others it may have ended already.
+  // ---- requests of trainers. Join() takes a new id. All other calls allow for a member that has
+  // ended already.
   void Join(const LocalJoin& join, std::vector<Action>* out);
-  // Why the member may not step; OK if it may.
+  // Returns why the member may not step, or OK.
   Outcome MayStep(LocalId id) const;
-  // MayStep(). `offer`: goes with the vote. `ready`: as in control::Vote.
+  // MayStep() must be OK. `offer` is sent with the vote. `ready`: see control::Vote.
   void Step(LocalId id, const std::optional<control::SyncOffer>& offer, bool ready,
             std::vector<Action>* out);
   void Leave(LocalId id, std::vector<Action>* out);
   // The member leaves by `leave_by` at the latest, if the coordinator can be reached.
   void Died(LocalId id, const std::string& reason, Tick leave_by, std::vector<Action>* out);
-  // Why the member may not post; OK if it may.
+  // Returns why the member may not post, or OK.
   Outcome MayPost(LocalId id) const;
-  // The same of a sync outside a step.
+  // Returns why the member may not sync outside a step, or OK.
   Outcome MaySync(LocalId id) const;
 
   // ---- the coordinator
   void Pending(const control::JoinPending& message, std::vector<Action>* out);
   void Refused(const control::JoinRefused& message, std::vector<Action>* out);
-  // `record` is in force. Tells newcomers and those that were members before.
+  // The epoch `record` is in force. Answers the joins of the members that it admits, and tells the
+  // older members.
   void Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                  std::vector<Action>* out);
-  // `record` is the epoch in force, nullptr if there is none. The member whose step has passed;
-  // nullptr: nobody's has. EndStep() once its sync is over.
+  // `record` is the epoch in force, or nullptr. Returns the member whose step has passed, or
+  // nullptr. The caller must call EndStep() once the member's sync is over.
   const LocalMember* Voted(const control::VoteResult& message, const EpochRecord* record,
                            std::vector<Action>* out);
-  // Its step has passed. Answers it, unless that is for Removed() to do.
+  // Answers a step that has passed. Does nothing if the member is leaving or removed: then its end
+  // answers the step.
   void EndStep(LocalId id, const EpochRecord& record, uint32_t pending, std::vector<Action>* out);
-  // A member that is to be taken out of its ops; nullptr: nothing to do.
+  // Returns the member, whose ops and sync the caller must end. nullptr: there is nothing to end.
   const LocalMember* Removed(const control::Removed& message, std::vector<Action>* out);
-  // As if every member had been removed.
+  // Removes every member, for the reason `why`. The caller must end the ops and syncs of those
+  // returned.
   std::vector<const LocalMember*> RemoveAll(const std::string& why);
   void PendingChanged(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                       std::vector<Action>* out) const;
-  // The stream stands: what was not answered is said again. Hello went before.
-  // A vote goes with the offer that `offer_of` its member knows.
+  // The control stream is open, and Hello was sent: sends again what was not answered. `offer_of`
+  // returns the offer that goes with a member's vote.
   void Resend(const std::function<std::optional<control::SyncOffer>(LocalId)>& offer_of,
               std::vector<Action>* out);
-  // Forgets wishes that nobody has any more and of which the coordinator, in the next Hello, will
-  // hear nothing.
+  // Forgets members that have no number and whose join was withdrawn. The next Hello does not name
+  // them.
   void ForgetUnheard();
 
-  // ---- drain. Nobody joins any more; members leave at their next boundary, or, `at_once`, now.
+  // ---- drain
+  // Joins are refused from now on. Members leave at their next boundary; `at_once`: now.
   void Drain(const std::string& reason, bool at_once, std::vector<Action>* out);
 
   struct Busy {
-    size_t posts = 0;      // not answered
-    size_t lingering = 0;  // ops of it whose result this peer may have to tell
-    bool syncing = false;  // a sync is not answered: something may still write to its tensors
+    size_t posts = 0;      // posts that are not answered
+    size_t lingering = 0;  // its ops whose result this peer may have to give to other peers
+    bool syncing = false;  // a sync is not answered, or a transfer may still write to its inbox
   };
-  // Sends what is due and finishes who can be: a member leaves without open posts and lingering
-  // ops, and is gone without open posts and syncs.
+  // Sends Leave for members that are exiting and have no open posts and no lingering ops, or whose
+  // time is up. Finishes removed members that have no open posts and no open sync.
   void Sweep(const std::function<Busy(const LocalMember&)>& busy_with, Tick now,
              std::vector<Action>* out);
   Tick NextDeadline() const;
 
   const LocalMember* Find(LocalId id) const;
-  // None that is removed.
+  // Does not find removed members.
   const LocalMember* Find(const GroupKey& group, MemberId member) const;
   const std::map<LocalId, LocalMember>& all() const { return members_; }
   bool empty() const { return members_.empty(); }
-  // Known to the coordinator, by member id.
+  // The members of the group that have a number and are not removed, in rising order.
   std::vector<MemberId> MembersOf(const GroupKey& group) const;
-  // Of any group.
+  // True if any member, of any group, has a number and is not removed.
   bool AnyNumbered() const;
   bool HasAny(const GroupKey& group) const;
   bool HasAdmitted(const GroupKey& group) const;
-  // Every admitted member of the group is removed, and only waits for its posts.
+  // True if every admitted member of the group is removed, and only waits for its posts and its
+  // sync. Also true if there is none.
   bool AllAdmittedRemoved(const GroupKey& group) const;
-  // The member is in the epoch.
+  // The member must be in the epoch.
   static World WorldOf(const LocalMember& local, const EpochRecord& record, uint32_t pending);
 
   void CheckInvariants() const;
@@ -136,7 +143,7 @@ class LocalMembers {
 
  private:
   LocalMember* FindMutable(LocalId id);
-  // Its join is answered: it was not admitted, and nobody waits for it any more.
+  // Answers the open join of a member that was not admitted. No trainer waits for it any more.
   void Withdraw(LocalMember& local, const Outcome& outcome, std::vector<Action>* out);
   void Finish(LocalId id, std::vector<Action>* out);
   Outcome OutcomeOf(const LocalMember& local, const control::Removed& message) const;

@@ -13,12 +13,12 @@ using control::SyncStrategy;
 
 namespace {
 
-// In a round that began with this much to fetch, or this part of the state, what there will be to
-// fetch in a sync is no more: it may block the others.
+// If a round begins with at most this many bytes to fetch, or this part of the state, the member
+// comes out of the background: a sync will then not delay the other members for long.
 constexpr uint64_t kNearBytes = uint64_t{16} << 20;
 constexpr uint64_t kNearPart = 64;
-// Rounds in a row that had no less to fetch than one before them. The state changes faster than it
-// comes.
+// After so many rounds in a row that had no less to fetch than an earlier round, the member comes
+// out of the background as well: the state changes as fast as it is fetched.
 constexpr uint32_t kFlatRoundsMax = 8;
 
 }  // namespace
@@ -34,7 +34,8 @@ SyncDone LocalSyncs::Refused(LocalId local, Outcome refusal) const {
   SyncDone ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
   if (it == syncs_.end()) return ended;
-  // Of one that is out, too, until nothing writes any more.
+  // The trainer may not write to its tensors while they are held, or while a transfer writes. Both
+  // may be so after the member is out.
   const Sync& sync = it->second;
   ended.background = (sync.background && sync.background->held) || (!sync.call && Writes(sync));
   return ended;
@@ -58,16 +59,17 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
     sync.phase = Phase::kOffered;
   }
   AnswerTake(local, sync, {Code::kAborted, "this member has called again"}, out);
-  // What is held is known: the trainer brings nothing.
+  // If the state is held, the offer describes it already.
   if (!held) Bring(sync, request);
   sync.offer.number = ++sync.syncs;
   sync.offer.strategy = request.strategy;
-  // What may be unequal comes with the last transfer, for which its sources wait. Nothing comes to
-  // a sender.
+  // In the background, tensors with allow_unequal were not fetched. If the member lacks them, its
+  // offer is incomplete, so that they are fetched in this sync, while the sources wait. A member
+  // that sends its own state fetches nothing.
   const bool sends = request.strategy == SyncStrategy::kSend;
   const bool lacks = request.unequal && !sync.agreed && (held || !sends);
   if (sync.background && lacks) sync.offer.complete = false;
-  // Who is still fetched for has nothing to send.
+  // A member whose state is incomplete has nothing to send.
   if (sends && !sync.offer.complete) sync.offer.strategy = SyncStrategy::kReceive;
   sync.background.reset();
   Serve(local, sync, out);
@@ -77,7 +79,7 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
 void LocalSyncs::Bring(Sync& sync, const SyncRequest& request) {
   sync.bytes = 0;
   sync.sources = 0;
-  // It has what may be unequal as well.
+  // A kept state has the tensors with allow_unequal, too: they need not be fetched.
   if (request.kept) sync.agreed = true;
   sync.offer = {sync.syncs,    request.strategy, request.revision, request.manifest,
                 request.state, request.whole,    request.kept};
@@ -124,7 +126,7 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, bool share, Tic
   const auto it = syncs_.find(local);
   if (it == syncs_.end()) return;
   Sync& sync = it->second;
-  // Repeated, or of a sync that is over.
+  // The message is repeated, or belongs to a sync that is over.
   if (!sync.call || sync.ends || sync.offer.number != result.number) return;
   sync.with_vote = false;
   sync.share = share;
@@ -159,7 +161,7 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
       if (!sync.offer.complete || sync.offer.state != result.state) {
         return StartFetch(id, sync, result, out);
       }
-      // FetchDone was lost with the stream.
+      // The state is here already: FetchDone was lost with the control stream.
       sync.told = result;
       sync.elected = true;
       Serve(id, sync, out);
@@ -170,7 +172,7 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
         out->push_back(ChangeSources{id, result.sources});
         return;
       }
-      // Another coordinator has elected another state.
+      // A restarted coordinator has elected another state.
       sync.phase = Phase::kStopping;
       sync.next = result;
       out->push_back(StopTransfer{id});
@@ -239,7 +241,7 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
   sync.bytes += event.bytes;
   sync.sources += static_cast<uint32_t>(event.sources.size());
   if (!sync.call) return BackgroundEnded(event.local, sync, event, out);
-  // What was asked to stop may have come to its end all the same.
+  // A transfer that was told to stop may still end well; its result does not count.
   const bool told = sync.phase == Phase::kFetching;
   if (event.outcome.ok() && told) {
     sync.offer.state = sync.told.state;
@@ -252,7 +254,7 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
     return SayDone(sync, event, out);
   }
   if (told) {
-    // The coordinator ends it for all.
+    // The transfer failed. The coordinator ends the sync for all members.
     sync.phase = Phase::kOffered;
     return SayDone(sync, event, out);
   }
@@ -332,7 +334,7 @@ void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
   sync.phase = Phase::kIdle;
   sync.call = false;
   if (served) out->push_back(EndServe{id});
-  // From here on its trainer may write to it.
+  // After the answer the trainer may write to its tensors, so the state may change.
   if (sync.share && served && ended.outcome.ok() && !sync.removed) {
     sync.shared = true;
     out->push_back(ServeState{id, sync.group, sync.member, sync.offer.state, true});
@@ -349,7 +351,7 @@ bool LocalSyncs::Ready(LocalId local, const SyncRequest* request,
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || !it->second.background) return false;
   const Background& b = *it->second.background;
-  // The trainer has done with it what the others have.
+  // The trainer took the newest revision and made the next step from it, as the others did.
   const bool abreast = request != nullptr && b.taken && b.newest == agreed &&
                        request->revision == agreed.revision + 1;
   return abreast || b.near || b.flat >= kFlatRoundsMax;
@@ -408,7 +410,7 @@ void LocalSyncs::Chase(LocalId local, const control::StateAgreed& agreed,
   if (it == syncs_.end() || !it->second.background || !it->second.background->held) return;
   Sync& sync = it->second;
   Background& b = *sync.background;
-  // Its next call says so.
+  // The manifests differ. The member's next call gets StateMismatch.
   if (sync.offer.manifest != agreed.manifest) return;
   const bool same = b.newest.state == agreed.state;
   b.newest = agreed;
@@ -449,7 +451,7 @@ void LocalSyncs::Measure(Sync& sync, uint64_t bytes_left, uint64_t bytes_total) 
   b.measured = true;
   b.flat = bytes_left < b.least ? 0 : b.flat + 1;
   b.least = std::min(b.least, bytes_left);
-  // The first one shows nothing of how much changes from one to the next.
+  // The first round does not show how much changes from one revision to the next.
   b.near = b.rounds > 1 && bytes_left <= std::max(kNearBytes, bytes_total / kNearPart);
 }
 
@@ -469,7 +471,8 @@ void LocalSyncs::NameSources(LocalId local, const std::vector<control::SyncSourc
   out->push_back(ChangeSources{local, sources});
 }
 
-// Nobody waits for it: what has failed is begun anew with the next call or commit.
+// No other member waits for this transfer. If it has failed, the next call or commit begins
+// another.
 void LocalSyncs::BackgroundEnded(LocalId id, Sync& sync, const TransferEnded& event,
                                  std::vector<Action>* out) {
   const bool told = sync.phase == Phase::kFetching;
@@ -502,7 +505,7 @@ void LocalSyncs::Take(LocalId local, Tick deadline, Tick now, std::vector<Action
     return;
   }
   Sync& sync = it->second;
-  // One at a time; the newer one counts.
+  // A member has one open take: the newer one replaces the older.
   AnswerTake(local, sync, {Code::kAborted, "this member has asked again"}, out);
   sync.background->take_by = std::max(deadline, now);
   const bool idle = sync.phase == Phase::kIdle;
@@ -520,7 +523,7 @@ Outcome LocalSyncs::Failed(const Background& background) {
                               "of peerd give it also while they train"};
 }
 
-// If it waits for that. OK: all is here.
+// Answers the open take, if there is one. OK: all of the state is here.
 void LocalSyncs::AnswerTake(LocalId id, Sync& sync, const Outcome& outcome,
                             std::vector<Action>* out) {
   if (!sync.background || std::exchange(sync.background->take_by, kNever) == kNever) return;

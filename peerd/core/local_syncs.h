@@ -6,33 +6,34 @@
 //   fetching --(TransferEnded)--> offered: FetchDone, with the reason if it failed
 //   fetching --(fetch of another state, after a restart of the coordinator)--> stopping
 //   stopping --(TransferEnded)--> fetching
-//   any --(end)--> idle, once no transfer writes any more; if it names somebody to compare the
-//                  manifest with, after that or after detect_ms
+//   any --(end)--> idle, once no transfer writes any more; if `end` names a member whose manifest
+//                  to compare with, once that is done, or after detect_ms
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
 //
-// Whatever is offered is served from then on: whoever is told to fetch may ask before the source
-// hears of the election. A member that only receives serves nothing but what was elected.
+// A complete offer is served from the moment it is made, because a fetching peer may ask before the
+// source hears of the election. Exception: a member with strategy `receive` serves a state only
+// after it was elected.
 //
-// What is fetched lies apart from the trainer's tensors, which are written when the sync has ended
-// well and not before (peerd/state/local_state.h). From the beginning of a transfer until its good
-// end the offer is incomplete; the trainer's next call offers its own tensors again. After a
-// reconnect each open sync says what is there by then.
+// Fetched chunks go to the inbox. They reach the trainer's tensors only after the sync has ended
+// well (peerd/state/local_state.h). The offer is incomplete from the start of a transfer until the
+// transfer ends well. The trainer's next call offers its own tensors again. After a reconnect each
+// open sync sends the offer that is true by then.
 //
-// The outcome of a sync is the coordinator's, word by word: a member that was refused goes on to
-// where others wait for it, one whose sync was aborted waits for them, so all have to be told the
-// same.
+// A member is told exactly the outcome that the coordinator sent. After a refusal its program goes
+// on to its next call, and after an abort it offers again; in both it waits for the other members.
+// So the outcomes of all members must fit together, and only the coordinator can ensure that.
 //
-// A member in the background (docs/life_of_a_sync.md, "In the background") has no part in syncs.
-// Its calls are answered at once, and its state is held: whatever is agreed on is fetched, the
-// newest first, until the trainer takes it or syncs again.
+// A member in the background (docs/life_of_a_sync.md, "In the background") takes no part in syncs.
+// Its calls are answered at once, and its state is held: peerd fetches the state that the group
+// agreed on last, again and again, until the trainer takes it or the member takes part in a sync.
 //
 //   idle --(BeginBackground)--> held --(Chase)--> fetching, no call open
-//   fetching --(Chase of another state)--> stopping, then fetching that
+//   fetching --(Chase of another state)--> stopping, then fetching that state
 //   fetching --(TransferEnded)--> held; whole, if it ended well
-//   held, whole --(Take)--> idle: it is the trainer's
-//   held, fetching --(Begin, which Ready() says is due)--> offered, stopping
+//   held, whole --(Take)--> idle: the state is the trainer's again
+//   held, fetching --(Begin, when Ready() is true)--> offered, stopping
 //
-// Several local members are independent of each other, also in one group. Plain state machine: no
+// All local members are independent of each other, also those of one group. Plain state machine: no
 // clock, no thread.
 #pragma once
 
@@ -59,35 +60,37 @@ class LocalSyncs {
   explicit LocalSyncs(uint32_t detect_ms) : detect_ms_(detect_ms) {}
   void SetDetectMs(uint32_t detect_ms) { detect_ms_ = detect_ms; }
 
-  // Why the member may not begin this sync; OK if it may.
+  // Returns why the member may not begin a sync, or OK.
   Outcome MayBegin(LocalId local) const;
-  // The answer to a call that was refused, also to one of a member that is out.
+  // Returns the answer to a call that was refused, also for a member that is out.
   SyncDone Refused(LocalId local, Outcome refusal) const;
-  // A trainer's call that MayBegin(). `with_vote`: the offer goes with the vote of its step
-  // boundary (OfferOf()), until VoteAnswered().
+  // Begins the sync of a trainer's call. MayBegin() must be OK. `with_vote`: the offer is sent with
+  // the vote of the step boundary (see OfferOf()), until VoteAnswered().
   void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,
              bool with_vote, std::vector<Action>* out);
   void VoteAnswered(LocalId local);
-  // What the vote of the member has to carry; none: nothing.
+  // Returns the offer that the vote of the member carries, if any.
   std::optional<control::SyncOffer> OfferOf(LocalId local) const;
 
-  // `share`: others fetch in the background, so what is agreed on is served from then on, too.
+  // `share`: other members fetch in the background, so this member goes on serving the state after
+  // the sync, until EndSharing().
   void Result(LocalId local, const control::SyncResult& result, bool share, Tick now,
               std::vector<Action>* out);
   void EndSharing(LocalId local, std::vector<Action>* out);
   // ---- a member in the background
 
-  // It is time to take part in syncs like all others. `request`: what the trainer brings, or
-  // nullptr; `agreed`: the newest.
+  // True if the member should come out of the background and take part in syncs. `request`: what
+  // the trainer brings to the sync of this step, or nullptr. `agreed`: the state agreed on last.
   bool Ready(LocalId local, const SyncRequest* request, const control::StateAgreed& agreed) const;
-  // A trainer's call that MayBegin(). Answered at once, unless its tensors are not those of
-  // `agreed`; `sources`: whose to compare with then.
+  // A trainer's call to sync, in the background. MayBegin() must be OK. It is answered at once. But
+  // if its manifest is not that of `agreed`, it ends with StateMismatch, after a comparison with
+  // the manifest of the first of `sources`.
   void BeginBackground(LocalId local, const GroupKey& group, MemberId member,
                        const SyncRequest& request,
                        const std::optional<control::StateAgreed>& agreed,
                        const std::vector<control::SyncSource>& sources, Tick now,
                        std::vector<Action>* out);
-  // What is held is to become this.
+  // Makes the held state become `agreed`: starts a transfer, or stops that of another state first.
   void Chase(LocalId local, const control::StateAgreed& agreed,
              const std::vector<control::SyncSource>& sources, std::vector<Action>* out);
   void NameSources(LocalId local, const std::vector<control::SyncSource>& sources,
@@ -97,21 +100,22 @@ class LocalSyncs {
 
   // ---- the driver
   void Ended(const TransferEnded& event, std::vector<Action>* out);
-  // `difference`: in words, or why there are none.
+  // `difference`: in words, or "" if none is known.
   void ManifestCompared(LocalId local, const std::string& difference, std::vector<Action>* out);
-  // The member is out; an open sync ends with this.
+  // The member is out; an open sync ends with `outcome`.
   void Remove(LocalId local, const Outcome& outcome, std::vector<Action>* out);
-  // How far a transfer is; ignored if there is none.
+  // How far the member's transfer is; ignored if it has none.
   void SetProgress(LocalId local, const control::FetchProgress& progress);
   std::vector<control::FetchLoad> Fetches() const;
-  // The control stream stands, Hello went before. Offers that a vote carries go with it.
+  // The control stream is open, and Hello was sent: sends open offers again. An offer that goes
+  // with a vote is sent with the vote.
   void Resend(std::vector<Action>* out) const;
   void OnTime(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
-  // A call is not answered.
+  // True if a sync of the member is not answered.
   bool Open(LocalId local) const;
-  // A transfer may still write to what was fetched.
+  // True if a transfer may still write to the member's inbox.
   bool Writing(LocalId local) const;
 
   void CheckInvariants() const;
@@ -121,50 +125,50 @@ class LocalSyncs {
   enum class Phase : uint8_t { kIdle, kOffered, kFetching, kStopping };
   // How a member in the background catches up.
   struct Background {
-    bool held = false;            // the trainer has handed its state over
-    bool taken = false;           // since it last called, it took `newest`
-    Tick take_by = kNever;        // it waits until then
-    control::StateAgreed newest;  // what it is to become
+    bool held = false;            // the trainer has handed its state over, and not taken it
+    bool taken = false;           // since its last call to sync, the trainer took `newest`
+    Tick take_by = kNever;        // deadline of the open take; kNever: none is open
+    control::StateAgreed newest;  // the state to fetch
     std::vector<control::SyncSource> sources;
-    uint64_t rounds = 0;          // begun, each for another revision
-    uint64_t revision = 0;        // of the newest of them
-    bool measured = false;        // what that one has to fetch is known
-    uint64_t least = UINT64_MAX;  // that any had to fetch
-    uint32_t flat = 0;            // rounds in a row that had no less, or failed
-    bool near = false;            // the newest one had little
-    std::string
-        failed;  // why the newest one did, which is not tried again by itself; "": it did not
+    uint64_t rounds = 0;          // rounds begun, each for another revision
+    uint64_t revision = 0;        // of the newest round
+    bool measured = false;        // it is known how much the newest round has to fetch
+    uint64_t least = UINT64_MAX;  // the fewest bytes that any round had to fetch
+    uint32_t flat = 0;            // rounds in a row that had no fewer to fetch, or failed
+    bool near = false;            // the round measured last had little to fetch
+    // Why the last transfer failed; "": it did not. The next call or commit tries again.
+    std::string failed;
   };
   struct Sync {
     GroupKey group;
     MemberId member;
-    uint64_t syncs = 0;   // numbers used
-    bool agreed = false;  // it has taken part in a commit
+    uint64_t syncs = 0;   // the number of the last offer
+    bool agreed = false;  // it has taken part in a commit, or its state was kept (kept_states.h)
     Phase phase = Phase::kIdle;
-    bool call = false;  // is not answered
+    bool call = false;  // a call is not answered
     std::optional<Background> background;
     bool with_vote = false;
-    control::SyncOffer offer;         // says what is there now
-    bool elected = false;             // that is what all are to have
-    bool serving = false;             // it may be asked for that
-    bool shared = false;              // it is served although its call is answered
-    bool share = false;               // that is wanted
-    control::SyncResult told;         // the last fetch
+    control::SyncOffer offer;         // describes what is here now
+    bool elected = false;             // the state in `offer` was elected
+    bool serving = false;             // other peers may fetch the state in `offer`
+    bool shared = false;              // the state is served, though the call is answered
+    bool share = false;               // it is to be served after the call, too
+    control::SyncResult told;         // the last `fetch` of the coordinator
     control::FetchProgress progress;  // of the transfer
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;               // fetched
     uint32_t sources = 0;
-    std::optional<control::SyncResult> next;  // kStopping: a fetch that begins then
-    std::optional<Outcome> ends;              // how it ends when nothing is waited for any more
-    Tick compare_by = kNever;                 // the difference is waited for until then
-    bool removed = false;
+    std::optional<control::SyncResult> next;  // kStopping: the fetch to begin after that
+    std::optional<Outcome> ends;              // the outcome, once nothing delays the answer
+    Tick compare_by = kNever;                 // deadline of the comparison; kNever: none is open
+    bool removed = false;                     // the member is out
   };
 
-  // What the trainer brings is what is there now.
+  // Sets the offer to what the trainer brings.
   static void Bring(Sync& sync, const SyncRequest& request);
   static bool Writes(const Sync& sync) {
     return sync.phase == Phase::kFetching || sync.phase == Phase::kStopping;
   }
-  // Brings what is served in line with what is offered.
+  // Begins or ends serving, as the offer now demands.
   static void Serve(LocalId id, Sync& sync, std::vector<Action>* out);
   void Fetch(LocalId id, Sync& sync, const control::SyncResult& result,
              std::vector<Action>* out) const;
@@ -173,7 +177,7 @@ class LocalSyncs {
   static void StartFetch(LocalId id, Sync& sync, const control::SyncResult& result,
                          std::vector<Action>* out);
   static void SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out);
-  // There is nothing to fetch any more.
+  // True if the held state is equal to `newest`.
   static bool Whole(const Sync& sync);
   static void StartRound(LocalId id, Sync& sync, std::vector<Action>* out);
   static void Measure(Sync& sync, uint64_t bytes_left, uint64_t bytes_total);
@@ -182,7 +186,7 @@ class LocalSyncs {
   static Outcome Failed(const Background& background);
   static void AnswerTake(LocalId id, Sync& sync, const Outcome& outcome, std::vector<Action>* out);
   static void EndShare(LocalId id, Sync& sync, std::vector<Action>* out);
-  // Answers the call if nothing is in the way.
+  // Answers the call if it has an outcome, and no transfer or comparison delays the answer.
   void Finish(LocalId id, std::vector<Action>* out);
 
   uint32_t detect_ms_;

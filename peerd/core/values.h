@@ -1,4 +1,4 @@
-// The values that events and actions of the peer core name: local members, their world, their
+// Values that the events and the actions of the peer core share: local members, their world, their
 // posts.
 #pragma once
 
@@ -16,7 +16,8 @@
 
 namespace longhaul::peerd {
 
-// One local member from join to end. Chosen by the driver, never reused; doubles as Join.request.
+// Names a local member from its join to its end. Chosen outside the core and never reused. It is
+// also the number of the Join message (control::Join::request).
 using LocalId = Id<struct LocalIdKind>;
 
 struct World {
@@ -24,54 +25,59 @@ struct World {
   MemberId member;
   uint32_t rank = 0;
   uint32_t size = 0;
-  uint32_t pending = 0;
-  bool background = false;  // its input is not in results yet
+  uint32_t pending = 0;     // members of the group that wait for admission
+  bool background = false;  // the member is in the background
   friend bool operator==(const World&, const World&) = default;
 };
 
 struct OpInfo {
-  Epoch epoch;        // whose members took part (those admitted by the op's boundary)
-  uint32_t size = 0;  // members whose tensors are in the result
-  uint32_t retries = 0;
-  int64_t total_us = 0;
-  int64_t wait_us = 0;
-  Algorithm algorithm = Algorithm::kAuto;  // of the attempt that counted
+  Epoch epoch;           // the participants are members of this epoch
+  uint32_t size = 0;     // members whose inputs are in the result
+  uint32_t retries = 0;  // attempts that had every READY and were ended by a freeze
+  int64_t total_us = 0;  // from the post to the answer
+  int64_t wait_us = 0;   // from the post until every READY was here for the first time
+  Algorithm algorithm = Algorithm::kAuto;  // of the last attempt
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };
 
-// A post of a local member: the driver knows its buffers by this.
+// Names a post of a local member. The driver finds the buffers of the post by this name.
 struct PostRef {
   LocalId local;
   uint64_t call = 0;
   friend auto operator<=>(const PostRef&, const PostRef&) = default;
 };
 
-// What the driver has to know of a post before the core hears of it, to find memory for it.
+// What the driver must know about a post to find memory for it, before it gives the post to the
+// core.
 struct PostView {
-  MemberId member;                                     // who posts
-  std::vector<std::pair<PostRef, MemberId>> together;  // posts of the same op that wait here
-  size_t peers = 0;  // that take part: as long as the op lasts they become fewer only
+  MemberId member;  // posts the op
+  // Posts of the same op by other local members, and these members. They wait for this post.
+  std::vector<std::pair<PostRef, MemberId>> together;
+  size_t peers = 0;  // peers that take part in the op; as long as it lasts, they only become fewer
 };
 
-// How a one-shot op has ended at some participant, for those that were kept from it by a fault.
+// The result of a one-shot op at a participant that has answered its trainers. A participant sends
+// it to the others if a fault kept them from the same result.
 struct OneShotResult {
-  Epoch epoch;           // whose members took part
-  uint32_t members = 0;  // whose tensors are in it
-  std::string bytes;     // of the tensor
+  Epoch epoch;           // the participants are members of this epoch
+  uint32_t members = 0;  // members whose inputs are in the result
+  std::string bytes;     // the tensor
   friend bool operator==(const OneShotResult&, const OneShotResult&) = default;
 };
 
-// The state that a trainer brings to a sync; hashed by the driver before.
+// The state that a member brings to a sync. The driver has hashed it.
 struct SyncRequest {
   control::SyncStrategy strategy = control::SyncStrategy::kPopular;
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;
-  // It is what the peer kept of a former member of the name, at the revision that it had then.
+  // The state is the peer's kept copy of a former member of the same name, not what the trainer
+  // brought. `revision` is that of the copy.
   bool kept = false;
-  // Some of its tensors may be unequal.
+  // Some tensors have allow_unequal.
   bool unequal = false;
-  // False: the bytes are nobody's, and cannot be elected. The rest says what was brought.
+  // False: a damaged copy has overwritten some of the bytes, so the state cannot be elected and
+  // must be fetched. `revision` is the trainer's.
   bool whole = true;
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
 };

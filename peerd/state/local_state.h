@@ -4,10 +4,13 @@
 // has ended well, the trainer copies the chunks that are marked as changed from the inbox to its
 // tensors. So a sync that fails leaves the tensors as they were, and so does a peerd that dies.
 //
-//   Bring() --(hashed)--> offered --(chunks are fetched to the inbox)--> offered, as fetched
-//     --(the sync ends well)--> Settle(): the trainer copies the marked chunks
-//     --(the sync fails)--> Forget(): the next sync hashes all tensors again, and finds the right
-//                           chunks in the inbox
+// The steps of a sync:
+// 1. Bring() for each tensor that may have changed. Then these tensors are hashed.
+// 2. The member offers the state. If the group elects another state, the chunks that differ are
+//    fetched to the inbox.
+// 3. The sync ends well: Settle() marks the fetched chunks, and the trainer copies them.
+//    The sync fails: Forget(). The next sync hashes all tensors again. It need not fetch chunks
+//    that are in the inbox already.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +33,14 @@ struct LocalState : MemoryState {
   // One byte for each chunk of each tensor, in order. When a sync has ended well, 1 means that the
   // trainer must copy the chunk from the inbox. `memory` keeps these bytes mapped, too.
   std::span<uint8_t> changed;
-  // The manifest without the bytes. Others may compare it with theirs when the bytes are gone.
+  // The manifest alone: no tensors, no digests, and no `memory` that it would keep mapped. After
+  // the sync, it stands for this state, so that other peers can still compare manifests.
   std::shared_ptr<const MemoryState> declared;
 
   std::span<const uint8_t> Tensor(size_t index) const {
     return {places[index], manifest[index].bytes};
   }
-  // The trainer may have written to the tensor: forgets its digests, until it is hashed again.
+  // The trainer may have written to the tensor: forgets its digests until it is hashed again.
   void Bring(size_t tensor);
   // After a sync that ended well: marks the chunks that came from others in `changed`. Returns
   // whether there are any. From now to the next sync the inbox belongs to the trainer.
@@ -51,19 +55,19 @@ struct StateSync {
   control::SyncStrategy strategy = control::SyncStrategy::kPopular;
   uint64_t revision = 0;
   // For each tensor: not 0 if it may have changed since the last sync that ended well. Empty: all
-  // may.
+  // tensors may have changed.
   std::vector<uint8_t> touched;
 };
 
-// What became of a sync.
+// How a sync ended.
 struct StateSyncInfo {
   uint64_t revision = 0;
   Hash128 state;
-  uint64_t bytes = 0;
-  uint32_t sources = 0;
+  uint64_t bytes = 0;    // fetched
+  uint32_t sources = 0;  // members that sent any of these bytes
   int64_t total_us = 0;
   bool changed = false;  // LocalState::changed has marks
-  // Before the sync, the tensors were replaced by what peerd had kept.
+  // The sync offered a state that peerd had kept (kept_states.h) in place of the trainer's tensors.
   bool resumed = false;
   // The member is in the background: its trainer must not write to the tensors until it takes the
   // fetched state.
