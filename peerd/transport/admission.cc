@@ -139,15 +139,14 @@ LaneVerdict Admission::Judge(const LaneHello& hello) const {
   } else if (!p.link->FitsDataLane(hello.lane, hello.lanes, hello.serial)) {
     result = LaneResult::kBusy;  // a newer lane is up
   } else if (p.link->options().dialled) {
-    result = LaneResult::kWrongPeer;  // the side that dialled the link dials the data lanes, and
-                                      // this is we
+    result = LaneResult::kWrongPeer;  // the side that dialled the link dials these too
   }
   return {result, result == LaneResult::kAccepted ? *token : std::string()};
 }
 
 // Each pair of peers has one control lane. A new connection replaces a link if the link was made in
-// an older epoch, or if it is silent. If both sides dial at once, the connection of the peer with
-// the smaller id stays.
+// an older epoch of the group, is silent, or has lost its control lane. If both sides dial at once,
+// the connection of the peer with the smaller id stays.
 LaneResult Admission::JudgeControl(const Peering& p, const LaneHello& hello) const {
   const bool ours_first = options_->self < p.key.peer;
   if (hello.link != 0) {

@@ -19,8 +19,8 @@ constexpr uint32_t kLanesLoopback = 2;
 constexpr uint32_t kLanesElsewhere = 4;
 // The least time for a connection attempt if there are other addresses to try.
 constexpr int64_t kAttemptMinUs = Millis(50);
-// Handshakes of data lanes that one link runs at once. All peers together stay below the acceptor's
-// limit of unfinished handshakes.
+// Handshakes of data lanes that one link runs at once. The limit leaves room for other peers below
+// LH_HANDSHAKES_MAX of the acceptor.
 constexpr int kDataDialsMax = 32;
 
 }  // namespace

@@ -74,7 +74,7 @@ enum class LaneResult : uint8_t {
   // The acceptor has no token for this run, group and epoch. While the epoch is being prepared, the
   // token may still come: try again.
   kUnknownEpoch = 2,
-  kWrongPeer = 3,    // this dialer may not open this lane here, say as HELLO names another acceptor
+  kWrongPeer = 3,    // this dialer may not open this lane here, say if HELLO names another acceptor
   kBusy = 4,         // no room, or another connection goes first: try again later
   kUnknownLink = 5,  // the acceptor has given the link up
   kNoWay = 6,        // the relay could not connect to the acceptor, or carries too many lanes
