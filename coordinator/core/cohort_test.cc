@@ -1,4 +1,4 @@
-// Members that belong together: admitted at one boundary in all their groups, removed in one step.
+// Cohorts: their members are admitted at one boundary in all their groups, and removed in one step.
 #include <string>
 #include <vector>
 
@@ -72,7 +72,8 @@ TEST_F(CohortTest, AnIncompleteCohortDoesNotHoldTheVoters) {
   EXPECT_EQ(h.Take(P(1)), (Texts{"VoteResult m1 number=1 epoch=1"}));
 }
 
-// Group 1 has begun the ballot in which group 0 could still take the newcomer.
+// Group 1 completes a ballot before the cohort is complete. Group 0 could still admit its newcomer
+// by the ballot of that number, but must not.
 TEST_F(CohortTest, ACohortIsAdmittedByTheSameBallotOfEachGroup) {
   Found(1);
   h.AddLively(P(2));
@@ -189,8 +190,8 @@ TEST_F(CohortTest, ACohortGetsItsBallotWhenItIsReachedInAllItsGroups) {
   EXPECT_EQ(h.Stored(G(0)).ballots, h.Stored(G(1)).ballots);
 }
 
-// The coordinator that comes up does not know whom members have reached. The others must not pass
-// the boundary at which the rest of the cohort comes in.
+// After a restart the coordinator does not know which newcomers the members have reached. Still the
+// other members must not pass the boundary at which the rest of the cohort is to be admitted.
 TEST_F(CohortTest, ACohortOfWhichSomeAreAdmittedIsNotTriedAnew) {
   Found(1);
   h.AddLively(P(2));
@@ -237,8 +238,8 @@ TEST_F(CohortTest, OneNameAtTwoPeersIsTwoCohorts) {
   EXPECT_EQ(Admitted(0), 0u);
 }
 
-// The ballot passes in group 0 while the peer of the newcomers is away; it comes back before group
-// 1 votes. They come in by the next ballot, in both.
+// Group 0 completes the ballot while the newcomers' peer has no stream. The peer attaches before
+// the members of group 1 vote. The newcomers are admitted by the next ballot, in both groups.
 TEST_F(CohortTest, WhoIsLateForABallotOfOneGroupIsLateInAll) {
   Found(1);
   h.AddLively(P(2));
@@ -315,8 +316,8 @@ TEST_F(CohortTest, TheNumberOutlivesTheCoordinator) {
   EXPECT_EQ(Admitted(1), 2u);
 }
 
-// Hosts come, die, step and lose their streams in every order. The harness checks after each step
-// that no cohort is admitted in part but by the ballot in between; at rest none may be.
+// Hosts join, leave, step and lose their streams in random order. A cohort may be admitted in part
+// only while the other group has not completed the same ballot. In the end no member is pending.
 TEST_F(CohortTest, RandomHistoriesLeaveNoCohortInPart) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -23,7 +23,7 @@ class CoordinatorCoreTest : public testing::Test {
   static PeerId P(uint64_t n) { return PeerId(n); }
   static MemberId M(uint64_t n) { return MemberId(n); }
 
-  // Peers 1..n with one admitted member each, m1..mn, all lively; what they received is forgotten.
+  // Adds lively peers 1..n with one admitted member each, m1..mn. Forgets what they received.
   void Found(uint64_t n) {
     for (uint64_t i = 1; i <= n; ++i) {
       h.AddLively(P(i));
@@ -104,7 +104,7 @@ TEST_F(CoordinatorCoreTest, UnanimousVoteAdmitsTwoJoiners) {
   EXPECT_TRUE(h.View().members[0].voting);
   h.LivelyVote(P(2), M(2));
   h.Run();
-  // Newcomers stand behind, in order of their peers.
+  // Newcomers rank behind the others, in ring order.
   EXPECT_EQ(
       h.Take(P(1)),
       (Texts{
@@ -359,7 +359,8 @@ TEST_F(CoordinatorCoreTest, ASilentPeerIsDeadAndItsStreamClosed) {
   EXPECT_EQ(h.closings(), Texts{"silent for 4000 ms"});
 }
 
-// A stream that stalls is closed by one of its ends when it has been silent for some time.
+// One end closes a stalled stream after it was silent for some time. The peer does not get the time
+// of silence again.
 TEST_F(CoordinatorCoreTest, AStreamThatClosesLateGivesNoSecondPeriod) {
   for (const bool admitted : {true, false}) {
     h = Harness();
@@ -403,7 +404,7 @@ TEST_F(CoordinatorCoreTest, WhoIsHeardByNobodyElseIsNotRemovedByACoordinatorThat
       h.Wait(cut_ms - 2500);
       EXPECT_EQ(h.Notices("death"), Texts{});
       EXPECT_THAT(h.View().waiting_for, HasSubstr("hears no peer"));
-      // One after the other comes back.
+      // The peers attach again, one after the other.
       for (const uint64_t n : {3, 1, 4, 2}) {
         h.Unhang(P(n));
         h.Reattach(P(n));
@@ -418,7 +419,7 @@ TEST_F(CoordinatorCoreTest, WhoIsHeardByNobodyElseIsNotRemovedByACoordinatorThat
   }
 }
 
-// Their hosts have said so: the network is there.
+// The streams were closed and did not fall silent. So the coordinator is not cut off.
 TEST_F(CoordinatorCoreTest, PeersThatAllCloseTheirStreamsAreDeadInTimeThoughNobodyIsHeard) {
   Found(2);
   for (const uint64_t n : {1, 2}) h.Kill(P(n));
@@ -457,7 +458,7 @@ TEST_F(CoordinatorCoreTest, APeerThatTheOthersReportAfterAnIsolationIsNotWaitedF
   EXPECT_EQ(h.Notices("death").size(), 1u);
 }
 
-// Nobody has answered, since nobody could.
+// While the coordinator is cut off, no peer can answer and no member can vote.
 TEST_F(CoordinatorCoreTest, APreparationAndAStepDeadlineStandStillWhileNobodyIsHeard) {
   Found(2);
   control::Join late{.request = 1, .group = G(), .name = "t"};
@@ -484,7 +485,7 @@ TEST_F(CoordinatorCoreTest, APreparationAndAStepDeadlineStandStillWhileNobodyIsH
   EXPECT_EQ(Admitted(), 2u) << "the deadline goes on";
 }
 
-// It comes back with members that are none any more.
+// The peer attaches again and names a member that was removed.
 TEST_F(CoordinatorCoreTest, APeerThatWasRemovedHearsByWhomAndWhenAndWhy) {
   Found(3);
   h.Hang(P(3));
@@ -538,11 +539,11 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
       h = Harness();
       Found(peers);
       h.Hang(P(peers));
-      h.Lively(P(peers)).mute = h.Lively(P(1)).mute = true;  // who waits for its link
+      h.Lively(P(peers)).mute = h.Lively(P(1)).mute = true;  // waits for its link
       h.Wait(1400);
       h.Say(P(1), control::LinkLost{G(), Epoch(peers), P(peers), "silent for 1000 ms", 1000});
       EXPECT_EQ(h.Notices("death").size(), 0u);
-      // Longer where another one would report its silence, too.
+      // The report counts later if a second peer would report the silence, too.
       h.Wait(peers == 2 ? 190 : 490);
       EXPECT_EQ(h.Notices("death").size(), 0u);
       if (comes_back) h.Say(P(peers), control::Heartbeat{});
@@ -780,7 +781,7 @@ TEST_F(CoordinatorCoreTest, AReportFromBeforeTheLastFreezeIsStale) {
   EXPECT_EQ(Committed(), Epoch(3));
 }
 
-// An admission freezes nothing, so a link lost in the epoch before it still needs its repair.
+// An admission freezes nothing. So a link that was lost in the epoch before still needs a repair.
 TEST_F(CoordinatorCoreTest, AReportFromBeforeAnAdmissionStillCounts) {
   Found(2);
   ASSERT_EQ(h.Stored().last_freeze, Epoch(0));
@@ -827,8 +828,8 @@ TEST_F(CoordinatorCoreTest, ANewcomersLostLinkRebuildsWithoutFreezingAndNotForEv
   EXPECT_EQ(h.Take(P(2)).back(), "Removed m2 unreachable");
 }
 
-// The peer closed the link for the epoch that its last member left, and builds it again for this
-// one.
+// For instance, a peer closes its links when its last member has left. When it joins again, it
+// builds them anew.
 TEST_F(CoordinatorCoreTest, ALinkThatANewcomerLosesBeforeTheCommitFreezesNothing) {
   Found(1);
   h.AddLively(P(2));
@@ -851,7 +852,7 @@ TEST_F(CoordinatorCoreTest, ALinkThatANewcomerLosesBeforeTheCommitFreezesNothing
                    "Commit 3"}));
 }
 
-// Both ends are in the epoch in force: ops may have lost a frame with the link.
+// Both ends are in the committed epoch, so ops may have lost a frame with the link.
 TEST_F(CoordinatorCoreTest, ALinkLostBetweenMembersBeforeTheCommitFreezesOnce) {
   Found(2);
   h.AddLively(P(3)).mute = true;
@@ -898,8 +899,7 @@ TEST_F(CoordinatorCoreTest, ReportsOfPeersOutsideTheGroupCountNothing) {
   EXPECT_EQ(Committed(), Epoch(2));
 }
 
-// ------------------------------------------------------------------------------ unreachable,
-// silent
+// ------------------------------------------------------------------------------ not reached
 
 TEST_F(CoordinatorCoreTest, AnUnreachableNewcomerIsRefusedAndTheVotersGoOn) {
   Found(2);
@@ -926,7 +926,7 @@ TEST_F(CoordinatorCoreTest, AnUnreachableNewcomerIsRefusedAndTheVotersGoOn) {
             "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
 }
 
-// It asks again at once; the voters are not held a second time.
+// A refused newcomer joins again at once. It does not hold the voters a second time.
 TEST_F(CoordinatorCoreTest, ABallotTriesNewcomersOnce) {
   Found(1);
   h.AddLively(P(2));
@@ -1078,7 +1078,7 @@ TEST_F(CoordinatorCoreTest, TheFirstMessageIsHello) {
   h.Step(SessionOpened{SessionId(500)});
   h.Step(FromPeer{SessionId(500), control::Heartbeat{}});
   EXPECT_EQ(h.closings(), Texts{"against the protocol: the first message is not Hello"});
-  h.Step(FromPeer{SessionId(500), control::Heartbeat{}});  // was on its way
+  h.Step(FromPeer{SessionId(500), control::Heartbeat{}});  // was on its way already
   h.Step(SessionClosed{SessionId(500)});
   h.Step(SessionOpened{SessionId(501)});
   h.Step(FromPeer{SessionId(501), control::Hello{}});
@@ -1102,8 +1102,8 @@ TEST_F(CoordinatorCoreTest, ASecondStreamReplacesTheFirst) {
   EXPECT_EQ(Admitted(), 2u);
 }
 
-// Whoever knows a peer's id, which is in every log, must not be able to end its stream: that would
-// remove its members.
+// A stranger that knows a peer's id must not be able to end the peer's stream: that would remove
+// its members. The id is in every log.
 TEST_F(CoordinatorCoreTest, AStrangerDoesNotReplaceTheStreamOfAPeerThatIsHeard) {
   Found(2);
   const std::string secret = h.Secret(P(2));
@@ -1129,7 +1129,7 @@ TEST_F(CoordinatorCoreTest, AStrangerDoesNotReplaceTheStreamOfAPeerThatIsHeard) 
   EXPECT_EQ(h.View().ring[1].endpoint, "10.0.0.2:29700");
 }
 
-// The first Welcome may be lost with the stream on which it went, or the stream may hang.
+// The peer may have no secret because its stream broke before Welcome arrived, or because it hangs.
 TEST_F(CoordinatorCoreTest, APeerThatIsNotHeardComesBackWithoutASecret) {
   Found(2);
   h.Hang(P(2));
@@ -1149,7 +1149,7 @@ TEST_F(CoordinatorCoreTest, APeerThatIsNotHeardComesBackWithoutASecret) {
   EXPECT_EQ(Admitted(), 2u);
 }
 
-// Secrets are of one start of the coordinator.
+// Each start of the coordinator has other secrets.
 TEST_F(CoordinatorCoreTest, AfterARestartPeersComeBackWithTheSecretOfBefore) {
   Found(2);
   const std::string before = h.Secret(P(2));
@@ -1181,7 +1181,7 @@ TEST_F(CoordinatorCoreTest, RunsAreBounded) {
                     HasSubstr("no member for 600 s is forgotten")));
   EXPECT_FALSE(h.store().runs.contains("one-too-many"));
   EXPECT_EQ(h.Notices("refuse").size(), 1u);
-  // Those that there are take members as before.
+  // The runs that exist take members as before.
   EXPECT_THAT(join("run7"), Not(HasSubstr("refused")));
 }
 
@@ -1200,7 +1200,7 @@ TEST_F(CoordinatorCoreTest, GroupsOfAllRunsTogetherAreBounded) {
   EXPECT_THAT(join("even"), HasSubstr("4096 groups of all its runs, the most it can have "
                                       "(LH_COORDINATOR_GROUPS_MAX)"));
   EXPECT_EQ(h.store().groups.size(), LH_COORDINATOR_GROUPS_MAX);
-  // Those that there are take members as before.
+  // The groups that exist take members as before.
   h.Attach(P(1000));
   h.Say(P(1000), control::Join{1, {"even", 1}, "t"});
   EXPECT_THAT(h.Take(P(1000)).back(), Not(HasSubstr("refused")));
@@ -1302,7 +1302,7 @@ TEST_F(CoordinatorCoreTest, AReattachingPeerGetsTheOpenPreparationAgain) {
                    "Commit 3"}));
 }
 
-// Coming back again and again does not stretch the time to answer.
+// A peer that attaches again and again does not get more time to answer.
 TEST_F(CoordinatorCoreTest, TheTimeToAnswerRunsOnce) {
   Found(2);
   h.Lively(P(2)).mute = true;
@@ -1346,8 +1346,8 @@ class FatesTest : public CoordinatorCoreTest {
     op.matches = {{other, OpOrdinal(theirs)}};
     return op;
   }
-  // Two survivors of three: op 11/21 done at both, 12/22 not done at p2, 13 settled at p2, 14
-  // aborts, not announced at p2.
+  // p3 dies; p1 and p2 survive. Their ops, as p1/p2 number them: 11/21 is done at both; 12/22 is
+  // not done at p2; 13 is settled at p2; 14 aborts on a fault, and p2 has not announced it.
   void Fail() {
     Found(3);
     control::OpReport aborting = Op(14, false, P(2), 0);
@@ -1372,7 +1372,7 @@ TEST_F(FatesTest, AreSentAgainToAPeerThatDidNotHearTheCommit) {
   h.Lively(P(1)).mute = true;
   h.Wait(4000);
   ASSERT_EQ(h.View().waiting_for, "epoch 4 waiting for 1 of 2 peers: p1");
-  h.Close(P(2));  // was ready
+  h.Close(P(2));  // p2 was ready
   h.Say(P(1), control::EpochReady{G(), Epoch(4), h.Lively(P(1)).groups[G()].ops});
   ASSERT_EQ(Committed(), Epoch(4));
   h.ForgetReceived();
@@ -1410,8 +1410,7 @@ TEST_F(FatesTest, AreForgottenWithTheNextCommit) {
   EXPECT_TRUE(h.Stored().fates.empty());
 }
 
-// ------------------------------------------------------------------------------ drain, bounds,
-// time
+// ------------------------------------------------------------------------------ drain, limits
 
 TEST_F(CoordinatorCoreTest, ADrainingPeerGetsNoNewMembers) {
   Found(2);
@@ -1428,7 +1427,7 @@ TEST_F(CoordinatorCoreTest, ADrainingPeerGetsNoNewMembers) {
       h.Take(P(2)),
       Texts{
           "JoinRefused 6 join of run/0 at p2 refused: the peer is draining; join at another host"});
-  // Who was pending there is not admitted any more; the voters go on.
+  // The pending member at that peer is not admitted. The voters go on.
   h.LivelyVote(P(1), M(1));
   h.LivelyVote(P(2), M(2));
   h.Run();

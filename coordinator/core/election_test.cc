@@ -67,9 +67,9 @@ TEST(Election, WhereOnlyWhatIsFetchedMayWinAllOfferAgain) {
   EXPECT_TRUE(e.verdicts.empty());
   EXPECT_EQ(e.again, "no member offers a state that can be elected, and m2 was still fetching one");
   EXPECT_EQ(e.revision, 4U);
-  // What is below the committed revision cannot be elected, either.
+  // A state below the committed revision cannot be elected, either.
   EXPECT_FALSE(Elect({Offer(1, 5, 3), fetching}, 5).again.empty());
-  // What nobody would be elected for is not waited for.
+  // A state that is being fetched is not waited for if its member only receives.
   fetching.offer.strategy = SyncStrategy::kReceive;
   e = Elect({first, fetching}, std::nullopt);
   EXPECT_EQ(e.again, "");
@@ -122,7 +122,7 @@ TEST(Election, WhatWasKeptFromAnotherHistoryIsPulledForward) {
   const Election e = Elect({kept, Offer(2, 5, 4), Offer(3, 100, 100)}, 4);
   EXPECT_EQ(e.revision, 4U);
   EXPECT_EQ(Actions(e), "fkr");
-  // Alone it is too old, not too new.
+  // Alone, a kept state of a higher revision elects nobody: it counts as outdated.
   EXPECT_FALSE(Elect({kept}, 4).elected);
 }
 
@@ -198,7 +198,7 @@ TEST(Election, ReceiversNeverWin) {
   EXPECT_EQ(e.holders, std::vector<MemberId>{MemberId(3)});
 }
 
-// Some may reach it, and no sender.
+// Some fetchers may reach the receiver, but no sender.
 TEST(Election, AReceiverWithTheSameBitsIsASource) {
   const Election e = Elect(
       {Offer(1, 5, 0, SyncStrategy::kReceive), Offer(2, 5, 0, SyncStrategy::kSend)}, std::nullopt);

@@ -89,10 +89,9 @@ std::string Group::WaitingForGrace() const {
   return "";
 }
 
-// What the open ballot waits for, if it is to admit a member of a cohort whose peer is not
-// attached;
-// "": nothing. If another group has begun to admit the cohort, this group must admit its member by
-// the same ballot. The wait is short: the peer attaches again or is dead soon.
+// What the open ballot waits for, if it is to admit a member of a cohort, but the member's peer is
+// not attached; "": nothing. If another group has begun to admit the cohort, this group must admit
+// its member by the same ballot. The wait is short: the peer attaches again or is dead soon.
 std::string Group::WaitingForCohort() const {
   if (!AnyAdmitted(record_) || admission_tried_) return "";
   for (const MemberRecord &m : record_.members) {

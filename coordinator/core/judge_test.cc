@@ -105,7 +105,8 @@ OpReport Aborting(uint64_t ordinal, uint64_t tag, std::vector<control::OpMatch> 
   return op;
 }
 
-// Each has the READY of the other, or not yet. C is gone, and had not announced it.
+// A aborts and B retries. Each has the READY of the other, or not yet. C is gone, and had not
+// announced the op.
 TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
   for (const bool matched : {true, false}) {
     OpReport retried = Aborting(5, 7, {});
@@ -120,7 +121,8 @@ TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
   }
 }
 
-// B has announced only the op before, which is another one of the same name: it may differ.
+// B has announced only the op before. That is another op of the same name, so its `on_fault` may
+// differ.
 TEST(Judge, TheOpBeforeOfWhoIsBehindDoesNotDiffer) {
   OpReport before = Aborting(5, 7, {At(kA, 1)});
   before.abort_on_fault = false;
@@ -150,7 +152,7 @@ TEST(Judge, AnOpWhoseReadyHadNotArrivedIsNotMissed) {
 }
 
 TEST(Judge, TheNextOpOfATagIsMissedByWhoStillWaitsForDonesOfTheOneBefore) {
-  // A has settled its o1 and has announced o2; B's o5 was o1 and is done.
+  // A has settled its o1 and has announced o2. B's o5 is the op that A calls o1, and is done.
   OpReport before = Aborting(5, 7, {At(kA, 1)});
   before.done = true;
   const std::vector<FatesRecord> fates = Judge({{kA, {Aborting(2, 7, {})}}, {kB, {before}}});
@@ -161,7 +163,8 @@ TEST(Judge, TheNextOpOfATagIsMissedByWhoStillWaitsForDonesOfTheOneBefore) {
 }
 
 TEST(Judge, TheNextOpOfATagIsMissedByWhoWasKeptFromTheResultOfTheOneBefore) {
-  // A is done with o1, which B knows as o5 and has A's READY of, or not; A has announced o2.
+  // A is done with o1 and has announced o2. B calls the first op o5; A's READY of it has arrived at
+  // B, or not.
   for (const bool arrived : {true, false}) {
     OpReport first = Op(1, true, {At(kB, 5)});
     first.boundary = Epoch(4);
@@ -189,8 +192,8 @@ TEST(Judge, WhatIsRedoneOrCommittedIsNotMissed) {
   EXPECT_TRUE(Of(Judge({{kA, {done}}, {kB, {}}}), kB).missed.empty());
 }
 
-// Every combination of what three survivors can truthfully report of one op (not yet announced,
-// announced, done, settled) gives the same judgement at all of them.
+// Tries every combination of states that one op can have at three survivors: not yet announced,
+// announced, done, settled. The op gets the same fate at all of them.
 TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
   enum State { kUnposted, kAnnounced, kDone, kSettled };
   const PeerId peers[] = {kA, kB, kC};
@@ -204,7 +207,7 @@ TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
       some_unposted = some_unposted || s == kUnposted;
       some_not_done = some_not_done || s < kDone;
     }
-    // Done takes everybody's READY; settled takes everybody's DONE.
+    // A peer is done only with the READY of all, and has settled only with the DONE of all.
     if ((some_done && some_unposted) || (some_settled && some_not_done)) continue;
     Reports reports;
     for (int i = 0; i < 3; ++i) {
@@ -235,7 +238,7 @@ TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
 
 // ---- many peers
 
-// Whether `other` has announced `op` of `owner`, told for one pair and one op.
+// Whether `other` has announced `op` of `owner`. A slow second way to find it: pair by pair.
 bool HasAnnounced(const std::vector<OpReport>& others, PeerId other,
                   const std::vector<OpReport>& owners, PeerId owner, const OpReport& op) {
   const auto same_name = [&](const OpReport& report) {
@@ -297,8 +300,9 @@ TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
   EXPECT_GT(missed, 1000u);
 }
 
-// It runs on the coordinator's one thread: what is not linear in the reports shows as seconds in
-// which nobody is heard. Reports are as long as there are pairs of peers.
+// Judge() runs on the thread that hears all peers. If its time were not linear in the reports, the
+// coordinator would hear no peer for seconds. The length of the reports grows with the number of
+// pairs of peers.
 TEST(Judge, AbortsOfManyPeersAreJudgedInOnePassOfTheReports) {
   constexpr uint64_t kPeers = 1024;
   constexpr uint64_t kOps = 4;
@@ -312,13 +316,13 @@ TEST(Judge, AbortsOfManyPeersAreJudgedInOnePassOfTheReports) {
       reports[PeerId(p)].push_back(Aborting(k, k, std::move(matches)));
     }
   }
-  // Time of the processor: others on this machine take none of it.
+  // Measures processor time, so that other processes on this machine make no difference.
   const std::clock_t begun = std::clock();
   const std::vector<FatesRecord> fates = Judge(reports);
   const double took_s = static_cast<double>(std::clock() - begun) / CLOCKS_PER_SEC;
   EXPECT_EQ(fates.size(), kPeers);
   EXPECT_TRUE(fates.back().missed.empty());
-  // A fifth of a second; through all matches for each pair of peers it takes 14.
+  // It takes 0.2 s. Going through all matches for each pair of peers would take 14 s.
   EXPECT_LT(took_s, 5);
 }
 

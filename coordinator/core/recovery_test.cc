@@ -1,4 +1,4 @@
-// Stories that the coordinator dies in, at every point where it could.
+// Stories in which the coordinator dies, at every point where it can.
 
 #include <functional>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 PeerId P(uint64_t n) { return PeerId(n); }
 GroupKey G() { return Harness::G(); }
 
-// A host is gone for a coordinator that restarts, too.
+// A harness, and the peers that are alive. A dead peer stays dead when the coordinator restarts.
 struct Story {
   Harness h;
   std::set<PeerId> alive;
@@ -27,12 +27,12 @@ struct Story {
     h.Kill(P(n));
     alive.erase(P(n));
   }
-  // All members of all living peers vote, wherever they stand.
+  // All admitted members of all living peers vote.
   void VoteAll() {
     for (PeerId peer : alive) {
       std::vector<MemberId> members;
       for (const auto& [id, member] : h.Lively(peer).members) {
-        // Votes are for admitted members only.
+        // A pending member may not vote.
         for (const MemberView& view : h.View(member.group).members) {
           if (view.member == id && view.joined) members.push_back(id);
         }
@@ -59,7 +59,7 @@ struct Story {
     h.Run();
     h.Wait(6000);
   }
-  // Hosts 1 to `n` with a member each, who came one after the other.
+  // Adds hosts 1 to `n`, one after the other, with a member each.
   void Found(uint64_t n) {
     for (uint64_t i = 1; i <= n; ++i) {
       Add(i);
@@ -122,7 +122,7 @@ const std::vector<Scene>& Scenes() {
   return scenes;
 }
 
-// What must be true whenever things have come to rest.
+// Checks what must be true when nothing is in progress any more.
 void CheckAtRest(Story& s, const std::string& where) {
   const GroupView view = s.h.View();
   EXPECT_EQ(view.preparing, Epoch()) << where << ": " << view.waiting_for;
@@ -146,7 +146,7 @@ void CheckAtRest(Story& s, const std::string& where) {
   EXPECT_EQ(at_coordinator, at_peers) << where;
 }
 
-// Votes until nobody waits: a newcomer may be late for the boundary because of the crash.
+// Votes several times: because of the crash a newcomer may be late for the boundary.
 void Finish(Story& s) {
   for (int round = 0; round < 3; ++round) {
     s.VoteAll();
@@ -180,14 +180,14 @@ TEST(Recovery, EveryPersistOfAStoryMayBeTheLast) {
       }
       Finish(s);
       CheckAtRest(s, where);
-      // m1 and the member of p4 left at the end; whoever joined at p1 later is still there.
+      // m1 and the member of p4 have left. A member that joined at p1 later may still be there.
       EXPECT_LE(s.h.View().members.size(), 2u) << where;
       if (testing::Test::HasFailure()) return;
     }
   }
 }
 
-// A pair is routed around, an operator evicts, the pair is left without a relay.
+// A pair becomes blocked, an operator evicts a member, and then the pair has no relay any more.
 TEST(Recovery, EveryPersistOfARoutingMayBeTheLast) {
   int crashes = 0;
   for (bool kept : {false, true}) {
@@ -234,7 +234,7 @@ TEST(Recovery, EveryPersistOfARoutingMayBeTheLast) {
   EXPECT_GT(crashes, 10);
 }
 
-// Hosts with a member in each of two groups come and go; no crash takes one of a pair alone.
+// Hosts with a cohort of two members, in two groups, come and go. No crash may separate a cohort.
 TEST(Recovery, EveryPersistOfACohortMayBeTheLast) {
   int crashes = 0;
   for (bool kept : {false, true}) {
@@ -291,7 +291,7 @@ TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfSilentToOthers) {
   s.h.Wait(1999);
   EXPECT_EQ(s.h.View().members.size(), 2u);
   s.h.Reattach(P(1));
-  // A lost link is no proof of death before the other one could come back.
+  // A lost link is no proof of death while the other peer may still come back.
   s.h.Say(P(1), control::LinkLost{G(), Epoch(2), P(2), "reset"});
   EXPECT_EQ(s.h.View().members.size(), 2u);
   s.h.Wait(1);
@@ -308,10 +308,10 @@ TEST(Recovery, WhomNobodyHearsIsNotWaitedFor) {
     s.h.Pass();
     const uint64_t accusers = heard_by_one ? 2 : 3;
     for (uint64_t n : {1, 2, 3}) s.h.Reattach(P(n));
-    s.h.Lively(P(2)).mute = s.h.Lively(P(3)).mute = true;  // they wait for their link to P4
+    s.h.Lively(P(2)).mute = s.h.Lively(P(3)).mute = true;  // wait for their link to P4
     for (uint64_t n = 1; n <= accusers; ++n) {
       s.h.Say(P(n), control::LinkLost{G(), Epoch(4), P(4), "silent", 1000});
-      s.h.Wait(20);  // the first pair is routed around before the last grace is over
+      s.h.Wait(20);  // the first pair becomes blocked before the last grace is over
     }
     s.h.Wait(200);
     s.h.Run();
@@ -337,7 +337,7 @@ TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
                                      "peer listens at its address and lost by p1 of run/0"});
 }
 
-// Two that are given the same address by mistake: nobody has lost the one that is a member.
+// Two peers have the same address by mistake. No peer has lost its link to the one with a member.
 TEST(Recovery, AnAddressThatIsTakenAloneIsNoProof) {
   Story s;
   s.Found(2);
@@ -401,8 +401,8 @@ TEST(Recovery, WithAStoreThatLostEverythingMembersAreRemoved) {
   EXPECT_EQ(fresh.Take(P(1)), std::vector<std::string>{"Removed m1 unknown"});
 }
 
-// The store came back from a backup: epoch 9 of the peer is unknown here. Its members go, and the
-// numbers it has seen are not given out again.
+// The store was restored from a backup, which does not know epoch 9 of the peer. The peer's members
+// are removed. The numbers that the peer knows are not given out again.
 TEST(Recovery, WithAStoreThatWentBackInTimeMembersAreRemovedAndNumbersGoOn) {
   Harness h;
   h.AddLively(P(1));
@@ -416,7 +416,7 @@ TEST(Recovery, WithAStoreThatWentBackInTimeMembersAreRemovedAndNumbersGoOn) {
   EXPECT_TRUE(h.Stored().members.empty());
 }
 
-// Epoch 3 was prepared, p1 answered, and then the store went back to a time before.
+// Epoch 3 is prepared, and p1 answers. Then the store goes back to a time before that.
 TEST(Recovery, APreparationThatTheStoreForgotLeadsToANewFreeze) {
   Story s;
   s.Found(2);
@@ -428,14 +428,14 @@ TEST(Recovery, APreparationThatTheStoreForgotLeadsToANewFreeze) {
   s.h.Restore(backup);
   s.h.ForgetReceived();
   s.h.Lively(P(2)).mute = false;
-  // A peer says again what was not answered.
+  // A peer repeats a message that was not answered.
   const uint64_t forgotten = s.h.Prepared(P(1)).preparation;
   s.h.Reattach(P(1));
   s.h.Say(P(1), control::EpochReady{G(), Epoch(3), {}, forgotten});
   s.h.Reattach(P(2));
   s.h.Run();
   EXPECT_TRUE(s.h.closings().empty()) << s.h.closings().front();
-  // p1 has told of number 3: it is not given out again.
+  // p1 has named number 3, so it is not given out again.
   for (const PeerId peer : {P(1), P(2)}) {
     EXPECT_EQ(s.h.Take(peer),
               (std::vector<std::string>{
@@ -444,8 +444,8 @@ TEST(Recovery, APreparationThatTheStoreForgotLeadsToANewFreeze) {
   }
 }
 
-// The coordinator has prepared number 3 again by the time that p2 comes back, which had answered
-// the epoch 3 that is forgotten: that answer is none to the new one.
+// The store forgets a preparation that p2 has answered. Before p2 attaches again, the coordinator
+// has prepared another epoch with the same number. The old answer does not count for it.
 TEST(Recovery, AnAnswerToAForgottenPreparationDoesNotCommitTheNewOneOfItsNumber) {
   Story s;
   s.Found(3);
@@ -455,7 +455,7 @@ TEST(Recovery, AnAnswerToAForgottenPreparationDoesNotCommitTheNewOneOfItsNumber)
   s.h.Wait(100);
   ASSERT_EQ(s.h.View().preparing, Epoch(4));
   s.h.Lively(P(1)).mute = false;
-  // p1 was away all the time.
+  // As if p1 and p3 had not received that preparation.
   s.h.Lively(P(1)).groups.at(G()).prepared.reset();
   s.h.Lively(P(1)).groups.at(G()).frozen = false;
   s.h.Lively(P(3)).groups.at(G()).prepared.reset();
@@ -475,8 +475,8 @@ TEST(Recovery, AnAnswerToAForgottenPreparationDoesNotCommitTheNewOneOfItsNumber)
   EXPECT_EQ(s.h.View().preparing, Epoch(5));
 }
 
-// An admission froze nothing, so it could be given up; but whoever was ready for it may have heard
-// that it is in force.
+// An admission freezes nothing. But a peer that was ready for it may have heard that it was
+// committed, so it cannot just be aborted.
 TEST(Recovery, AForgottenAdmissionLeadsToANewFreezeToo) {
   Story s;
   s.Add(1);
@@ -503,7 +503,7 @@ TEST(Recovery, AForgottenAdmissionLeadsToANewFreezeToo) {
                 "Commit 4", "VoteResult m1 number=1 epoch=4"}));
 }
 
-// What the peers know of terms and numbers is not given out again.
+// Terms and numbers of members that peers know are not given out again.
 TEST(Recovery, AStoreThatWentBackLearnsItsTermAndItsNumbersFromThePeers) {
   Story s;
   s.Found(1);
@@ -516,7 +516,7 @@ TEST(Recovery, AStoreThatWentBackLearnsItsTermAndItsNumbersFromThePeers) {
   s.h.Run();
   ASSERT_EQ(s.h.Lively(P(2)).members.count(MemberId(2)), 1u);
   s.h.Restore(backup);
-  // The harness checks that no peer is welcomed by a term that is not above the one before.
+  // The harness checks that each Welcome of a new start has a higher term than the one before.
   s.h.Reattach(P(2));
   EXPECT_EQ(s.h.Welcomed(P(2)).term, 3u);
   EXPECT_EQ(s.h.store().store.term, 3u);
@@ -611,7 +611,7 @@ TEST(Recovery, VotesThatTheStoreLostAreTakenAsTheyCome) {
 
 // ------------------------------------------------------------------------------ random histories
 
-// One random thing that may happen to lively peers and to the coordinator.
+// Does one random thing that may happen to lively peers or to the coordinator.
 void Happen(Story& s, Prng& random, uint64_t* requests) {
   std::vector<PeerId> alive(s.alive.begin(), s.alive.end());
   const PeerId peer = alive.empty() ? P(0) : alive[random.Below(alive.size())];
@@ -681,7 +681,7 @@ uint64_t RandomHistory(uint64_t seed) {
     s.h.Lively(peer).cannot_reach.clear();
     s.h.Reattach(peer);
   }
-  // A coordinator that hears nobody removes nobody who may only be cut off from it.
+  // A coordinator that hears no peer may be cut off, and then removes no member for silence.
   if (s.alive.empty()) s.Add(99);
   s.Settle();
   Finish(s);
@@ -699,7 +699,7 @@ TEST(Recovery, RandomHistoriesComeToRestAndRepeat) {
   }
 }
 
-// Messages that no correct peer sends: nothing breaks, whatever they claim.
+// Returns a random message that no correct peer sends. None of them may break anything.
 control::PeerMessage Nonsense(Prng& random) {
   const GroupKey group{random.Below(4) == 0 ? "other" : "run",
                        static_cast<uint32_t>(random.Below(2))};

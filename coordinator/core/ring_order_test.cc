@@ -1,4 +1,4 @@
-// Rings that are ordered anew by measured links (docs/adr/0016-ring-order.md).
+// Better rings by measured links (docs/adr/0016-ring-order.md).
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -17,7 +17,7 @@ class RingOrderTest : public testing::Test {
   static PeerId P(uint64_t n) { return Harness::P(n); }
   static MemberId M(uint64_t n) { return Harness::M(n); }
 
-  // Peers 1 to n with a member each, admitted in that order: p1 in epoch 1, the others in epoch 2.
+  // Adds peers 1 to n with a member each: p1 is admitted in epoch 1, the others in epoch 2.
   void Enter(uint64_t peers) {
     for (uint64_t n = 1; n <= peers; ++n) {
       h_.AddLively(P(n));
@@ -30,7 +30,7 @@ class RingOrderTest : public testing::Test {
     peers_ = peers;
     h_.ForgetReceived();
   }
-  // Each peer reports the links from it; 0: it says nothing of that one.
+  // Each peer reports its links to the others, in MB/s. 0: it does not report this link.
   void Measure(const std::function<uint64_t(uint64_t from, uint64_t to)>& mega) {
     for (uint64_t from = 1; from <= peers_; ++from) {
       control::LinkReport report;
@@ -41,11 +41,11 @@ class RingOrderTest : public testing::Test {
       h_.Say(P(from), report);
     }
   }
-  // All links carry 10 MB/s, but p1 > p2 only 2.
+  // All links carry 10 MB/s, except that from p1 to p2: it carries 2 MB/s.
   void MeasureASlowLink() {
     Measure([](uint64_t from, uint64_t to) { return from == 1 && to == 2 ? 2 : 10; });
   }
-  // A better ring is known: p1 > p3 > p2 > p4, and the others in their order.
+  // Makes a better ring known: p1 > p3 > p2 > p4, then the others by number.
   void FindARing() {
     Measure([this](uint64_t from, uint64_t to) {
       static constexpr uint64_t kNext[] = {0, 3, 4, 2};
@@ -192,7 +192,7 @@ TEST_F(RingOrderTest, ABlockedPairStaysApart) {
   h_.Say(P(1), control::LinkLost{Harness::G(), Epoch(2), P(3), "reset"});
   h_.Wait(1000);
   ASSERT_EQ(h_.View().blocked.size(), 1u);
-  // The ring would go from p1 to p3 and back to p1 if it could.
+  // The blocked links, p1 to p3 and back, would be the fastest ones.
   Measure([](uint64_t from, uint64_t to) {
     if (from + to == 4) return 900;
     return from == 1 && to == 2 ? 1 : 20;
@@ -275,7 +275,7 @@ TEST_F(RingOrderTest, APeerThatCannotBuildItsLinksKeepsTheRing) {
             "ring kept reason=p3 cannot reach p2: no route to 10.0.0.2:29700");
   EXPECT_TRUE(h_.View().blocked.empty());
   EXPECT_EQ(h_.View().members.size(), 4u);
-  // It is tried again, but not soon.
+  // Another search comes, but not soon.
   h_.Lively(P(3)).cannot_reach.clear();
   h_.Wait(290000);
   EXPECT_EQ(h_.ring_orders().size(), 1u);
@@ -305,7 +305,7 @@ TEST_F(RingOrderTest, NobodyWaitsForAPeerThatIsAway) {
   h_.Wait(302000);
   ASSERT_EQ(h_.ring_orders().size(), 2u);
   h_.AnswerRing();
-  // It votes, and its stream breaks.
+  // p4 votes, and then its stream breaks.
   h_.LivelyVote(P(4), M(4));
   h_.Close(P(4));
   for (uint64_t n = 1; n <= 3; ++n) h_.LivelyVote(P(n), M(n));
@@ -369,8 +369,8 @@ TEST_F(RingOrderTest, ARestartForgetsItAndAnswersTheVotes) {
   }
 }
 
-// Otherwise the wait of the next one looks like a coordinator that did not run, and others' faults
-// are forgiven for it, solve after solve.
+// Groups whose ring is due wait while another ring is solved. That wait must not look as if the
+// coordinator had been held up: then it would postpone all deadlines, with each ring again.
 TEST_F(RingOrderTest, AQueueOfSolvesPostponesNeitherRepairsNorDeaths) {
   constexpr uint32_t kGroups = 16;
   for (uint64_t n = 1; n <= 4; ++n) {

@@ -1,4 +1,4 @@
-// Pairs of peers that cannot reach each other, step deadlines, and what a fault is said to be.
+// Pairs of peers that cannot reach each other, step deadlines, and what fault records say.
 #include <string>
 #include <vector>
 
@@ -30,7 +30,7 @@ class RoutingTest : public testing::Test {
     }
     h.Run();
   }
-  // Peers 1..n with one admitted member each, m1..mn.
+  // Adds peers 1..n with one admitted member each, m1..mn.
   void Found(uint64_t n, uint32_t step_deadline_ms = 0) {
     for (uint64_t i = 1; i <= n; ++i) {
       Join(i, step_deadline_ms);
@@ -66,14 +66,14 @@ class RoutingTest : public testing::Test {
     }
     return text;
   }
-  // Of the committed epoch.
+  // The relay of the pair in the committed epoch; 0: none.
   PeerId Relay(uint64_t a, uint64_t b) {
     for (const BlockedRecord& record : h.Stored().blocked) {
       if (record.pair.a == P(a) && record.pair.b == P(b)) return record.pair.relay;
     }
     return PeerId();
   }
-  // The link through the relay of a blocked pair is lost.
+  // A peer reports that it lost the link through the relay of a blocked pair.
   void LoseRelayed(uint64_t from, uint64_t to, uint32_t silent_ms = 0) {
     Lose(from, to, silent_ms);
     h.Wait(200);
@@ -111,7 +111,7 @@ TEST_F(RoutingTest, AmongThreeTheThirdIsTheRelayAndNobodyGoes) {
       EXPECT_EQ(Blocked(), "p1-p2");
       EXPECT_EQ(Relay(1, 2), P(3));
       EXPECT_EQ(h.Notices("evict"), Texts{});
-      // A link that fell silent is not waited for.
+      // A link that broke is rebuilt first; a link that fell silent is blocked at once.
       EXPECT_EQ(h.View().committed, Epoch(silent_ms == 0 ? 5 : 4));
     }
   }
@@ -149,7 +149,7 @@ TEST_F(RoutingTest, AKnownPairThatCanMeetAgainCostsNobodyItsPlace) {
   Cut(1, 2);
   Lose(1, 2);
   ASSERT_EQ(Blocked(), "p1-p2");
-  // Nobody reaches p1 but p2, with which it is blocked; and that pair is mended.
+  // The path of the blocked pair p1-p2 works again. Now p2 is the only peer that reaches p1.
   Mend(1, 2);
   Cut(1, 3);
   Cut(1, 4);
@@ -164,7 +164,7 @@ TEST_F(RoutingTest, PairsThatAreKnownCountForTheNextVictim) {
   Cut(1, 2);
   Lose(1, 2);
   ASSERT_EQ(Blocked(), "p1-p2");
-  // Nobody reaches p1 any more; p3 is younger, and reached by more.
+  // No peer reaches p1 any more. p3 is younger than p1, but more peers reach p3.
   Cut(1, 3);
   Cut(1, 4);
   Lose(3, 1);
@@ -184,8 +184,8 @@ TEST_F(RoutingTest, ALostLinkThroughARelayIsBuiltAgainAndBlamesNobody) {
   EXPECT_EQ(h.Stored().last_freeze, h.View().committed);
   EXPECT_EQ(Ring(), "p1,p2,p3");
   EXPECT_EQ(Relay(1, 2), P(3)) << "there is no other one";
-  // Who is silent, and whom its neighbours say to be silent, is dead soon. What goes through a
-  // relay does not count.
+  // A peer that the coordinator does not hear is dead soon if another peer reports it silent. A
+  // report of a link through a relay does not count.
   h.Hang(P(2));
   h.Wait(500);
   h.Say(P(1), control::LinkLost{G(), h.View().committed, P(2), "silent", 1000});
@@ -263,7 +263,7 @@ TEST_F(RoutingTest, ARelayStaysThoughAnOlderOneWouldDo) {
   Cut(1, 2);
   Lose(1, 2);
   ASSERT_EQ(Relay(1, 2), P(4));
-  // A coordinator that does not know why.
+  // The new coordinator does not know why p3 is not the relay.
   h.Boot();
   for (uint64_t i = 1; i <= 4; ++i) h.Reattach(P(i));
   Join(5);
@@ -312,7 +312,7 @@ TEST_F(RoutingTest, ANewcomerThatMostReachIsTakenWithItsBlockedPair) {
   VoteAll(3);
   EXPECT_EQ(Ring(), "p1,p2,p4,p3");
   EXPECT_EQ(Blocked(), "p1-p4");
-  // Ops in flight have nothing to do with a link that never stood.
+  // No op in flight uses a link that was never up, so nothing is frozen.
   EXPECT_EQ(h.Stored().last_freeze, Epoch(0));
 }
 
@@ -331,7 +331,7 @@ TEST_F(RoutingTest, ANewcomerBehindABlockedPairIsTakenWithThoseWhoCameAfterIt) {
   EXPECT_EQ(h.Notices("refuse"), Texts{});
 }
 
-// Whoever comes later is no way around for those that most cannot reach.
+// Later newcomers do not become relays for a newcomer that most members cannot reach.
 TEST_F(RoutingTest, AClosedNewcomerIsRefusedHoweverManyWait) {
   Found(2);
   Join(3);
@@ -366,7 +366,7 @@ TEST_F(RoutingTest, ANewcomerThatHalfOfTheOthersCannotReachIsRefused) {
             "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
 }
 
-// The refusal waits neither for a boundary nor for members whose answers change nothing.
+// The refusal waits for no boundary, and not for answers of members that can change nothing.
 TEST_F(RoutingTest, ANewcomerThatMembersCannotReachIsRefusedBeforeItHoldsAnybody) {
   Found(4);
   for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(5)};
@@ -405,7 +405,7 @@ TEST_F(RoutingTest, ANewcomerThatIsBeingTriedHoldsNobody) {
   EXPECT_EQ(Ring(), "p1,p2,p3");
 }
 
-// However often it asks.
+// This is so however often the newcomer joins.
 TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedIsTriedLessAndLessOften) {
   Found(2);
   h.AddLively(P(3));
@@ -432,7 +432,8 @@ TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedIsTriedLessAndLessOften) {
   EXPECT_EQ(Ring(), "p1,p2,p3");
 }
 
-// What trials do not show: the group has waited for it, and must not do so often.
+// The trials succeed, but the preparation fails. So the group has waited for the newcomer, and must
+// not wait for it often.
 TEST_F(RoutingTest, ANewcomerThatTheGroupWaitedForInVainWaitsLongBeforeEachTry) {
   Found(2);
   h.AddLively(P(3));
@@ -454,7 +455,7 @@ TEST_F(RoutingTest, ANewcomerThatTheGroupWaitedForInVainWaitsLongBeforeEachTry) 
     VoteAll(2);
     EXPECT_EQ(h.Notices("refuse").size(), request) << seconds;
   }
-  // Admitted: the next time it begins anew.
+  // Once the newcomer is admitted, its pauses begin anew.
   for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach.clear();
   h.LivelyJoin(P(3), ++request);
   h.Wait(400 * 1000);
@@ -462,7 +463,7 @@ TEST_F(RoutingTest, ANewcomerThatTheGroupWaitedForInVainWaitsLongBeforeEachTry) 
   EXPECT_EQ(Ring(), "p1,p2,p3");
 }
 
-// Three hosts of which two cannot talk meet.
+// p1 is a member. p1 and p2 cannot reach each other, and p3 reaches both.
 TEST_F(RoutingTest, ANewcomerWaitsForAnotherOneThatMayBeTheWayAround) {
   for (const bool first : {false, true}) {
     h = Harness();
@@ -486,7 +487,7 @@ TEST_F(RoutingTest, ANewcomerWaitsForAnotherOneThatMayBeTheWayAround) {
   }
 }
 
-// The one that may be the way around comes in while the other one is being tried.
+// The newcomer that can be the relay is admitted while the other newcomer is being tried.
 TEST_F(RoutingTest, AMemberThatComesInDuringATrialTakesPartInIt) {
   Found(1);
   for (const uint64_t n : {2, 3}) h.AddLively(P(n));
@@ -628,8 +629,8 @@ TEST_F(RoutingTest, WhenNobodyIsLeftToBeTheRelayThePairIsTriedAgain) {
   }
 }
 
-// Connections come up and fall silent again: a firewall that forgets, a path that loses large
-// packets. Repairing for ever would redo the same ops for ever.
+// Connections come up and break again, for instance because a firewall forgets them or a path loses
+// large packets. If such a link were always repaired, the same ops would be redone for ever.
 TEST_F(RoutingTest, ALinkThatBreaksAgainAndAgainIsRoutedAround) {
   Found(4);
   for (int i = 0; i < 3; ++i) {
@@ -662,7 +663,8 @@ TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundAtOnce) {
   EXPECT_EQ(Blocked(), "p1-p2");
 }
 
-// The report crosses a freeze for another reason, which would wait for the link.
+// The report comes while a freeze is prepared for another reason. The freeze would wait for the
+// link.
 TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundWhileAFreezeIsPrepared) {
   for (const bool rebuilt : {false, true}) {
     h = Harness();
@@ -684,14 +686,14 @@ TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundWhileAFreezeIsPrepared) {
   }
 }
 
-// The freeze is prepared for the first pair, and would wait for the second one.
+// A freeze is prepared for the first pair. It would wait for the link of the second pair.
 TEST_F(RoutingTest, TwoPairsThatFallSilentWithinAMomentAreBothRoutedAround) {
   for (const int64_t apart_ms : {0, 50, 99, 100, 150, 300}) {
     h = Harness();
     Found(5);
     Cut(1, 2);
     Cut(3, 4);
-    // Peers give a link four detect_ms before they say that it cannot be built.
+    // Peers try to build a link for four detect_ms before they report that they cannot.
     for (const uint64_t n : {1, 2, 3, 4}) h.Lively(P(n)).patient = true;
     const auto report = [&](uint64_t from, uint64_t to) {
       h.Say(P(from), control::LinkLost{G(), Epoch(5), P(to), "silent", 1000});
@@ -710,7 +712,7 @@ TEST_F(RoutingTest, TwoPairsThatFallSilentWithinAMomentAreBothRoutedAround) {
   }
 }
 
-// Then a peer has to go, and the answers say which.
+// Then a peer has to be removed. The answers to that preparation show which one.
 TEST_F(RoutingTest, ASecondSilenceWithoutARelayIsLeftToTheFreezeThatIsPrepared) {
   Found(3);
   for (const uint64_t n : {2, 3}) {
@@ -857,8 +859,8 @@ TEST_F(RoutingTest, AnEpochThatOnlyAdmitsHasNoFault) {
   EXPECT_EQ(h.View().fault_epoch, Epoch());
 }
 
-// An op that the leaver took part in was settled there, so everybody is done with it; one that it
-// did not post has not begun anywhere.
+// An op that the leaving member took part in was settled there, so all peers are done with it. An
+// op that it did not start has not begun anywhere.
 TEST_F(RoutingTest, ALeaveMakesNobodyRedoWhatHadBegun) {
   Found(3);
   for (uint64_t n : {1, 2}) {

@@ -1,5 +1,4 @@
-// Syncs of shared state, through the whole core. What PCCL's rules ask is here by name; where our
-// outcome differs, docs/life_of_a_sync.md and election.h say so.
+// Syncs of shared state, through the whole core. election.h has the rules.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,12 +22,12 @@ class SyncTest : public testing::Test {
     return {0, strategy, revision, {manifest, 0}, {state, 0}};
   }
 
-  // Member n at peer n, all admitted.
+  // Adds members 1 to n, member n at peer n, all admitted.
   void Enter(uint64_t members) {
     for (uint64_t n = 1; n <= members; ++n) Add(n);
     h_.ForgetReceived();
   }
-  // Two members, of which the second one has a step deadline.
+  // Adds two members. The second one has a step deadline.
   void EnterWithDeadline(uint32_t ms) {
     Enter(1);
     h_.AddLively(P(2));
@@ -41,7 +40,7 @@ class SyncTest : public testing::Test {
     ASSERT_TRUE(Member(2).admitted);
     h_.ForgetReceived();
   }
-  // The next member, admitted by a boundary of the others.
+  // Adds member n, which a boundary of the other members admits.
   void Add(uint64_t n) {
     h_.AddLively(P(n));
     h_.LivelyJoin(P(n), 1);
@@ -69,7 +68,7 @@ class SyncTest : public testing::Test {
     return !Waits(n) && End(n).outcome.ok() && End(n).state == Hash128{state, 0} &&
            End(n).revision == revision;
   }
-  // It had to fetch in its last sync.
+  // Whether the member had to fetch in its last sync.
   bool Fetched(uint64_t n) {
     const auto& results = Member(n).sync_results;
     return results.size() >= 2 &&
@@ -230,7 +229,8 @@ TEST_F(SyncTest, ARefusedMemberIsBackWithTheNextSync) {
   EXPECT_TRUE(Committed(1, 8, 5) && Committed(2, 8, 5));
 }
 
-// The others would wait for it, and it for them, if another coordinator asked for offers once more.
+// If the member were told before, and the coordinator restarted, the other members would have to
+// offer again and wait for this one, while this one waits for them elsewhere.
 TEST_F(SyncTest, WhoIsRefusedIsToldWhenTheOthersAreDone) {
   Enter(3);
   h_.Lively(P(2)).fetches = false;
@@ -271,7 +271,7 @@ TEST_F(SyncTest, ARefusalOutlivesTheCoordinator) {
   for (uint64_t n = 1; n <= 3; ++n) h_.Reattach(P(n));
   h_.Run();
   h_.ForgetReceived();
-  // The answer was lost.
+  // m3 repeats its offer, as if the answer had been lost.
   SyncOffer repeated = State(7, 3, SyncStrategy::kPopular, 8);
   repeated.number = 1;
   h_.Say(P(3), control::SyncVote{Harness::G(), M(3), repeated});
@@ -372,7 +372,7 @@ TEST_F(SyncTest, OneSenderGivesItsStateToAllReceivers) {
   EXPECT_FALSE(Fetched(3));
 }
 
-// Else a receiver without a link to any sender would never get it.
+// Otherwise a receiver without a link to any sender would never get the state.
 TEST_F(SyncTest, AReceiverIsASourceFromTheEndOfItsFetchOn) {
   Enter(3);
   h_.Lively(P(2)).fetches = false;
@@ -426,7 +426,7 @@ TEST_F(SyncTest, GroupsAreApart) {
   h_.LivelyVote(P(1), M(3));
   h_.Run();
   ASSERT_TRUE(h_.Lively(P(2)).members.at(M(4)).admitted);
-  // Overlapping in time, with a refusal in one of them.
+  // The syncs of the two groups overlap in time, and one has a refusal.
   Sync(1, State(5, 3));
   h_.LivelySync(P(1), M(3), State(8, 40, SyncStrategy::kPopular, 2));
   h_.LivelySync(P(2), M(4), State(8, 40, SyncStrategy::kPopular, 3));
@@ -492,13 +492,13 @@ TEST_F(SyncTest, AMemberThatNeverSyncsIsNamedInsteadOfWaitedForForEver) {
   EXPECT_TRUE(Member(3).voting);
 }
 
-// Held up by the sync that it takes part in, not by itself.
+// The member is not late: the sync in which it takes part holds it up.
 TEST_F(SyncTest, WhoStillFetchesIsNotLateAtTheStepBoundary) {
   EnterWithDeadline(5000);
   h_.Lively(P(2)).fetches = false;
   Sync(1, State(5));
   Sync(2, State(9));
-  // Against the protocol, if not against the letter: it waits in the sync as well.
+  // m1 votes while it waits for the sync. No correct peer does that, but the core accepts it.
   Step(1, std::nullopt);
   h_.Wait(60000);
   EXPECT_TRUE(h_.Notices("evict").empty());
@@ -584,7 +584,7 @@ TEST_F(SyncTest, WithoutAHolderTheSyncFailsForAllAndIsVotedAgain) {
   EXPECT_EQ(End(2).outcome.text,
             "sync of revision 4 failed: nobody is left who has it; sync again");
   EXPECT_FALSE(h_.Stored().state);
-  // What a transfer left half done does not win.
+  // An incomplete state, as a transfer leaves it, does not win.
   SyncOffer fetching = State(1, 3);
   fetching.complete = false;
   h_.Lively(P(2)).fetches = true;
@@ -602,13 +602,13 @@ TEST_F(SyncTest, WhereNobodyHasAStateAndOneWasFetchedAllAreToldToSyncAgain) {
   Sync(1, fetching);
   Sync(2, other);
   Sync(3, State(9, 3, SyncStrategy::kPopular, /*manifest=*/2));
-  // Also who would be refused: the others are about to wait for it.
+  // The member that would be refused is told the same, because the others will wait for its offer.
   for (uint64_t n = 1; n <= 3; ++n) EXPECT_EQ(End(n).outcome.code, Code::kAborted) << n;
   EXPECT_EQ(End(3).outcome.text,
             "sync of revision 3 failed: no member offers a state that can be elected, and m1 was "
             "still fetching one; sync again");
   EXPECT_EQ(h_.Notices("sync_failed").size(), 1U);
-  // Nothing of it is durable.
+  // Nothing of the failed sync is stored.
   EXPECT_FALSE(h_.Stored().state);
   for (const MemberRecord& member : h_.Stored().members) EXPECT_EQ(member.syncs, 0U);
   Sync(1, State(1, 3));
@@ -811,7 +811,8 @@ TEST_F(SyncTest, ATransferGoesOnUnderAnotherCoordinator) {
   for (uint64_t n = 1; n <= 3; ++n) EXPECT_TRUE(Committed(n, 5, 4)) << n;
 }
 
-// Dies at each write of a sync with a transfer, before it or when it is durable and not sent.
+// The coordinator dies at each write of a sync with a transfer: before the write, or after it and
+// before its messages are sent.
 TEST_F(SyncTest, TheCoordinatorMayDieAtAnyWrite) {
   for (int write = 1; write <= 6; ++write) {
     for (const bool kept : {false, true}) {
@@ -837,10 +838,10 @@ TEST_F(SyncTest, TheCoordinatorMayDieAtAnyWrite) {
   }
 }
 
-// Members come, go, differ, fail and reconnect; the coordinator restarts. The harness and the
-// core's invariants watch: nothing is committed before it is durable, senders are never told to
-// fetch, whoever is told OK has the committed state. Here: the revision never falls, and in the end
-// all come together.
+// Members join, leave, differ, fail and reconnect, and the coordinator restarts. The harness and
+// the core check: nothing is sent before it is durable, no member that only sends is told to fetch,
+// and a member that is told OK has the committed state. This test checks that the revision never
+// falls, and that all members have the same state in the end.
 TEST_F(SyncTest, RandomSyncsComeToOneState) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -904,7 +905,7 @@ TEST_F(SyncTest, RandomSyncsComeToOneState) {
       h_.Run();
       learn();
     }
-    // Everybody behaves now.
+    // From now on all members fetch, and all streams work.
     for (const uint64_t n : here) {
       h_.Lively(P(n)).fetches = true;
       h_.Close(P(n));

@@ -17,7 +17,7 @@ std::string Hex(const std::array<uint8_t, 16>& bytes) {
   return text;
 }
 
-// Of the reference implementation: key 00 01 .. 0f, data 00 01 .. of growing length.
+// Vectors of the reference implementation: key 00 01 .. 0f, data 00 01 .. of growing length.
 TEST(SipHash128, MatchesThePublishedVectors) {
   std::array<uint8_t, 16> key;
   for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<uint8_t>(i);
