@@ -1,4 +1,4 @@
-// What the coordinator's core is told when it starts.
+// The configuration that the coordinator's core gets when it starts.
 //
 // The flags of longhaul-coordinator that the core uses are fields here. main() sets them. The same
 // values reach the core and its groups, and the journal records them for replays, except entropy.
@@ -14,7 +14,7 @@ namespace longhaul::coordinator {
 struct CoreConfig {
   // Names this start of the coordinator. Random, and different at each start on one store.
   std::string incarnation;
-  uint64_t store = 1;         // the name that a new store gets; random, not 0
+  uint64_t store = 1;         // the name that a new store gets; not 0
   uint32_t detect_ms = 1500;  // all deadlines derive from this
   // How often the order of a group's ring may change: once in this time. The core asks for a better
   // ring at most ten times in this time. 0: never.

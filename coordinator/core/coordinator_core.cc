@@ -395,7 +395,8 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
                         PeerSecret(config_.entropy, hello.peer), store_.store, store_.term});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
 
-  // What the peer says of each group; empty for a group of which it should have said something.
+  // By group: what the peer says of it. If the peer has members in a group here and says nothing of
+  // the group, the entry is empty.
   std::map<GroupKey, control::GroupState> states;
   for (const GroupKey& key : GroupsOf(hello.peer)) states[key].group = key;
   for (const control::GroupState& said : hello.groups) {

@@ -79,7 +79,7 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
 
 void Group::Attach(const PeerRecord &peer, const control::GroupState &state, bool anew, Tick now,
                    GroupOutput *out) {
-  // What blocked the peer's links may be over, too. So they are tried again.
+  // The cause that blocked the peer's links may be gone, so they are tried again.
   if (anew) suspicion_.TryAgain(peer.peer);
   for (PeerRecord &known : record_.peers) {
     if (known.peer != peer.peer) continue;

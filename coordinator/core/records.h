@@ -29,7 +29,7 @@ inline constexpr size_t kSecretBytes = 32;
 
 // The store itself.
 struct StoreRecord {
-  uint64_t store = 0;  // the store's random name, which never changes; 0: a new store, no name yet
+  uint64_t store = 0;  // the store's name, which never changes; 0: a new store without a name
   uint64_t term = 0;   // rises with each start of a coordinator on the store
   LH_FIELDS(StoreRecord, LH_FIELD(store), LH_FIELD(term));
 };

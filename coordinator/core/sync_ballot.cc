@@ -92,7 +92,7 @@ void SyncBallot::FetchDone(const control::FetchDone& done, SyncOutput* out) {
   }
   f.fetching.erase(done.member);
   f.fetched.push_back(done.member);
-  // Also with kReceive: some fetcher may reach this member, but no sender.
+  // This is so also for a member with kReceive: some fetcher may reach this member, but no sender.
   f.holders.insert(done.member);
   f.sources_changed = true;
 }

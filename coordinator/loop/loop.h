@@ -70,7 +70,7 @@ class CoordinatorLoop {
 
   // ---- any thread
 
-  // Nothing: kSessionsMax sessions are open, or the loop has stopped.
+  // Opens a session. nullopt: kSessionsMax sessions are open, or the loop has stopped.
   std::optional<SessionId> OpenSession(std::shared_ptr<SessionPort> port);
   // Gives a peer's message to the core. A session posts its first message after OpenSession(), and
   // each further one only after Accepted() for the one before.

@@ -29,7 +29,8 @@ Order Shuffled(size_t nodes, Prng* prng) {
   return order;
 }
 
-// Each direction of each link for itself; some blocked, some unknown.
+// Returns random links; some are blocked, some unknown. The two directions of a link are
+// independent.
 LinkMatrix RandomLinks(size_t nodes, double blocked, double unknown, Prng* prng) {
   LinkMatrix links(nodes);
   // Few different bandwidths make many rings that differ by latency alone.
@@ -56,7 +57,7 @@ RingScore BruteForce(const LinkMatrix& links) {
   return best;
 }
 
-// What every solution has to be.
+// Checks what must be true of every solution.
 void CheckSolution(const RingProblem& problem, const RingSolution& solution) {
   Order sorted = solution.order;
   std::sort(sorted.begin(), sorted.end());
@@ -73,7 +74,7 @@ void CheckSolution(const RingProblem& problem, const RingSolution& solution) {
   }
 }
 
-// A fast ring in a random order among links that are slower, its first node first.
+// Gives the links of a random ring this bandwidth, and returns the ring.
 Order HideRing(RingProblem* problem, uint64_t bytes_per_second, Prng* prng) {
   Order hidden = Shuffled(problem->links.nodes(), prng);
   for (size_t i = 0; i < hidden.size(); ++i) {
@@ -110,7 +111,7 @@ TEST(RingSolver, IsNeverWorseThanThePresentRing) {
                         prng.Next(), 1 + prng.Below(20000)};
     const RingSolution solution = SolveRing(problem);
     CheckSolution(problem, solution);
-    // What it found is a present ring that it does not make worse either.
+    // A search that begins with this solution must not make it worse.
     problem.present = solution.order;
     CheckSolution(problem, SolveRing(problem));
   }
@@ -130,8 +131,8 @@ TEST(RingSolver, FindsAHiddenRingAmongSlowerLinks) {
   }
 }
 
-// Rings over the links of 10 MB/s and more exist in great numbers, and nothing tells at a node
-// which of them to take.
+// There are very many rings over links of 10 MB/s or more, but at a single node nothing shows which
+// link belongs to one of them.
 TEST(RingSolver, FindsARingInASparseGraph) {
   Prng prng(14);
   for (const size_t nodes : {30, 100}) {
@@ -149,7 +150,7 @@ TEST(RingSolver, FindsARingInASparseGraph) {
   }
 }
 
-// Sites of a few hosts each, near to each other: a ring should visit each site once.
+// The hosts of a site are near to each other. A ring should visit each site once.
 TEST(RingSolver, VisitsEachSiteOnceWhereBandwidthsAreEqual) {
   constexpr size_t kSites = 6;
   constexpr size_t kHosts = 36;
@@ -171,7 +172,7 @@ TEST(RingSolver, PrefersMeasuredLinks) {
     RingProblem problem{LinkMatrix(nodes), InOrder(nodes), 3};
     Prng prng(15);
     const Order hidden = HideRing(&problem, kMega, &prng);
-    // As fast as can be, but only one at a time can be used with the unknown rest.
+    // This link is very fast, but a ring over it needs unknown links, too.
     problem.links.At(hidden[0], hidden[2]).bytes_per_second = 900 * kMega;
     const RingSolution solution = SolveRing(problem);
     CheckSolution(problem, solution);
@@ -243,7 +244,7 @@ TEST(RingSolver, IsTheSameForTheSameProblem) {
     for (const uint32_t node : solution.order) digest.Add(uint64_t{node});
     digest.Add(solution.steps);
   }
-  // On every machine and with every compiler.
+  // The result is the same on every machine and with every compiler.
   EXPECT_EQ(digest.value(), 16351114226119943838u);
 }
 
@@ -260,7 +261,7 @@ TEST(RingSolver, TakesAThousandNodes) {
   constexpr size_t kNodes = 1000;
   Prng prng(19);
   RingProblem problem{LinkMatrix(kNodes), Shuffled(kNodes, &prng), 1};
-  // Hosts at places on a square; bandwidths spread over three decades.
+  // The hosts are at random places on a square. Bandwidths lie between 1 and 1000 MB/s.
   std::vector<std::pair<int64_t, int64_t>> places;
   for (size_t i = 0; i < kNodes; ++i) {
     const int64_t x = static_cast<int64_t>(prng.Below(1000));
@@ -278,7 +279,7 @@ TEST(RingSolver, TakesAThousandNodes) {
   }
   const RingSolution solution = SolveRing(problem);
   CheckSolution(problem, solution);
-  // A ring in which each link is among the 2 % fastest exists, with overwhelming probability.
+  // Almost certainly there is a ring of which each link is among the fastest 2 %.
   EXPECT_GE(solution.score.bottleneck, 970 * kMega);
   EXPECT_LT(solution.score.latency_us, solution.present.latency_us);
   RecordProperty("bottleneck_mb", std::to_string(solution.score.bottleneck / kMega));

@@ -20,36 +20,40 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // Everything that was applied. DataLoss: the store holds what no coordinator wrote.
+  // Returns all records. DataLoss: the store holds something that no coordinator writes.
   virtual absl::StatusOr<Records> Load() = 0;
 
-  // Applies all mutations in order as one transaction: after OK they are durable, after an error
-  // none of them is, or, where the error came at the very end, it is not known whether they are.
-  // A coordinator that sees an error therefore ends; its successor reads what is true.
+  // Applies all mutations in order, as one transaction. OK: they are durable. After an error none
+  // of them is durable, except that an error at the very end leaves it open whether all of them
+  // are. Therefore a coordinator ends after an error, and the next one reads what the store really
+  // holds.
   virtual absl::Status Apply(const std::vector<Mutation>& mutations) = 0;
 
-  // For people: "memory", "sqlite:/var/lib/longhaul/coordinator.db".
+  // The store's name for people: "memory", "sqlite:/var/lib/longhaul/coordinator.db".
   virtual std::string Name() const = 0;
 };
 
 std::unique_ptr<Store> MakeMemoryStore();
 
-// Opens or creates the file (and its directory, for the owner only), and holds `PATH-lock`
-// exclusively until destroyed. Errors:
-// FailedPrecondition: another coordinator has it, or a newer version wrote it, or it is a file of
-// another program; DataLoss: corrupt; Unavailable: it cannot be opened.
+// Opens the file, or creates it and its directory, for the owner only. The store holds the lock
+// `PATH-lock` until it is destroyed. Errors:
+//   FailedPrecondition  another coordinator uses the file, another release or another program wrote
+//                       it in another format, or the file or its file system does not fit
+//   DataLoss            the file is corrupt
+//   Unavailable         the file cannot be opened
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
 
-// The system's place for the store: the `system_directory` of the daemon.
+// The `system_directory` that the daemon gives to DefaultStore().
 inline constexpr char kStateDirectory[] = "/var/lib/longhaul";
 
-// What --store is where nobody gives it: a file in `system_directory` if this process may write
-// there (the directory is made if it is missing), else in $XDG_STATE_HOME/longhaul, else in
-// $HOME/.local/state/longhaul. "": there is no such place.
+// Returns the default of --store: a file in `system_directory` if this process may write there or
+// may make that directory, else in $XDG_STATE_HOME/longhaul, else in $HOME/.local/state/longhaul.
+// "": none of these is possible. Makes nothing.
 std::string DefaultStore(const std::string& system_directory,
                          const std::function<const char*(const char*)>& getenv);
 
-// `spec` is the value of --store. InvalidArgument: it names no store that this version has.
+// Opens the store that `spec`, the value of --store, names. InvalidArgument: this version has no
+// such store. Other errors are those of OpenSqliteStore().
 absl::StatusOr<std::unique_ptr<Store>> OpenStore(const std::string& spec);
 
 }  // namespace longhaul::coordinator
