@@ -81,7 +81,7 @@ class EpochFollower {
   // Forgets all committed epochs, because no local member is admitted any more. A preparation goes
   // on.
   void Reset();
-  // Forgets the preparation, because the coordinator knows no local member: it has none of them.
+  // Forgets the preparation: the coordinator knows no local member, so the epoch contains none.
   void Forget(std::vector<Action>* out);
 
   void CheckInvariants() const;

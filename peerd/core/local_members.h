@@ -7,8 +7,9 @@
 //   asking --(JoinRefused)--> finished
 //
 // If a trainer gives up before its admission, it is answered at once. The member stays here,
-// without a trainer, until the coordinator has removed it. Plain state machine: no clock, no
-// thread.
+// without a trainer, until the coordinator has removed it.
+//
+// Plain state machine: no clock, no thread.
 #pragma once
 
 #include <cstdint>

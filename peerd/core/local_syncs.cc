@@ -34,8 +34,8 @@ SyncDone LocalSyncs::Refused(LocalId local, Outcome refusal) const {
   SyncDone ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
   if (it == syncs_.end()) return ended;
-  // The trainer may not write to its tensors while they are held, or while a transfer writes. Both
-  // may be so after the member is out.
+  // The trainer may not write to its tensors while they are held. Nor may it while a transfer still
+  // writes, which may be so after the member is out.
   const Sync& sync = it->second;
   ended.background = (sync.background && sync.background->held) || (!sync.call && Writes(sync));
   return ended;

@@ -9,12 +9,14 @@
 namespace longhaul::peerd {
 namespace {
 
-// A peer that has settled an op may have announced the next one of the same tag; that one cannot
-// settle without us. One more is allowed for.
+// The most READYs of one key that wait for one peer's ops. A peer that has settled an op may
+// announce the next op of the same tag, but it cannot settle that one without this peer. So one
+// READY may wait; one more is tolerated.
 constexpr size_t kReadiesAheadMax = 2;
 
-// Ops of one tag that are answered, and of which some peer has not said that it is done. The next
-// one settles them all, unless faults come between; a peer that never says so has no more of them.
+// The most ops of one key that may linger. A peer sends DONE of an op before READY of the next op,
+// so without faults each op ends the lingering of those before it. A peer that never sends DONE is
+// refused at this limit.
 constexpr size_t kLingeringMax = 16;
 
 std::string Subject(const OpDesc& desc, uint64_t tag) {
@@ -164,7 +166,7 @@ size_t OpTable::LingeringOf(LocalId local) const {
 std::optional<std::string> OpTable::SettleMissed(const NewPost& post) {
   const auto member = missed_.find(post.member);
   if (member == missed_.end()) return std::nullopt;
-  // What it has left behind it will not post any more.
+  // The member posts no ops of older boundaries any more.
   std::erase_if(member->second,
                 [&](const auto& entry) { return entry.first.boundary < post.boundary; });
   std::optional<std::string> why;
@@ -231,7 +233,7 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     return Refuse(ready, problem, out);
   }
   if (ready.attempt > attempt_) return KeepEarly(ready, out);
-  // Whatever was announced in this attempt is announced again in the next.
+  // Each op that was announced in this attempt is announced again in the next.
   if (frozen_) return;
   Op* const found = Expecting({ready.boundary, ready.tag}, ready.peer);
   if (found == nullptr) return KeepUnmatched(ready, out);
@@ -263,7 +265,8 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + ", which never was", out);
   }
   Op& op = *it->second;
-  // A peer is done with what every participant announced, itself included, and once only.
+  // A peer sends one DONE for an op, after its own READY, and only if all participants announced
+  // it.
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + " out of order", out);
   }
@@ -441,7 +444,8 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   ready.tag = op.key.tag;
   ready.desc = op.desc;
   ready.other_offer = op.other_offer;
-  // Posts that differ in size cannot be added up, and nobody will want them.
+  // If the offers of local members differ, no input is sent: tensors of different sizes cannot be
+  // added up, and the op will be refused anyway.
   if (op.lingers) {
     ready.result = op.result;
   } else {
@@ -694,9 +698,9 @@ bool OpTable::Stopping() const {
                      [](const auto& entry) { return entry.second->run == Run::kStopping; });
 }
 
-// Whether it is to be judged by who has announced it. It is if it may be committed or aborted, or,
-// where what has been answered lingers, may be the op before another one of its name. All others
-// are redone, and naming the op at each peer would make long reports of many.
+// The fate of an op may depend on its ordinals at other peers: if it is done or may be aborted. The
+// same holds for a one-shot op, because an earlier op of the same key may linger at another peer.
+// All other ops are redone, and their ordinals would only make reports longer.
 bool OpTable::NeedsMatches(const Op& op) {
   return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc);
 }
@@ -704,7 +708,8 @@ bool OpTable::NeedsMatches(const Op& op) {
 std::vector<control::OpReport> OpTable::Report() const {
   std::vector<control::OpReport> reports;
   for (const auto& [ordinal, op] : by_ordinal_) {
-    // An op whose members are all out has no survivor here to speak for.
+    // If all local members of an op are out, this peer has no survivor of the op and reports
+    // nothing.
     if (!op->announced || op->AllEvicted()) continue;
     control::OpReport report;
     report.ordinal = ordinal;
@@ -749,7 +754,7 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
     fate = it->second;
   }
   if (op.lingers) {
-    // Without a member here that takes part, it is not this peer's to tell.
+    // If no local member takes part any more, this peer does not announce the op again.
     const bool needed = history_->For(op.key.boundary)->HasPeer(self_);
     if (fate == control::Fate::kCommit || !needed) return Erase(op);
     return ForgetAttempt(op);
@@ -772,8 +777,8 @@ void OpTable::Miss(const OpKey& key, const std::string& cause, Tick now, std::ve
   std::set<MemberId> posted;
   if (const auto it = ops_.find(key); it != ops_.end()) {
     Op& op = it->second;
-    if (op.announced) return;  // not what it says
-    // What is redone is the op before.
+    if (op.announced) return;  // the message does not fit
+    // If the op here is redone, the missed op is the next one of this key.
     if (!op.redone) {
       for (const LocalInput& input : op.inputs) posted.insert(input.member);
       op.abort = AbortedBy(op.inputs.front().desc, key.tag, cause);
@@ -850,7 +855,7 @@ void OpTable::Reset() {
   lost_.clear();
   attempt_ = Epoch();
   frozen_ = false;
-  // What the peers of a preparation in progress sent early stays.
+  // Early frames from the peers of a prepared epoch are kept.
   Expect(std::exchange(expected_, {}));
 }
 
@@ -889,7 +894,7 @@ void OpTable::CheckInvariants() const {
     LH_CHECK(!op.Live() || op.announced) << name;
     LH_CHECK(!op.Live() || op.run_attempt == attempt_) << name;
     LH_CHECK(!frozen_ || op.done || !op.Live()) << name << " runs while frozen";
-    // What could be announced is announced.
+    // An op that can be announced is announced.
     LH_CHECK(op.announced || frozen_ || op.run == Run::kStopping || !Gathered(op)) << name;
   }
   for (const auto& [key, op] : lingering_) {

@@ -1,25 +1,31 @@
-// The ops of one group at one peer: posted, matched, done, settled, and what a fault does to them.
+// The ops of one group at one peer, from the first post to the outcome, and what a fault does to
+// them (docs/life_of_an_op.md).
 //
-// An op's life (docs/life_of_an_op.md) is decided in one place: whatever happens is noted in the
-// op, and Advance() then looks at all of it and takes the next steps. Two things run beside each
-// other:
+// The next step of an op is decided in one place: each event is only noted in the op. Then
+// Advance() looks at the whole op and takes all steps that are possible. An op and its attempt have
+// a state each:
 //
 //   the op       gathering -> announced -> done -> settled (gone)
-//                    ^------------+-----------+  a freezing commit judged redo
+//                    ^------------+-----------+  a freezing commit with fate redo
 //   its attempt  none -> running -> complete -> none
 //                          +-----------+-> stopping -> none
 //
-// The posts of an op that is committed are answered when the driver has put the result into all
-// targets (AttemptFinished). Nothing else is decided about it meanwhile: no fault undoes it.
+// The attempt is what the driver runs, from StartAttempt to FinishAttempt or AttemptStopped. While
+// it is stopping, nothing is decided about the op.
 //
-// A one-shot op that is done is answered at once: it *lingers* until every participant is known to
-// be done too, so that one which was kept from it by a fault can be given the result.
+// If an op is settled with a result, its posts are answered when the driver has put the result into
+// all targets (AttemptFinished). No fault can undo the op meanwhile.
 //
-// "attempt" is what the driver runs (StartAttempt ... FinishAttempt); while it is stopping nothing
-// is decided about the op. Frozen ops, and halted ones (a local member of the op was removed), rest
-// until the next freezing epoch is committed.
+// A one-shot op is answered as soon as it is done. Then it *lingers*: this peer keeps the result
+// until every participant is known to be done. So it can give the result to a participant that a
+// fault kept from it. (Not with on_fault=abort, or if the op is refused: then the op ends like
+// larger ones.)
 //
-// Plain state machine: no clock, no thread. The history given at construction outlives the table.
+// Frozen ops rest until the next freezing epoch is committed. So do halted ops: a local member of
+// the op was removed before the op was done.
+//
+// Plain state machine: no clock, no thread. The history given to the constructor must outlive the
+// table.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +59,7 @@ struct FateCounts {
   uint32_t aborted = 0;
 };
 
-// What all groups of a peer share.
+// All groups of a peer share these counters.
 struct OpCounters {
   uint64_t next_ordinal = 1;
   uint64_t committed = 0;
@@ -67,7 +73,7 @@ struct OpCounters {
 struct NewPost {
   PostRef post;
   MemberId member;
-  Epoch boundary;  // of the member
+  Epoch boundary;  // the number of the member's last step boundary
   uint64_t tag = 0;
   OpDesc desc;
 };
@@ -75,32 +81,34 @@ struct NewPost {
 class OpTable {
  public:
   OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCounters* counters);
-  // The same, beside copies of what it refers to.
+  // A copy of `other` that refers to copies of its history and counters.
   OpTable(const OpTable& other, const EpochHistory* history, OpCounters* counters);
   OpTable(const OpTable&) = delete;
   OpTable& operator=(const OpTable&) = delete;
 
-  // ---- local members. An epoch that has the member is committed. A post that cannot be taken is
+  // ---- local members. The member must be in the committed epoch. A post that is refused is
   // answered at once.
 
-  // Not OK: a post of this op would be refused, with this answer.
+  // Returns how a post of this op would be refused, or OK.
   Outcome MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const;
   void Post(const NewPost& post, Tick now, std::vector<Action>* out);
-  // The member is out: its posts are answered with `outcome` once their attempts are stopped. A
-  // post of an op that is done, and that other local members wait for too, shares the op's outcome.
+  // The member is out: its posts are answered with `outcome` once their attempts are stopped. The
+  // exception: if the op is done and other local members wait for it, the post gets the outcome of
+  // the op.
   void Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out);
-  // Of an op that a member may post: what waits for it here, and how many peers take part.
+  // For an op that a member is about to post: fills in the local posts that wait for this one, and
+  // the number of peers that take part.
   void ViewPost(Epoch boundary, uint64_t tag, PostView* view) const;
-  // Posts that are not answered.
+  // The number of posts of the member that are not answered.
   size_t PostsOf(LocalId local) const;
-  // Ops of the member that linger: without this peer somebody may never have their result.
+  // The number of ops of the member that linger: another peer may need the result from this peer.
   size_t LingeringOf(LocalId local) const;
 
   // ---- other peers
   void OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out);
   void OnDone(const PeerDone& done, Tick now, std::vector<Action>* out);
-  // Frames to or from the peers may be missing: nothing is sent to them, and nothing of them taken,
-  // until the next attempt.
+  // Frames to or from these peers may be missing. Until the next attempt nothing is sent to them,
+  // and their frames are ignored.
   void Lose(const std::set<PeerId>& peers);
 
   // ---- the driver
@@ -109,23 +117,25 @@ class OpTable {
   void OnStopped(const AttemptStopped& event, Tick now, std::vector<Action>* out);
 
   // ---- epochs
+  // An epoch that freezes is prepared: stops the attempts that are not done, and lets all ops rest.
   void Freeze(Tick now, std::vector<Action>* out);
   bool frozen() const { return frozen_; }
-  // An attempt that was told to stop has not answered.
+  // True if an attempt that was told to stop has not answered.
   bool Stopping() const;
-  // Announced and unsettled ops, by ordinal.
+  // The reports on all ops that are announced and not settled, by ordinal.
   std::vector<control::OpReport> Report() const;
-  // The newest epoch of the history is in force. `fates` judge what was reported, if it freezes;
-  // `missed` are ops that others abort and this peer did not report; `lost` are peers as in Lose().
+  // The newest epoch of the history is in force. If it freezes, `fates` are the fates of the
+  // reported ops, and `missed` are ops that other peers abort and this peer did not report. `lost`:
+  // peers as in Lose().
   FateCounts Commit(const std::vector<control::OpFate>& fates,
                     const std::vector<control::MissedOp>& missed, const std::set<PeerId>& lost,
                     Tick now, std::vector<Action>* out);
-  // An op that the newest freezing commit had judged redo has been answered.
+  // True if an op that the newest freezing commit judged redo has ended since.
   bool resumed() const { return resumed_; }
-  // Frames are taken from peers of the newest epoch, and from these, which the next one may bring.
-  // What others sent is forgotten.
+  // From now on frames are taken from the peers of the newest epoch of the history and from
+  // `peers`, those of the prepared epoch. Waiting frames of all other peers are forgotten.
   void Expect(std::set<PeerId> peers);
-  // No local member is admitted any more, no op is open, and the history is empty: begin anew.
+  // Begins anew. No local member is admitted any more, no op is open, and the history is empty.
   void Reset();
 
   uint32_t open() const { return static_cast<uint32_t>(ops_.size() + finishing_.size()); }
@@ -147,7 +157,7 @@ class OpTable {
     MemberId member;
     OpDesc desc;
     Tick posted;
-    std::optional<Outcome> evicted;  // the member is out
+    std::optional<Outcome> evicted;  // set: the member is out, and its post gets this answer
   };
   enum class Run : uint8_t { kNone, kRunning, kComplete, kStopping };
   struct Op {
@@ -155,43 +165,44 @@ class OpTable {
     OpOrdinal ordinal;  // 0 until the first announcement
     std::vector<LocalInput> inputs;
 
-    // Of the attempt in force, once announced in it.
+    // These belong to the attempt in force, and are set when the op is announced in it.
     bool announced = false;
     std::shared_ptr<const Participants> participants;
     OpDesc desc;
-    Algorithm algorithm = Algorithm::kAuto;  // chosen
-    std::optional<OtherOffer> other_offer;   // if the members here disagree
-    bool differs = false;                    // some descriptor differs
-    // With this ring, or so few members, it cannot run: how it ends. The same at all participants.
+    Algorithm algorithm = Algorithm::kAuto;  // the chosen one
+    std::optional<OtherOffer> other_offer;   // if the offers of local members differ
+    bool differs = false;                    // two offers differ, here or at other peers
+    // Set if too few members contribute: how the op ends. The same at all participants.
     std::optional<Outcome> unfit;
     std::map<PeerId, PeerReady> readies;
-    std::map<PeerId, bool> dones;  // and whether with verdict refused
+    std::map<PeerId, bool> dones;  // whether the DONE says refused
     bool done = false;
 
     Run run = Run::kNone;
     Epoch run_attempt;
     bool halted = false;
-    std::optional<std::string> abort;     // judged: abort, and why
-    std::optional<OneShotResult> result;  // known here, or from the READY of one who has it
+    std::optional<std::string> abort;     // set: the fate is abort, and this is the error's text
+    std::optional<OneShotResult> result;  // computed here, or sent by a participant that has it
     bool lingers = false;                 // the posts are answered
 
-    bool complete_once = false;  // every READY was in, in some attempt
-    Tick complete_at;
+    bool complete_once = false;  // in some attempt every READY was here
+    Tick complete_at;            // when this was so for the first time
     uint32_t retries = 0;
-    bool redone = false;  // judged redo by the newest freezing commit
+    bool redone = false;  // the newest freezing commit judged it redo
 
-    // The verdict: it ends without a result, once all participants know.
+    // The verdict: the op ends without a result when all participants have said DONE.
     bool Refused() const { return differs || (unfit && !result); }
     bool AllReady() const { return announced && readies.size() + 1 == participants->ring.size(); }
     bool AllDone() const { return done && dones.size() + 1 == participants->ring.size(); }
     bool AllEvicted() const;
     bool Live() const { return run == Run::kRunning || run == Run::kComplete; }
   };
+  // READYs of one peer that no op here has met yet.
   struct Unmatched {
     std::map<OpKey, std::deque<PeerReady>> by_key;
     size_t count = 0;
   };
-  // A committed op whose result is on its way to the targets.
+  // A settled op whose result the driver is putting into the targets.
   struct Finishing {
     uint64_t tag = 0;
     std::vector<LocalInput> inputs;
@@ -199,29 +210,30 @@ class OpTable {
     Tick complete_at;
     bool redone = false;
   };
-  // Posts that are still to come of an op that has ended.
+  // An op that ended Aborted before a member posted it: how many such posts are still to come.
   struct Missed {
     uint32_t count = 0;
     std::string cause;
   };
   using EarlyFrame = std::variant<PeerReady, PeerDone>;
 
-  // Takes the op as far as it goes now; it may be gone afterwards.
+  // Takes all steps of the op that are possible now. The op may be gone afterwards.
   void Advance(Op& op, Tick now, std::vector<Action>* out);
   void AdvanceAll(Tick now, std::vector<Action>* out);
   void AdvanceLingering(Op& op, Tick now, std::vector<Action>* out);
-  // Announced ops by ordinal, then the others by key.
+  // All ops: those with an ordinal, by ordinal, then the others by key.
   std::vector<Op*> AllOps();
-  // Every local participant has posted.
+  // True if every local participant has posted the op.
   bool Gathered(const Op& op) const;
   void Announce(Op& op, Tick now, std::vector<Action>* out);
   void AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out);
-  // The op that the peer means with its next READY of the name, if it is announced here.
+  // Returns the op that the peer means with its next READY of this key: the oldest op of the key
+  // that is announced here and has no READY of the peer. nullptr: there is none.
   Op* Expecting(const OpKey& key, PeerId peer);
-  // How the announced op has to end whatever the others offer; nothing if it can run.
+  // Returns how the announced op must end because too few members contribute. nullopt: it can run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
-  // Whether the tensor of `member` is part of the op's result.
+  // Whether the input of `member` is in the op's result.
   static bool Contributes(const Op& op, MemberId member);
   // Contributes(), for each of op.inputs.
   static std::vector<bool> ContributesOf(const Op& op);
@@ -229,19 +241,20 @@ class OpTable {
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
   void Stop(Op& op, std::vector<Action>* out);
   void SendDones(const Op& op, std::vector<Action>* out) const;
-  // DONEs whose verdict is not ours: the peer broke the protocol.
+  // Returns false if the verdict of a DONE is not that of this peer: the sender broke the protocol.
   bool CheckVerdicts(Op& op, std::vector<Action>* out);
-  // Answers the posts of members that are out.
+  // Answers and removes the posts of members that are out.
   void DropEvicted(Op& op, Tick now, std::vector<Action>* out);
-  // The op ends the same way at every participant: its result, or the refusal.
+  // Ends the op as every participant does: with its result, or with the refusal.
   void Settle(Op& op, Tick now, std::vector<Action>* out);
-  // Tells the trainers how it ended.
+  // Ends the op for the local trainers: with the result once it is in the targets, or a refusal.
   void Conclude(Op& op, Tick now, std::vector<Action>* out);
+  // True if the report on the op must name the op's ordinals at other peers.
   static bool NeedsMatches(const Op& op);
-  // Done, and may be answered before the others are known to be.
+  // True if the op is answered as soon as it is done here.
   static bool EndsAtOnce(const Op& op);
   void Linger(Op& op, Tick now, std::vector<Action>* out);
-  // The op ends here alone, or aborted: no attempt of it is left.
+  // Ends the op at this peer alone, or as aborted. It must have no attempt.
   void Drop(Op& op, Tick now, std::vector<Action>* out);
   void Erase(Op& op);
   static OpInfo InfoOf(const Op& op);
@@ -250,25 +263,26 @@ class OpTable {
   void Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
               std::vector<Action>* out);
   std::string RefusalOf(const Op& op, const LocalInput& input) const;
-  // The op is to be announced again.
+  // Forgets the attempt, so that the op can be announced again.
   void ForgetAttempt(Op& op);
   void ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
                  FateCounts* counts, std::vector<Action>* out);
 
-  // The op ends Aborted at all local members that take part, as it did at others: those that have
-  // posted it are told, the others when they do.
+  // Ends an op Aborted at all local participants, because it ended so at other peers. Members that
+  // have posted it are told now; the others are told when they post it.
   void Miss(const OpKey& key, const std::string& cause, Tick now, std::vector<Action>* out);
-  // Why the post ends at once, if its member missed the op.
+  // If the member missed the op: returns why its post ends at once.
   std::optional<std::string> SettleMissed(const NewPost& post);
 
   static void AddInput(const LocalInput& input, Digester* digest);
   static void AddOp(const Op& op, Digester* digest);
 
+  // True if frames are taken from the peer; see Expect().
   bool Known(PeerId peer) const;
-  // What is said in the attempt does not reach the peer, or may have holes.
+  // True if frames of this attempt to or from the peer may be missing.
   bool Lost(PeerId peer, Epoch attempt) const;
-  // The peer said in this attempt what is against the protocol. What it says next may build upon
-  // that, so it counts as lost.
+  // The peer broke the protocol in this attempt: breaks its link. Its next frames may depend on the
+  // refused one, so the peer counts as lost.
   void Refuse(PeerId peer, Epoch attempt, const std::string& reason, std::vector<Action>* out);
   template <class Frame>
   void Refuse(const Frame& frame, const std::string& reason, std::vector<Action>* out) {
@@ -284,15 +298,15 @@ class OpTable {
   OpCounters* const counters_;
 
   std::map<OpKey, Op> ops_;             // not answered
-  std::multimap<OpKey, Op> lingering_;  // answered, of one name in order of their ordinals
+  std::multimap<OpKey, Op> lingering_;  // answered; those of one key in order of their ordinals
   std::map<OpOrdinal, Op*> by_ordinal_;
   std::map<OpOrdinal, Finishing> finishing_;
-  std::map<LocalId, std::set<uint64_t>> tags_;  // in flight, by member
+  std::map<LocalId, std::set<uint64_t>> tags_;  // tags in flight of each member
   std::map<MemberId, std::map<OpKey, Missed>> missed_;
-  std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met
+  std::map<PeerId, Unmatched> unmatched_;            // of the attempt in force
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
-  std::map<PeerId, Epoch> lost_;                     // up to this attempt
-  std::set<PeerId> expected_;
+  std::map<PeerId, Epoch> lost_;                     // the last attempt for which Lost() is true
+  std::set<PeerId> expected_;                        // see Expect()
   Epoch attempt_;
   bool frozen_ = false;
   uint64_t settled_ = 0;

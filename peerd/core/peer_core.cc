@@ -18,18 +18,18 @@
 namespace longhaul::peerd {
 namespace {
 
-// How many detect_ms a dead trainer's ops are given to settle before its member leaves all the
-// same. Members that died while they waited for each other's posts would otherwise never leave.
+// The ops of a dead trainer have this many detect_ms to settle; then its member leaves anyway.
+// Without a limit, members that died while they waited for each other's posts would never leave.
 constexpr int64_t kDeathGrace = 2;
-// For so long a newcomer's data port is tried, in halves of detect_ms: SYN is sent a second time
-// meanwhile.
+// How long a newcomer's data port is tried, in halves of detect_ms: long enough for TCP to repeat a
+// SYN.
 constexpr int64_t kTryHalfDetects = 3;
 
-// What a freezing epoch is told as: one log line, two observations.
+// A fault in progress, for its log line and FaultOver.
 struct Fault {
-  Tick begun;
+  Tick begun;           // when the first epoch that freezes was prepared
   uint32_t frozen = 0;  // ops announced and not settled
-  Tick committed;       // 0: not yet
+  Tick committed;       // the time of the commit; 0: not yet
   Epoch epoch;
   std::string cause;
   FateCounts fates;
@@ -54,13 +54,14 @@ struct Group {
 
   EpochFollower epochs;
   OpTable ops;
-  // Came while the members of the epoch in force were all out, but their attempts not stopped yet.
+  // A PrepareEpoch that came when all admitted members here were removed, but not yet finished: an
+  // attempt had not stopped, for example. It is prepared when they are finished.
   std::optional<control::PrepareEpoch> deferred;
-  // From the first freeze until the first op that had to be redone has ended.
+  // Set from the first freeze until the first op that had to be redone has ended.
   std::optional<Fault> fault;
-  // What members in the background fetch.
+  // The state that the group agreed on last. Members in the background fetch it.
   std::optional<control::StateAgreed> agreed;
-  uint32_t pending = 0;
+  uint32_t pending = 0;  // members that wait for admission
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
 };
@@ -87,9 +88,9 @@ class PeerCore::Impl {
  private:
   struct Drain {
     Tick deadline;
-    bool due = false;     // the deadline has passed: everybody leaves
-    bool forced = false;  // nobody is there to let us go
-    bool told = false;    // Drained
+    bool due = false;     // the deadline has passed: all members leave now
+    bool forced = false;  // no coordinator was reached: all members were removed without it
+    bool told = false;    // Drained was emitted
   };
 
   // ---- events
@@ -141,35 +142,34 @@ class PeerCore::Impl {
   void Handle(const control::SyncResult& message);
   void Handle(const control::StateAgreed& message);
 
-  // Why the member, which is there, may not begin this sync.
+  // Returns why the member may not begin this sync, or OK. The member must exist.
   Outcome MaySync(LocalId local, const SyncRequest& request);
-  // A member in the background has no reason to stay there. `request`: what it brings, or nullptr.
+  // True if a member in the background should come out. `request`: what it brings, or nullptr.
   bool ReadyToContribute(const LocalMember& local, const SyncRequest* request);
   void BeginSync(const LocalMember& local, const SyncRequest& request, bool with_vote);
   void BeginBackground(const LocalMember& local, const SyncRequest& request);
-  // Why this peer may not follow the coordinator; "" if it may.
+  // Returns why this peer may not follow the coordinator, or "".
   std::string ProblemWith(const control::Welcome& message) const;
   control::GroupState StateOf(const GroupKey& key, const Group& group) const;
   void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
   void Ignore(const char* what, const GroupKey& group);
   Group* FindGroup(const GroupKey& key);
   void BeginDrain(Tick deadline, const std::string& reason);
-  // The member is in the background.
   bool InBackground(const LocalMember& local);
-  // It fetches what the group has agreed on.
+  // Lets the member, if it is in the background, fetch the state that the group agreed on last.
   void Chase(const LocalMember& local);
-  // The member is removed: its posts and its sync end.
+  // Ends the posts and the sync of a removed member.
   void PutOut(const LocalMember& local);
   void CloseFault(const GroupKey& key, Group& group, bool resumed);
 
-  // ---- after each event: whatever has become possible or due
+  // ---- after each event: take the steps that have become possible or due
   void Sweep();
   void SweepDrain();
   void SweepSteps();
   void SweepHeartbeat();
   void SweepGroups();
   Tick ForceDue() const;
-  // Links that no group needs have been closed in order, without LinkDown.
+  // Forgets links that no group needs. They are closed without LinkDown.
   void ForgetLinks();
   int64_t BeatUs() const { return Millis(detect_ms_) / 3; }
 
@@ -180,15 +180,15 @@ class PeerCore::Impl {
   LocalSyncs syncs_{config_.detect_ms};
   std::map<GroupKey, std::unique_ptr<Group>> groups_;
   std::set<std::pair<std::string, PeerId>> links_up_;
-  control::Welcome welcome_;     // the last that was accepted; store 0: none was
-  bool coordinator_up_ = false;  // the stream stands
-  bool refused_ = false;         // what still comes on it is for nobody
-  bool welcomed_ = false;        // neither has the coordinator refused this peer, nor the peer it
+  control::Welcome welcome_;     // the last that was accepted; store 0: there was none
+  bool coordinator_up_ = false;  // the control stream is open
+  bool refused_ = false;         // this peer refused the coordinator: messages are ignored
+  bool welcomed_ = false;        // a Welcome was accepted on this stream
   Tick coordinator_down_since_;
   Tick beat_due_ = kNever;
   std::optional<Drain> drain_;
 
-  // Of the Step() that runs.
+  // These belong to the Step() that runs.
   Tick now_;
   std::vector<Action> out_;
 };
@@ -198,7 +198,7 @@ std::vector<Action> PeerCore::Impl::Step(const Event& event, Tick now) {
   std::visit([this](const auto& e) { On(e); }, event);
   Sweep();
   if (!coordinator_up_) {
-    // It is said again, from the state, when the stream stands.
+    // Dropped here. On(CoordinatorUp) sends it again from the stored state.
     std::erase_if(out_, [](const Action& a) { return std::holds_alternative<ToCoordinator>(a); });
   }
   return std::exchange(out_, {});
@@ -216,7 +216,7 @@ Group* PeerCore::Impl::FindGroup(const GroupKey& key) {
 
 // ------------------------------------------------------------------------------ control stream
 
-// What is deferred is as good as prepared: it will be.
+// A deferred PrepareEpoch counts as prepared, because it will be prepared.
 control::GroupState PeerCore::Impl::StateOf(const GroupKey& key, const Group& group) const {
   control::GroupState state{key, group.epochs.history().committed(), members_.MembersOf(key)};
   const control::PrepareEpoch* const prepared =
@@ -243,7 +243,7 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   hello.host = config_.host;
   for (const auto& [key, group] : groups_) {
     control::GroupState state = StateOf(key, *group);
-    // Messages about its epochs follow, even if no member of it is left.
+    // A group that has an epoch is named even without members: messages about its epochs follow.
     if (state.members.empty() && !state.committed && !state.prepared) continue;
     hello.groups.push_back(std::move(state));
   }
@@ -348,7 +348,8 @@ void PeerCore::Impl::Handle(const control::PrepareEpoch& message) {
   }
   if (!group->epochs.Prepare(message, detect_ms_, now_, &out_)) return;
   group->ops.Expect(group->epochs.PreparedPeers());
-  // A group without an epoch has no ops, and may get one that does not freeze after all.
+  // Without a committed epoch there are no ops to freeze, and the epoch that is committed in the
+  // end need not freeze.
   if (message.freeze && group->current() != nullptr && !group->ops.frozen()) {
     CloseFault(message.group, *group, /*resumed=*/false);
     group->fault = Fault{now_, static_cast<uint32_t>(group->ops.Report().size()), {}, {}, "", {}};
@@ -370,8 +371,8 @@ void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
     if (fates.redone == 0) CloseFault(message.group, *group, /*resumed=*/false);
   }
   const EpochRecord& record = *group->current();
-  // Whoever passes the boundary that admitted them asks at once who is still to come in; the
-  // coordinator's own count is on its way behind this.
+  // A trainer that has passed this boundary may look at the count at once. The coordinator's own
+  // count comes after this message, so the newcomers are subtracted here.
   const auto admitted = static_cast<uint32_t>(
       std::count_if(record.members.begin(), record.members.end(),
                     [&](const auto& member) { return member.joined == record.epoch; }));
@@ -390,7 +391,7 @@ void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
 void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed) {
   if (!group.fault) return;
   const Fault fault = *std::exchange(group.fault, std::nullopt);
-  if (fault.committed == Tick()) return;  // this peer's members were removed by it
+  if (fault.committed == Tick()) return;  // never committed here
   FaultOver over{key, fault.committed - fault.begun, -1};
   if (resumed) over.resume_us = now_ - fault.committed;
   out_.push_back(LogLine{"fault over group=" + ToString(key) + " epoch=" + ToString(fault.epoch) +
@@ -417,10 +418,12 @@ void PeerCore::Impl::Handle(const control::AbortEpoch& message) {
 }
 
 void PeerCore::Impl::Handle(const control::Removed& message) {
-  // Unknown: the answer to a Leave that was sent twice.
+  // If the member is not known here, this is the answer to a Leave that was sent twice.
   const LocalMember* const local = members_.Removed(message, &out_);
   if (local != nullptr) return PutOut(*local);
-  // It asks again, and the number that it gets may be prepared under a number of old.
+  // No local member has a number now. A member that the coordinator has forgotten asks again, and
+  // its admission may use the number of the epoch that is prepared here. So that preparation is
+  // forgotten.
   Group* const group = FindGroup(message.group);
   if (group == nullptr || group->current() != nullptr) return;
   if (!members_.MembersOf(message.group).empty()) return;
@@ -540,8 +543,7 @@ void PeerCore::Impl::On(const LocalPost& event) {
   out_.push_back(PostDone{event.post, std::move(refusal), {}});
 }
 
-// ------------------------------------------------------------------------------ links, frames,
-// driver
+// ------------------------------------------------------------------------ links, frames, driver
 
 void PeerCore::Impl::On(const LinkUp& event) {
   for (const auto& [key, group] : groups_) {
@@ -643,7 +645,7 @@ void PeerCore::Impl::SweepGroups() {
     Group& group = *it->second;
     EpochFollower& epochs = group.epochs;
     if (!members_.HasAny(key)) {
-      // Whoever is not there has no open post.
+      // A group without local members has no open op.
       LH_CHECK(group.ops.open() == 0) << ToString(key);
       if (!epochs.history().empty() || epochs.preparing()) {
         out_.push_back(KeepLinks{key, epochs.history().committed(), {}});

@@ -1,7 +1,8 @@
-// The peer's protocol core: local members, epochs, and the life of each op short of its bytes.
+// The protocol core of a peer: decides about local members, epochs, ops and syncs. It moves no
+// bytes of tensors.
 //
-// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The
-// driver carries out actions in order.
+// The core is pure and deterministic: Step(event, now) returns actions. It has no clock, thread,
+// socket or protobuf. The driver carries out the actions in order.
 //
 // One op at one peer (docs/life_of_an_op.md):
 //
@@ -12,10 +13,10 @@
 //   any of these --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
-// An op of at most LH_ONE_SHOT_BYTES_MAX bytes carries its input in the READY and has no segments.
-// Which way the others go: algorithm.h.
+// A one-shot op carries its input in the READY and has no segments. algorithm.h chooses the
+// algorithm of an op.
 //
-// Syncs of shared state: local_syncs.h. The driver hashes states and moves their chunks.
+// local_syncs.h handles syncs of shared state. The driver hashes states and moves their chunks.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +41,8 @@ struct CoreConfig {
   uint32_t lanes = 0;
   std::string version;
   std::string host;
-  uint32_t detect_ms = 1500;          // until Welcome says otherwise
-  uint32_t drain_timeout_ms = 30000;  // of a drain that the coordinator asks for
+  uint32_t detect_ms = 1500;          // until the coordinator's Welcome gives another value
+  uint32_t drain_timeout_ms = 30000;  // for a drain that the coordinator asks for
 };
 
 class PeerCore {
@@ -54,19 +55,21 @@ class PeerCore {
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
 
-  // Bytes that ops of the group moved so far: told to the coordinator with the next heartbeat.
+  // Sets the bytes that ops of the group have moved so far, for the next heartbeat.
   void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
-  // How far the transfer of a local member is, for heartbeats; ignored if it has none.
+  // Sets how far the transfer of a local member is, for heartbeats; ignored if it has none.
   void SetProgress(LocalId local, const control::FetchProgress& progress);
 
-  // Members of the group's epoch in rank order, for the local member; empty while it is pending.
+  // The members of the epoch of the local member's group, in rank order. Empty if the member is not
+  // in that epoch.
   struct MembersView {
     Epoch epoch;
     std::vector<MemberId> members;
   };
   MembersView GetMembers(LocalId local) const;
 
-  // Of a post that the core is about to hear of. Nothing if the core will refuse it.
+  // What the driver must know about a post before it gives the LocalPost to Step(). nullopt: the
+  // core will refuse the post.
   std::optional<PostView> ViewPost(const LocalPost& post) const;
 
   // Counts for metrics and the heartbeat.
@@ -86,7 +89,7 @@ class PeerCore {
   // step.
   void CheckInvariants() const;
   uint64_t Digest() const;
-  // A core in the same state, from which another future can be tried.
+  // Returns a core in the same state, so that a search can try another future.
   PeerCore Clone() const;
 
  private:

@@ -1,4 +1,4 @@
-// Shorthand for tests of the core: looking at actions, building messages.
+// Helpers for tests of the core: they look at actions and build messages.
 #pragma once
 
 #include <string>
@@ -46,7 +46,7 @@ struct At {
   Epoch background_until = Epoch();
 };
 
-// Ranks and ring in the order given.
+// Ranks and ring have the order of `members`.
 inline control::PrepareEpoch MakePrepare(uint64_t epoch, uint64_t base, uint64_t boundary,
                                          uint64_t last_freeze, const std::vector<At>& members) {
   control::PrepareEpoch prepare;
@@ -78,7 +78,7 @@ inline OpDesc Desc(uint64_t count, DType dtype = DType::kFloat32,
   return desc;
 }
 
-// Beyond the one-shot limit, and large enough for a ring.
+// Larger than a one-shot op, and large enough for a ring.
 inline OpDesc Large() { return Desc(32 << 20); }
 inline OpDesc Small() { return Desc(4); }
 

@@ -1,6 +1,5 @@
-// READY and DONE between the peer core and the control lanes.
-//
-// What the core sends becomes a frame; what arrives becomes a core event.
+// Converts READY and DONE: from an action of the core to a frame, and from a received frame to an
+// event for the core.
 //
 // Plain functions: no state, any thread.
 #pragma once
@@ -20,23 +19,24 @@
 namespace longhaul::peerd {
 
 struct ControlFrame {
-  LinkKey link;  // to send it on
+  LinkKey link;  // the link to send it on
   FrameHeader header;
   std::string payload;
-  bool may_wait = false;  // Transport::SendControlInTime() will do
+  bool may_wait = false;  // may be sent with Links::SendControlInTime()
 
   std::span<const uint8_t> bytes() const {
     return {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()};
   }
 };
 
-// `input` is what travels inside; "" unless the action is one-shot.
+// `input` is the input that the frame carries. It is "" unless action.one_shot is true.
 ControlFrame FrameOf(const SendReady& action, const std::string& input);
 ControlFrame FrameOf(const SendDone& action);
 
 using TakenFrame = std::variant<PeerReady, PeerDone>;
 
-// Takes a READY or DONE that came on `from`. InvalidArgument: against the protocol, close the link.
+// Converts a READY or DONE that came on the link `from`. InvalidArgument: the peer broke the
+// protocol; close the link.
 absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& header,
                                      std::span<const uint8_t> payload);
 

@@ -256,7 +256,7 @@ void Engine::OnPost(const LocalPost& post, PostBuffers buffers) {
 
 bool Engine::Admit(const LocalPost& post) {
   const std::optional<PostView> view = core_->ViewPost(post);
-  if (!view) return true;  // the core says why it may not be
+  if (!view) return true;  // the core will refuse the post, and say why
   const Outcome outcome = ports_.ops->Admit(post, *view);
   if (outcome.ok()) return true;
   Action answer = PostDone{post.post, outcome, {}};
@@ -281,7 +281,8 @@ void Engine::OnSync(LocalId local, const StateSync& sync) {
 void Engine::BeginSync(LocalId local, const StateSync& sync, bool with_step) {
   const auto group = groups_.find(local);
   if (group != groups_.end()) return ports_.states->Begin(local, group->second, sync, with_step);
-  // The member is out, and its trainer not told yet: something still reads its tensors.
+  // The member is out, but its trainer does not know it yet, because something still reads its
+  // tensors.
   ports_.states->WhenUnread(local, [trainers = ports_.trainers, local, with_step] {
     trainers->SyncDone(local, kLeaves, {});
     if (with_step) trainers->StepDone(local, kLeaves, {});
@@ -319,7 +320,7 @@ void Engine::OnRegionAdded(const uint8_t* data, size_t bytes) {
 
 void Engine::OnRegionRemoved(const uint8_t* data, size_t) { ports_.links->RemoveMemory(data); }
 
-// Syncs that the core has heard of end with the member, and are answered then.
+// A sync that the core has heard of stays open: the core ends it with the member.
 void Engine::WithdrawSync(LocalId local, const Outcome& outcome) {
   const std::optional<bool> with_step = ports_.states->Withdraw(local);
   if (!with_step) return;
@@ -329,7 +330,7 @@ void Engine::WithdrawSync(LocalId local, const Outcome& outcome) {
 
 void Engine::EndSync(const SyncDone& ended) {
   const StateSyncInfo info = ports_.states->Carry(ended);
-  // Where all were equal there is nothing to tell: that is so at each step.
+  // A sync in which all members were equal is not logged: that happens at each step.
   if (!ended.outcome.ok() || info.bytes > 0) LogSync(ended.local, ended.outcome, info);
   ports_.states->WhenUnread(ended.local, [trainers = ports_.trainers, clock = ports_.clock, ended,
                                           told = info, since = Now()]() mutable {

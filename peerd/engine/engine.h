@@ -1,18 +1,18 @@
 // The driver of a peer: tells the peer core what happens, and carries out what the core decides.
 //
-// Whatever happens (requests of trainers, messages of the coordinator, links, frames, time,
-// attempts and transfers that end) becomes an event and waits in one queue. Turn() tells the core
-// one event after the other; the actions of an event are carried out, in order, before the next
-// event.
+// Everything that happens becomes an event in one queue: requests of trainers, messages of the
+// coordinator, changes of links, frames, time, and attempts and transfers that end. Turn() gives
+// the events to the core one by one. The actions of an event are carried out, in order, before the
+// next event.
 //
-// What is decided here, and not by the core:
-// - what is said of one member arrives in order, also where an answer waits until nothing reads the
-//   member's tensors any more (StatePort::WhenUnread());
-// - a sync whose tensors are still being hashed ends with its member, before the core hears of it;
-// - a join fails when no coordinator has served this peer for `coordinator_timeout_ms`.
+// The engine itself decides three things:
+// - Order: a member gets its answers in order, even if one of them waits until nothing reads the
+//   member's tensors any more (StatePort::WhenUnread()).
+// - Early syncs: the core does not hear of a sync while its tensors are being hashed. If the member
+//   ends meanwhile, the engine ends the sync.
+// - Joins: a join fails when no coordinator has served this peer for `coordinator_timeout_ms`.
 //
-// Threads: the reactor thread only. No call of the engine calls the core or a port, except Turn()
-// and what answers by its return value.
+// Threads: the reactor thread only. The core runs only in Turn(); other calls post events.
 #pragma once
 
 #include <cstdint>
@@ -44,36 +44,36 @@ struct EngineOptions {
   CoreConfig core;
   // A join fails if no coordinator has served this peer for this long; 0: joins wait for ever.
   uint32_t coordinator_timeout_ms = 0;
-  std::string coordinators;  // names them in that error
+  std::string coordinators;  // their addresses, for the text of that error
 };
 
 class Engine final : public TransportListener, public TrainerRequests {
  public:
   Engine() = default;
-  // Before anything happens. Apart from the constructor, as transport and trainers want the engine
-  // for a listener.
+  // Must be called before anything else. This is not done by the constructor, because the transport
+  // and the IPC server need the engine before the ports exist.
   void Start(EngineOptions options, EnginePorts ports);
-  // An engine in the same state over other ports; both between two turns, with nothing in the
-  // queue. For searches, which try more than one future.
+  // Returns an engine in the same state with other ports. Must be called between two turns, when
+  // the queue is empty. A search tries several futures with such copies.
   std::unique_ptr<Engine> Clone(EnginePorts ports) const;
 
   // ---- the coordinator
   void OnStreamUp();
-  // Also of a try that failed; the reason names the address.
+  // Also called when an attempt to open the stream failed. The reason names the address.
   void OnStreamDown(const std::string& reason);
   void OnMessage(control::CoordinatorMessage message);
-  // It has welcomed this peer on the stream; one that accepts the stream and then refuses the peer
-  // is as good as none.
+  // True if the coordinator has sent Welcome on the open stream. A coordinator that accepts the
+  // stream and then refuses the peer does not count.
   bool welcome() const { return welcome_; }
 
   // ---- the operator: every member leaves, by `deadline` at the latest.
   void OnDrain(Tick deadline) { Post(DrainRequested{deadline}); }
-  // Drained, and all has been said.
+  // True if all members are out, and all trainers have their answers.
   bool over() const { return drained_ && !ports_.states->reading(); }
   bool drained() const { return drained_; }
 
   // ---- time
-  // Goes on with all that can, until the queue is empty.
+  // Does everything that is due, and gives events to the core until the queue is empty.
   void Turn();
   // When to call Turn() at the latest, if nothing happens before.
   Tick NextDeadline() const;
@@ -82,7 +82,7 @@ class Engine final : public TransportListener, public TrainerRequests {
   PeerCore& core() { return *core_; }
   const PeerCore& core() const { return *core_; }
   size_t queued() const { return events_.size(); }
-  // Of the engine and its core; not of what is behind the ports.
+  // The digest of the engine and its core, without what is behind the ports.
   uint64_t Digest() const;
 
   // ---- TransportListener
@@ -120,14 +120,15 @@ class Engine final : public TransportListener, public TrainerRequests {
 
   Tick Now() const { return ports_.clock(); }
   void Post(Event event) { events_.push_back(std::move(event)); }
-  // Gives the core all events that there are, and carries out its actions.
+  // Gives all events to the core, and carries out its actions.
   void CarryOut();
-  // False: it was answered, and is none of the core's business.
+  // Takes memory for a post. False: the post was refused and answered, and the core must not get
+  // it.
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);
   void BeginSync(LocalId local, const StateSync& sync, bool with_step);
   void EndSync(const SyncDone& ended);
-  // The answer to a sync that the core has not heard of and never will.
+  // Answers a sync that the core has not heard of, and drops it.
   void WithdrawSync(LocalId local, const Outcome& outcome);
   void Unwelcome();
   void FailHopelessJoins();
@@ -138,11 +139,11 @@ class Engine final : public TransportListener, public TrainerRequests {
   EnginePorts ports_;
   std::optional<PeerCore> core_;
   std::deque<Event> events_;
-  std::map<LocalId, Tick> joins_;  // trainers that wait for admission, since when
+  std::map<LocalId, Tick> joins_;  // members that wait for admission, and since when
   std::map<LocalId, GroupKey> groups_;
   bool stream_up_ = false;
   bool welcome_ = false;
-  Tick unserved_since_;  // not welcome since then
+  Tick unserved_since_;  // since when there has been no Welcome
   std::string stream_error_ = "not tried yet";
   bool drained_ = false;
 };

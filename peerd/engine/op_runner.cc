@@ -12,18 +12,21 @@
 namespace longhaul::peerd {
 namespace {
 
-// Of one op before the next one that has work is looked after.
+// How many bytes of work one op gets before the next op gets its turn.
 constexpr uint64_t kSliceBytes = 256 << 10;
 
-// In place of the attempt's cookie: the attempt was told that the segment was sent before.
+// Stands for the attempt's cookie if a segment is sent again: the attempt was told of Sent()
+// before.
 constexpr uint64_t kRepeat = UINT64_MAX;
 
-// A segment on a short way costs calls and wakes: few of them, as many as keep a ring's hops busy.
+// On a short way each segment costs system calls and wake-ups. So a chunk is cut into few segments,
+// just enough to keep all hops of a ring busy.
 constexpr uint64_t kShortWaySegments = 8;
 constexpr uint64_t kShortWayGrainsMin = 2;
 constexpr uint64_t kShortWayGrainsMax = 16;
 
-// On a long one many slow lanes share a chunk, and its end waits for the last of them.
+// Returns the length of the segments that this peer sends. On a long way they are short: many slow
+// lanes share a chunk, and its end waits for the last lane.
 uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way) {
   if (long_way) return grain_bytes;
   const uint64_t wanted = chunk_bytes / kShortWaySegments / grain_bytes;
@@ -31,8 +34,8 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
          static_cast<uint32_t>(std::clamp(wanted, kShortWayGrainsMin, kShortWayGrainsMax));
 }
 
-// What one attempt at the op takes at most, with a post of ours that is in place or not. The others
-// may end before it.
+// The most scratch memory that an attempt at the op needs, if this post (in place or not) is the
+// only local post left. Other local posts may end before it.
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
   if (peers <= 1 || IsOneShot(desc)) return 0;
   const uint64_t originals = in_place ? OriginalsBytesMax(desc.bytes()) : 0;
@@ -51,8 +54,9 @@ bool Overlap(const uint8_t* a, uint64_t a_bytes, const uint8_t* b, uint64_t b_by
 
 }  // namespace
 
-// The memory of one op, for one attempt after the other. What an attempt takes first it cannot do
-// without: that is here. What it takes beyond, to be faster, comes from the pool.
+// The scratch memory of one op. Its attempts use it one after the other. The first buffer that an
+// attempt borrows is the one that it cannot do without: that is this memory. Further buffers only
+// make it faster, and come from the pool.
 class OpRunner::Scratch final : public ScratchPool {
  public:
   explicit Scratch(OpRunner* runner) : runner_(runner) {}
@@ -65,7 +69,8 @@ class OpRunner::Scratch final : public ScratchPool {
 
   uint64_t bytes() const { return bytes_; }
 
-  // While no attempt runs. ResourceExhausted: the system has no more, and it is as before.
+  // Must be called while no attempt runs. ResourceExhausted: the system has no more memory, and
+  // nothing has changed.
   absl::Status Grow(uint64_t bytes) {
     LH_CHECK(!lent_) << bytes_ << " bytes of an op are in use";
     if (bytes <= bytes_) return absl::OkStatus();
@@ -134,13 +139,13 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
     runner_->transport_->SendSegment(links_[to], header, data, out, owner_);
   }
 
-  // Nothing in the transport refers to the attempt's memory.
+  // True if nothing in the transport refers to the attempt's memory.
   bool Idle() const { return out_.empty() && attempt_->Idle(); }
 
-  // Not between the end of the op and that of its attempt: nothing more is to be sent.
+  // False between StopAttempt and the stop of the attempt: nothing more must be sent then.
   bool HasWork() const { return (!stopping_ || stopped_) && attempt_->HasWork(); }
 
-  // From now on nothing is sent again.
+  // From now on no segment of this attempt is sent again.
   void Forget() { runner_->owners_.erase(owner_); }
 
   void Complete() override {
@@ -159,16 +164,16 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<LinkKey> links_;
   std::shared_ptr<Scratch> scratch_;  // outlives the attempt
   std::unique_ptr<Attempt> attempt_;
-  std::string result_;          // of a one-shot op
+  std::string result_;          // one-shot op: the result
   std::set<uint64_t> out_;      // cookies of segments in the transport
-  size_t repeats_ = 0;          // those of them that are sent again
+  size_t repeats_ = 0;          // how many of these are sent again
   bool detached_ = false;       // stopping, and nothing is received any more
   bool answer_stop_ = false;    // AttemptStopped is due once the attempt is idle
-  bool answer_finish_ = false;  // AttemptFinished is due once it has no more work
-  bool working_ = false;        // it is in work_
-  bool stopping_ = false;       // segments that arrive are thrown away
-  bool stopped_ = false;        // the attempt is
-  // The memory that segments in the transport refer to; posts may be gone before them.
+  bool answer_finish_ = false;  // AttemptFinished is due once the attempt has no more work
+  bool working_ = false;        // this is in work_
+  bool stopping_ = false;       // after StopAttempt: segments that arrive are thrown away
+  bool stopped_ = false;        // Attempt::Stop() was called
+  // Keeps the memory that segments in the transport refer to. They may outlive their posts.
   std::vector<PostBuffers> buffers_;
 };
 
@@ -278,7 +283,7 @@ void OpRunner::Start(const StartAttempt& action) {
     window = std::max(window, use.window_bytes);
     long_way = long_way || use.long_way;
   }
-  // In a mesh it is shared by all links.
+  // In a mesh all links share the window.
   if (action.algorithm == Algorithm::kMesh) window = std::max(window, spec.window_bytes);
   if (window > 0) spec.window_bytes = window;
   spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
@@ -297,7 +302,7 @@ void OpRunner::Start(const StartAttempt& action) {
     absl::StatusOr<std::unique_ptr<Attempt>> attempt =
         action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), op->scratch_.get())
                                              : MakeRingAttempt(spec, op.get(), op->scratch_.get());
-    // Admit() has taken what it needs.
+    // Admit() has taken the memory that the attempt needs.
     LH_CHECK(attempt.ok()) << attempt.status();
     op->attempt_ = *std::move(attempt);
   }
@@ -360,7 +365,7 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   }
   if (!op->Idle()) return;
   std::erase(zombies_, op);
-  // Inputs are as posted only when the segments that are out have come back.
+  // The inputs are restored only when all segments in the transport have returned.
   if (std::exchange(op->answer_stop_, false)) {
     events_.push_back(AttemptStopped{key.group, key.ordinal, op->attempt_number_});
   }
@@ -392,11 +397,13 @@ void OpRunner::OnReceivesDetached(uint64_t cookie) {
 }
 
 void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
-  // The attempt takes what was Sent() for delivered, and would restore the input under it.
+  // The attempt may restore memory after its Sent(). But a segment that is sent again still reads
+  // that memory.
   if (!op->detached_ || op->repeats_ > 0) return;
   op->attempt_->Stop();
   op->stopped_ = true;
-  // What it handed over for what was dropped before: whoever waits for the stop waits for that.
+  // For segments dropped before, the attempt may have handed over new ones. They are dropped, too,
+  // because the stop waits for them.
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
   op->Forget();
   op->answer_stop_ = true;
@@ -406,14 +413,15 @@ void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
 void OpRunner::Finish(const FinishAttempt& action) {
   const auto it = ops_.find({action.group, action.ordinal});
   if (it == ops_.end()) {
-    // Stopped before, or never started.
+    // The attempt was stopped before, or never started.
     LH_CHECK(!action.commit);
     return;
   }
   const std::shared_ptr<Op> op = it->second;
   LH_CHECK(action.commit);
   op->Forget();
-  // Repeats that somebody asked for though all have what they need.
+  // Only segments that are sent again can be in the transport. All participants have the result, so
+  // nobody needs them.
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
   op->attempt_->Commit();
   op->answer_finish_ = true;
@@ -463,7 +471,7 @@ void OpRunner::OnDataAbandoned(const LinkKey& link, const FrameHeader& header) {
 
 absl::Status OpRunner::OnDataReceived(const LinkKey& link, const FrameHeader& header) {
   Op* const op = Find(link, header);
-  // Stopped since the header came: the transport has let go of the memory.
+  // The attempt was stopped since the header came. The transport writes to the memory no more.
   if (op == nullptr) return absl::OkStatus();
   op->attempt_->Received(op->PositionOf(link.peer),
                          {header.phase, header.offset, header.payload_bytes});

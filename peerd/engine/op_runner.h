@@ -1,17 +1,18 @@
-// Runs the attempts that the peer core asks for: joins core, collective and transport.
+// Runs the attempts that the peer core asks for. It connects core, collective and transport.
 //
-// The core says start, credit, stop, finish; segments go out through the transport and come in from
-// it; what happened goes back as core events. Buffers of posts are held from AddPost() to
+// The core starts, credits, stops and finishes attempts. Segments travel through the transport. The
+// runner reports results to the core as events. It holds the buffers of a post from AddPost() to
 // EndPost(), and longer while the kernel still refers to them.
 //
-// Memory of an op. All that any attempt at an op can need is taken when its posts are admitted,
-// once for all local posts of the op, and held until the last of them is taken back. So an op that
-// was announced to others never fails for lack of memory. Out of place, a ring needs none.
+// Memory of an op: when a post is admitted, the runner takes all the scratch memory that any
+// attempt at the op can need. All local posts of the op share this memory, and it is held until the
+// last of them ends. So an op that was announced to other peers never fails for lack of memory. A
+// ring that is out of place needs none.
 //
-// Work in slices. What takes time in proportion to a tensor (undo, several members' inputs, their
-// copies of the result) is done for a bounded number of bytes in each turn of the reactor, so that
-// links are served in between: at once as far as that goes, and the rest in later turns (Work()).
-// The core hears of its end by an event.
+// Work in slices: some work takes time in proportion to a tensor, such as undo, adding up several
+// local inputs, and copying the result. Each turn of the reactor does a bounded number of bytes of
+// it, so that links are served in between. The first bytes are done at once, the rest in Work() of
+// later turns. An event tells the core when the work is done.
 //
 // Threads: the reactor thread only. Nothing here calls the core: events are collected (PopEvents).
 #pragma once
@@ -41,18 +42,18 @@ class OpRunner final : public OpPort, private SegmentListener {
  public:
   struct Options {
     PeerId self;
-    // Bytes that the attempts at all posted ops may need at one time: to keep originals, and for
-    // what others send.
+    // The most scratch memory, in bytes, that all admitted ops may hold together: for originals,
+    // and for inputs that other peers send.
     uint64_t scratch_limit = uint64_t{4} << 30;
-    // Simulations, whose tensors are small, cut them finer; at every peer alike. And what is large
-    // begins earlier there.
+    // Simulations set smaller values, because their tensors are small. grain_bytes must be the same
+    // at every peer.
     uint32_t grain_bytes = kGrainBytes;
     uint64_t cached_bytes_max = kCachedBytesMax;
     uint64_t turn_bytes_max = LH_OP_TURN_BYTES_MAX;
-    UnmapFunction unmap;  // of scratch memory; null: at once
+    UnmapFunction unmap;  // unmaps scratch memory; null: munmap(), at once
   };
 
-  // `transport` outlives the runner's last use of it.
+  // `transport` must outlive the runner's last use of it.
   OpRunner(Transport* transport, Options options);
   ~OpRunner() override;
   OpRunner(const OpRunner&) = delete;
@@ -73,9 +74,9 @@ class OpRunner final : public OpPort, private SegmentListener {
   std::vector<Event> PopEvents() override { return std::exchange(events_, {}); }
   SegmentListener* segments() override { return this; }
 
-  // Bytes that attempts which have ended moved, by group.
+  // For each group, the bytes that ended attempts have moved.
   const std::map<GroupKey, OpTraffic>& Traffic() const { return traffic_; }
-  // No attempt refers to memory any more.
+  // True if no attempt refers to memory any more.
   bool Idle() const { return ops_.empty() && zombies_.empty(); }
 
  private:
@@ -98,30 +99,32 @@ class OpRunner final : public OpPort, private SegmentListener {
   struct Post {
     OpDesc desc;
     PostBuffers buffers;
-    std::shared_ptr<Scratch> scratch;  // of its op; null until it is admitted
+    std::shared_ptr<Scratch> scratch;  // of its op; null until the post is admitted
     OpTraffic traffic;
   };
-  // A segment in the transport: whose it is.
+  // The owner of a segment that is in the transport.
   struct SegmentOut {
     std::shared_ptr<Op> op;
     uint64_t cookie = 0;
   };
 
   Op* Find(const LinkKey& link, const FrameHeader& header);
-  // InvalidArgument, naming both members: two posts of one op, and one writes where the other does.
+  // InvalidArgument: the target of one of two posts of an op overlaps memory of the other post. The
+  // text names both members.
   Outcome CheckApart(const LocalPost& post, const PostView& view) const;
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
                        const std::vector<bool>& contributes) const;
-  // Does what is left to do for the attempt, as far as this turn allows; for those before it,
-  // first.
+  // Queues the attempt if it has work, and works on the queue as far as this turn allows.
   void Advance(const std::shared_ptr<Op>& op);
+  // Works on the queue, until it is empty or the turn has no bytes left.
   void WorkOn();
-  // Tells the core what it waits for, once that is so; forgets an attempt that is over.
+  // Sends AttemptFinished or AttemptStopped when it is due. Forgets an attempt that is over.
   void Settle(const std::shared_ptr<Op>& op);
   // Stops an attempt whose receives are detached, once no segment of it is being sent again.
   void MaybeStop(const std::shared_ptr<Op>& op);
-  // Accounts the traffic of an attempt that ends; keeps it while the kernel refers to its memory.
+  // Counts the traffic of an attempt that ends. Keeps the attempt while it has work or the kernel
+  // refers to its memory.
   void Retire(const std::shared_ptr<Op>& op);
 
   Transport* const transport_;
@@ -130,12 +133,12 @@ class OpRunner final : public OpPort, private SegmentListener {
   uint64_t reserved_ = 0;
   std::map<PostRef, Post> posts_;
   std::map<OpKey, std::shared_ptr<Op>> ops_;
-  std::unordered_map<uint64_t, Op*> owners_;  // of ops_, what they are called by the transport
+  std::unordered_map<uint64_t, Op*> owners_;  // by the owner number that the transport knows
   uint64_t next_owner_ = 1;
-  std::vector<std::shared_ptr<Op>> zombies_;  // ended, segments still out
-  std::map<uint64_t, std::shared_ptr<Op>> detaching_;
+  std::vector<std::shared_ptr<Op>> zombies_;  // ended, but with work or segments in the transport
+  std::map<uint64_t, std::shared_ptr<Op>> detaching_;  // by the cookie of DetachReceives()
   uint64_t next_detach_ = 1;
-  std::deque<std::shared_ptr<Op>> work_;  // that have some, a slice of each in turn
+  std::deque<std::shared_ptr<Op>> work_;  // attempts with work; each gets a slice in turn
   uint64_t turn_bytes_left_ = 0;
   std::vector<SegmentOut> segments_out_;  // by cookie - 1
   std::vector<uint64_t> free_cookies_;

@@ -1,12 +1,12 @@
-// What the engine needs of its surroundings.
+// The ports of the engine: all that it needs from its surroundings.
 //
 //   trainers ----- TrainerRequests -----> engine ----- TrainerPort -----> trainers
 //   transport ---- TransportListener ---> engine ----- Links -----------> other peers
 //   OpPort, StatePort: the two parts of the engine that move bytes
 //
-// The daemon puts the IPC server, the transport, OpRunner and StateRunner behind these ports. The
-// simulation puts the same two runners there, and models behind the others. The search of small
-// runs has models everywhere. All run the same engine.
+// In the daemon the IPC server, the transport, OpRunner and StateRunner are behind these ports. In
+// the simulation the same two runners are there, and models are behind the other ports. The search
+// of small runs has models behind all ports. The engine is the same in all three.
 //
 // Threads: the reactor thread only.
 #pragma once
@@ -43,37 +43,39 @@ struct OpTraffic {
   uint64_t bytes_received = 0;
 };
 
-// Runs the attempts that the core asks for. Production: OpRunner.
+// Runs the attempts that the core asks for. The daemon has OpRunner here.
 class OpPort {
  public:
   virtual ~OpPort() = default;
 
   virtual void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) = 0;
-  // Takes what the attempts at the op may need, before the core hears of the post. Not OK: how the
-  // post is to be answered; the core is not to hear of it, and nothing has changed.
+  // Takes the memory that the attempts at the op may need. Called before the core gets the post.
+  // Not OK: nothing has changed, the post must be answered with this outcome, and the core must not
+  // get it.
   // - InvalidArgument: its tensors overlap those of another local post of the op.
   // - Unavailable: the memory would exceed the scratch limit, or the system has no more.
   virtual Outcome Admit(const LocalPost& post, const PostView& view) = 0;
-  // Ends the post; what moved for it. Zeros for a post that is not known.
+  // Ends the post. Returns the bytes that its attempts moved; zeros for a post that is not known.
   virtual OpTraffic EndPost(const PostRef& post) = 0;
-  // The bytes of a SendReady that is one-shot.
+  // The input that a SendReady with one_shot carries.
   virtual std::string Payload(const SendReady& ready) const = 0;
   virtual void Start(const StartAttempt& action) = 0;
   virtual void Credit(const CreditAttempt& action) = 0;
   virtual void Stop(const StopAttempt& action) = 0;
   virtual void Finish(const FinishAttempt& action) = 0;
   virtual void ForgetGroup(const GroupKey& group) = 0;
-  // Once in each turn: goes on with what earlier turns left.
+  // Called once in each turn: goes on with work that earlier turns left.
   virtual void Work() = 0;
-  // The next turn should follow at once.
+  // True if the next turn should follow at once.
   virtual bool HasWork() const = 0;
-  // What the core has to be told, in order.
+  // The events for the core, in order.
   virtual std::vector<Event> PopEvents() = 0;
-  // The segments of ops.
+  // Takes the transport's calls about segments of ops.
   virtual SegmentListener* segments() = 0;
 };
 
-// Hashes, serves and fetches states. Production: StateRunner, which says what each call means.
+// Hashes, serves and fetches states. The daemon has StateRunner here; its header explains the
+// calls.
 class StatePort {
  public:
   virtual ~StatePort() = default;
@@ -88,7 +90,8 @@ class StatePort {
   virtual void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
   virtual void Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                      bool with_step) = 0;
-  // A sync was withdrawn: whether it came with a step.
+  // Withdraws a sync that the core has not heard of. Returns whether it came with a step; nullopt:
+  // there is no such sync.
   virtual std::optional<bool> Withdraw(LocalId local) = 0;
 
   // ---- actions of the core
@@ -101,10 +104,10 @@ class StatePort {
   virtual StateSyncInfo Carry(const SyncDone& action) = 0;
   virtual StateSyncInfo Carry(const TakeDone& action) = 0;
 
-  // Runs `act` once nothing reads the member's tensors: at once, or within a later Work(). What is
-  // handed over for one member runs in that order.
+  // Runs `act` when nothing reads the member's tensors: at once, or within a later Work(). The
+  // functions of one member run in the order of these calls.
   virtual void WhenUnread(LocalId local, std::function<void()> act) = 0;
-  // Something waits for that.
+  // True if any tensors are still read, so that WhenUnread() would wait.
   virtual bool reading() const = 0;
 
   // ---- links
@@ -123,32 +126,32 @@ class StatePort {
 
 // ------------------------------------------------------------------------------ all together
 
-// Looks at what passes through the engine: metrics and, in tests, checks.
+// Sees the events and actions that pass through the engine: for metrics, and for checks in tests.
 //
-// Tests may change events and actions, to see whether a bug of the engine would be found. And they
-// may end the turn by answering false: nothing further is done, as if the process had been killed.
+// A test may change events and actions, to see whether a bug of the engine would be found. It may
+// also return false to end the turn: nothing more is done, as if the process had been killed.
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
-  // Before the core is told.
+  // Called before the core gets the event.
   virtual bool OnEvent(Event*) { return true; }
-  // After it has decided, before anything is carried out.
+  // Called when the core has decided, before any of the actions is carried out.
   virtual void OnActions(std::vector<Action>*) {}
-  // Before the action is carried out.
+  // Called before the action is carried out.
   virtual bool OnAction(const Action&) { return true; }
 };
 
-// All outlive the engine.
+// All of these must outlive the engine.
 struct EnginePorts {
   TrainerPort* trainers = nullptr;
   Links* links = nullptr;
   OpPort* ops = nullptr;
   StatePort* states = nullptr;
   std::function<void(const control::PeerMessage&)> to_coordinator;
-  // Ends the stream, and goes on to the next address.
+  // Closes the control stream, and tries the next address.
   std::function<void(const std::string& reason)> refuse_coordinator;
   std::function<Tick()> clock;
-  EngineObserver* observer = nullptr;  // none: nobody looks
+  EngineObserver* observer = nullptr;  // may be null
 };
 
 }  // namespace longhaul::peerd

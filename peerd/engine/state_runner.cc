@@ -42,14 +42,14 @@ StateRunner::StateRunner(const Options& options, Transport* transport, std::func
 void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                         bool with_step) {
   members_[local].group = group;
-  // The digests by which copies are checked are made anew.
+  // Sharing ends: served chunks are checked against the state's digests, which are computed anew.
   EndShare(local);
   syncs_.Begin(local, sync, with_step);
 }
 
 void StateRunner::Gone(LocalId local) {
   kept_.Remove(local.value());
-  // What it left is the next one's, who may change it.
+  // The next member of this name may take over the kept copy and change it.
   const auto it = members_.find(local);
   if (it == members_.end() || !it->second.served) return;
   exchange_.server()->EndServeKept(it->second.group, it->second.served);
@@ -147,7 +147,7 @@ void StateRunner::Carry(const CompareManifest& action) {
 
 StateSyncInfo StateRunner::Carry(const SyncDone& action) {
   const auto it = members_.find(action.local);
-  // Nobody reads what the copy changes.
+  // Nobody may read the kept copy while it is updated.
   if (it != members_.end() && it->second.served && action.outcome.ok()) {
     exchange_.server()->EndServeKept(it->second.group, it->second.served);
   }
@@ -221,7 +221,8 @@ void StateRunner::Over(StateExchange::Ended ended) {
     fetches_.erase(over.local);
     events_.push_back(over);
   };
-  // Nobody waits for what comes in the background, as they would at the commit.
+  // What was fetched in the background is copied for KeptStates now: no other member waits here,
+  // but all would wait at the commit.
   const std::shared_ptr<LocalState> state =
       fetches_.at(local).background ? syncs_.StateOf(local) : nullptr;
   if (state == nullptr || kept_.Prepare(local.value(), state, tell)) tell();
@@ -247,7 +248,7 @@ std::vector<std::pair<LocalId, control::FetchProgress>> StateRunner::PopProgress
     if (passed < kProgressUs) continue;
     const StateTransfer::Progress progress = exchange_.ProgressOf(local.value());
     const uint64_t came = progress.bytes_received - std::min(fetch.bytes, progress.bytes_received);
-    // Of the last second or so.
+    // A moving average over about one second.
     const double fresh = std::min(1.0, static_cast<double>(passed) * 1e-6);
     const double rate = static_cast<double>(came) * 1e6 / static_cast<double>(passed);
     fetch.bytes_per_second =

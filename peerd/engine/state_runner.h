@@ -1,17 +1,19 @@
-// All that the driver does for shared state: hashes what trainers bring (SyncRunner), carries out
-// what the core says about syncs, moves the chunks (StateExchange), and keeps what was agreed on
-// (KeptStates), which others may ask for while its trainer trains.
+// Does all the work of a peer for shared state: SyncRunner hashes what trainers bring,
+// StateExchange moves chunks, and KeptStates keeps copies of agreed states, which other peers may
+// fetch while the trainer trains. This class connects them and carries out the core's actions about
+// syncs.
 //
-// The driver hands over what the transport's listener hears of ours (exchange()), calls Work()
-// after each turn of the ring, and takes what has to be told to the core and to trainers.
+// The engine passes on what the transport reports about shared state, calls Work() in each turn,
+// and takes the events for the core and the progress for trainers.
 //
-// A member that has synced stays known to others until Forget(): by its manifest only, so that the
-// memory of a state goes back to its trainer's hands with the end of the sync. What was being sent
-// then the kernel may still read. Until it has let go, nothing is told to the trainer and nothing
-// is written to the inbox (WhenUnread()), so that nobody gets bits of the next step and takes
-// them for corruption. That takes no longer than the transport waits for a lane that stands still.
+// After a sync, and until Forget(), other peers can compare the member's manifest, but not fetch
+// its state: with the end of the sync, the memory of the state belongs to the trainer again. The
+// kernel may still read pieces that were being sent. Until it has read them, the trainer gets no
+// answer and nothing is written to the inbox (WhenUnread()). Otherwise a receiver could get bytes
+// of the next step and take them for corruption. The wait is bounded: the transport gives up a lane
+// that stands still.
 //
-// Threads: the reactor's; `wake` of the pool of threads comes from any.
+// Threads: the reactor thread. The threads of the pool call `wake`.
 #pragma once
 
 #include <cstdint>
@@ -42,13 +44,13 @@ class StateRunner : public StatePort {
  public:
   struct Options {
     PeerId self;
-    uint32_t hash_threads = 1;  // 0: see HashHere()
+    uint32_t hash_threads = 1;  // 0: hashing is done in HashHere()
     uint32_t detect_ms = 1500;
-    uint64_t state_rate = 0;  // bytes of states that are sent a second; 0: no limit
+    uint64_t state_rate = 0;  // limit of the bytes of states that are sent per second; 0: none
     KeptStates::Options kept;
   };
 
-  // `transport` outlives it. `wake`: of the reactor; `clock`: its clock.
+  // `transport` must outlive this object. `wake` wakes the reactor, and `clock` is its clock.
   StateRunner(const Options& options, Transport* transport, std::function<void()> wake,
               std::function<Tick()> clock);
   StateRunner(const StateRunner&) = delete;
@@ -57,7 +59,7 @@ class StateRunner : public StatePort {
 
   StateExchange* exchange() { return &exchange_; }
 
-  // ---- links: what is of shared state
+  // ---- links: reports about shared state
   void OnLinkUp(const LinkKey& link) override { exchange_.OnLinkUp(link, Now()); }
   void OnLinkDown(const LinkKey& link) override { exchange_.OnLinkDown(link, Now()); }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
@@ -67,12 +69,12 @@ class StateRunner : public StatePort {
   SegmentListener* segments() override { return &exchange_; }
 
   // ---- trainers; see SyncRunner
-  // The member is here; its trainer is gone, or it was not admitted.
+  // Add(): the member has asked to join. Gone(): its trainer is gone.
   void Add(LocalId local, const GroupKey& group, const std::string& name) override {
     kept_.Add(local.value(), group, name);
   }
   void Gone(LocalId local) override;
-  // The revision of what is kept for the member, of these tensors; false: nothing is.
+  // Sets the revision of the state that is kept for the member with this manifest. False: none is.
   bool KeptRevision(LocalId local, const LocalState& state, uint64_t* revision) const override {
     return kept_.Revision(local.value(), state.manifest, revision);
   }
@@ -81,7 +83,7 @@ class StateRunner : public StatePort {
   }
   void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step) override;
   std::optional<bool> Withdraw(LocalId local) override { return syncs_.Withdraw(local); }
-  // The member is out: nobody asks for its state any more.
+  // The member is out, or its join has failed: nobody asks for its state any more.
   void Forget(LocalId local) override;
 
   // ---- actions of the core
@@ -94,59 +96,59 @@ class StateRunner : public StatePort {
   StateSyncInfo Carry(const SyncDone& action) override;
   StateSyncInfo Carry(const TakeDone& action) override { return syncs_.End(action); }
 
-  // Runs `act` once nothing reads the member's state, because it has served it or because it is to
-  // be kept: at once, or within a later Work(). What is handed over for one member runs in
-  // that order.
+  // Runs `act` when nothing reads the member's state any more: neither the kernel, which may still
+  // send pieces of it, nor a copy for KeptStates. Runs it at once, or within a later Work(). The
+  // functions of one member run in the order of these calls.
   void WhenUnread(LocalId local, std::function<void()> act) override;
 
-  // Goes on with whatever can.
+  // Does all work that is possible now.
   void Work() override;
   // When to call Work() at the latest.
   Tick NextDeadline() const override;
-  // What the core has to be told, in order.
+  // The events for the core, in order.
   std::vector<Event> PopEvents() override;
-  // What trainers that fetch are to be told: of each at most ten a second.
+  // The progress of transfers, for the trainers: at most ten times a second for each transfer.
   std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() override;
   std::vector<int64_t> PopHashTimes() { return syncs_.PopHashTimes(); }
-  // Something is being hashed: `wake` follows.
+  // True if the pool has work, or results that are not delivered. `wake` is called for them.
   bool hashing() const { return !pool_.idle(); }
-  // Without threads: HashPool::WorkHere().
+  // For a pool without threads: HashPool::WorkHere().
   bool HashHere() { return pool_.WorkHere(); }
-  // Something waits for WhenUnread().
+  // True if any state is still read, so that WhenUnread() would wait.
   bool reading() const override { return !reads_.empty(); }
   uint64_t kept_bytes() const { return kept_.bytes(); }
 
  private:
   struct Member {
     GroupKey group;
-    MemberId served;      // 0: has not been
-    bool shared = false;  // while its trainer writes to it
+    MemberId served;      // the member's number, once it was served; 0: never
+    bool shared = false;  // it is served while its trainer may write to it
     std::shared_ptr<const MemoryState> declared;
   };
-  // States that are not served any more and still read, and what waits for the end of that.
+  // States of a member that are not served any more, but still read. `then` runs after that.
   struct Reads {
     std::vector<std::shared_ptr<const LocalState>> states;
     bool keeping = false;  // SyncRunner::Keeping()
     std::vector<std::function<void()>> then;
   };
-  // A transfer that is on, or over and not told yet.
+  // A transfer in progress, or one whose end the core has not been told yet.
   struct Fetch {
-    Tick looked;  // when its progress was told
-    uint64_t bytes = 0;
+    Tick looked;         // when its progress was last told
+    uint64_t bytes = 0;  // received by then
     uint64_t bytes_per_second = 0;
     uint64_t state_bytes = 0;
     bool background = false;
-    bool measure = false;  // the core is to be told how much there is to fetch
+    bool measure = false;  // TransferMeasured is due when it is known how much there is to fetch
   };
 
   Tick Now() const { return clock_(); }
   void Start(const StartTransfer& action);
   void Over(StateExchange::Ended ended);
   void EndReads();
-  // Others may ask for what the member has committed.
+  // Lets other peers fetch the kept copy of what the member has committed.
   void ServeKept(LocalId local);
   void EndShare(LocalId local);
-  // Others are told of its manifest only.
+  // From now on other peers get the member's manifest only.
   void StopServing(Member* member);
 
   const std::function<Tick()> clock_;

@@ -18,7 +18,7 @@ bool MayHaveChanged(const StateSync& sync, size_t tensor) {
   return std::find(digests.begin(), digests.end(), Hash128{}) != digests.end();
 }
 
-// What peerd has of a tensor is a copy, and what is fetched goes over it.
+// True if peerd has only a copy of some tensor, which fetched chunks overwrite.
 bool AnyIsCopy(const LocalState& state) {
   for (size_t tensor = 0; tensor < state.manifest.size(); ++tensor) {
     if (state.manifest[tensor].bytes > 0 && !state.FreshInbox(tensor)) return true;
@@ -46,14 +46,14 @@ SyncRunner::~SyncRunner() {
 
 void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step) {
   LH_CHECK(!syncs_.contains(local)) << "two syncs of local " << local.value();
-  // What an earlier sync marked is not of this one.
+  // The marks of an earlier sync do not count for this one.
   std::fill(sync.state->changed.begin(), sync.state->changed.end(), uint8_t{0});
   Sync& made = syncs_[local];
   made.sync = sync;
   made.with_step = with_step;
   made.began = clock_();
   if (held_.contains(local)) {
-    // The core knows what there is; a transfer may be writing to it.
+    // The core knows the held state, and a transfer may be writing to it: do not hash it.
     made.stage = Stage::kTold;
     return Tell(local, with_step, RequestOf(made.sync));
   }
@@ -94,16 +94,16 @@ void SyncRunner::Fill(LocalId local, Sync* sync) {
     filled.resumed = false;
     filled.sync.revision = brought;
     if (!AnyIsCopy(*filled.sync.state)) {
-      // What the trainer brought is as it was, and all of it may have changed.
+      // The tensors are as the trainer brought them. Their digests are gone: hash all of them.
       filled.sync.touched.clear();
       return Hash(local, &filled);
     }
-    // What the trainer has elsewhere was copied here and is written over. The chunks that are here
-    // are fetched ones in place of the trainer's: known one by one, and nobody's state together.
+    // The trainer's own tensors are elsewhere, and the kept bytes have overwritten peerd's copy of
+    // them. The digest of each chunk is known, but together the chunks are no member's state.
     filled.whole = false;
     for (size_t tensor = 0; tensor < filled.sync.state->manifest.size(); ++tensor) {
-      // Nobody can tell whether these are right: the trainer keeps its own, unless others give
-      // theirs.
+      // The root does not cover tensors with allow_unequal, so damage there would not show. The
+      // trainer keeps its own, unless other members send theirs.
       if (filled.sync.state->manifest[tensor].allow_unequal) filled.sync.state->Bring(tensor);
     }
     Offer(local);
@@ -130,7 +130,7 @@ HashPool::JobId SyncRunner::HashTensors(const StateSync& sync, std::function<voi
   std::vector<std::span<const uint8_t>> bytes;
   for (size_t i = 0; i < state->manifest.size(); ++i) {
     if (state->manifest[i].bytes == 0 || !MayHaveChanged(sync, i)) continue;
-    // Not known until it is hashed, also if nobody waits for that any more.
+    // The digests are unknown until the tensor is hashed, also if the job is cancelled.
     state->Bring(i);
     tensors.push_back(i);
     bytes.push_back(state->Tensor(i));
@@ -150,7 +150,7 @@ void SyncRunner::Offer(LocalId local) {
   sync.job = 0;
   SyncRequest request = RequestOf(sync.sync);
   request.whole = sync.whole;
-  // Also when it was filled in an earlier sync, which failed.
+  // This also holds if the kept state was copied in an earlier sync that failed.
   request.kept = sync.kept != nullptr && kept_->Inherited(local.value()) &&
                  request.revision == sync.kept->revision && request.state == sync.kept->root;
   Tell(local, sync.with_step, request);

@@ -1,7 +1,7 @@
-// What trainers may ask of a peer, and what they are answered.
+// The requests of trainers to a peer (TrainerRequests), and the answers (TrainerPort).
 //
-// The IPC server stands between both and the trainers' sockets. The simulation and the search of
-// small runs put trainers of their own there.
+// The engine takes the requests. The IPC server makes them from the frames of trainers' sockets and
+// takes the answers. The simulation and the search of small runs have models of trainers there.
 //
 // Threads: the reactor thread only.
 #pragma once
@@ -22,7 +22,8 @@
 
 namespace longhaul::peerd {
 
-// Memory of one post, both as long as the op's tensor; the holders keep them mapped.
+// The memory of one post. Source and target are both as long as the op's tensor. The holders keep
+// them mapped.
 struct PostBuffers {
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
@@ -30,57 +31,60 @@ struct PostBuffers {
   std::shared_ptr<const void> target_holder;
 };
 
-// What trainers ask for. Whoever speaks for the trainers numbers the members (LocalId).
+// The requests. The caller numbers the members (LocalId).
 class TrainerRequests {
  public:
   virtual ~TrainerRequests() = default;
 
   virtual void OnJoin(const LocalJoin& join) = 0;
-  // At most one step or sync and one leave of a member at a time, neither after a leave. A step
-  // with a sync (else null) is answered by SyncDone() and then StepDone(), a sync by SyncDone().
+  // A member has at most one open step or sync, and one open leave. There is no step or sync after
+  // a leave. A step with a sync (`sync` is not null) is answered by SyncDone() and then StepDone().
+  // A sync is answered by SyncDone().
   virtual void OnStep(LocalId local, const StateSync* sync) = 0;
   virtual void OnSync(LocalId local, const StateSync& sync) = 0;
-  // Not while a step, a sync or a take of the member is open; answered by TakeDone().
+  // Must not be called while a step, a sync or a take of the member is open. Answered by
+  // TakeDone().
   virtual void OnTake(LocalId local, uint32_t timeout_ms) = 0;
-  // The member may still be waiting for admission: then this withdraws the join.
+  // If the member is not admitted yet, this withdraws the join.
   virtual void OnLeave(LocalId local) = 0;
-  // Admitted members only; no two open posts of a member share a tag, at most LH_OPS_OPEN_MAX.
+  // The member must be admitted. It has at most LH_OPS_OPEN_MAX open posts, with different tags.
   virtual void OnPost(const LocalPost& post, PostBuffers buffers) = 0;
   // Empty while the member is not admitted.
   virtual PeerCore::MembersView OnMembers(LocalId local) = 0;
-  // Hashes all tensors of the state ahead of a sync, then runs `done`, within a later turn.
+  // Hashes all tensors of the state ahead of a sync. Runs `done` afterwards, within a later turn.
   virtual void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
-  // Whether a state of these tensors is kept for the member, and of which revision.
+  // Returns whether a state with this manifest is kept for the member, and sets its revision.
   virtual bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) = 0;
   // The trainer is gone, or was cut off.
   virtual void OnGone(LocalId local, const std::string& reason) = 0;
 
-  // Memory that posts may name from now on, other than inboxes of states; the range will be
-  // unmapped after OnRegionRemoved returns, which is called for those, too.
+  // Posts may name this memory from now on. Not called for memory that is only an inbox of states.
+  // OnRegionRemoved() is called for both kinds; the range may be unmapped when it returns.
   virtual void OnRegionAdded(const uint8_t* data, size_t bytes) = 0;
   virtual void OnRegionRemoved(const uint8_t* data, size_t bytes) = 0;
 };
 
-// The answers. What is said of a member that has ended is ignored.
+// The answers. An answer for a member that has ended is ignored.
 class TrainerPort {
  public:
   virtual ~TrainerPort() = default;
 
   virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world) = 0;
   virtual void StepDone(LocalId local, const Outcome& outcome, const World& world) = 0;
-  // Nothing reads or writes the tensors any more, unless the member is in the background: then they
-  // are held, and their state is not freed, until TakeDone() or a SyncDone() that is not.
+  // Nothing reads or writes the tensors any more. Exception: info.background is true. Then the
+  // tensors are held until a TakeDone() or a later SyncDone() without `background`; their state
+  // must not be freed before.
   virtual void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) = 0;
-  // OK: as SyncDone() without `background`.
+  // OK: like SyncDone() without `background`.
   virtual void TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) = 0;
-  // Of a sync that is open, or of a state that is held; a trainer that does not read gets the last
-  // one only.
+  // How far the transfer for an open sync, or for a held state, is. A trainer that does not read
+  // gets only the last of these.
   virtual void SyncProgress(LocalId local, const control::FetchProgress& progress) = 0;
   virtual void LeaveDone(LocalId local, const Outcome& outcome) = 0;
   virtual void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                         uint64_t bytes_sent, uint64_t bytes_received) = 0;
   virtual void WorldChanged(LocalId local, const World& world) = 0;
-  // Requests of the member that are still open are answered with `outcome`.
+  // The member is out. This also answers all its open requests, with `outcome`.
   virtual void MemberGone(LocalId local, const Outcome& outcome) = 0;
 };
 
