@@ -37,8 +37,9 @@ std::unique_ptr<Store> MakeMemoryStore();
 
 // Opens the file, or creates it and its directory, for the owner only. The store holds the lock
 // `PATH-lock` until it is destroyed. Errors:
-//   FailedPrecondition  another coordinator uses the file, another release or another program wrote
-//                       it in another format, or the file or its file system does not fit
+//   FailedPrecondition  another coordinator uses the file; another program wrote it, or another
+//                       release in another format; it is not a regular file; or its file system
+//                       has no write-ahead log
 //   DataLoss            the file is corrupt
 //   Unavailable         the file cannot be opened
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
