@@ -245,7 +245,6 @@ class Link final : public LaneOwner {
   std::unique_ptr<Lane> MakeControl(int fd);
   absl::Status HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload);
   absl::Status OnResume(const FrameHeader& header);
-  absl::Status OnAcked(uint64_t acked);
   absl::Status OnLaneLost(const FrameHeader& header);
   absl::Status OnUnknownLaneLost(uint32_t index, uint64_t serial);
   void OnPong(const FrameHeader& header);
