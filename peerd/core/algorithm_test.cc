@@ -21,7 +21,7 @@ Algorithm Choose(uint64_t bytes, size_t peers, const LinkCost& cost = {}) {
   return ChooseAlgorithm(Of(bytes), peers, /*mesh=*/true, cost);
 }
 
-// Tensors of more than that go round the ring.
+// Returns the tensor size in bytes from which on the ring is chosen.
 uint64_t MeshUpTo(size_t peers, const LinkCost& cost) {
   uint64_t bytes = LH_ONE_SHOT_BYTES_MAX + 1;
   while (Choose(bytes, peers, cost) == Algorithm::kMesh) bytes += bytes / 16;
@@ -41,14 +41,14 @@ TEST(ChooseAlgorithm, LatencyDecidesForTheMeshAndBytesForTheRing) {
     EXPECT_EQ(Choose(LH_ONE_SHOT_BYTES_MAX + 1, peers), Algorithm::kMesh) << peers;
     EXPECT_EQ(Choose(kMeshBytesMax + 1, peers), Algorithm::kRing) << peers;
     EXPECT_EQ(Choose(uint64_t{1} << 50, peers), Algorithm::kRing) << peers;
-    // Once the ring, always the ring.
+    // Above the limit, all larger ops use the ring.
     const uint64_t limit = MeshUpTo(peers, {});
     EXPECT_LE(limit, kMeshBytesMax) << peers;
     for (uint64_t bytes = limit; bytes <= kMeshBytesMax; bytes += bytes / 16) {
       EXPECT_EQ(Choose(bytes, peers), Algorithm::kRing) << peers << " " << bytes;
     }
   }
-  // A long way: 40 ms, and 500 Mbit/s.
+  // A long way: 40 ms and 500 Mbit/s.
   EXPECT_EQ(Choose(16 << 20, 4, {40000, 62'500'000, 62'500'000}), Algorithm::kMesh);
   EXPECT_EQ(Choose(64 << 20, 4, {40000, 62'500'000, 62'500'000}), Algorithm::kMesh);
 }
@@ -69,7 +69,7 @@ TEST(ChooseAlgorithm, WhatIsUnknownIsTakenForTheDefault) {
   for (uint64_t bytes = 8192; bytes <= kMeshBytesMax; bytes += bytes / 4) {
     for (const size_t peers : {3, 8, 16}) {
       EXPECT_EQ(Choose(bytes, peers), Choose(bytes, peers, kDefaultLinkCost));
-      // The ring's slowest hop is no slower than the slowest link.
+      // If one of the two rates is unknown, the other stands for it.
       EXPECT_EQ(Choose(bytes, peers, {500, 50'000'000, 0}),
                 Choose(bytes, peers, {500, 50'000'000, 50'000'000}));
       EXPECT_EQ(Choose(bytes, peers, {500, 0, 50'000'000}),

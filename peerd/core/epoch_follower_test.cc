@@ -160,7 +160,7 @@ TEST_F(EpochFollowerTest, ALinkThatStoodAndBreaksIsLostNotFailed) {
   EXPECT_TRUE(out_.empty());
   epochs_.FailIfDue(Tick{Millis(9999)}, &out_);
   EXPECT_TRUE(out_.empty());
-  // The coordinator may have committed before it heard of that.
+  // The coordinator may have committed before it heard of the loss.
   ASSERT_TRUE(Commit(2));
   EXPECT_TRUE(epochs_.LostPeers().contains(kTwo));
   out_.clear();
@@ -194,14 +194,14 @@ TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
   epochs_.LinkUp(kTwo);
   epochs_.LinkUp(kThree);
   EXPECT_FALSE(epochs_.WantsReady());
-  // It is aborted: then the loss belongs to the old epoch again.
+  // After the abort the loss belongs to the old epoch again.
   out_.clear();
   EXPECT_TRUE(epochs_.Abort({kGroup, Epoch(2), "gone"}, &out_));
   EXPECT_EQ(Sent<control::LinkLost>(out_)[0].epoch, Epoch(1));
   EXPECT_EQ(Get<KeepLinks>(out_)[0].peers, std::vector<PeerId>{kTwo});
 }
 
-// Ring 1, 2, 3, 4, and the link between 1 and 3 goes through 2.
+// The ring is 1, 2, 3, 4. The link between peers 1 and 3 goes through peer 2.
 control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t last_freeze) {
   auto prepare =
       MakePrepare(epoch, base, 1, last_freeze, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
@@ -221,7 +221,7 @@ TEST_F(EpochFollowerTest, ABlockedPairHasALinkThroughItsRelay) {
   epochs_.Ready({}, &out_);
   ASSERT_TRUE(Commit(1));
   EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, (std::vector<PeerId>{kTwo, kThree, PeerId(4)}));
-  // It is lost like any other, and nobody is lost with it.
+  // A link through a relay is lost like any other, and no other link is lost with it.
   Down(kThree, true);
   EXPECT_EQ(Sent<control::LinkLost>(out_).at(0).peer, kThree);
   EXPECT_EQ(epochs_.LostPeers(), std::set<PeerId>{kThree});
@@ -236,14 +236,14 @@ TEST_F(EpochFollowerTest, ThatALinkGoesAnotherWayIsNoLoss) {
   ASSERT_TRUE(Commit(1));
   ASSERT_TRUE(Prepare(Square(2, 1, 2)));
   out_.clear();
-  Down(kThree, true);  // the old one
+  Down(kThree, true);  // the old link
   EXPECT_TRUE(out_.empty());
   UpAll();
   EXPECT_TRUE(epochs_.WantsReady());
-  // The new one.
+  // The new link.
   Down(kThree, true);
   EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
-  // Another relay, while the first one is prepared.
+  // A new preparation has another relay.
   auto other = Square(3, 1, 3);
   other.blocked = {{kSelf, kThree, PeerId(4)}};
   ASSERT_TRUE(Prepare(other));
@@ -273,7 +273,7 @@ TEST_F(EpochFollowerTest, ALinkGoesAnotherWayByAFreezeOnly) {
   auto other = admit;
   other.blocked = {{kSelf, kThree, PeerId(4)}};
   EXPECT_FALSE(Prepare(other));
-  // Of the newcomer nobody's frames are under way.
+  // No frames to or from a newcomer are in flight, so its link may go through a relay.
   admit.blocked = {{kSelf, kThree, kTwo}, {kTwo, PeerId(5), kSelf}};
   EXPECT_TRUE(Prepare(admit));
   freed = Square(3, 1, 3);
@@ -293,21 +293,21 @@ TEST_F(EpochFollowerTest, IgnoresWhatMakesNoSense) {
   EXPECT_FALSE(Commit(1));
   EXPECT_EQ(Get<LogLine>(out_).size(), 1u);
   Begin();
-  EXPECT_FALSE(Commit(1));  // repeated: silently
+  EXPECT_FALSE(Commit(1));  // repeated: ignored without a log line
   EXPECT_TRUE(out_.empty());
   const auto refused = [&](const control::PrepareEpoch& message) {
     return !Prepare(message) && Get<LogLine>(out_).size() == 1 && !epochs_.preparing();
   };
   EXPECT_TRUE(refused(First()));
   EXPECT_TRUE(refused(MakePrepare(2, 1, 2, 0, {{2, 2, 1}})));
-  EXPECT_TRUE(refused(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}})));  // base
+  EXPECT_TRUE(refused(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}})));  // wrong base
   EXPECT_TRUE(refused(MakePrepare(3, 1, 1, 0, {{1, 1, 1}})));             // drops, no freeze
   auto back = Admit(3);
   back.members.pop_back();
   back.peers.pop_back();
   back.boundary = Epoch(1);
   back.last_freeze = Epoch(2);
-  EXPECT_TRUE(refused(back));  // last_freeze without freeze
+  EXPECT_TRUE(refused(back));  // last_freeze changes without freeze
   EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})));
   EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 3}})));
   out_.clear();
@@ -315,7 +315,7 @@ TEST_F(EpochFollowerTest, IgnoresWhatMakesNoSense) {
   ASSERT_TRUE(Prepare(Repair(4)));
   out_.clear();
   EXPECT_FALSE(epochs_.Abort({kGroup, Epoch(4), ""}, &out_));
-  EXPECT_FALSE(Prepare(Admit(5)));  // frozen: no way back but a freezing commit
+  EXPECT_FALSE(Prepare(Admit(5)));  // ops are frozen: only an epoch that freezes may follow
   EXPECT_TRUE(epochs_.freezing());
 }
 
@@ -341,7 +341,7 @@ TEST_F(EpochFollowerTest, ANewerPreparationReplacesAnOlderOne) {
 }
 
 TEST_F(EpochFollowerTest, ANewcomerFollowsOutOfAFreezeThatCameToNothing) {
-  // The last of the others went, and with them the reason to freeze.
+  // The last other member has gone, so there is nothing to freeze any more.
   ASSERT_TRUE(Prepare(MakePrepare(2, 1, 2, 2, {{1, 1, 2}, {2, 2, 1}})));
   ASSERT_TRUE(Prepare(MakePrepare(4, 3, 4, 2, {{1, 1, 4}})));
   EXPECT_TRUE(epochs_.WantsReady());

@@ -50,7 +50,7 @@ TEST(ProblemOf, NamesABlockedPairWithoutARelay) {
 }
 
 TEST(LinksOf, ABlockedPairIsLinkedThroughItsRelayAndHasDataLanesWhereTheRingNeedsIt) {
-  // The ring of four avoids the pair, that of three cannot.
+  // A ring of four peers avoids the blocked pair; a ring of three cannot.
   for (const bool four : {true, false}) {
     std::vector<At> members = {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}};
     if (four) members.push_back({4, 4, 1});
@@ -76,15 +76,15 @@ TEST(LinksOf, TheElderDialsThenTheSmallerId) {
   const auto prepare = MakePrepare(5, 4, 5, 3, {{1, 9, 1}, {2, 2, 5}, {3, 3, 5}});
   const auto links = LinksOf(prepare, PeerId(2));
   ASSERT_EQ(links.size(), 2u);
-  EXPECT_FALSE(links[0].dial);  // p9 came first
-  EXPECT_TRUE(links[1].dial);   // of p2 and p3, which came together
+  EXPECT_FALSE(links[0].dial);  // p9 came into the group first
+  EXPECT_TRUE(links[1].dial);   // p2 and p3 came together: the lower number dials
   for (const auto& link : links) EXPECT_TRUE(link.data);
   for (const auto& link : LinksOf(prepare, PeerId(9))) EXPECT_TRUE(link.dial);
 }
 
 TEST(LinksOf, ManyPeersGetDataLanesToRingNeighboursOnlyAndBothEndsAgree) {
   std::vector<At> members;
-  // Every second one came later: of an older boundary, those before and after it are neighbours.
+  // Every second peer came later. In the ring of an older boundary its two neighbours are adjacent.
   for (uint64_t i = 1; i <= 20; ++i) members.push_back({i, i, i % 2 == 0 ? 5u : 1u});
   const auto prepare = MakePrepare(5, 4, 5, 3, members);
   for (uint64_t a = 1; a <= 20; ++a) {
@@ -112,8 +112,8 @@ TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
     EpochHistory history;
     history.Add(RecordOf(prepare));
     EXPECT_EQ(history.For(Epoch(2))->mesh, all_data) << peers;
-    // The last one came later: it has no part in ops of boundary 1, and who has no link to it is
-    // all the same.
+    // The last peer came later. It takes no part in ops of boundary 1, so a blocked pair with this
+    // peer does not matter for these ops.
     prepare.epoch = Epoch(3);
     prepare.blocked = {{PeerId(2), PeerId(peers), PeerId(1)}};
     if (peers == 2) prepare.blocked.clear();
@@ -156,7 +156,7 @@ TEST(EpochHistory, AnOpKeepsTheCostOfTheEpochThatItRunsIn) {
 
 TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
   EpochHistory history;
-  // Without peer 5 the neighbours of peer 1 would be 3 and 4.
+  // Without peer 5, peer 1 would have the neighbours 3 and 4.
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}, {4, 4, 1}});
   prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
   ASSERT_EQ(ProblemOf(prepare, PeerId(1)), "");
@@ -186,7 +186,7 @@ TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
   EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1}));
   EXPECT_EQ(history.For(Epoch(2))->ring, Peers({3, 1}));
   EXPECT_EQ(history.For(Epoch(2))->epoch, Epoch(4));
-  // A number that was skipped stands for the first one after it.
+  // A skipped number stands for the first epoch after it.
   history.Add(RecordOf(MakePrepare(7, 4, 6, 4, {{3, 3, 2}, {1, 1, 1}, {5, 5, 6}})));
   EXPECT_EQ(history.For(Epoch(6))->epoch, Epoch(7));
   EXPECT_EQ(history.For(Epoch(9))->epoch, Epoch(7));

@@ -126,7 +126,7 @@ TEST_F(LocalMembersTest, WhatWasSaidOfAJoinBeforeItWasNumberedAnewIsNotTaken) {
   EXPECT_EQ(members_.Find(LocalId(2))->member, MemberId(5));
   Pending(2, 6);
   EXPECT_EQ(members_.Find(LocalId(2))->member, MemberId(6));
-  // A coordinator whose store lost its last moments says so first.
+  // A coordinator whose store lost its last changes sends Removed (unknown) first.
   Removed(6, Removal::kUnknown);
   Pending(2, 3);
   EXPECT_EQ(members_.Find(LocalId(2))->member, MemberId(3));
@@ -150,7 +150,7 @@ TEST_F(LocalMembersTest, AWithdrawnJoinIsAnsweredAtOnceAndLeavesWhenItsNumberIsK
   Pending(2, 2);
   EXPECT_EQ(Sent<control::Leave>(Sweep()).at(0).member, MemberId(2));
   EXPECT_TRUE(Sweep().empty());
-  // It may be admitted in the meantime; nobody hears of it.
+  // The member may be admitted meanwhile. No trainer is told.
   EXPECT_TRUE(Commit().empty());
   EXPECT_TRUE(Commit().empty());
   Removed(2, Removal::kLeft);

@@ -17,7 +17,7 @@ using control::SyncAction;
 using control::SyncResult;
 using control::SyncSource;
 using control::SyncStrategy;
-// Those that there are here; they can be compared.
+// The actions that LocalSyncs emits. They can be compared.
 using LocalSyncAction =
     std::variant<ToCoordinator, ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
                  CompareManifest, SyncDone, TakeDone>;
@@ -119,14 +119,14 @@ class LocalSyncsTest : public testing::Test {
   }
   bool Open(uint64_t id) const { return syncs_.Open(LocalId(id)); }
 
-  // ---- in the background: what tells agreed states apart is their revision
+  // ---- in the background: agreed states differ in their revision
   static control::StateAgreed Agreed(uint64_t revision, uint64_t manifest = 1) {
     return {kRun, revision, {manifest, 1}, {100 + revision, 0}};
   }
   static SyncRequest Brought(uint64_t state, uint64_t revision) {
     return {SyncStrategy::kPopular, revision, {1, 1}, {state, 0}};
   }
-  // A sync of the member in the background, for which a transfer may be on.
+  // The held member takes part in a sync. A transfer may be in progress.
   void SyncHeld(bool with_vote) {
     const SyncRequest request = Brought(0, 0);
     Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, with_vote, &given_); });
@@ -182,7 +182,7 @@ TEST_F(LocalSyncsTest, AfterASyncThatFailedTheTrainersOwnStateIsOfferedWhole) {
   EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{9, 0}));
 }
 
-// Whoever is told to fetch may ask before the source hears of the election.
+// A fetching peer may ask before the source hears of the election.
 TEST_F(LocalSyncsTest, WhatIsOfferedIsServedUntilTheEnd) {
   Begin(1, 5);
   EXPECT_EQ(Only<ServeState>(out_),
@@ -263,7 +263,7 @@ TEST_F(LocalSyncsTest, WhatWasKeptIsOfferedAsSuchUntilSomethingElseIsThere) {
   request.kept = true;
   Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
   EXPECT_TRUE(Said<control::SyncVote>(out_).at(0).offer.kept);
-  // What may be unequal was kept, too.
+  // The tensors with allow_unequal were kept, too.
   EXPECT_FALSE(Only<StartTransfer>(Fetch(1, 1, 5)).at(0).unequal_too);
   Ended(1);
   EXPECT_FALSE(Said<control::SyncVote>(Resend()).at(0).offer.kept);
@@ -292,7 +292,7 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   EXPECT_EQ(ended[0].outcome.text, "failed");
 }
 
-// The others were told the same, and go on to where they wait for this member.
+// The other members were told the same. They go on, and wait for this member at their next call.
 TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnIsToldWhatTheOthersAreTold) {
   const Outcome refusal{Code::kFailedPrecondition, "no member offers a state"};
   Begin(1, 9);
@@ -318,7 +318,7 @@ TEST_F(LocalSyncsTest, WhatIsBeingFetchedIsOfferedAsIncomplete) {
   EXPECT_TRUE(complete());
   Fetch(1, 1, 5);
   EXPECT_FALSE(complete());
-  Fetch(1, 1, 6);  // another coordinator
+  Fetch(1, 1, 6);  // from a restarted coordinator
   EXPECT_FALSE(complete());
   Ended(1, {Code::kAborted, "stopped"});
   EXPECT_FALSE(complete()) << "the next one has begun";
@@ -351,7 +351,7 @@ TEST_F(LocalSyncsTest, WhatWasStoppedIsOfferedAsIncompleteAndThenWhole) {
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 7, 0)).at(0).offer.complete);
 }
 
-// The coordinator refuses a message that offers an incomplete state to be sent.
+// The coordinator refuses an incomplete offer with the strategy `send`.
 TEST_F(LocalSyncsTest, ASenderOffersAllThatItHasOrReceives) {
   SyncRequest request = Brought(103, 3);
   request.strategy = SyncStrategy::kSend;
@@ -417,9 +417,9 @@ TEST_F(LocalSyncsTest, AfterAReconnectItSaysWhatIsThereNow) {
   Ended(1);
   offer = Said<control::SyncVote>(Resend()).at(0).offer;
   EXPECT_EQ(offer, (control::SyncOffer{1, SyncStrategy::kPopular, 4, {1, 1}, {5, 0}, true}));
-  // The same coordinator, which did not hear FetchDone.
+  // The same coordinator, which did not get FetchDone.
   EXPECT_EQ(Said<control::FetchDone>(Fetch(1, 1, 5)).at(0).state, (Hash128{5, 0}));
-  // Another one, for which this member is a holder.
+  // A restarted coordinator, for which this member already has the elected state.
   EXPECT_TRUE(Serve(1, 1, 5, 4).empty()) << "it serves already";
   EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 5, 4)).at(0).revision, 4U);
 }
@@ -432,7 +432,7 @@ TEST_F(LocalSyncsTest, AnotherCoordinatorMayElectAnotherState) {
   ASSERT_EQ(start.size(), 1U);
   EXPECT_EQ(start[0].state, (Hash128{6, 0}));
   Ended(1);
-  // And once more, when it was there.
+  // Another state is elected again, after the fetched one was complete.
   EXPECT_EQ(Only<EndServe>(Fetch(1, 1, 7, 6)).size(), 1U);
   Ended(1);
   EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 7, 6)).at(0).state, (Hash128{7, 0}));
@@ -474,8 +474,8 @@ TEST_F(LocalSyncsTest, ACommitOfWhatIsNotThereIsAnError) {
   EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 6, 3)).at(0).outcome.code, Code::kInternal);
 }
 
-// Whatever comes in whatever order: each call is answered once, no transfer is started while
-// another writes, and what is half done is never served.
+// Events come in any order. Still each call is answered once, no transfer starts while another one
+// writes, and an incomplete state is never served.
 TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -617,11 +617,11 @@ TEST_F(LocalSyncsTest, WhoTookTheNewestAndBringsTheNextIsReady) {
   Hold(Brought(7, 0));
   Chase(3);
   Ended(1);
-  EXPECT_FALSE(Ready(3, Brought(8, 4)));  // it does not know what it holds
+  EXPECT_FALSE(Ready(3, Brought(8, 4)));  // the trainer has not taken the state
   Take();
   EXPECT_TRUE(Ready(3, Brought(8, 4)));
   EXPECT_FALSE(Ready(3, Brought(8, 3)));
-  EXPECT_FALSE(Ready(4, Brought(8, 4)));  // the others have gone on
+  EXPECT_FALSE(Ready(4, Brought(8, 4)));  // the group has agreed on a newer revision
   const auto votes = Said<control::SyncVote>(Begin(1, 8, 4));
   EXPECT_EQ(votes.at(0).offer,
             (control::SyncOffer{1, SyncStrategy::kPopular, 4, {1, 1}, {8, 0}, true}));
@@ -734,7 +734,7 @@ TEST_F(LocalSyncsTest, OtherTensorsThanThoseAgreedOnAreRefusedWithTheDifference)
 TEST_F(LocalSyncsTest, OtherTensorsAreRefusedWhenNothingWritesToThemAnyMore) {
   Hold(Brought(7, 0));
   Chase(3);
-  // By now the others have other tensors.
+  // The group has agreed on another manifest meanwhile.
   EXPECT_EQ(Hold(Brought(7, 0), Agreed(4, 2)),
             (Actions{StopTransfer{LocalId(1)}, CompareManifest{LocalId(1), kSources.front()}}));
   Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
@@ -757,7 +757,7 @@ TEST_F(LocalSyncsTest, AMemberThatIsOutStopsAndWaitsForItsTransfer) {
   EXPECT_EQ(Remove(1),
             (Actions{TakeDone{LocalId(1), {Code::kEvicted, "out"}}, StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(syncs_.Writing(LocalId(1)));
-  // A call that comes now is told that they are not the trainer's yet.
+  // The answer to a call now says that the trainer may not write to its tensors yet.
   EXPECT_TRUE(syncs_.Refused(LocalId(1), {Code::kEvicted, "out"}).background);
   EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}), Actions{});
   EXPECT_FALSE(syncs_.Writing(LocalId(1)));

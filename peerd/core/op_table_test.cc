@@ -15,7 +15,7 @@ using control::Fate;
 using control::MissedOp;
 using control::OpFate;
 
-// Peer 1 under test; members 1 (peer 1), 2 (peer 2), 3 (peer 3) unless a test says otherwise.
+// Peer 1 is under test. Members 1, 2 and 3 are at peers 1, 2 and 3, unless a test says otherwise.
 class OpTableTest : public testing::Test {
  protected:
   void Enter(const control::PrepareEpoch& prepare, const std::vector<OpFate>& fates = {},
@@ -26,7 +26,7 @@ class OpTableTest : public testing::Test {
     Settled();
   }
   void EnterThree() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})); }
-  // Peer 3 is gone.
+  // Commits an epoch without peer 3.
   void LoseThree(const std::vector<OpFate>& fates, const std::vector<MissedOp>& missed = {}) {
     Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates, missed);
   }
@@ -36,7 +36,7 @@ class OpTableTest : public testing::Test {
     Settled();
     return out_;
   }
-  // Their ordinal is 100 * peer + tag.
+  // The sender's ordinal is 100 * peer + tag.
   static PeerReady ReadyOf(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
     return {kGroup,         PeerId(peer), OpOrdinal(100 * peer + tag),
             Epoch(attempt), Epoch(1),     tag,
@@ -57,8 +57,8 @@ class OpTableTest : public testing::Test {
     Settled();
     return out_;
   }
-  // Whether the frame would break the link. It is shown to a copy of the table: whoever has broken
-  // the rules once is not heard any more.
+  // Whether the frame would break the link. A copy of the table gets the frame, because a table
+  // ignores a peer that has broken the protocol once.
   template <class Frame>
   bool Breaks(const Frame& frame) {
     OpTable copy(ops_, &history_, &counters_);
@@ -104,7 +104,7 @@ class OpTableTest : public testing::Test {
     Settled();
     return out_;
   }
-  // As a driver that puts results into the targets at once.
+  // Acts as a driver that puts results into the targets at once.
   void Settled() {
     for (size_t i = 0; finishes_ && i < out_.size(); ++i) {
       const auto* const finish = std::get_if<FinishAttempt>(&out_[i]);
@@ -113,7 +113,7 @@ class OpTableTest : public testing::Test {
     }
     ops_.CheckInvariants();
   }
-  // The first op of the test, to where it is answered.
+  // Runs the first op of the test until it is answered and lingers.
   void LingerSmall(uint64_t tag) {
     Post(tag, Small());
     Ready(2, tag, Small());
@@ -154,7 +154,7 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   const auto credit = Get<CreditAttempt>(Ready(2, 7, Large()));
   ASSERT_EQ(credit.size(), 1u);
   EXPECT_EQ(credit[0].theirs, OpOrdinal(207));
-  // Complete here, but a READY is missing: not done.
+  // The result is complete, but a READY is missing: the op is not done.
   EXPECT_TRUE(Complete(1).empty());
   now_ = Tick{4000};
   const auto dones = Get<SendDone>(Ready(3, 7, Large()));
@@ -173,8 +173,7 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EXPECT_EQ(counters_.committed, 1u);
 }
 
-// ------------------------------------------------------------------------------ results on their
-// way to the targets
+// -------------------------------------------------------------- results on their way to targets
 
 TEST_F(OpTableTest, ACommittedOpIsAnsweredWhenItsResultIsInAllTargets) {
   EnterThree();
@@ -185,7 +184,7 @@ TEST_F(OpTableTest, ACommittedOpIsAnsweredWhenItsResultIsInAllTargets) {
   EXPECT_TRUE(Get<FinishAttempt>(Done(3, 1)).at(0).commit);
   EXPECT_TRUE(Get<PostDone>(out_).empty());
   EXPECT_EQ(counters_.committed, 1u);
-  // Nobody takes it for over: not its member, who would leave, nor the tag.
+  // The op is still open: its member has an open post, and its tag is in use.
   EXPECT_EQ(ops_.open(), 1u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 1u);
   EXPECT_EQ(Get<PostDone>(Post(7, Large())).at(0).outcome.code, Code::kInvalidArgument);
@@ -243,8 +242,7 @@ TEST_F(OpTableTest, WhatLingersIsAnsweredOnceThoughAllAreDoneBefore) {
   EXPECT_EQ(Get<PostDone>(Finished(1)).size(), 1u);
 }
 
-// ------------------------------------------------------------------------------ one after the
-// other
+// ------------------------------------------------------------------------------ ops in sequence
 
 TEST_F(OpTableTest, CreditsFollowTheStartWhenReadiesWereThereBefore) {
   EnterThree();
@@ -270,7 +268,7 @@ TEST_F(OpTableTest, AOneShotOpStartsWithAllInputsInRingOrder) {
   EXPECT_EQ(start[0].algorithm, Algorithm::kOneShot);
   EXPECT_EQ(start[0].payloads, (std::vector<std::string>{"", std::string(16, 'x'), third.payload}));
   EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
-  // Answered when it is done; who else is done is of interest after a fault only.
+  // The op is answered when it is done here. DONEs of other peers matter only after a fault.
   const Actions& done = Complete(1, 0, std::string(16, 'r'));
   ASSERT_EQ(done.size(), 4u);
   EXPECT_TRUE(std::get<FinishAttempt>(done[0]).commit);
@@ -313,7 +311,7 @@ TEST_F(OpTableTest, WhoHasTheResultTellsItToThoseWhoWereKeptFromIt) {
   EXPECT_FALSE(ready[0].one_shot);
   EXPECT_TRUE(ready[0].posts.empty());
   EXPECT_FALSE(ops_.Report().at(0).done) << "its matches are not complete";
-  // The next of the name is another op, also while the first one goes round again.
+  // The next op of this key is another op, even while the first one is announced again.
   EXPECT_EQ(Get<SendReady>(Post(7, Small())).at(0).ordinal, OpOrdinal(2));
   auto theirs = ReadyOf(2, 7, Small(), 2);
   EXPECT_EQ(Get<SendDone>(Ready(theirs)).at(0).ordinal, OpOrdinal(207));
@@ -486,7 +484,7 @@ TEST_F(OpTableTest, WhatLinksCostDecides) {
   auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
   Enter(prepare);
   EXPECT_EQ(Get<StartAttempt>(Post(7, Desc(1 << 20))).at(0).algorithm, Algorithm::kRing);
-  // Far away, of which an epoch that only admits tells.
+  // An epoch that only admits members says that the peers are far apart.
   prepare = MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
   prepare.cost = {40000, 60'000'000, 60'000'000};
   Enter(prepare);
@@ -525,7 +523,7 @@ TEST_F(OpTableTest, TagsInAnyOrderDoNotWaitForEachOther) {
 TEST_F(OpTableTest, APeerMayBeOneOpAhead) {
   EnterThree();
   RunToDone(7);
-  // Peer 2 has settled and posts the tag again.
+  // Peer 2 has settled the op and announces the next one with the same tag.
   Done(2, 1);
   auto next = ReadyOf(2, 7, Large());
   next.ordinal = OpOrdinal(250);
@@ -553,7 +551,7 @@ TEST_F(OpTableTest, UnmatchedAndEarlyFramesAreBounded) {
   EXPECT_EQ(Get<BreakLink>(Ready(2, 99999, Large())).size(), 1u);
   EXPECT_TRUE(Breaks(ReadyOf(3, 99999, Large(), 2)));
   EXPECT_TRUE(Breaks(DoneOf(3, 1, 2)));
-  // The bound is per peer.
+  // Each peer has its own limit.
   EXPECT_TRUE(Ready(3, 0, Large()).empty());
 }
 
@@ -578,15 +576,14 @@ TEST_F(OpTableTest, AFirstPostThatIsRefusedLeavesNoTrace) {
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
 }
 
-// ------------------------------------------------------------------------------ several local
-// members
+// ------------------------------------------------------------------------ several local members
 
 TEST_F(OpTableTest, AnOpBeginsWhenAllLocalMembersHavePosted) {
   Enter(MakePrepare(1, 0, 1, 0, {{4, 1, 1}, {1, 1, 1}, {2, 2, 1}}));
   EXPECT_TRUE(Post(7, Large(), 1).empty());
   const auto ready = Get<SendReady>(Post(7, Large(), 4));
   ASSERT_EQ(ready.size(), 1u);
-  // In rank order.
+  // The posts are in rank order.
   EXPECT_EQ(ready[0].posts[0].local, LocalId(4));
   EXPECT_EQ(Get<StartAttempt>(out_).at(0).members, 3u);
 }
@@ -684,7 +681,7 @@ TEST_F(OpTableTest, DonesForWhatNeverWasBreakTheLink) {
   EXPECT_TRUE(Breaks(DoneOf(2, 1)));  // before its READY
   Ready(2, 7, Large());
   EXPECT_TRUE(Done(2, 1).empty());
-  EXPECT_TRUE(Breaks(DoneOf(2, 1)));  // twice
+  EXPECT_TRUE(Breaks(DoneOf(2, 1)));  // a second time
   EXPECT_EQ(counters_.frames_refused, 4u);
   EXPECT_EQ(counters_.frames_stale, 0u);
 }
@@ -764,7 +761,7 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
   Post(6, Large());  // o2, running
   Post(7, Small());  // o3, waits for inputs
   Ready(2, 7, Small());
-  Post(8, Large());  // o4, complete, a READY is missing
+  Post(8, Large());  // o4, complete, but a READY is missing
   Ready(2, 8, Large());
   Complete(4);
   const auto stops = Get<StopAttempt>(Freeze());
@@ -772,7 +769,7 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
   EXPECT_EQ(stops[0].ordinal, OpOrdinal(2));
   EXPECT_EQ(stops[1].ordinal, OpOrdinal(4));
   EXPECT_TRUE(ops_.Stopping());
-  // Nothing settles, nothing is announced while frozen.
+  // While frozen, no op is settled or announced.
   EXPECT_TRUE(Done(2, 1).empty());
   EXPECT_TRUE(Done(3, 1).empty());
   EXPECT_TRUE(Ready(3, 7, Small()).empty());
@@ -803,7 +800,7 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
   const auto settled = Get<PostDone>(out_);
   ASSERT_EQ(settled.size(), 1u);
   EXPECT_TRUE(settled[0].outcome.ok());
-  EXPECT_EQ(settled[0].info.size, 3u);  // the dead one took part
+  EXPECT_EQ(settled[0].info.size, 3u);  // the dead member took part
   EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
   const auto readies = Get<SendReady>(out_);
   ASSERT_EQ(readies.size(), 4u);
@@ -860,7 +857,7 @@ TEST_F(OpTableTest, FramesOfTheNextAttemptWaitForTheCommit) {
   EXPECT_TRUE(Ready(2, 8, Large(), 5).empty());
   LoseThree({{OpOrdinal(1), Fate::kRedo}});
   EXPECT_EQ(Get<CreditAttempt>(out_).at(0).theirs, OpOrdinal(207));
-  // That of a still newer one waits on.
+  // A READY of a still newer attempt goes on waiting.
   Freeze();
   Stopped(1, 2);
   Enter(MakePrepare(5, 2, 1, 5, {{1, 1, 1}, {2, 2, 1}}), {{OpOrdinal(1), Fate::kRedo}});
@@ -872,7 +869,7 @@ TEST_F(OpTableTest, AnEarlyDoneIsReplayedToo) {
   Ready(2, 7, Large(), 2);
   Done(2, 1, 2);
   LoseThree({});
-  // Its op does not exist: against the protocol, which shows only now.
+  // The DONE names an op that does not exist. This shows only when the attempt has begun.
   EXPECT_EQ(Get<BreakLink>(out_).size(), 1u);
 }
 
@@ -900,7 +897,7 @@ TEST_F(OpTableTest, AnAbortedOpNamesTheCause) {
   EXPECT_TRUE(ops_.Report()[1].abort_on_fault);
   EXPECT_EQ(ops_.Report()[1].matches.size(), 1u);
   LoseThree({{OpOrdinal(1), Fate::kAbort}, {OpOrdinal(2), Fate::kAbort}});
-  // The done one has an attempt to undo first.
+  // The attempt of the op that was done must be undone first.
   ASSERT_EQ(Get<StopAttempt>(out_).size(), 1u);
   ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
   EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
@@ -933,7 +930,7 @@ TEST_F(OpTableTest, AnOpThatOthersAbortedEndsAbortedWhenItIsPosted) {
   EXPECT_EQ(posts[0].outcome.code, Code::kAborted);
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
-  // Once only: the next one is a new op.
+  // Only one post ends like this: the next one is a new op.
   EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 1u);
 }
 
@@ -997,7 +994,7 @@ TEST_F(OpTableTest, AFateThatMakesNoSenseIsLoggedAndTheOpRunsAgain) {
 
 class LocalPairTest : public OpTableTest {
  protected:
-  // Members 1 and 4 here, 2 at peer 2.
+  // Members 1 and 4 are here, member 2 is at peer 2.
   LocalPairTest() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}})); }
   void WithoutFour(const std::vector<OpFate>& fates) {
     Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates);
@@ -1020,7 +1017,7 @@ TEST_F(LocalPairTest, AMissedOpEndsAtEachMemberOnce) {
   ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
   EXPECT_EQ(Get<PostDone>(out_)[0].post.local, LocalId(4));
   EXPECT_EQ(Get<PostDone>(out_)[0].outcome.code, Code::kAborted);
-  // Member 4 starts it again before member 1 comes to it for the first time.
+  // Member 4 starts the op again before member 1 posts it for the first time.
   EXPECT_TRUE(Post(7, Large(), 4).empty());
   EXPECT_EQ(Get<PostDone>(Post(7, Large(), 1)).at(0).outcome.code, Code::kAborted);
   EXPECT_EQ(Get<SendReady>(Post(7, Large(), 1)).size(), 1u);
@@ -1047,7 +1044,7 @@ TEST_F(LocalPairTest, ARunningOpIsStoppedAndGoesOnWithTheOthersAfterTheCommit) {
   EXPECT_EQ(Get<StopAttempt>(Evict(4)).size(), 1u);
   EXPECT_TRUE(Get<PostDone>(out_).empty());
   EXPECT_EQ(Get<PostDone>(Stopped(1)).at(0).post.local, LocalId(4));
-  // It rests, even if the others go on.
+  // The op rests, even if other peers go on.
   EXPECT_TRUE(Ready(2, 7, Large()).empty());
   Freeze();
   EXPECT_FALSE(ops_.Report()[0].done);
@@ -1113,7 +1110,7 @@ TEST_F(LocalPairTest, AnOpWhoseMembersAllGoIsUndone) {
   ops_.CheckInvariants();
 }
 
-// ---- blocked pairs: ring 1, 2, 3, 4; the link of peers 1 and 3 goes through peer 2
+// ---- blocked pairs: the ring is 1, 2, 3, 4; the link of peers 1 and 3 goes through peer 2
 
 class BlockedPairTest : public OpTableTest {
  protected:
@@ -1150,7 +1147,7 @@ TEST_F(BlockedPairTest, ThereIsNoMeshAndWhoWantsOneGetsTheRing) {
 }
 
 TEST_F(BlockedPairTest, WhereNoRingAvoidsThePairTheRingUsesIt) {
-  // Peer 4 came later: the op of boundary 1 is among 1, 2, 3.
+  // Peer 4 came later: peers 1, 2 and 3 take part in the op of boundary 1.
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 2}});
   prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
   Enter(prepare);
@@ -1185,14 +1182,14 @@ TEST_F(LostPeerTest, NothingIsSaidToThemAndNothingTakenUntilTheNextAttempt) {
   const auto readies = Get<SendReady>(Post(7, Large()));
   ASSERT_EQ(readies.size(), 1u);
   EXPECT_EQ(readies[0].to, PeerId(2));
-  // The READY before it may be missing.
+  // A READY that was sent before may be missing.
   EXPECT_TRUE(Done(3, 1).empty());
   EXPECT_TRUE(Ready(3, 7, Large()).empty());
-  // An epoch of the same attempt mends nothing.
+  // An epoch that does not freeze changes nothing: the attempt is the same.
   Enter(MakePrepare(2, 1, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}));
   EXPECT_TRUE(Ready(3, 7, Large()).empty());
   EXPECT_EQ(Get<SendReady>(Post(8, Large())).size(), 1u);
-  // What belongs to the next attempt waits for it.
+  // Frames of the next attempt wait for that attempt.
   Freeze();
   Stopped(1);
   Stopped(2);
@@ -1218,7 +1215,7 @@ TEST_F(LostPeerTest, WhoBreaksTheRulesIsNotHeardAnyMoreInTheAttempt) {
   EXPECT_EQ(broken.group, kGroup);
   EXPECT_EQ(broken.peer, PeerId(3));
   EXPECT_EQ(counters_.frames_refused, 1u);
-  // What it says may build upon what was refused.
+  // Later frames of the peer may depend on the refused one.
   Post(7, Large());
   EXPECT_TRUE(Ready(3, 7, Large()).empty());
   EXPECT_FALSE(Get<CreditAttempt>(Ready(2, 7, Large())).empty());
@@ -1238,13 +1235,13 @@ TEST_F(LostPeerTest, TooManyEarlyFramesCountInTheirAttempt) {
   for (uint64_t tag = 0; tag < LH_READY_UNMATCHED_MAX; ++tag) Ready(3, tag, Large(), 2);
   EXPECT_TRUE(out_.empty());
   EXPECT_EQ(Get<BreakLink>(Ready(3, 99999, Large(), 2)).size(), 1u);
-  // What comes behind the hole is not taken; it is said once.
+  // Later frames are ignored, and the link is broken only once.
   EXPECT_TRUE(Ready(3, 99999, Large(), 2).empty());
   EXPECT_EQ(counters_.frames_refused, 1u);
   EXPECT_TRUE(Ready(2, 7, Large(), 2).empty());
   Enter(Again(2));
   EXPECT_EQ(Get<SendReady>(Post(8, Large())).size(), 1u);
-  // An attempt that never comes is no reason not to hear the peer in those that do.
+  // A refused frame of an attempt that never comes does not affect frames of other attempts.
   Ready(2, 9, Small(), 77);
   auto bad = ReadyOf(2, 9, Small(), 77);
   bad.payload.clear();

@@ -15,7 +15,7 @@ using control::Removal;
 using control::SyncAction;
 using control::SyncStrategy;
 
-// Peer 1, and whatever the test says in the name of the others.
+// Peer 1 is under test. The test plays the coordinator, the trainers and the other peers.
 class PeerCoreTest : public testing::Test {
  protected:
   static CoreConfig Config() {
@@ -25,11 +25,11 @@ class PeerCoreTest : public testing::Test {
     config.detect_ms = 1500;
     return config;
   }
-  // Everything that follows is from this step.
+  // Steps the core; out_ then has the actions of this step.
   Actions& Give(const Event& event) {
     out_ = core_.Step(event, now_);
     core_.CheckInvariants();
-    // As a driver that puts results into the targets at once.
+    // Act as a driver that puts results into the targets at once.
     for (size_t i = 0; finishes_ && i < out_.size(); ++i) {
       const auto* const finish = std::get_if<FinishAttempt>(&out_[i]);
       if (finish == nullptr || !finish->commit) continue;
@@ -61,7 +61,7 @@ class PeerCoreTest : public testing::Test {
     return Give(PeerReady{kGroup, PeerId(peer), OpOrdinal(100 * peer + tag), Epoch(attempt),
                           Epoch(1), tag, desc, std::nullopt, PayloadOf(desc)});
   }
-  // Member 1 here and member 2 at peer 2, epoch 1.
+  // Member 1 is here and member 2 is at peer 2, in epoch 1.
   void EnterTwo() {
     Give(CoordinatorUp{});
     Say(control::Welcome{"c", 0});
@@ -72,7 +72,7 @@ class PeerCoreTest : public testing::Test {
     Commit(1);
     ASSERT_TRUE(Get<JoinDone>(out_).at(0).outcome.ok());
   }
-  // An op of member 1, done: o1.
+  // Runs op o1 of member 1 until it is done.
   void RunToDone() {
     Post(1, 7, Large());
     Ready(2, 7, Large());
@@ -80,7 +80,7 @@ class PeerCoreTest : public testing::Test {
     ASSERT_EQ(Get<SendDone>(out_).size(), 1u);
   }
 
-  // ---- syncs: revision 3 of one manifest; what tells states apart is one number.
+  // ---- syncs: all states have revision 3 and the same manifest, and differ in one number.
   static SyncRequest State(uint64_t state, SyncStrategy strategy = SyncStrategy::kPopular) {
     return {strategy, 3, {1, 1}, {state, 0}};
   }
@@ -106,14 +106,14 @@ class PeerCoreTest : public testing::Test {
   Actions& Transferred(uint64_t local, const Outcome& outcome = {}) {
     return Give(TransferEnded{LocalId(local), outcome, 100, {MemberId(2)}, {}});
   }
-  // Member 1 fetches, in a step whose vote is answered.
+  // Member 1 fetches a state in a step whose vote is answered.
   void FetchInStep() {
     EnterTwo();
     Step(1, 9);
     Passed(1);
     ASSERT_EQ(Get<StartTransfer>(Result(1, SyncAction::kFetch, 5)).size(), 1u);
   }
-  // Where the first action of the kind is.
+  // The index of the first action of this kind.
   template <class T>
   size_t Index() const {
     size_t i = 0;
@@ -191,7 +191,7 @@ TEST_F(PeerCoreTest, OpsGoOnWithoutTheCoordinator) {
   EXPECT_EQ(core_.GetStats().ops_committed, 1u);
 }
 
-// The store of the coordinator may have forgotten it.
+// The store of the coordinator may have lost the prepared epoch.
 TEST_F(PeerCoreTest, HelloTellsWhatIsPreparedAndAnswersNameIt) {
   EnterTwo();
   Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}));
@@ -205,7 +205,7 @@ TEST_F(PeerCoreTest, HelloTellsWhatIsPreparedAndAnswersNameIt) {
   EXPECT_EQ(Sent<control::EpochReady>(out_)[0].preparation, 1002u);
 }
 
-// It waits for an attempt to stop, and will be prepared then.
+// A deferred PrepareEpoch is prepared when an attempt has stopped.
 TEST_F(PeerCoreTest, HelloTellsOfAPreparationThatWaits) {
   EnterTwo();
   Join(5);
@@ -254,7 +254,7 @@ TEST_F(PeerCoreTest, ALowerTermOfItsStoreIsRefused) {
   EXPECT_EQ(Get<LogLine>(out_).at(0).text,
             "coordinator refused coordinator=c4 term=4 known_coordinator=c5 known_term=5 why=\"a "
             "later start of a coordinator on its store is known here\"");
-  // What follows on the stream is for nobody, and nothing is said on it.
+  // Later messages on this stream are ignored, and nothing is sent on it.
   Give(LocalJoin{LocalId(1), kGroup, "t"});
   EXPECT_TRUE(Get<ToCoordinator>(out_).empty());
   EXPECT_TRUE(
@@ -263,7 +263,7 @@ TEST_F(PeerCoreTest, ALowerTermOfItsStoreIsRefused) {
   Give(CoordinatorDown{});
   Give(CoordinatorUp{});
   EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
-  // Two starts of one term: one of them was forgotten.
+  // Two starts of a coordinator have the same term, because the store lost one of them.
   Say(control::Welcome{"other", 300, "", 77, 5});
   EXPECT_EQ(Get<RefuseCoordinator>(out_).size(), 1u);
   Give(CoordinatorDown{});
@@ -341,7 +341,7 @@ TEST_F(PeerCoreTest, WhoWasAdmittedIsNotPendingAnyMore) {
   EnterTwo();
   Say(control::PendingCount{kGroup, 3});
   Step(1, 5);
-  // Two of them; the third is late. The coordinator counts again behind all this.
+  // Two newcomers are admitted, and the third is late. The coordinator sends its new count later.
   Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}, {4, 3, 2}}));
   Up(2);
   Up(3);
@@ -382,7 +382,7 @@ TEST_F(PeerCoreTest, AFreezingEpochIsReadyWhenLinksAndStoppedAttemptsHaveAnswere
   ASSERT_EQ(ready.size(), 1u);
   ASSERT_EQ(ready[0].ops.size(), 1u);
   EXPECT_FALSE(ready[0].ops[0].done);
-  // Superseded: reported again.
+  // Another preparation replaces the first: the ops are reported again.
   Say(MakePrepare(3, 1, 1, 3, {{1, 1, 1}, {2, 2, 1}}));
   EXPECT_EQ(Sent<control::EpochReady>(Up(2)).size(), 1u);
   Commit(3, {{OpOrdinal(1), Fate::kRedo}});
@@ -508,7 +508,7 @@ TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
   const auto stops = Get<StopAttempt>(Say(repair));
   ASSERT_EQ(stops.size(), 1u);
   EXPECT_EQ(stops[0].group, second);
-  // While the one repairs, the other goes on.
+  // The ops of the first group go on while the second group handles its fault.
   EXPECT_EQ(Get<CreditAttempt>(Ready(2, 7, Large())).size(), 1u);
   EXPECT_EQ(Get<SendDone>(Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch()})).size(), 1u);
   const auto done =
@@ -518,8 +518,8 @@ TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
   EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
 }
 
-// The link to peer 3 goes another way from the freeze on: the end of the old one is no news, and if
-// the new one cannot be built, the epoch fails.
+// From the freeze on, the link to peer 3 goes another way. The end of the old link is not reported.
+// If the new link cannot be built, the epoch fails.
 TEST_F(PeerCoreTest, ALinkThatIsToGoThroughARelayFailsTheEpochIfItCannot) {
   Give(CoordinatorUp{});
   Join(1);
@@ -568,7 +568,7 @@ TEST_F(PeerCoreTest, OpsAreNotTouchedByAnAdmission) {
   Up(2);
   EXPECT_TRUE(Sent<control::EpochReady>(Up(3)).at(0).ops.empty());
   Commit(2);
-  // A post of the old boundary stays among the old members.
+  // Only the old members take part in an op of the old boundary.
   EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
   EXPECT_EQ(Get<PostDone>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false})).size(),
             1u);
@@ -583,7 +583,7 @@ TEST_F(PeerCoreTest, ALeaverGoesWhenItsOpsAreSettled) {
   Removed(1, Removal::kLeft);
   EXPECT_TRUE(Get<LeaveDone>(out_).at(0).outcome.ok());
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
-  // Nobody is left in the group.
+  // No local member is left in the group.
   EXPECT_TRUE(Get<KeepLinks>(out_).at(0).peers.empty());
   EXPECT_TRUE(Removed(1, Removal::kLeft).empty());
 }
@@ -647,7 +647,7 @@ TEST_F(PeerCoreTest, AGroupWhoseMembersAllWentBeginsAnewForThoseThatWait) {
   Join(5);
   Post(1, 7, Large());
   Removed(1, Removal::kEvicted);
-  // The coordinator may be faster than the attempt stops.
+  // The coordinator may send the next epoch before the attempt has stopped.
   Say(MakePrepare(3, 0, 3, 0, {{5, 1, 3}}));
   EXPECT_TRUE(Sent<control::EpochReady>(out_).empty());
   Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
@@ -998,7 +998,7 @@ TEST_F(PeerCoreTest, ACoreCanBeMoved) {
 
 class BackgroundCoreTest : public PeerCoreTest {
  protected:
-  // Members 2 and 3 at their peers contribute; member 1 here joins in the background.
+  // Members 2 and 3 contribute, at other peers. Member 1 joins here, in the background.
   void Enter() {
     Give(CoordinatorUp{});
     Give(LocalJoin{LocalId(1), kGroup, "t", "", 0, 0, true});
@@ -1014,7 +1014,7 @@ class BackgroundCoreTest : public PeerCoreTest {
   Actions& Agreed(uint64_t revision) {
     return Say(control::StateAgreed{kGroup, revision, {1, 1}, {100 + revision, 0}});
   }
-  // It contributes from epoch 3 on.
+  // Member 1 contributes from epoch 3 on.
   void Raise() {
     Say(MakePrepare(3, 2, 3, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, Epoch(3)}}));
     Up(2);

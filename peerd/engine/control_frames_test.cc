@@ -35,9 +35,9 @@ SendDone Done() {
   return action;
 }
 
-// The frame, sent by A.
+// What the receiver gets if peer A sends the frame.
 absl::StatusOr<TakenFrame> Take(const ControlFrame& frame) {
-  // As it crosses the lane.
+  // The header is encoded and parsed, as on a lane.
   const auto header = ParseFrameHeader(Encode(frame.header), LaneKind::kControl);
   if (!header.ok()) return header.status();
   return TakeFrame({frame.link.run, kA}, *header, frame.bytes());

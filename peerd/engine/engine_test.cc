@@ -28,21 +28,21 @@ constexpr LocalId kLocal(1);
 constexpr MemberId kMember(11);
 constexpr uint32_t kPatienceMs = 10000;
 
-// What stands behind the ports tells each call in one list, so that tests see the order.
+// Stands behind all ports and notes the calls in one list, so that tests see their order.
 class Surroundings final : public TrainerPort, public OpPort, public StatePort, public Links {
  public:
   std::vector<std::string> told;
-  std::vector<std::string> opened;  // links that were asked for last
+  std::vector<std::string> opened;  // the links of the last OpenLinks()
   std::vector<Outcome> outcomes;
   std::vector<Event> op_events;
   std::vector<Event> state_events;
   std::vector<FrameHeader> frames;
-  std::deque<std::function<void()>> unread;  // what waits, while `read` is true
+  std::deque<std::function<void()>> unread;  // waiting functions, while `read` is true
   bool read = false;
   Outcome admitted;
   int admissions = 0;
   bool has_work = false;
-  std::optional<bool> withdrawn;  // with a step
+  std::optional<bool> withdrawn;  // the result of Withdraw()
   Tick now{Seconds(1)};
   std::vector<control::PeerMessage> sent;
 
@@ -211,7 +211,7 @@ class EngineTest : public testing::Test {
     engine.Turn();
   }
 
-  // This peer's member and one of another peer are in epoch 1.
+  // A member of this peer and a member of another peer are in epoch 1.
   void Join() { Enter({kSelf, kOther}); }
   // One member of each peer of the ring is in epoch 1.
   void Enter(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked = {}) {
@@ -247,7 +247,7 @@ class EngineTest : public testing::Test {
     return desc;
   }
 
-  // The other peer announces the op that this one has posted with tag 5.
+  // The other peer announces the op that was posted here with tag 5.
   static void Ready(Engine* engine) {
     FrameHeader header;
     header.type = FrameType::kReady;
@@ -296,7 +296,7 @@ TEST_F(EngineTest, ARefusedPostIsAnsweredAndTheCoreHearsNothingOfIt) {
   EXPECT_EQ(engine.core().GetStats().ops_open, 0u);
 }
 
-// The core decides whether a post may be; no memory is taken for one that may not.
+// The core decides whether a post is allowed. No memory is taken for a post that it refuses.
 TEST_F(EngineTest, NoMemoryIsTakenForAPostThatTheCoreRefuses) {
   Join();
   engine.OnPost({{kLocal, 1}, 5, Small()}, {});
@@ -310,7 +310,8 @@ TEST_F(EngineTest, NoMemoryIsTakenForAPostThatTheCoreRefuses) {
   EXPECT_THAT(world.outcomes.back().text, HasSubstr("op with this tag in flight"));
 }
 
-// The result is in place before the trainer is told, and nobody waits for the DONE of a small op.
+// The result is in its place before the trainer is answered. No trainer waits for the DONE of a
+// small op, so that frame may wait.
 TEST_F(EngineTest, AnOpIsFinishedBeforeItsTrainerIsTold) {
   Join();
   engine.OnPost({{kLocal, 1}, 5, Small()}, {});
@@ -318,7 +319,7 @@ TEST_F(EngineTest, AnOpIsFinishedBeforeItsTrainerIsTold) {
   EXPECT_THAT(world.Told(), ElementsAre("send READY"));
   Ready(&engine);
   engine.Turn();
-  // What the attempt does at once is part of the same turn.
+  // What the attempt does at once happens in the same turn.
   EXPECT_THAT(world.Told(), ElementsAre("start", "finish commit", "in time", "send DONE",
                                         "take post", "post done sent=7"));
 }
@@ -357,7 +358,7 @@ TEST_F(EngineTest, ASyncWithoutAStepThatEndsWithItsMemberIsAnsweredAlone) {
               ElementsAre("states begin", "sync done", "states forget", "member gone"));
 }
 
-// 1. The member is removed while others still read its tensors, so its trainer is not told yet.
+// 1. The member is removed while its tensors are still read, so its trainer is not told yet.
 // 2. The trainer begins a sync.
 TEST_F(EngineTest, ASyncOfAMemberThatIsOutIsAnswered) {
   Join();
@@ -383,7 +384,7 @@ TEST_F(EngineTest, AJoinFailsWhenNoCoordinatorServesThePeer) {
   ASSERT_FALSE(world.outcomes.empty());
   EXPECT_EQ(world.outcomes[0].code, Code::kUnavailable);
   EXPECT_THAT(world.outcomes[0].text, HasSubstr("c:1 refused"));
-  // The coordinator comes back: nobody asks for the member any more.
+  // When the coordinator comes back, the peer does not ask for this member again.
   Attach();
   EXPECT_EQ(engine.core().GetStats().members, 0u);
 }
@@ -426,7 +427,7 @@ TEST_F(EngineTest, ACloneGoesOnByItself) {
   EXPECT_NE(clone->Digest(), engine.Digest());
 }
 
-// Whoever looks may end the turn: a process that is killed between two actions.
+// An observer may end the turn, as if the process were killed between two actions.
 TEST_F(EngineTest, AnObserverEndsATurnBetweenTwoActions) {
   struct Killer final : EngineObserver {
     bool OnAction(const Action& action) override {

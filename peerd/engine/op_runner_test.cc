@@ -15,7 +15,7 @@ namespace {
 const PeerId kSelf(1), kOther(2);
 const GroupKey kGroup{"demo", 0};
 
-// Takes `room` bytes of segments and no more: those behind them wait in the queue.
+// A transport that takes `room` bytes of segments. All further segments wait in its queue.
 class Narrow final : public Transport {
  public:
   struct Queued {
@@ -67,8 +67,8 @@ class Narrow final : public Transport {
   bool closed() const override { return true; }
 
   std::deque<Queued> queue;
-  std::vector<uint64_t> dropped;   // OnSegmentSent() is due
-  std::vector<uint64_t> detached;  // OnReceivesDetached() is due
+  std::vector<uint64_t> dropped;   // cookies for which OnSegmentSent() is due
+  std::vector<uint64_t> detached;  // cookies for which OnReceivesDetached() is due
 };
 
 OpDesc Sum(uint64_t count) {
@@ -78,7 +78,7 @@ OpDesc Sum(uint64_t count) {
   return desc;
 }
 
-// A ring of this peer and another one.
+// An attempt in a ring of this peer and another peer.
 StartAttempt Ring(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
   StartAttempt start;
   start.group = kGroup;
@@ -101,7 +101,7 @@ PostBuffers OutOfPlace(const std::vector<float>& source, std::vector<float>* tar
 }
 PostBuffers InPlace(std::vector<float>* tensor) { return OutOfPlace(*tensor, tensor); }
 
-// As a driver: a post of local member n, who is member m(n), of the op whose posts `together` are.
+// Makes a post as the driver does. Local n is member n. `together`: posts of the same op that wait.
 Outcome Post(OpRunner* runner, const PostRef& post, const OpDesc& desc, const PostBuffers& buffers,
              const std::vector<PostRef>& together = {}, size_t peers = 2, uint64_t tag = 7) {
   runner->AddPost(post, desc, buffers);
@@ -155,7 +155,7 @@ void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
 
 // ------------------------------------------------------------------------------ slices
 
-// Of this peer alone.
+// An attempt in which only this peer takes part.
 StartAttempt Alone(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
   StartAttempt start = Ring(ordinal, desc, posts);
   start.ring = {kSelf};
@@ -169,7 +169,7 @@ class Slices : public testing::Test {
  protected:
   using Tensor = std::vector<float>;
 
-  // Two local members' op, in place, complete.
+  // Starts an op of several local members, in place. It is complete at once.
   void RunLocal(OpRunner* runner, uint64_t ordinal, std::vector<Tensor>* tensors) {
     const OpDesc desc = Sum(tensors->front().size());
     std::vector<PostRef> posts;
@@ -183,7 +183,7 @@ class Slices : public testing::Test {
     ASSERT_EQ(events.size(), 1u);
     ASSERT_EQ(std::get<AttemptComplete>(events[0]).ordinal, OpOrdinal(ordinal));
   }
-  // How many bytes hold `value`.
+  // The number of bytes of the elements that have `value`.
   static uint64_t Bytes(const std::vector<Tensor>& tensors, float value) {
     uint64_t bytes = 0;
     for (const Tensor& tensor : tensors) {
@@ -191,7 +191,7 @@ class Slices : public testing::Test {
     }
     return bytes;
   }
-  // Of the ops whose end was told since the last call.
+  // The ordinals of the ops for which AttemptFinished came since the last call.
   static std::vector<uint64_t> Finished(OpRunner* runner) {
     std::vector<uint64_t> ordinals;
     for (const Event& event : runner->PopEvents()) {
@@ -204,7 +204,7 @@ class Slices : public testing::Test {
 
 TEST_F(Slices, OneTurnWorksOnABoundedNumberOfBytesForAllOps) {
   constexpr uint64_t kTurn = 256 << 10;
-  // The last block of a turn may go beyond.
+  // The last piece of a turn may go beyond the limit.
   constexpr uint64_t kBound = kTurn + 4 * (16 << 10);
   OpRunner runner(&transport_, {.self = kSelf, .turn_bytes_max = kTurn});
   std::vector<Tensor> first(2, Tensor(1 << 18, 1)), second(2, Tensor(1 << 18, 1));
@@ -257,7 +257,7 @@ TEST_F(Slices, AStoppedAttemptIsAnsweredWhenAllOriginalsAreBack) {
   ASSERT_TRUE(Post(&runner, post, desc, InPlace(&tensors[0])).ok());
   runner.Start(Ring(1, desc, {post}));
   runner.Credit({kGroup, OpOrdinal(1), Epoch(1), kOther, OpOrdinal(1)});
-  // The other one's part of the chunk that ends here.
+  // The other peer sends its part of the chunk that this peer finishes.
   FrameHeader header;
   header.type = FrameType::kData;
   header.op = OpOrdinal(1);
@@ -322,7 +322,7 @@ TEST(OpRunner, ScratchIsTakenOnceForAllLocalPostsOfAnOp) {
     ASSERT_TRUE(outcome.ok()) << outcome.text;
     posts.push_back(post);
   }
-  // Another op has to wait until this one is over.
+  // Another op is refused until this one is over.
   std::vector<float> other(5000, 1);
   const PostRef more{LocalId(1), 2};
   const Outcome refused = Post(&runner, more, desc, InPlace(&other), {}, 2, 8);
@@ -351,7 +351,7 @@ TEST(OpRunner, ScratchIsTakenOnlyWhereAnAttemptNeedsIt) {
     const PostBuffers buffers = in_place ? InPlace(&target) : OutOfPlace(source, &target);
     return Post(&runner, post, desc, buffers, {}, peers).ok();
   };
-  EXPECT_TRUE(accepted(desc, /*in_place=*/false, 2));  // a ring: through the target
+  EXPECT_TRUE(accepted(desc, /*in_place=*/false, 2));  // a ring uses the target, not scratch memory
   EXPECT_FALSE(accepted(desc, /*in_place=*/true, 2));
   EXPECT_FALSE(accepted(desc, /*in_place=*/false, 3));  // may be a mesh
   OpDesc ring = desc;
@@ -361,7 +361,7 @@ TEST(OpRunner, ScratchIsTakenOnlyWhereAnAttemptNeedsIt) {
   EXPECT_TRUE(accepted(Sum(16), /*in_place=*/true, 3));
 }
 
-// The member whose target took the sums may be gone when the op is redone.
+// A ring out of place sums in a target. That target's member may be gone when the op is redone.
 TEST(OpRunner, AnOpInPlaceCanRunWithoutTheOneThatWasNot) {
   Narrow transport;
   OpRunner runner(&transport, {.self = kSelf});
@@ -381,7 +381,7 @@ TEST(OpRunner, AnOpInPlaceCanRunWithoutTheOneThatWasNot) {
 TEST(OpRunner, WithoutMemoryThePostIsRefusedAndTheNextOneIsTaken) {
   Narrow transport;
   OpRunner runner(&transport, {.self = kSelf, .scratch_limit = UINT64_MAX});
-  // Nobody has so much. Its tensor is never looked at.
+  // No machine has so much memory. The tensor is never read.
   std::vector<float> tensor(5000, 1);
   OpDesc huge = Sum(LH_COUNT_MAX);
   huge.algorithm = Algorithm::kRing;
@@ -391,13 +391,12 @@ TEST(OpRunner, WithoutMemoryThePostIsRefusedAndTheNextOneIsTaken) {
   EXPECT_TRUE(Post(&runner, {LocalId(1), 2}, Sum(5000), InPlace(&tensor)).ok());
 }
 
-// ------------------------------------------------------------------------------ tensors that share
-// memory
+// ------------------------------------------------------------------- tensors that share memory
 
 class SharedMemory : public testing::Test {
  protected:
-  // The text of the refusal of m2's post beside that of m1; "" if it is accepted. Places are
-  // elements of one array, tensors have 2000.
+  // Posts an op for m1 and then for m2. Returns how the post of m2 is refused, or "". The arguments
+  // are indexes of elements in one array. Each tensor has 2000 elements.
   std::string Refusal(size_t source1, size_t target1, size_t source2, size_t target2) {
     OpRunner runner(&transport_, {.self = kSelf});
     const auto at = [&](size_t source, size_t target) {
@@ -410,7 +409,7 @@ class SharedMemory : public testing::Test {
     EXPECT_TRUE(Post(&runner, first, Sum(2000), at(source1, target1)).ok());
     const Outcome outcome = Post(&runner, second, Sum(2000), at(source2, target2), {first});
     EXPECT_TRUE(outcome.ok() || outcome.code == Code::kInvalidArgument);
-    // It may be posted again, beside the first, which waits.
+    // m2 may post the op again with another tensor, while the post of m1 waits.
     const PostRef again{LocalId(2), 2};
     if (!outcome.ok()) {
       EXPECT_TRUE(Post(&runner, again, Sum(2000), at(8000, 8000), {first}).ok());

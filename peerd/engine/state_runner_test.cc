@@ -31,7 +31,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 const GroupKey kGroup{kRun, 3};
 const LocalId kLocal(4);
 
-// A peer of PeerWorld with a StateRunner where the daemon has one.
+// A peer of PeerWorld with a StateRunner, as in the daemon.
 class RunnerPeer final : public Peer {
  public:
   void Make(uint64_t state_rate, uint64_t keep_state) {
@@ -71,7 +71,7 @@ class RunnerPeer final : public Peer {
   void OnReceivesDetached(uint64_t cookie) override {
     runner->exchange()->OnReceivesDetached(cookie);
   }
-  // Threads hash in real time: the ring's stands still for them.
+  // Threads hash in real time. The ring's time does not advance meanwhile.
   void AfterTurn() override {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     runner->Work();
@@ -129,7 +129,7 @@ struct State {
     return sync;
   }
 
-  // What it holds now, from the inbox where that has it.
+  // The bytes that the state has now. Fetched chunks are read from the inbox.
   std::vector<uint8_t> Now() const {
     std::vector<uint8_t> bytes;
     for (uint64_t chunk = 0; chunk < changed.size(); ++chunk) {
@@ -149,7 +149,7 @@ MemberId MemberOf(int peer) { return MemberId(100 + peer); }
 
 class StateRunnerTest : public ::testing::Test {
  protected:
-  // Peer 0 has a link to each of the others.
+  // Makes the peers. Peer 0 has a link to each of the others.
   void Make(int peers, uint64_t state_rate = 0, uint64_t keep_state = 0) {
     FakeRingOptions network;
     network.stream_bytes_max = 64 << 10;
@@ -173,7 +173,7 @@ class StateRunnerTest : public ::testing::Test {
   RunnerPeer& at(int i) { return static_cast<RunnerPeer&>(world_->at(i)); }
   StateRunner& runner(int i) { return *at(i).runner; }
 
-  // Until the core would hear of it. The root of what is there.
+  // Begins a sync and waits until the core would hear of it. Returns the root that is offered.
   Hash128 Begin(int i, const State& state) {
     const size_t before = at(i).Events<LocalSync>().size();
     runner(i).Begin(kLocal, kGroup, state.Sync(), /*with_step=*/false);
@@ -195,7 +195,7 @@ class StateRunnerTest : public ::testing::Test {
     runner(0).Carry(StartTransfer{kLocal, kGroup, 1, {}, root, Sources(std::move(peers))});
   }
   std::vector<TransferEnded> Ended() { return at(0).Events<TransferEnded>(); }
-  // What peer 0 sees of the manifest of peer 1.
+  // Compares the manifest of peer 0 with that of peer 1. Returns the difference.
   std::string Difference() {
     const size_t before = at(0).Events<ManifestCompared>().size();
     runner(0).Carry(CompareManifest{kLocal, Sources({1}).front()});
@@ -205,7 +205,7 @@ class StateRunnerTest : public ::testing::Test {
   void Steps(int count) {
     for (int i = 0; i < count; ++i) world_->Step();
   }
-  // The data lane between peer 0 and peer 1.
+  // Stalls the data lane between peers 0 and 1, or lets it go on.
   void Stall(bool stalled) {
     for (int i = 0; i < world_->fake->connections(); ++i) {
       if (world_->fake->BytesSent(i, /*by_dialer=*/false) > (64 << 10)) {
@@ -213,7 +213,7 @@ class StateRunnerTest : public ::testing::Test {
       }
     }
   }
-  // Peer 1 serves peer 0, and is in the middle of a piece.
+  // Peer 1 serves peer 0, and the lane stalls in the middle of a piece.
   void ServeAndStall(const State& held, const State& wanted) {
     const Hash128 root = Serve(1, held);
     Begin(0, wanted);
@@ -339,7 +339,7 @@ TEST_F(StateRunnerTest, WhatWasAgreedOnIsKeptBeforeTheAnswerAndServedFromThenOn)
   uint64_t revision = 0;
   EXPECT_TRUE(runner(1).KeptRevision(kLocal, *held.state, &revision));
   EXPECT_EQ(revision, 1u);
-  // It trains, and is asked for what it had.
+  // The source trains, and is asked for the state that it has committed.
   std::fill(held.memory.begin(), held.memory.end(), uint8_t{9});
   Begin(0, wanted);
   Fetch(root, {1});
@@ -495,7 +495,7 @@ TEST_F(StateRunnerTest, NothingIsFetchedIntoTensorsThatAreRead) {
   const State wanted(16 * kMiB, 2);
   Make(2);
   ServeAndStall(held, wanted);
-  // As when another coordinator has elected another state.
+  // A restarted coordinator has elected another state.
   runner(1).Carry(EndServe{kLocal});
   runner(1).Carry(StartTransfer{kLocal, kGroup, 1, {}, {7, 7}, Sources({0})});
   runner(1).Carry(ChangeSources{kLocal, {}});

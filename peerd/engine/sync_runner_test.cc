@@ -44,7 +44,7 @@ class SyncRunnerTest : public testing::Test {
     sync.touched = std::move(touched);
     return sync;
   }
-  // The events that come of it; waits for one.
+  // Waits until there is an event, and returns all events.
   std::vector<Event> Events() {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     std::vector<Event> events;
@@ -149,7 +149,7 @@ TEST_F(SyncRunnerTest, AfterASyncThatFailedAllIsHashedAgainAndWhatHadComeIsNotAs
   EXPECT_FALSE(state_->Has(0, 2, came));
 }
 
-// Where the tensors are copies, what is fetched goes over them.
+// If peerd has only copies of the tensors, fetched chunks overwrite them.
 TEST_F(SyncRunnerTest, WhatWasFetchedOverACopyIsForgottenWhenTheCopyIsMadeAnew) {
   state_->FetchInto(state_->places);
   RequestOf(Sync());
@@ -189,7 +189,7 @@ TEST_F(SyncRunnerTest, AWithdrawnSyncNeverReachesTheCore) {
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
   EXPECT_EQ(runner_.Withdraw(kLocal), false);
   EXPECT_FALSE(runner_.Withdraw(kLocal).has_value());
-  // Another one of the same member; what was dropped is hashed again.
+  // Another member syncs the same state. What the first sync did not hash is hashed now.
   const LocalId other(5);
   runner_.Begin(other, Sync({0, 0, 0}), /*with_step=*/false);
   const std::vector<Event> events = Events();
@@ -209,7 +209,7 @@ TEST_F(SyncRunnerTest, EndsOfWithdrawnSyncsAreIgnored) {
 
 class HeldSyncsTest : public SyncRunnerTest {
  protected:
-  // The member is in the background: its call has ended, its tensors are held.
+  // Puts the member into the background: its call has ended, and its tensors are held.
   void Hold() {
     RequestOf(Sync());
     SyncDone ended{kLocal};
@@ -246,7 +246,7 @@ TEST_F(HeldSyncsTest, NothingIsHashedOfWhatIsHeld) {
 TEST_F(HeldSyncsTest, WhatHasChangedIsToldAgainstWhatTheTrainerHas) {
   Hold();
   state_->Fetched(0, 1, {1, 2});
-  // Another call in between, while it is fetched.
+  // The trainer calls again while the state is being fetched.
   runner_.Begin(kLocal, Sync(), /*with_step=*/false);
   runner_.PopEvents();
   SyncDone ended{kLocal};
@@ -296,7 +296,7 @@ class KeptSyncsTest : public SyncRunnerTest {
     EXPECT_EQ(events.size(), 1u);
     return std::get<LocalSync>(events.at(0)).sync;
   }
-  // A sync of what is there, to its end: the trainer has been answered.
+  // Runs a sync of the present tensors to its end. The trainer is answered.
   StateSyncInfo Commit(LocalId local, uint64_t revision) {
     const SyncRequest request = Begin(local, revision);
     const StateSyncInfo info =
@@ -304,7 +304,7 @@ class KeptSyncsTest : public SyncRunnerTest {
     EXPECT_TRUE(Until([&] { return !runner_.Keeping(local); }));
     return info;
   }
-  // As if a trainer of this name had committed `fill` at this revision, and died.
+  // Acts as if a trainer of this name had committed a state full of `fill`, and died.
   void Leave(const std::string& name, uint8_t fill, uint64_t revision) {
     const LocalId former(77);
     Join(former, name);
@@ -313,11 +313,11 @@ class KeptSyncsTest : public SyncRunnerTest {
     kept_.Remove(former.value());
     std::fill(bytes_.begin(), bytes_.end(), uint8_t{0});
   }
-  // Without the byte before the first tensor, which is nobody's.
+  // Ignores the byte before the first tensor, which belongs to no tensor.
   bool AllAre(uint8_t value) const {
     return std::all_of(bytes_.begin() + 1, bytes_.end(), [&](uint8_t b) { return b == value; });
   }
-  // What is offered.
+  // True if all bytes that are offered have this value.
   bool AllOfferedAre(uint8_t value) const {
     for (size_t tensor = 0; tensor < state_->manifest.size(); ++tensor) {
       for (uint64_t chunk = 0; chunk < state_->digests[tensor].size(); ++chunk) {
@@ -343,7 +343,7 @@ TEST_F(KeptSyncsTest, AMemberGoesOnWhereOneOfItsNameWas) {
   EXPECT_TRUE(info.changed);
   EXPECT_EQ(info.revision, 20u);
   EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "all of it is to be copied";
-  // Its own commits are its own: a lower revision later is what the trainer wants.
+  // The member has committed itself. If it brings a lower revision later, its trainer wants that.
   EXPECT_EQ(Begin(kLocal, 2).revision, 2u);
 }
 
@@ -401,8 +401,8 @@ TEST_F(KeptSyncsTest, WhatIsDamagedIsNotTriedAgain) {
   EXPECT_EQ(kept_.bytes(), 0u);
 }
 
-// The trainer's own tensors are elsewhere: the copies were written over, and nobody has the bits
-// that they are now.
+// The trainer's own tensors are elsewhere. Damaged bytes have overwritten peerd's copies, which are
+// no member's state now.
 TEST_F(KeptSyncsTest, CopiesThatDamagedBitsWereWrittenToAreNotOffered) {
   Leave("a", 7, 20);
   state_->FetchInto(state_->places);
@@ -411,8 +411,8 @@ TEST_F(KeptSyncsTest, CopiesThatDamagedBitsWereWrittenToAreNotOffered) {
   EXPECT_FALSE(request.whole);
   EXPECT_FALSE(request.kept);
   EXPECT_EQ(request.revision, 3u);
-  // The others' state is what was kept, but for the damage: one chunk is fetched. The trainer has
-  // none of it.
+  // The other members have the kept state, but undamaged. So one chunk is fetched. The trainer must
+  // copy all chunks.
   const Hash128 right = HashChunk(std::vector<uint8_t>(1 << 20, 7));
   EXPECT_NE(state_->digests[0][0], right);
   EXPECT_EQ(state_->digests[0][1], right);
@@ -439,7 +439,7 @@ TEST_F(KeptSyncsTest, ASuccessorWaitsForWhatIsStillBeingCopied) {
   Join(former, "b");
   std::fill(bytes_.begin(), bytes_.end(), uint8_t{7});
   const SyncRequest offered = Begin(former, 20);
-  // A trainer of its own, with tensors of its own: here they lie in the same place.
+  // The former member has a trainer and tensors of its own. In this test the tensors share memory.
   runner_.End(SyncDone{former, {}, 20, offered.state, 0, 0});
   EXPECT_TRUE(runner_.Keeping(former));
   kept_.Remove(former.value());
