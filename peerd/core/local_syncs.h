@@ -6,8 +6,8 @@
 //   fetching --(TransferEnded)--> offered: FetchDone, with the reason if it failed
 //   fetching --(fetch of another state, after a restart of the coordinator)--> stopping
 //   stopping --(TransferEnded)--> fetching
-//   any --(end)--> idle, once no transfer writes any more; if `end` names a member whose manifest
-//                  to compare with, once that is done, or after detect_ms
+//   any --(end)--> idle, once no transfer writes any more; and if `end` names a member to compare
+//                  the manifest with, once that is done, or after detect_ms
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
 //
 // A complete offer is served from the moment it is made, because a fetching peer may ask before the
@@ -93,8 +93,10 @@ class LocalSyncs {
   // Makes the held state become `agreed`: starts a transfer, or stops that of another state first.
   void Chase(LocalId local, const control::StateAgreed& agreed,
              const std::vector<control::SyncSource>& sources, std::vector<Action>* out);
+  // Replaces the sources of the held state.
   void NameSources(LocalId local, const std::vector<control::SyncSource>& sources,
                    std::vector<Action>* out);
+  // The transfer in progress has to fetch `bytes_left` bytes of a state of `bytes_total`.
   void Measured(LocalId local, uint64_t bytes_left, uint64_t bytes_total);
   void Take(LocalId local, Tick deadline, Tick now, std::vector<Action>* out);
 
@@ -153,7 +155,7 @@ class LocalSyncs {
     bool serving = false;             // other peers may fetch the state in `offer`
     bool shared = false;              // the state is served, though the call is answered
     bool share = false;               // it is to be served after the call, too
-    control::SyncResult told;         // the last `fetch` of the coordinator
+    control::SyncResult told;         // what the last fetch was to bring
     control::FetchProgress progress;  // of the transfer
     uint64_t bytes = 0;               // fetched
     uint32_t sources = 0;
@@ -177,7 +179,7 @@ class LocalSyncs {
   static void StartFetch(LocalId id, Sync& sync, const control::SyncResult& result,
                          std::vector<Action>* out);
   static void SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out);
-  // True if the held state is equal to `newest`.
+  // True if the held state is the state agreed on last.
   static bool Whole(const Sync& sync);
   static void StartRound(LocalId id, Sync& sync, std::vector<Action>* out);
   static void Measure(Sync& sync, uint64_t bytes_left, uint64_t bytes_total);

@@ -57,7 +57,7 @@ struct PostView {
 };
 
 // The result of a one-shot op at a participant that has answered its trainers. A participant sends
-// it to the others if a fault kept them from the same result.
+// it to other participants if a fault kept them from the same result.
 struct OneShotResult {
   Epoch epoch;           // the participants are members of this epoch
   uint32_t members = 0;  // members whose inputs are in the result

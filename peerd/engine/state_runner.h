@@ -6,12 +6,12 @@
 // The engine passes on what the transport reports about shared state, calls Work() in each turn,
 // and takes the events for the core and the progress for trainers.
 //
-// After a sync, and until Forget(), other peers can compare the member's manifest, but not fetch
-// its state: with the end of the sync, the memory of the state belongs to the trainer again. The
-// kernel may still read pieces that were being sent. Until it has read them, the trainer gets no
-// answer and nothing is written to the inbox (WhenUnread()). Otherwise a receiver could get bytes
-// of the next step and take them for corruption. The wait is bounded: the transport gives up a lane
-// that stands still.
+// After a sync, and until Forget(), other peers can compare the member's manifest. They cannot
+// fetch from its tensors, which belong to the trainer again (exception: ServeState with
+// may_change). The kernel may still read pieces that were being sent. Until it has read them, the
+// trainer gets no answer and nothing is written to the inbox (WhenUnread()). Otherwise a receiver
+// could get bytes of the next step and take them for corruption. The wait is bounded: the transport
+// gives up a lane that stands still.
 //
 // Threads: the reactor thread. The threads of the pool call `wake`.
 #pragma once
