@@ -15,10 +15,11 @@
 //     outdated.
 //  3. Manifests. The manifest with the most votes wins; with equal votes the lowest digest. All
 //     other offers are refused. SyncVerdict.compare_to names a member with the winning manifest.
-//  4. Winner. A candidate is a complete offer that does not use kReceive. Among the candidates with
-//     the highest revision, the state with the most votes wins; with equal votes the lowest digest.
-//     If there is no candidate, or the highest revision is below the committed one, nobody is
-//     elected:
+//  4. Winner. An offer is complete if its member holds all bytes of the state, and incomplete while
+//     the member fetches them. A candidate is a complete offer that does not use kReceive. Among
+//     the candidates with the highest revision, the state with the most votes wins; with equal
+//     votes the lowest digest. If there is no candidate, or the highest revision is below the
+//     committed one, nobody is elected:
 //     - if an incomplete offer does not use kReceive, it may be a candidate later: all members
 //       offer again (Election.again)
 //     - otherwise all offers are refused

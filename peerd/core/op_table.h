@@ -145,7 +145,7 @@ class OpTable {
   void AddTo(Digester* digest) const;
 
  private:
-  // Unique among the ops in flight at one peer.
+  // Unique among the group's ops in flight at this peer.
   struct OpKey {
     Epoch boundary;
     uint64_t tag = 0;

@@ -10,7 +10,7 @@
 //   announced --> attempt running (segments flow to another peer once its READY is here)
 //   running --(result complete, all sends returned, every READY here)--> done: DONE to all
 //   done --(every DONE here)--> settled: trainers get the outcome
-//   any of these --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
+//   all but settled --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
 // A one-shot op carries its input in the READY and has no segments. algorithm.h chooses the

@@ -2,7 +2,7 @@
 //
 //   trainers ----- TrainerRequests -----> engine ----- TrainerPort -----> trainers
 //   transport ---- TransportListener ---> engine ----- Links -----------> other peers
-//   OpPort, StatePort: the two parts of the engine that move bytes
+//   OpPort, StatePort: the two parts that move bytes, OpRunner and StateRunner
 //
 // In the daemon the IPC server, the transport, OpRunner and StateRunner are behind these ports. In
 // the simulation the same two runners are there, and models are behind the other ports. The search

@@ -61,8 +61,8 @@ class FakeRing final : public Ring, private Sockets {
   // Changes the lowest bit of one byte on its way. `at` counts the bytes that the end sends, from
   // 0. Must be called before the end sends the byte.
   void FlipBit(int connection, bool from_dialer, uint64_t at);
-  // Sockets().Delivery() gives this for every connection; before the call it gives nothing. The
-  // bytes of a standing connection are counted, not taken from `delivery`.
+  // sockets().Delivery() gives this for every connection; before the call it gives nothing. The
+  // exception: the byte counts of an open connection are the real ones, not those of `delivery`.
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
   // With `stalled` nothing arrives in either direction, and neither end is told. Without, the
   // connection goes on.

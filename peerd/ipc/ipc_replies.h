@@ -13,7 +13,7 @@ namespace longhaul::peerd::ipc {
 lh_ipc_reply MakeReply(uint32_t type, uint64_t call, uint64_t member, const Outcome& outcome);
 void PutWorld(const World& world, lh_ipc_reply* reply);
 void PutSync(const StateSyncInfo& info, lh_ipc_reply* reply);
-// Negative times are none.
+// Microseconds to nanoseconds. Returns 0 if `us` is negative.
 uint64_t Nanoseconds(int64_t us);
 
 }  // namespace longhaul::peerd::ipc

@@ -85,7 +85,8 @@ class Server final : public IpcServer {
   void Prepared(uint64_t client, uint64_t state, uint64_t call);
   void Kept(Client& client);
   void Take(Client& client);
-  // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
+  // Reads which state the request syncs, and how. False: the request was refused. The call of the
+  // request becomes the member's open call.
   bool ReadSync(Client& client, Member& member, StateSync* sync);
   void Op(Client& client);
   void Members(Client& client);

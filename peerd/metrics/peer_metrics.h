@@ -2,7 +2,7 @@
 //
 // Threads: Text() from the HTTP server's thread, all others from the reactor. The reactor counts in
 // plain structs and publishes them when Text() asks, so that a page shows what is true when it is
-// served.
+// served (or, if the reactor does not publish in time, what was true the last time).
 #pragma once
 
 #include <atomic>

@@ -3,7 +3,7 @@
 // the engine use.
 //
 // The caller passes on what the transport reports (the frames and cookies for which IsOurs() is
-// true), calls Work() after each turn of the ring, and takes the results with PopEnded() and
+// true), calls Work() after each Ring::RunOnce(), and takes the results with PopEnded() and
 // PopCompared().
 //
 // Threads: the reactor thread.

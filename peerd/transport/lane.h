@@ -7,9 +7,10 @@
 //               socket is closed with a reset, and the lane waits for the zero-copy notices.
 //   ended       From finishing or aborting: OnLaneEnded(). The lane may be destroyed.
 //
-// A control lane carries small frames both ways. Frames of one turn of the ring go out together,
-// and so do frames that come while others are being sent. So a burst of frames costs one system
-// call and wakes the peer once. A frame that may wait goes out with the next one that may not.
+// A control lane carries small frames both ways. Frames that are queued during one
+// Ring::RunOnce() go out together, and so do frames that come while others are being sent. So a
+// burst of frames costs one system call and wakes the peer once. A frame that may wait goes out
+// with the next one that may not.
 //
 // If the stream ends without CLOSE, the lane breaks. This says nothing about the peer.
 //
@@ -130,8 +131,8 @@ class Lane {
   // Data lanes: there may be a segment to pull.
   void Pull();
   // Data lanes: sends a PING, and returns true. If segments are being sent, they tell the peer as
-  // much: sends nothing, and returns false. `quiet_ms`: for how many ms longer than usual the peer
-  // may hear nothing after this or a later PING.
+  // much: sends nothing, and returns false. `quiet_ms`: after this PING the peer may hear nothing
+  // for so many ms longer than usual. If no PING is sent now, the next one carries the value.
   bool Ping(uint32_t quiet_ms);
   // Data lanes: if `names` accepts the header of the payload that is being received, throws the
   // rest of the payload away. Returns true if a receive in flight may still write to its place.

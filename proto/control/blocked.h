@@ -1,9 +1,9 @@
 // Blocked pairs: two peers of an epoch that cannot reach each other although others reach both.
 //
-// The link of such a pair goes through a third peer, its relay (docs/adr/0011). Its bytes cost the
-// relay's links twice, so the ring avoids the pair where it can (docs/adr/0009). Coordinator and
-// peers decide with these functions, so that they agree. Pure; nothing depends on anything but
-// arguments.
+// The link of such a pair goes through a third peer, its relay
+// (docs/adr/0011-links-through-a-relay.md). Its bytes cost the relay's links twice, so the ring
+// avoids the pair where it can (docs/adr/0009-blocked-pairs.md). Coordinator and peers decide with
+// these functions, so that they agree. Pure; nothing depends on anything but arguments.
 #pragma once
 
 #include <optional>
@@ -43,8 +43,8 @@ bool CanRelay(const BlockedPairs& blocked, const BlockedPair& pair, PeerId peer)
 // nullopt: up to 8 peers, there is none (2 or 3 peers with a blocked pair never have one); beyond,
 // none was found. The work is bounded by a small power of the number of peers.
 //
-// An op runs over this, given those who take part in the order of the epoch; over that order itself
-// if there is none.
+// The ring of an op is RingAvoiding(its participants in the order of the epoch). If the result is
+// nullopt, the ring is that order itself.
 std::optional<std::vector<PeerId>> RingAvoiding(const std::vector<PeerId>& order,
                                                 const BlockedPairs& blocked);
 

@@ -5,7 +5,7 @@
 // - Frames of the control lane keep their order. Segments of one link overtake each other, because
 //   a link has several data lanes.
 // - A payload may be cut off in the middle.
-// - A segment's memory may be read until OnSegmentSent().
+// - A segment's memory may be read until OnSegmentSent(), and again if its lane is lost.
 // - Lanes are lost and replaced below the link. Then the listener sees a delay, half received
 //   segments that are given back, and segments that are read and sent again, even after
 //   OnSegmentSent().

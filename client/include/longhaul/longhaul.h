@@ -65,7 +65,7 @@ extern "C" {
  * LH_DEADLINE_EXCEEDED    what was begun goes on: call again to wait longer. lh_join() gives up
  * LH_TOO_FEW_MEMBERS      wait for more members, then call again
  * LH_EVICTED              join again: this member was removed from its group
- * LH_STATE_MISMATCH       load the state that the text names, or leave
+ * LH_STATE_MISMATCH       leave, do what the text says, and join again
  * LH_INTERNAL             report the text: it is a bug of Longhaul */
 typedef enum lh_status {
   LH_OK = 0,
@@ -268,7 +268,7 @@ typedef struct lh_world_info {
   uint32_t struct_size;
   uint32_t rank;       /* of this member: 0 to size - 1; may change with the epoch */
   uint32_t size;       /* all members, those in the background included */
-  uint32_t pending;    /* newcomers that the next boundary may admit: members reach their hosts */
+  uint32_t pending;    /* as lh_pending() */
   uint64_t epoch;      /* number of the agreed membership; rises with every change */
   uint64_t member_id;  /* of this member; unique in the run, never changes */
   uint32_t background; /* 1: this member's input is not in the results yet (LH_BACKGROUND) */
@@ -280,7 +280,8 @@ typedef struct lh_world_info {
 /* The group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed; the text
  * says why. LH_FAILED_PRECONDITION: not admitted yet, or left. LH_UNAVAILABLE: peerd died. */
 LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
-/* The number of newcomers that wait for admission, as peerd last reported it. Newcomers that a step
+/* The number of newcomers that the next step boundary may admit, as peerd last reported it. A
+ * newcomer that the members' hosts cannot reach does not count. Newcomers that a step
  * boundary admitted are no longer counted when lh_begin_step() returns. Errors: as lh_world(). */
 LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
 /* The ids of all members of the current epoch, in rank order. Writes at most `capacity` ids to
@@ -293,8 +294,8 @@ LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uin
  * its program.
  *
  * A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands
- * for the boundary that admitted it, unless the newcomer has started an operation before. So all
- * members run the same loop, with the boundary at the top or at the end.
+ * for the boundary that admitted it, unless the newcomer has started an operation or a sync before.
+ * So all members run the same loop, with the boundary at the top or at the end.
  *
  * To wait for n members, test the world after each boundary: call lh_begin_step(), then lh_world(),
  * until size >= n. A loop that tests before its first boundary deadlocks: a newcomer that finds n
@@ -353,7 +354,7 @@ typedef struct lh_all_reduce_options {
  *
  * Outcomes, and what the buffers hold then:
  * LH_OK                every member that stays in the group has the same bytes in its target
- * LH_ABORTED           lh_on_fault is LH_ABORT, and a member died or left; source is unchanged
+ * LH_ABORTED           lh_on_fault is LH_ABORT, and one of its faults happened; source is unchanged
  * LH_TOO_FEW_MEMBERS   too few members contribute, at all members; source is unchanged
  * LH_INVALID_ARGUMENT  the members' count, dtype, op, on_fault, min_world or algorithm differ, at
  *                      all members; or the tag is in use; source is unchanged
@@ -465,7 +466,8 @@ typedef struct lh_sync_options {
   lh_strategy strategy;
   lh_state *state;
   /* The number of what the tensors hold now, at most 2^63. Any number at the first sync of a group;
-   * at each later sync one more than at the sync before. */
+   * at each later sync one more than at the sync before. A member with a lower number is outdated,
+   * and fetches. A higher number is refused. */
   uint64_t revision;
   lh_hash hash;
   uint32_t zero;
