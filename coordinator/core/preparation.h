@@ -74,7 +74,7 @@ void AdoptEpoch(const Preparation &done, GroupRecord *record);
 std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory);
 // The peers that have not answered in time.
 std::vector<PeerId> Silent(const Preparation &preparation, Tick now);
-// When the first such peer is due.
+// When the time of the first peer that has not answered ends.
 Tick NextDeadline(const Preparation &preparation);
 
 void CheckInvariants(const Preparation &preparation, const GroupRecord &record,

@@ -35,7 +35,7 @@ namespace longhaul::coordinator {
 //   unheard grace  the same, if the coordinator does not hear the suspect either. It is longer:
 //                  TCP repeats what a short outage swallowed, after up to twice the outage.
 //   doubt          from the report of a silence until the accusation counts. With fewer than two
-//                  witnesses, the accusation counts after the grace, which is shorter.
+//                  witnesses, the accusation counts after the (unheard) grace, which is shorter.
 //   heard of late  from the last message of a peer until the peer is no witness any more
 inline constexpr int64_t kGraceShare = 10;          // detect_ms / 10
 inline constexpr int64_t kUnheardGraceShare = 5;    // detect_ms / 5
@@ -100,8 +100,8 @@ class Suspicion {
   // losses of older epochs.
   void Absolve(PeerId reporter, Epoch epoch);
   // Drops the losses that a freezing preparation repairs.
-  void ForgetLosses(const std::function<bool(const LostLink &, const Loss &)> &made_up) {
-    std::erase_if(losses_, [&](const auto &e) { return made_up(e.first, e.second); });
+  void ForgetLosses(const std::function<bool(const LostLink &, const Loss &)> &repaired) {
+    std::erase_if(losses_, [&](const auto &e) { return repaired(e.first, e.second); });
   }
   void ForgetLoss(const LostLink &link) { losses_.erase(link); }
 
@@ -134,7 +134,7 @@ class Suspicion {
   void TryAgain(const control::BlockedPair &pair);
   void TryAgain(PeerId peer);
   bool TryDue(const control::BlockedPair &pair, Tick now) const;
-  // Whether the pair is blocked since before `when`, or TryAgain() was called for it.
+  // Whether the pair has been blocked since before `when`, or TryAgain() was called for it.
   bool BlockedBefore(const control::BlockedPair &pair, Tick when) const;
   bool Knows(const control::BlockedPair &pair) const { return retries_.contains(pair); }
   size_t CountBlocked() const { return retries_.size(); }

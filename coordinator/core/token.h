@@ -1,5 +1,5 @@
-// Derives the secrets of runs and peers, and the tokens of epochs. Whoever knows one of them learns
-// nothing about another.
+// Derives the secrets of runs and peers, and the tokens of epochs. Whoever knows a token or
+// the secret of a peer learns nothing about another one, or about the secret of the run.
 //
 // All are made with SipHash-2-4 with 128 bits of output: a pseudo-random function with a key of 128
 // bits. A secret of 32 bytes is two independent keys, and each key gives one half of the 32-byte

@@ -5,9 +5,10 @@
 //   tried --(TooFewReach)--> refused: unknown again
 //
 // A newcomer is refused as soon as the missing answers cannot change the verdict. A newcomer passes
-// when all members have answered; its links to members that do not reach it go through a relay. A
-// member that has not answered when the trial's time is up is not counted. If no member has
-// answered, the newcomer passes, and the preparation of its epoch shows whether links can be built.
+// when all members that were asked have answered; its links to members that do not reach it go
+// through a relay. A member that has not answered when the trial's time is up is not counted. If
+// none of them has answered, the newcomer passes, and the preparation of its epoch shows whether
+// links can be built.
 //
 // Plain value: no clock, no thread.
 #pragma once

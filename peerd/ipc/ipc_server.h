@@ -68,7 +68,10 @@ struct IpcStats {
 // The counters that /metrics shows.
 inline constexpr Counter<IpcStats> kIpcCounters[] = {
     {"longhaul_peerd_requests_refused_total",
-     "Connections on the Unix socket closed for malformed requests", &IpcStats::requests_refused},
+     "Requests of trainers that peerd refused, and connections of trainers refused or closed for "
+     "an "
+     "error",
+     &IpcStats::requests_refused},
 };
 
 class IpcServer : public TrainerPort {

@@ -2,8 +2,8 @@
 // place.
 //
 // The search goes depth first over ExploreState, through each state once (by digest). With `sample`
-// above 1, it tries only one in `sample` of the last faults of a path, chosen by digest and seed.
-// All else is complete.
+// above 1, a path that may have one more fault tries only one in `sample` of the possible ones,
+// chosen by digest and seed. All else is complete.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ struct ExploreResult {
   uint64_t depth_max = 0;  // longest path, in moves
   bool complete = true;    // false: stopped at states_max
   std::array<uint64_t, static_cast<size_t>(Move::Kind::kCount)> faults{};  // tried, by kind
-  uint64_t faults_within = 0;  // tried between two actions of a receiver
+  uint64_t faults_within = 0;  // a peer or the coordinator died in the middle of an event
 };
 
 const std::vector<ExploreScenario>& ExploreScenarios();

@@ -113,8 +113,8 @@ class CoordinatorHost {
   void Evict(const GroupKey& group, MemberId member);
   void Drain(PeerId peer);
   void Crash(bool resets);
-  // Only while the coordinator is down: its store loses some of its last writes. Decisions are
-  // never lost, only plans (store_back.h).
+  // Only while the coordinator is down: its store loses some of its last writes: preparations,
+  // joins, departures, drains and terms, but no committed epoch or sync (store_back.h).
   void GoBack();
   void Start();
 

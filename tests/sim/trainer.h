@@ -7,7 +7,7 @@
 //
 // In some runs the trainers have a shared state. A step changes it in the same way at all members,
 // unless a member diverges. Most steps begin with a sync, also those of newcomers. All participants
-// of an aborted sync try it again. A trainer whose state is refused goes on without it. Some
+// of an aborted sync try it again. A trainer whose state is refused goes on without that sync. Some
 // trainers join in the background. Some of these take the state as soon as they can, and then go on
 // from it like the others.
 #pragma once
@@ -49,7 +49,8 @@ struct TrainerPlan {
 
 class Trainer final : public TrainerSide {
  public:
-  // `slots` counts the slots of the group that are taken.
+  // A slot is the number of a trainer in its group; the ops' inputs depend on it. `slots` is the
+  // next free one.
   Trainer(const Context& context, uint64_t seed, int index, PeerHost* peer, TrainerPlan plan,
           uint32_t* slots);
 

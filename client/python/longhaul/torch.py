@@ -1,6 +1,6 @@
 """Longhaul for PyTorch: torch tensors in memory shared with peerd.
 
-Importing this module imports torch. `import longhaul` alone does not.
+`import longhaul` does not import torch. The first use of `longhaul.torch` imports this module, and torch with it.
 """
 
 from __future__ import annotations
