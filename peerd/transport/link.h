@@ -223,7 +223,7 @@ class Link final : public LaneOwner {
     Tick nudge_at = kNever;
     Tick sent_first;  // when the first segment was put on the lane
     // Only for a lost lane:
-    bool barren = false;    // see black_hole.h
+    bool barren = false;    // nothing that it carried ever arrived (black_hole.h)
     bool told = false;      // LANE_LOST was sent
     bool answered = false;  // LANE_LOST was received
   };
@@ -253,7 +253,8 @@ class Link final : public LaneOwner {
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
   void PutNumberedOnLane(bool may_wait);
   void SendLaneLost(const DataLane& lost, uint64_t received);
-  // A barren lane was lost, here or at the peer. (The dialer decides the size of packets both
+  // A barren lane (black_hole.h: nothing that it carried ever arrived) was lost, here or at the
+  // peer. (The dialer decides the size of packets both
   // ways.)
   void OnBarrenLane(LaneKind kind);
   bool WaitsLong(Tick since) const;
@@ -311,7 +312,7 @@ class Link final : public LaneOwner {
   std::vector<uint64_t> last_serial_;  // by index: the newest serial that was in use or lost
   std::vector<DataLane> lost_;
   // LANE_LOST frames for lanes unknown here: how many came since the peer last acknowledged one of
-  // our answers, and the number of our last answer.
+  // our answers, and the frame number of our last answer.
   uint64_t unknown_lost_ = 0;
   uint64_t unknown_lost_answered_ = 0;
   size_t unacked_ = 0;  // segments that lanes in data_ and lost_ keep
@@ -339,8 +340,9 @@ class Link final : public LaneOwner {
   Tick last_ping_;
   Tick last_data_ping_;
   Tick last_segment_;  // when a segment was last put on a data lane
-  bool quiet_told_ =
-      false;  // the last PINGs told the peer on every data lane how long it is silent
+  // The last PING on every data lane told the peer how much longer than usual this end may be
+  // silent.
+  bool quiet_told_ = false;
   int64_t rtt_us_ = 0;
   int64_t rtt_high_us_ = 0;  // the highest recent round trip; falls by an eighth with each PONG
 };

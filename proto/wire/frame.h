@@ -73,7 +73,8 @@ enum class FrameType : uint8_t {
 inline constexpr uint8_t kFlagRefused = 1;   // DONE
 inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
 inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
-// LANE_LOST: the lost lane was barren (peerd/transport/black_hole.h). RESUME: the lane before was.
+// LANE_LOST: nothing that the lost lane carried ever arrived (peerd/transport/black_hole.h calls it
+// barren). RESUME: the same of the control lane before this one.
 inline constexpr uint8_t kFlagBarren = 1;
 
 // The half of an all-reduce that a segment belongs to.

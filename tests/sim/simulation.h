@@ -106,7 +106,7 @@ class Simulation final : private Switchboard {
   std::vector<std::unique_ptr<PeerHost>> peers_;
   std::map<PeerId, PeerHost*> by_id_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
-  std::map<uint32_t, uint32_t> slots_;  // slots that are taken, by group
+  std::map<uint32_t, uint32_t> slots_;  // by group: the next trainer's number in the group
   std::vector<Waiting> waiting_;
   Tick answers_since_ = kNever;
   int64_t answers_bound_us_ = 0;

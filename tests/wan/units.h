@@ -19,7 +19,7 @@ inline constexpr Nanos kSecond = 1'000'000'000;
 inline constexpr double kQuantityMax = 1e15;
 
 // InvalidArgument: the text is no quantity of this kind, or it is negative or too large. The error
-// quotes the text. Only the number 0 and fractions need no unit.
+// quotes the text. Quantities need a unit, except 0, integers and fractions.
 absl::StatusOr<int64_t> ParseInteger(std::string_view text);
 absl::StatusOr<Nanos> ParseDuration(std::string_view text);   // ns, us, ms, s
 absl::StatusOr<int64_t> ParseRate(std::string_view text);     // bit, kbit, mbit, gbit per second
