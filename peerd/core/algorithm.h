@@ -36,7 +36,7 @@ inline constexpr size_t kMeshPeersMax = 16;
 // memory.
 inline constexpr uint64_t kMeshBytesMax = 64 << 20;
 
-// Stands for unknown costs: a fast link to a near peer. So a wrong guess costs little time.
+// The cost that is assumed where none was measured: that of a fast link to a near peer.
 inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000'000};
 
 // Returns the algorithm of an op in which `peers` peers take part: kLocal for one peer, never

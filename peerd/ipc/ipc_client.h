@@ -44,7 +44,7 @@ struct Member {
   uint64_t sync_state = 0;  // that a sync or step with a sync uses; 0: none
   uint64_t held_state = 0;  // that is fetched into in the background; 0: none
   uint64_t take_call = 0;   // 0: none open
-  // Of a step with a sync: that has ended.
+  // The result of the sync of an open step, once that sync has ended.
   std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
   uint64_t leave_call = 0;  // 0: none open
   struct Post {
@@ -52,8 +52,8 @@ struct Member {
     uint64_t target_region = 0;
   };
   std::map<uint64_t, Post> posts;  // by call
-  // Numbers of the WORLD and PROGRESS frames that say the last about this member, to be overwritten
-  // while they wait.
+  // The numbers of the member's newest WORLD and PROGRESS frames. While such a frame waits to be
+  // sent, newer contents overwrite it.
   uint64_t world_frame = 0;
   uint64_t progress_frame = 0;
 };
