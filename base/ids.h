@@ -28,7 +28,7 @@ class Id {
 using PeerId = Id<struct PeerIdKind>;
 // One trainer in one group. Numbered by the coordinator, unique in the run.
 using MemberId = Id<struct MemberIdKind>;
-// One agreed membership of one group. The number rises with each attempt to agree. Numbers may be
+// One agreed membership of one group. The number rises with each preparation. Numbers may be
 // skipped and are never reused.
 using Epoch = Id<struct EpochKind>;
 // One op at one peer. The number rises with each op that this peer announces in a group, and is

@@ -59,9 +59,9 @@ class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
   // Sends `segment` from `data` to position `to`. The sink must call Attempt::Sent(cookie) later,
-  // but not from within this call. The memory stays valid as long as the attempt. Its bytes do not
-  // change until the receiver has all of them, which may be before or after Sent(): if a segment is
-  // lost on its way, the sink may read and send it again.
+  // but not from within this call. The memory stays valid as long as the attempt. Unless the
+  // attempt is stopped, its bytes do not change until the receiver has all of them, which may be
+  // after Sent(): if a segment is lost on its way, the sink may read and send it again.
   virtual void SendSegment(int to, const Segment& segment, const uint8_t* data,
                            uint64_t cookie) = 0;
   // The result is complete, and Sent() was called for every segment. Called at most once, and never
@@ -179,7 +179,7 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 // not contribute sends no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
-// The most scratch memory that an attempt needs, and borrows before anything else.
+// The most scratch memory that an attempt needs. An attempt borrows all of it when it is made.
 // OriginalsBytesMax(): for originals, if all local targets are in place. MeshInputsBytesMax(): for
 // the inputs of other positions, in the mesh.
 constexpr uint64_t OriginalsBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }

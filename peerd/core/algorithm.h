@@ -13,9 +13,10 @@
 // L: the latency between the two peers that are farthest apart.
 // R: bytes per second of the ring's slowest hop. Every byte passes that hop.
 // B: bytes per second of the slowest of all links. In the mesh, each link carries n/N bytes twice.
-// The last term of the mesh is the time that a peer needs to send to all others: in all, R bytes
-// per second at most. If ways are short, processors are the limit, and c > 1: all peers send to a
-// receiver at once, and it adds their inputs from memory, not from the cache.
+// c: 1 on long ways; 1.25 if L is below 2.5 ms. On short ways processors are the limit: all peers
+//    send to a receiver at once, and it adds their inputs from memory, not from the cache.
+// The last term of the mesh is the time that a peer needs to send its bytes to all others. The
+// model takes R for the rate of a peer's whole sending, because no better figure is measured.
 //
 // So the mesh wins where latency counts. The ring wins for large tensors on short ways, and where
 // it avoids a slow link. Between two peers both take the same time, and the ring is taken.
@@ -41,7 +42,7 @@ inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000
 
 // Returns the algorithm of an op in which `peers` peers take part: kLocal for one peer, never
 // kAuto. `mesh`: any two of these peers have a straight link with data lanes. If they do not, an op
-// that asks for the mesh gets the ring, because every new epoch may change this.
+// that asks for the mesh gets the ring and no error, because the next epoch may lack a link, too.
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
 

@@ -56,7 +56,8 @@ struct Participants {
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
   bool Contributes(MemberId member) const;
-  // The first member of the peer in rank order: messages name it for the peer. 0 if it has none.
+  // The first member of the peer in rank order. Error texts name this member in place of the peer.
+  // 0 if the peer has none.
   MemberId FirstMemberOf(PeerId peer) const;
 };
 
@@ -75,9 +76,9 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
 //
 // An op of boundary b in attempt a uses the ring and the members of one epoch: the first committed
 // epoch that is older than neither b nor a. Each participant commits that epoch before it posts the
-// op, or before it announces the op in that attempt. A later epoch that does not freeze may have
-// another ring. It must not change the op, because some peers announce the op before that epoch and
-// other peers after it.
+// op (its member calls it), or before it announces the op in that attempt (sends READY). A later
+// epoch that does not freeze may have another ring. It must not change the op, because some peers
+// announce the op before that epoch and other peers after it.
 class EpochHistory {
  public:
   bool empty() const { return records_.empty(); }
@@ -87,7 +88,7 @@ class EpochHistory {
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
   Epoch last_freeze() const { return empty() ? Epoch() : current().last_freeze; }
 
-  // Adds an epoch, which must be newer than committed(). Forgets epochs before its last freeze.
+  // Adds an epoch, which must be newer than committed(). Forgets epochs before record.last_freeze.
   void Add(EpochRecord record);
   void Clear();
 

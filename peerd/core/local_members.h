@@ -44,7 +44,7 @@ struct LocalMember {
   MemberId member;          // 0 while asking
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK
-  Epoch boundary;               // the number of its last step boundary
+  Epoch boundary;               // EpochRecord::boundary at its last step boundary
 
   bool join_open = true;
   bool step_open = false;

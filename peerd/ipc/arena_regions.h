@@ -1,9 +1,9 @@
 // Maps the arena regions of trainers, and unmaps each when nobody refers to it any more.
 //
-// A region is mapped while any shared_ptr to it lives. Its last user may let go of it deep inside
-// code that the removal would call again: so `removed` is called in a later RunOnce() of the ring,
-// and the unmapping follows on a thread of its own. Regions may outlive this object: they are
-// unmapped without a word then.
+// A region is mapped while any shared_ptr to it lives. The last one may be released inside code
+// that `removed` would call again, so `removed` is called in a later RunOnce() of the ring. Then
+// another thread unmaps the region. Regions may outlive this object; then they are unmapped
+// without a call of `removed`.
 //
 // Threads: the ring's. The ring outlives it.
 #pragma once
@@ -31,11 +31,11 @@ class ArenaRegions {
   ArenaRegions(const ArenaRegions&) = delete;
   ArenaRegions& operator=(const ArenaRegions&) = delete;
 
-  // Maps `bytes` of a memfd. InvalidArgument: not one that cannot fault in our hands. Unavailable:
-  // the system has no room.
+  // Maps `bytes` of a memfd. InvalidArgument: it is no memfd, or reading it could raise SIGBUS
+  // later. Unavailable: the system has no room.
   absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes);
   uint64_t bytes_mapped() const;
-  // Regions wait for their removal.
+  // Whether regions wait for their removal.
   bool sweeping() const;
   // `removed` is not called any more.
   void Close();

@@ -1,4 +1,4 @@
-// What the server knows of a connection and of the local members behind it.
+// The server's records of connections and of their local members.
 #pragma once
 
 #include <sys/socket.h>
@@ -31,18 +31,18 @@ struct ServerLife {
   Server* server = nullptr;  // null once the server is gone
 };
 
-// Descriptors that one read may bring; one is right, more are seen and closed.
+// The descriptors that one read can take. A request carries one at most; the server closes others.
 inline constexpr size_t kDescriptorsMax = 8;
 
-// Member of no epoch yet, or of one; requests of it that are open.
+// A local member, admitted or not, and its open requests.
 struct Member {
   struct Client* client = nullptr;
   bool admitted = false;
   uint64_t join_call = 0;
   uint64_t step_call = 0;   // 0: none open
-  uint64_t sync_call = 0;   // 0: none open, or it is the step's
-  uint64_t sync_state = 0;  // that a sync or step with a sync uses; 0: none
-  uint64_t held_state = 0;  // that is fetched into in the background; 0: none
+  uint64_t sync_call = 0;   // 0: none open, or the sync belongs to the step
+  uint64_t sync_state = 0;  // state that an open sync, or step with a sync, uses; 0: none
+  uint64_t held_state = 0;  // state that is being fetched in the background; 0: none
   uint64_t take_call = 0;   // 0: none open
   // The result of the sync of an open step, once that sync has ended.
   std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
@@ -75,7 +75,8 @@ struct Client {
   iovec iov{};
   alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))];
 
-  // Members that are out, the latest ones: a request may have crossed the news of it.
+  // The members that ended last, and why. A trainer may still name such a member in a request that
+  // it sent before it heard of the end.
   std::deque<std::pair<LocalId, Outcome>> gone;
 
   std::vector<lh_ipc_reply> sending;
@@ -87,8 +88,8 @@ struct Client {
   IoId send = 0;
   IoId timer = 0;
   bool ending = false;            // nothing is read or answered any more
-  bool told = false;              // the handler has heard of it
-  bool end_when_flushed = false;  // the server closes
+  bool told = false;              // the handler has heard of the end
+  bool end_when_flushed = false;  // ends when all answers are sent, because the server closes
   std::string reason;
 
   struct Region {
@@ -107,7 +108,8 @@ struct Client {
   std::set<uint64_t> calls;  // in use
 };
 
-// `bytes` at the place that a trainer named; nullptr: it does not lie in the arena.
+// Returns where a range of `bytes` bytes begins that a trainer named. nullptr: it is not wholly in
+// the arena.
 inline uint8_t* Locate(const Client& client, const lh_ipc_range& range, uint64_t bytes) {
   const auto it = client.regions.find(range.region);
   if (it == client.regions.end()) return nullptr;

@@ -64,7 +64,7 @@ class Server final : public IpcServer {
   void OnSend(const ClientPtr& client, IoResult result);
   // The trainer broke the rules; it is told `outcome` if it can still read.
   void Cut(Client& client, const Outcome& outcome);
-  // No more of this connection; Settle() does the rest.
+  // From now on nothing is read from the connection or sent on it. Settle() does the rest.
   void End(Client& client, const std::string& reason);
   // At the end of each callback: tells the handler of an end, forgets what is over.
   void Settle(const ClientPtr& client);
@@ -103,11 +103,11 @@ class Server final : public IpcServer {
   void AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
                       const StateSyncInfo& info);
   Member* Find(LocalId local);
-  // Unless the frame of that number still waits, which is overwritten then.
+  // Sends `reply`. If the frame with number `*frame` still waits to be sent, overwrites that frame.
   void PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame);
   void EndSync(Member& member);
   void EndHold(Member& member);
-  // Answers what is open, if anything is, and forgets the member.
+  // Answers the member's open requests and forgets the member.
   void Forget(LocalId local, const Outcome& outcome);
 
   const IpcServerOptions options_;

@@ -1,4 +1,4 @@
-// The Unix socket itself: who listens on a path, who may connect, and descriptors that come along.
+// The Unix socket: listening on a path, the right to connect, and descriptors in messages.
 #pragma once
 
 #include <sys/socket.h>
@@ -35,9 +35,9 @@ struct PeerCredentials {
   std::vector<gid_t> groups;  // the primary one first
 };
 
-// Of the process at the other end, when it connected.
+// Returns the credentials that the process at the other end had when it connected.
 absl::StatusOr<PeerCredentials> CredentialsOf(int fd);
-// Root, `user` itself, and members of `group`.
+// Whether the process may connect: root, `user` itself, and members of `group` may.
 bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group);
 
 // A listening socket and its file, which Remove() or the destructor unlinks if it is still ours.
@@ -54,7 +54,7 @@ class ListeningSocket {
   ~ListeningSocket() { Remove(); }
 
   int fd() const { return fd_.get(); }
-  // Whose members may connect.
+  // The group whose members may connect.
   gid_t group() const { return group_; }
   void Remove();
 

@@ -1,4 +1,4 @@
-// What a trainer registers as a state, checked against its arena.
+// Checks a state that a trainer registers against the trainer's arena.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace longhaul::peerd::ipc {
 
-// The table of a state, once and for all: its memory may change under our eyes.
+// Copies the table of a state. All checks use the copy, because the trainer can write to the table.
 absl::StatusOr<std::vector<lh_ipc_tensor>> CopyTable(const Client& client,
                                                      const lh_ipc_state& wish);
 
-// `regions`: those that it lies in.
+// Makes the state from the copied table. Sets `regions` to the regions in which the state lies.
 absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
                                                       const lh_ipc_state& wish,
                                                       const std::vector<lh_ipc_tensor>& table,

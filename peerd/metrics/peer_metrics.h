@@ -1,4 +1,4 @@
-// What peerd counts, for Prometheus. The only place of peerd that knows prometheus-cpp.
+// The metrics of peerd for Prometheus. No other part of peerd uses prometheus-cpp.
 //
 // Threads: Text() from the HTTP server's thread, all others from the reactor. The reactor counts in
 // plain structs and publishes them when Text() asks, so that a page shows what is true when it is
@@ -39,7 +39,7 @@ class PeerMetrics {
   explicit PeerMetrics(std::function<void()> wake);
   ~PeerMetrics();
 
-  // Text() waits for Publish().
+  // Whether Text() waits for Publish().
   bool wanted() const { return published_ != asked_; }
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);

@@ -28,7 +28,7 @@ inline uint64_t ChunkOffset(uint64_t chunk) { return chunk * kStateChunkBytes; }
 struct MemoryState {
   Manifest manifest;
   std::vector<uint8_t*> places;  // for each tensor, where its bytes begin
-  ChunkDigests digests;          // of the state; CountChunks() for each tensor
+  ChunkDigests digests;          // of the state, one for each chunk of each tensor
   std::shared_ptr<const void> memory;
   // For each tensor, where fetched chunks go. Empty: nothing can be fetched. Equal to the place of
   // the tensor if that is only a copy, which may be overwritten.

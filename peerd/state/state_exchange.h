@@ -60,7 +60,7 @@ class StateExchange final : public SegmentListener {
     uint64_t bytes_sent = 0;
     uint64_t bytes_received = 0;
     uint64_t bytes_repeated = 0;
-    uint64_t chunks_corrupt = 0;  // sources that were dropped because they sent wrong bits
+    uint64_t chunks_corrupt = 0;  // wrong bytes received: each drops a source, so one per source
     uint32_t transfers = 0;       // transfers in progress
     uint32_t serving = 0;         // transfers of other peers that are served
   };

@@ -79,7 +79,7 @@ class LaneCount {
   int unsteady_ = 0;         // measurements in a row that did not agree
   Kind kind_ = Kind::kLong;  // of rate_ and last_rate_
   // The measurement of long bursts: time in which something waited, bytes sent in that time, and
-  // the time of all.
+  // the total time, waiting or not.
   int64_t us_ = 0;
   uint64_t bytes_ = 0;
   int64_t all_us_ = 0;

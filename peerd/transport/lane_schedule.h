@@ -57,7 +57,7 @@ class LaneSchedule {
  private:
   struct Lane {
     bool stands = false;
-    // The last segments that the lane was given, and its recent time for a byte (0: not known).
+    // The segments given since the last Asks(), and the recent time for a byte (0: not known).
     Tick given_at;
     uint64_t given_bytes = 0;
     double us_per_byte = 0;
@@ -68,9 +68,8 @@ class LaneSchedule {
   struct Others {
     bool any = false;
     int known = 0;     // lanes whose us_per_byte is known
-    double times = 0;  // the sum of us_per_byte; not of rates, since a lane with room to spare
-                       // would seem too fast
-    double rate = 0;   // their bytes a microsecond together
+    double times = 0;  // the sum of us_per_byte: times / known is the usual time for a byte
+    double rate = 0;   // bytes a microsecond of all of them together
   };
   Others OthersThan(uint32_t index, Tick now) const;
 

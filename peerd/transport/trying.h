@@ -1,5 +1,5 @@
 // Whether a peer answers at its data port. The try connects and sends a HELLO that names the peer
-// and an epoch that does not exist. The answer "epoch not known" shows that the right peer listens,
+// and an epoch that does not exist. The answer *unknown epoch* shows that the right peer listens,
 // and that bytes pass both ways.
 //
 // Threads: the ring's. `done` is called from within Ring::RunOnce().

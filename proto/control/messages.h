@@ -1,12 +1,12 @@
-// What a peer and the coordinator say to each other, as plain values.
+// The messages between a peer and the coordinator, as plain values. Both cores use them.
 //
-// Both cores speak in these. Each names its fields and what they may hold (base/fields.h), and
-// proto/control/convert.h derives from that how they become the protobuf messages of
-// proto/longhaul/v1 and back. A new field therefore is: a member, its place in the list below it,
-// and a line of the .proto file under the same name. No protobuf, clock or socket here.
+// Each message lists its fields and what they may hold (base/fields.h). From this list
+// proto/control/convert.h derives the conversion to and from the protobuf messages of
+// proto/longhaul/v1. So a new field needs a member, an entry in the list below it, and a line of
+// the .proto file under the same name. No protobuf, clock or socket here.
 //
-// Peer to coordinator, all of it safe to repeat: after a reconnect the peer says Hello and then
-// again whatever has not been answered (Join, Vote, SyncVote, Leave, EpochReady).
+// Every message of a peer may be sent twice. After a reconnect the peer sends Hello, then again
+// all messages that have no answer yet (Join, Vote, SyncVote, Leave, EpochReady).
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@
 
 namespace longhaul::control {
 
-// What both ends must have in common. Rises whenever one release's messages would be misunderstood
-// by another; Hello says it, and the coordinator refuses a stream of another version.
+// Rises whenever one release would misunderstand the messages of another. Hello carries it. The
+// coordinator refuses a stream with another version.
 inline constexpr uint32_t kProtocolVersion = 7;
 
 // Rules of fields (base/fields.h) that several messages share.
@@ -36,8 +36,8 @@ inline constexpr rule::List kEndpoints{1, LH_ENDPOINTS_MAX, rule::Endpoint{LH_EN
 static_assert(kRunNameBytesMax == LH_RUN_NAME_BYTES_MAX);
 static_assert(kOutcomeTextBytesMax == LH_ERROR_TEXT_BYTES_MAX);
 
-// Ops that one peer can have in flight in one group, and ops of others that it may not have
-// reported.
+// Limits of one peer in one group: the ops that it can have in flight, and the ops that one
+// CommitEpoch can name as missed (MissedOp).
 inline constexpr size_t kOpReportsMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX;
 inline constexpr size_t kMissedOpsMax = 262144;
 
@@ -46,12 +46,12 @@ inline constexpr size_t kMissedOpsMax = 262144;
 // Where a group stands at a peer that (re)attaches.
 struct GroupState {
   GroupKey group;
-  Epoch committed;                // last epoch committed here; 0: none yet
+  Epoch committed;                // the newest epoch committed here; 0: none yet
   std::vector<MemberId> members;  // local members, pending or admitted
   // The epoch that is prepared here and not committed; 0: none.
   Epoch prepared;
   uint64_t preparation = 0;  // PrepareEpoch::preparation of it
-  bool frozen = false;       // it froze ops
+  bool frozen = false;       // whether the prepared epoch froze ops
   std::string Fault() const;
   GroupKey Key() const { return group; }
   LH_FIELDS(GroupState, LH_FIELD(group), LH_FIELD(committed),
@@ -69,7 +69,7 @@ struct Hello {
   std::string host;  // for people
   std::vector<GroupState> groups;
   std::string secret;  // of the last Welcome; empty: there was none
-  // What the last Welcome said that this peer accepted; 0, 0 and "": none yet.
+  // Copied from the last Welcome that this peer accepted; 0, 0 and "": none yet.
   uint64_t store = 0;
   uint64_t term = 0;
   std::string coordinator;
@@ -81,20 +81,20 @@ struct Hello {
              LH_FIELD(term), LH_FIELD(coordinator, kLabel));
 };
 
-// A local trainer asks to become a member. `request` names the asking within this peer for ever.
+// A local trainer asks to become a member. The peer never uses the same `request` for another join.
 struct Join {
   uint64_t request = 0;
   GroupKey group;
   std::string name;  // for people
-  // Members of one run at this peer that are admitted together and removed together; "" and 0:
-  // none. Every one of them says the same size.
+  // The cohort: members of one run at this peer that are admitted together and removed together.
+  // All of them give the same size. "" and 0: none.
   std::string cohort;
   uint32_t cohort_size = 0;
-  // Once the first vote of a ballot is in, the member has so long to vote before it is evicted; 0:
-  // for ever.
+  // The member is evicted if it has not come to a boundary or a sync this long after the first
+  // member came. 0: no limit.
   uint32_t step_deadline_ms = 0;
-  // Nobody is to wait until it has the group's state: MemberInfo::background_until is kInBackground
-  // at first, unless the group is empty.
+  // The member joins in the background: no sync waits until it has the group's state. Its
+  // MemberInfo::background_until is kInBackground at first, unless the group is empty.
   bool background = false;
   std::string Fault() const;
   LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
@@ -104,7 +104,7 @@ struct Join {
              LH_FIELD(background));
 };
 
-// A member, pending or admitted, is gone: by its own wish, or because its trainer died.
+// A member, pending or admitted, leaves, or its trainer died (`died`).
 struct Leave {
   GroupKey group;
   MemberId member;
@@ -125,11 +125,11 @@ struct SyncOffer {
   uint64_t revision = 0;
   Hash128 manifest;  // names, order, dtypes, shapes, flags
   Hash128 state;     // the root: of the manifest and of the tensors that are compared
-  // False: it was being fetched when this was offered, and can only receive in this sync. The
-  // trainer's own tensors are as they were: the next offer may be complete.
+  // False: the member is still fetching the state, so it can only receive in this sync. A fetch
+  // leaves the trainer's tensors unchanged, so a later offer of them may be complete.
   bool complete = true;
-  // The revision is that of bits which its peer kept of a former member, and which may be of
-  // another history of the group: if it is too high, they are outdated.
+  // The peer offers a state that it kept of a former member. Such a state may come from another
+  // history of the group. If its revision is above the one that is due, the offer can only receive.
   bool kept = false;
   std::string Fault() const;
   LH_FIELDS(SyncOffer, LH_FIELD(number, rule::Needed{}), LH_FIELD(strategy),
@@ -142,15 +142,16 @@ struct Vote {
   GroupKey group;
   MemberId member;
   uint64_t number = 0;
-  // Counts from the VoteResult on, as if it came then with a SyncVote.
+  // Takes effect when the coordinator sends VoteResult, like a SyncVote that arrives then.
   std::optional<SyncOffer> sync = std::nullopt;
-  // Of a member in the background: from this boundary on it contributes. Its vote carries no offer
-  // otherwise.
+  // A member in the background asks to contribute from this boundary on. If this is false, the vote
+  // of a member in the background carries no offer.
   bool ready = false;
   LH_MESSAGE(Vote, vote, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
              LH_FIELD(number, rule::Needed{}), LH_FIELD(sync), LH_FIELD(ready));
 };
 
+// The ordinal that another peer gave the op of a report.
 struct OpMatch {
   PeerId peer;
   OpOrdinal ordinal;
@@ -158,9 +159,9 @@ struct OpMatch {
   LH_FIELDS(OpMatch, LH_FIELD(peer, rule::Needed{}), LH_FIELD(ordinal, rule::Needed{}));
 };
 
-// An op that this peer has announced and not settled. `matches` is complete when `done` is true:
-// it names the same op at each other peer that takes part. It is empty where the fate does not
-// depend on it: not done, not to be aborted, and too large to be answered early.
+// An op that this peer has announced and not settled. `matches` holds the ordinals that other
+// participants gave the op, all of them if `done` is true. It is empty for an op that is not done,
+// has no `abort_on_fault`, and is not one-shot, because no fate depends on it.
 struct OpReport {
   OpOrdinal ordinal;
   Epoch boundary;
@@ -174,8 +175,9 @@ struct OpReport {
             LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}));
 };
 
-// All links of the epoch stand. If the epoch freezes ops, they are frozen here: this peer sends no
-// further DONE and settles nothing until the next CommitEpoch, and `ops` is the state to judge by.
+// All links of the epoch are up. If the epoch freezes ops, this peer has frozen them: it sends no
+// further DONE and settles nothing until the next CommitEpoch. The coordinator decides the fates
+// from `ops`.
 struct EpochReady {
   GroupKey group;
   Epoch epoch;
@@ -204,8 +206,8 @@ struct EpochFailed {
 };
 
 // The link to a peer of the group broke or fell silent. `epoch` is the newest epoch (prepared or
-// committed) that the reporter knows; an older one than the coordinator's is a stale report.
-// `silent_ms` is how long nothing had been heard before the report; 0: the loss showed at once (a
+// committed) that the reporter knows. A report is stale if the coordinator has a newer epoch.
+// `silent_ms` is how long nothing had been heard before the report. 0: the loss showed at once (a
 // reset, a refused connection).
 struct LinkLost {
   GroupKey group;
@@ -228,12 +230,12 @@ struct GroupLoad {
             LH_FIELD(bytes_sent), LH_FIELD(bytes_received));
 };
 
-// How far a fetch of shared state is.
+// The progress of a fetch of shared state.
 struct FetchProgress {
-  uint64_t bytes_done = 0;   // of bytes_total
-  uint64_t bytes_total = 0;  // that differ; 0: not known yet
+  uint64_t bytes_done = 0;   // bytes fetched so far, at most bytes_total
+  uint64_t bytes_total = 0;  // bytes that differ; 0: not known yet
   uint64_t bytes_per_second = 0;
-  uint32_t sources = 0;  // that are being asked
+  uint32_t sources = 0;  // sources that are being asked
   LH_FIELDS(FetchProgress, LH_FIELD(bytes_done), LH_FIELD(bytes_total), LH_FIELD(bytes_per_second),
             LH_FIELD(sources));
 };
@@ -246,7 +248,8 @@ struct FetchLoad {
             LH_FIELD(progress, rule::Flat{}));
 };
 
-// Sent every detect_ms / 3 whatever else is sent: its absence is silence.
+// Sent every detect_ms / 3, whatever else is sent. Without it the coordinator takes the peer for
+// silent.
 struct Heartbeat {
   std::vector<GroupLoad> loads;
   std::vector<FetchLoad> fetches;
@@ -254,12 +257,12 @@ struct Heartbeat {
              LH_FIELD(fetches, rule::List{0, LH_LOCAL_MEMBERS_MAX}));
 };
 
-// The daemon is being stopped or drained: no new members here.
+// The daemon is being stopped or drained. It takes no new members.
 struct Draining {
   LH_MESSAGE(Draining, draining);
 };
 
-// The member waits for the others to agree on one state.
+// The member offers its state and waits for the result of the sync.
 struct SyncVote {
   GroupKey group;
   MemberId member;
@@ -268,32 +271,32 @@ struct SyncVote {
              LH_FIELD(offer));
 };
 
-// What the member was told to fetch is here and verified (`outcome` is OK), or will not come.
+// A fetch that SyncResult asked for has ended. OK: the state is here and verified.
 struct FetchDone {
   GroupKey group;
   MemberId member;
-  uint64_t number = 0;  // of its offer
+  uint64_t number = 0;  // SyncOffer::number of the member's offer
   Outcome outcome;
-  Hash128 state;                  // outcome OK: what it has now
-  uint64_t bytes = 0;             // received
-  std::vector<MemberId> sources;  // who sent any of them
-  std::vector<MemberId> corrupt;  // whose bits were not what they said, and were not used
+  Hash128 state;                  // outcome OK: the root of the member's state now
+  uint64_t bytes = 0;             // bytes received
+  std::vector<MemberId> sources;  // members that sent some of these bytes
+  std::vector<MemberId> corrupt;  // members that sent wrong bytes, which were not used
   LH_MESSAGE(FetchDone, fetch_done, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
              LH_FIELD(number, rule::Needed{}), LH_FIELD(outcome, rule::Flat{}), LH_FIELD(state),
              LH_FIELD(bytes), LH_FIELD(sources, rule::List{0, LH_SYNC_SOURCES_MAX}),
              LH_FIELD(corrupt, rule::List{0, LH_SYNC_SOURCES_MAX}));
 };
 
-// What was measured of one direction of a link. One of its ends is the peer that reports it; of
-// what both report the newest counts.
+// A measurement of one direction of a link. The reporting peer is one of the two ends. If both ends
+// report the same direction, the newest measurement counts.
 struct LinkMeasure {
   PeerId from;
   PeerId to;
-  uint64_t bytes_per_second = 0;  // that the link can carry; 0: not measured
-  uint32_t rtt_us = 0;            // there and back, without queues; 0: not measured
-  uint32_t age_ms = 0;            // how long ago
-  bool at_least = false;          // with few connections, or for a moment: ops may get more
-  bool small_packets = false;     // large ones vanish on the way: lanes use small ones
+  uint64_t bytes_per_second = 0;  // bandwidth of the link; 0: not measured
+  uint32_t rtt_us = 0;            // round trip without queues; 0: not measured
+  uint32_t age_ms = 0;            // time since the measurement
+  bool at_least = false;          // the bandwidth is a lower bound: ops may get more
+  bool small_packets = false;     // large packets vanish on the path: lanes use small ones
   std::pair<PeerId, PeerId> Key() const { return {from, to}; }
   std::string Fault() const;
   LH_FIELDS(LinkMeasure, LH_FIELD(from, rule::Needed{}), LH_FIELD(to, rule::Needed{}),
@@ -301,11 +304,11 @@ struct LinkMeasure {
             LH_FIELD(small_packets));
 };
 
-// Each direction of the links to all other peers of a group (LH_MEMBERS_MAX).
+// Two directions for each link to another peer of a group (LH_MEMBERS_MAX).
 inline constexpr size_t kLinkMeasuresMax = 2048;
 
-// The coordinator orders rings by it. Sent when something has changed, and again before it is
-// forgotten, every few minutes; never needed for anything to go on.
+// Measurements by which the coordinator orders rings. A peer sends them when they have changed, and
+// repeats them every few minutes, because the coordinator forgets old ones. Nothing waits for them.
 struct LinkReport {
   std::vector<LinkMeasure> links;  // at most kLinkMeasuresMax
   LH_MESSAGE(LinkReport, link_report, LH_FIELD(links, rule::List{0, kLinkMeasuresMax}));
@@ -326,16 +329,16 @@ using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFail
 
 // ---------------------------------------------------------------- coordinator to peer
 
-// Answer to Hello. The peer refuses it, and goes on to the next address, if it names the store of
-// the Welcome before and not a later start of the coordinator, or another store while the peer has
-// members (docs/adr/0021-stores-terms-and-prepared-epochs.md).
+// Answer to Hello. The peer compares it with the last Welcome that it accepted. It refuses an
+// earlier or a different start on the same store, and any other store while it has members. Then it
+// tries the next address (docs/adr/0021-stores-terms-and-prepared-epochs.md).
 struct Welcome {
   std::string coordinator;  // names this start of the coordinator
   uint32_t detect_ms = 0;
   // Known to this peer only. While the coordinator hears the peer, only a Hello with this secret
   // replaces the peer's stream.
   std::string secret = {};
-  uint64_t store = 0;  // random, as old as the store
+  uint64_t store = 0;  // names the store. SQLite: random. Memory: a hash of host name and --listen
   uint64_t term = 0;   // rises with each start of a coordinator on the store
   LH_MESSAGE(Welcome, welcome, LH_FIELD(coordinator, kLabel),
              LH_FIELD(detect_ms, rule::Range{1, LH_DETECT_MS_MAX}),
@@ -343,7 +346,7 @@ struct Welcome {
              LH_FIELD(store, rule::Needed{}), LH_FIELD(term, rule::Needed{}));
 };
 
-// The join is known; the member waits for admission.
+// The coordinator knows the join. The member waits for admission.
 struct JoinPending {
   uint64_t request = 0;
   GroupKey group;
@@ -361,8 +364,8 @@ struct JoinRefused {
              LH_FIELD(outcome, rule::Flat{}));
 };
 
-// Every member stands at the boundary and what was pending has been decided. `epoch` is the epoch
-// in force; its CommitEpoch, if it is new, came before.
+// Answer to Vote: every member stands at the boundary, and admissions have been decided. `epoch` is
+// the epoch in force. If it is new, its CommitEpoch came before.
 struct VoteResult {
   GroupKey group;
   MemberId member;
@@ -372,16 +375,17 @@ struct VoteResult {
              LH_FIELD(number, rule::Needed{}), LH_FIELD(epoch, rule::Needed{}));
 };
 
-// Of a member in the background (docs/life_of_a_sync.md, "In the background").
+// MemberInfo::background_until of a member for which the end of the background is not known yet
+// (docs/life_of_a_sync.md, "In the background").
 inline constexpr Epoch kInBackground{UINT64_MAX};
 
 struct MemberInfo {
   MemberId member;
   PeerId peer;
-  Epoch joined;  // the epoch that admitted it
+  Epoch joined;  // the epoch that admitted the member
   std::string name;
-  // Ops of older boundaries than this one leave its input out, syncs do not wait for it before. 0:
-  // it contributes to all that it takes part in.
+  // Ops whose boundary is older than this epoch leave the member's input out, and until this epoch
+  // no sync waits for the member. 0: it contributes to all ops in which it takes part.
   Epoch background_until;
   MemberId Key() const { return member; }
   LH_FIELDS(MemberInfo, LH_FIELD(member, rule::Needed{}), LH_FIELD(peer, rule::Needed{}),
@@ -398,35 +402,35 @@ struct PeerInfo {
             LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}));
 };
 
-// What the links of a group cost, as far as they were measured when the epoch was prepared: told to
-// all peers alike, so that what they compute from it comes out the same at each.
+// The measured cost of a group's links when the epoch was prepared. All peers get the same figures,
+// so all of them choose the same algorithms.
 struct LinkCost {
-  uint32_t latency_us = 0;        // one way between the two that are farthest apart; 0: unknown
-  uint64_t bytes_per_second = 0;  // of the slowest direction of a link; 0: unknown
-  uint64_t ring_bytes_per_second = 0;  // of the slowest from a peer to the next; 0: unknown
+  uint32_t latency_us = 0;             // one way, between the peers farthest apart; 0: unknown
+  uint64_t bytes_per_second = 0;       // of the slowest direction of any link; 0: unknown
+  uint64_t ring_bytes_per_second = 0;  // of the slowest hop of the ring; 0: unknown
   LH_FIELDS(LinkCost, LH_FIELD(latency_us), LH_FIELD(bytes_per_second),
             LH_FIELD(ring_bytes_per_second));
 };
 
-// Build what the epoch needs, answer EpochReady or EpochFailed. Replaces an earlier PrepareEpoch
-// of the group that was not committed.
+// Asks the peer to build the links of the epoch and to answer EpochReady or EpochFailed. Replaces
+// an earlier PrepareEpoch of the group that was not committed.
 struct PrepareEpoch {
   GroupKey group;
   Epoch epoch;
   Epoch base;           // the committed epoch that it follows; 0 for the first
-  Epoch boundary;       // newest epoch up to this one that admitted members
+  Epoch boundary;       // newest epoch up to this one that was made at a step boundary
   Epoch last_freeze;    // newest epoch up to this one that froze ops
   bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
-  // Pairs whose link goes through a relay: BlockedFault() finds nothing. A ring is RingAvoiding()
-  // of those who take part, if there is one.
+  // Pairs whose link goes through a relay, each with a relay that reaches both (BlockedFault()). If
+  // possible, the ring of an op has no such pair as neighbours (RingAvoiding()).
   BlockedPairs blocked;
   std::string token;  // secret of this epoch: authenticates lanes
   std::string cause;
   LinkCost cost;
-  // Random: two preparations never have the same, not even if the store forgot the first one and
-  // its number is used again. Answers repeat it.
+  // Random, so that two preparations never have the same id. If the store goes back, the epoch
+  // number of a forgotten preparation may be prepared again; the id differs. Answers repeat the id.
   uint64_t preparation = 0;
   std::string Fault() const;
   LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
@@ -448,8 +452,8 @@ struct OpFate {
   LH_FIELDS(OpFate, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(fate));
 };
 
-// An op that others had announced and abort, and this peer had not: its members' posts end Aborted,
-// those still to come included.
+// An op that other peers had announced and now abort, and that this peer had not announced. The
+// posts of this peer's members for that op end Aborted, also those that they have yet to make.
 struct MissedOp {
   Epoch boundary;
   uint64_t tag = 0;
@@ -457,8 +461,8 @@ struct MissedOp {
   LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag));
 };
 
-// The epoch is in force. `fates` covers exactly the ops of this peer's EpochReady (freezing
-// epochs), `missed` none of them.
+// The epoch is in force. If it freezes, `fates` holds exactly the ops of this peer's EpochReady.
+// `missed` holds ops that this peer did not report.
 struct CommitEpoch {
   GroupKey group;
   Epoch epoch;
@@ -470,7 +474,7 @@ struct CommitEpoch {
              LH_FIELD(missed, rule::List{0, kMissedOpsMax}));
 };
 
-// The prepared epoch will not come, and nothing replaces it. Never sent for one that freezes.
+// The prepared epoch is given up, and no other one replaces it. Never sent for a freezing epoch.
 struct AbortEpoch {
   GroupKey group;
   Epoch epoch;
@@ -484,7 +488,7 @@ constexpr auto NamesOf(Removal) {
   return EnumNames{1, {"left", "died", "evicted", "unreachable", "unknown"}};
 }
 
-// The member is no longer one. Also the answer to its Leave.
+// The member is out of the group. Also the answer to its Leave.
 struct Removed {
   GroupKey group;
   MemberId member;
@@ -494,7 +498,7 @@ struct Removed {
              LH_FIELD(reason, kText));
 };
 
-// How many wait for admission, whenever that changes.
+// The number of members that wait for admission. Sent whenever it changes.
 struct PendingCount {
   GroupKey group;
   uint32_t count = 0;
@@ -516,11 +520,11 @@ struct SyncSource {
 };
 
 enum class SyncAction : uint8_t {
-  kEnd = 1,  // `outcome`; OK: committed, all have the state
-  // It has the elected state. Wait for kEnd; others may ask it for chunks.
+  kEnd = 1,  // the sync is over, with `outcome`; OK: committed, all members have the state
+  // The member has the elected state. It waits for kEnd, and others may ask it for chunks.
   kServe = 2,
-  // Get the elected state from the sources, then FetchDone. May be said again: sources that are not
-  // named any more are gone, others have come.
+  // The peer gets the elected state from the sources, then sends FetchDone. May be repeated with
+  // other sources: only the newest list counts.
   kFetch = 3,
 };
 
@@ -530,13 +534,14 @@ constexpr auto NamesOf(SyncAction) { return EnumNames{1, {"end", "serve", "fetch
 struct SyncResult {
   GroupKey group;
   MemberId member;
-  uint64_t number = 0;  // of the offer
+  uint64_t number = 0;  // SyncOffer::number
   SyncAction action = SyncAction::kEnd;
   Outcome outcome;        // kEnd
   uint64_t revision = 0;  // elected or committed; 0 if the outcome is not OK
   Hash128 manifest;
   Hash128 state;
-  // kFetch: who has it, at least one. kEnd because of another manifest: whose to compare with.
+  // kFetch: members that have the state, at least one. kEnd if the manifest was refused: a member
+  // with the elected manifest, to find the first difference.
   std::vector<SyncSource> sources;
   std::string Fault() const;
   LH_MESSAGE(SyncResult, sync_result, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
@@ -545,8 +550,8 @@ struct SyncResult {
              LH_FIELD(sources, rule::List{0, LH_SYNC_SOURCES_MAX}));
 };
 
-// What the group has agreed on last, to peers with a member in the background: with each commit of
-// a sync, with the epoch that admits one, and when they attach.
+// The state that the group agreed on last. Peers with a member in the background get it with each
+// commit of a sync, with the epoch that admits such a member, and when they attach.
 struct StateAgreed {
   GroupKey group;
   uint64_t revision = 0;
@@ -557,11 +562,11 @@ struct StateAgreed {
              LH_FIELD(state));
 };
 
-// Connect to the data port of a peer that wants to come into the group, and say what was seen. It
-// is no peer of an epoch yet, so there is no token. Answered once, within a bounded time.
+// Asks a member's peer to connect to the data port of a newcomer's peer. There is no token yet,
+// because no epoch names the newcomer. Answered once, by PeerTried, within a bounded time.
 struct TryPeer {
   GroupKey group;
-  uint64_t trial = 0;  // told apart by the answer
+  uint64_t trial = 0;  // number of the trial, repeated by PeerTried
   PeerInfo peer;
   LH_MESSAGE(TryPeer, try_peer, LH_FIELD(group), LH_FIELD(trial, rule::Needed{}), LH_FIELD(peer));
 };
@@ -570,7 +575,7 @@ using CoordinatorMessage =
     std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
                  AbortEpoch, Removed, PendingCount, Drain, SyncResult, StateAgreed, TryPeer>;
 
-// "EpochReady" and so on: for logs and metrics.
+// Returns the name of the message's type, such as "EpochReady". For logs and metrics.
 template <class... Kinds>
 const char* Name(const std::variant<Kinds...>& message) {
   return std::visit([](const auto& m) { return std::decay_t<decltype(m)>::kName; }, message);

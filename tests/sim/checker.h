@@ -1,8 +1,8 @@
 // The properties that must hold in every run. They are checked while it runs.
 //
 // Safety of ops and epochs:
-// - An op has one outcome. Its results are equal bits: exactly the reduction over one set of
-//   members.
+// - An op has one outcome in an epoch. Its results are equal bits: exactly the reduction over one
+//   set of members.
 // - Inputs are intact unless the op succeeded.
 // - The members of an epoch are the same wherever the epoch is seen. Epochs never go back, and
 //   their numbers are not used twice.

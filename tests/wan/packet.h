@@ -26,8 +26,9 @@ struct FlowKey {
 };
 
 // One frame: a virtio_net_hdr and an IP packet. With segmentation offload the packet may be a
-// super-packet: it stands for up to 64 KiB of consecutive packets of the wire, called segments
-// here. Any other packet is one segment. A move-only value that owns its bytes.
+// super-packet: it stands for up to 64 KiB of consecutive packets of the wire. This directory
+// calls them segments, as Linux does. Any other packet is one segment. A move-only value that owns
+// its bytes.
 class Packet {
  public:
   // Copies `frame`. Nothing: the frame is not complete, or goes from or to something that is not a
