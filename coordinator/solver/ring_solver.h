@@ -23,7 +23,7 @@
 
 namespace longhaul::coordinator {
 
-// What is known of one direction of a link.
+// The known cost of one direction of a link.
 struct LinkQuality {
   uint64_t bytes_per_second = 0;  // 0: unknown
   uint32_t latency_us = 0;        // one way or round trip, the same for all links; 0: unknown

@@ -179,7 +179,7 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 // not contribute sends no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
-// The most scratch memory that an attempt needs. An attempt borrows all of it when it is made.
+// The most scratch memory that an attempt borrows when it is made.
 // OriginalsBytesMax(): for originals, if all local targets are in place. MeshInputsBytesMax(): for
 // the inputs of other positions, in the mesh.
 constexpr uint64_t OriginalsBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }

@@ -31,7 +31,8 @@
 //   fetching --(Chase of another state)--> stopping, then fetching that state
 //   fetching --(TransferEnded)--> held; whole, if it ended well
 //   held, whole --(Take)--> idle: the state is the trainer's again
-//   held, fetching --(Begin, when Ready() is true)--> offered, stopping
+//   held --(Begin, when Ready() is true)--> offered
+//   fetching, no call open --(Begin, when Ready() is true)--> stopping
 //
 // All local members are independent of each other, also those of one group. Plain state machine: no
 // clock, no thread.

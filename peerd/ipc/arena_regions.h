@@ -31,8 +31,8 @@ class ArenaRegions {
   ArenaRegions(const ArenaRegions&) = delete;
   ArenaRegions& operator=(const ArenaRegions&) = delete;
 
-  // Maps `bytes` of a memfd. InvalidArgument: it is no memfd, or reading it could raise SIGBUS
-  // later. Unavailable: the system has no room.
+  // Maps `bytes` of a memfd. InvalidArgument: it is no memfd of that size, or access could raise
+  // SIGBUS later. Unavailable: the system has no room.
   absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes);
   uint64_t bytes_mapped() const;
   // Whether regions wait for their removal.
