@@ -16,8 +16,8 @@ struct CoreConfig {
   std::string incarnation;
   uint64_t store = 1;         // the name that a new store gets; not 0
   uint32_t detect_ms = 1500;  // all deadlines derive from this
-  // How often the order of a group's ring may change: once in this time. The core asks for a better
-  // ring at most ten times in this time. 0: never.
+  // The order of a group's ring may change once in this time. The core asks for a better ring at
+  // most ten times in this time. 0: the order never changes.
   uint32_t ring_interval_ms = 300000;
   // 32 random bytes from the system, new at each start. The secrets of runs and of peers derive
   // from them; the tokens of epochs derive from the secrets of runs. The core has no other

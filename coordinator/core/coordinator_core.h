@@ -55,8 +55,8 @@ struct FromPeer {
   control::PeerMessage message;
   LH_NAMED(FromPeer, LH_FIELD(session), LH_FIELD(message));
 };
-// An operator's orders, this one and the next. The core does not answer them. The same step's
-// Persist makes their effect durable. An order for an unknown member or peer does nothing.
+// EvictMember and DrainPeer are an operator's orders. The core does not answer them. The same
+// step's Persist makes their effect durable. An order for an unknown member or peer does nothing.
 struct EvictMember {
   GroupKey group;
   MemberId member;
@@ -68,7 +68,7 @@ struct DrainPeer {
   std::string reason;
   LH_NAMED(DrainPeer, LH_FIELD(peer), LH_FIELD(reason));
 };
-// The answer to an OrderRing. The driver gives exactly one answer to each.
+// The answer to an OrderRing. The driver gives exactly one answer to each OrderRing.
 struct RingOrdered {
   uint64_t request = 0;
   GroupKey group;
@@ -149,7 +149,7 @@ class CoordinatorCore {
 
   // Whether the peer is attached, has members, or may still come back to be drained.
   bool HasPeer(PeerId peer) const;
-  // What operators are shown of all groups, in order of run and group number.
+  // Returns what operators see of all groups, in order of run and group number.
   Overview GetOverview() const;
 
   // Aborts the process with a reason if an internal invariant is broken. Tests call this after each

@@ -7,7 +7,7 @@
 // The rules, in this order. An offer that a rule refuses takes no part in the rules below it.
 //
 //  1. Strategies. Either all members use kPopular, or none. If some do, the smaller side is
-//     refused. If both sides are equal, kPopular stays.
+//     refused. If both sides are equally large, the members with kPopular stay.
 //  2. Revisions. The first sync accepts any revision. Later, an offer above `due` is refused,
 //     because a revision rises by one between two syncs. Exception: if its peer had kept the state
 //     of a former member (SyncOffer.kept), the state may be of another history of the group. Then
@@ -67,7 +67,7 @@ struct SyncVerdict {
 };
 
 struct Election {
-  // False: no state was elected. Either every verdict is kRefuse, or `again` is set.
+  // If false, no state was elected: either every verdict is kRefuse, or `again` is set.
   bool elected = false;
   // Not empty: no state was elected, but a later election may find one. There are no verdicts, and
   // all members must offer again. The text says why.

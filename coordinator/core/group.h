@@ -63,7 +63,7 @@
 
 namespace longhaul::coordinator {
 
-// A member that is removed: its record before that, and why.
+// A removed member: its record before the removal, and the reason.
 struct Removed {
   MemberRecord member;
   std::string reason;
@@ -80,7 +80,7 @@ class Group {
   // `directory` must outlive the group.
   Group(GroupRecord record, std::string run_secret, const CoreConfig &config,
         const PeerDirectory *directory);
-  // For a copy of a group: the directory of the copy's owner.
+  // Only for a copy of a group: sets the directory of the copy's owner.
   void SetDirectory(const PeerDirectory *directory) { directory_ = directory; }
 
   // ---- input
@@ -116,8 +116,8 @@ class Group {
   void AdmitCohortAfter(PeerId peer, const std::string &cohort, uint64_t ballot);
   // The measurement of a link between two peers of the group has changed by more than noise.
   void LinkMeasured(Tick now) { ring_choice_.Measured(now); }
-  // True: the owner should have a better ring searched for now. True only once for each time that a
-  // search falls due.
+  // Returns true when it is time to start a search for a better ring order. Returns true once for
+  // each scheduled search.
   bool OrderFallsDue(Tick now);
   // Takes the result of a search. `asked_in`: the committed epoch when the search began. If the
   // group has changed since, the result is dropped, and another search falls due later.
@@ -146,7 +146,8 @@ class Group {
   bool Empty() const { return record_.members.empty() && !preparation_; }
   bool HasPeer(PeerId peer) const { return coordinator::HasPeer(record_, peer); }
   size_t CountMembers(PeerId peer) const { return coordinator::CountMembers(record_, peer); }
-  // The members of the cohort that do not depart, in rank order, pending ones behind.
+  // Returns the members of the cohort that do not depart: admitted members by rank, then pending
+  // ones.
   std::vector<const MemberRecord *> Cohort(PeerId peer, const std::string &cohort) const;
   // The number of the newest ballot that is completed or has a vote.
   uint64_t NewestBallot() const;
@@ -155,17 +156,19 @@ class Group {
   bool PassedOver(const MemberRecord &member) const;
   // Whether the member is admitted, or the open preparation would admit it.
   bool AdmittedOrPrepared(const MemberRecord &member) const;
-  // True if another peer reports that it cannot reach this one, or that it lost its link to this
-  // one and has not reported all links up since. A report of silence counts only after a delay: TCP
-  // repeats what a short outage swallowed, after up to twice the outage.
+  // Returns true if another peer accuses this peer: it has reported that it cannot reach this peer,
+  // or that it lost its link to this peer, and has not reported all links up since. A report of
+  // silence counts only after a delay: TCP repeats packets that a short outage swallowed, after up
+  // to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
-  // The peers that report so, also those whose report does not count yet.
+  // Returns the peers that accuse this peer, also those whose report does not count yet.
   std::vector<PeerId> Accusers(PeerId peer) const;
-  // True if all witnesses report so, or have only a link through a relay to the peer, and there are
-  // two witnesses or more. Their reports count at once: if the peer were alive after a short
-  // outage, one of them would have heard it.
+  // Returns true if there are two witnesses or more, and each of them accuses the peer or has only
+  // a link through a relay to it. Their reports count at once: if the peer were alive after a short
+  // outage, a witness would have heard it.
   bool AccusedByAll(PeerId peer) const;
-  // The peers against which a report has come to count; each report is returned once.
+  // Returns the peers that are accused by a report of silence whose delay is over by now. Uses each
+  // report only once.
   std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
   // Whether members have reached the peer's data port, or the peer needs no trial.
   bool Reached(PeerId peer) const;
@@ -175,9 +178,9 @@ class Group {
     return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), pause_over_});
   }
   Tick SilenceDue() const;
-  // When OrderFallsDue() becomes true. kNever: only after another measurement.
+  // The time of the next scheduled search. kNever: only a new measurement schedules one.
   Tick OrderDue() const { return ring_choice_.due(); }
-  // What operators are shown of the group. The owner adds what it knows of the peers and links.
+  // Returns what operators see of the group. The owner adds what it knows of peers and links.
   GroupView View() const;
   // Peers with admitted members, in ring order.
   std::vector<PeerId> Ring() const { return RingOf(record_); }
@@ -279,15 +282,15 @@ class Group {
   bool AccusedBy(PeerId other, PeerId peer, Tick at) const;
   // Whether the coordinator has heard the peer's stream within heard_of_late_us().
   bool HeardOfLate(PeerId peer) const;
-  // The peers that would report this peer silent if it were dead: all other participants, except
-  // those that are attached and silent, which may be dead themselves.
+  // Returns the peers that would report this peer silent if it were dead: all other participants.
+  // Exception: participants that are attached and silent may be dead themselves.
   std::vector<PeerId> Witnesses(PeerId peer) const;
-  // The peers of the next epoch, as far as it is known: of the survivors, and of the newcomers in
-  // the open preparation. In the order of OrderOf().
+  // Returns the peers of the next epoch, as far as they are known: those of the survivors, and
+  // those of the newcomers in the open preparation. The order is that of OrderOf().
   std::vector<PeerId> Participants() const;
-  // Further pending members that the open preparation could admit, too.
+  // Returns the pending members that the open preparation does not admit, but could.
   std::set<MemberId> Waiting() const;
-  // The relay of the link between the two, as they were told last; 0: the link is straight.
+  // Returns the relay of the two peers' link, as the peers were told last; 0: it has no relay.
   PeerId RelayNow(PeerId x, PeerId y) const;
   // When the member is evicted unless it votes (VoteDue) or offers its state (OfferDue). kNever: no
   // such deadline.

@@ -10,7 +10,7 @@
 
 namespace longhaul::coordinator {
 
-// By peer: the ops in the peer's EpochReady.
+// Maps each peer to the ops in its EpochReady.
 using Reports = std::map<PeerId, std::vector<control::OpReport>>;
 
 // `reports` has one entry for each peer of the new epoch, also for a peer that reported no op. A

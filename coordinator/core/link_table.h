@@ -36,21 +36,21 @@ struct MeasuredLink {
 
 class LinkTable {
  public:
-  // Takes a measurement that was reported now. One that is older than the known one is ignored.
-  // True: another ring may be the best now, because the link was unknown, or because the
-  // measurement differs from the known one by more than noise.
+  // Takes a measurement that was reported now. Ignores it if it is older than the known one.
+  // Returns true if another ring may be the best now: the link was unknown, or the measurement
+  // differs from the known one by more than noise.
   bool Record(const control::LinkMeasure& measure, Tick now);
-  // What is known of this direction. nullopt: nothing, or it has expired. If the round trip was not
-  // measured in this direction, it is taken from the other one.
+  // Returns what is known of this direction; nullopt: nothing, or the measurement has expired. If
+  // the round trip was not measured in this direction, the other direction's is returned.
   std::optional<MeasuredLink> Find(PeerId from, PeerId to, Tick now) const;
   // Drops all measurements of links from the peer and to it.
   void Forget(PeerId peer);
-  // The links between these peers. The index of a peer is its place in the list. Latencies are
+  // Returns the links between these peers. A peer's index is its place in the list. Latencies are
   // round trips.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
-  // The worst known costs of links between the peers of this ring.
+  // Returns the worst known costs of links between the peers of this ring.
   control::LinkCost Cost(const std::vector<PeerId>& ring, Tick now) const;
-  // The pairs of these peers between which large packets vanish, according to one of the two.
+  // Returns the pairs of these peers between which large packets vanish, as one of the two reports.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;
   size_t size() const { return size_; }

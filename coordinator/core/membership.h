@@ -39,15 +39,17 @@ std::set<PeerId> PeersOf(const GroupRecord &group, const std::set<MemberId> &mem
 std::set<PeerId> AdmittedPeers(const GroupRecord &group);
 // Peers of admitted members, in ring order.
 std::vector<PeerId> RingOf(const GroupRecord &group);
-// These peers: first those with admitted members, in ring order, then the others by their ids.
+// Returns these peers: first those with admitted members, in ring order, then the others by id.
 std::vector<PeerId> OrderOf(const GroupRecord &group, const std::set<PeerId> &peers);
-// These peers, by the first admission of their present members; then the newcomers, by their ids.
+// Returns these peers, oldest first: by the first admission of their present members. Peers without
+// an admitted member follow, by id.
 std::vector<PeerId> ByAge(const GroupRecord &group, const std::set<PeerId> &peers);
-// The blocked pairs of which both ends are among these peers.
+// Returns the blocked pairs whose two ends are both among these peers.
 control::BlockedPairs BlockedAmong(const GroupRecord &group, const std::vector<PeerId> &peers);
 
-// Sorts members by rank. Members that are admitted already keep their order, also if the ring
-// changes. The newcomers follow in ring order, then the other pending members by number.
+// Sorts members by rank. Members that are admitted already keep their order, so a change of the
+// ring changes no rank. The newcomers follow, in the order of their peers in the ring. Then the
+// other pending members follow, by number.
 void SortMembers(const std::vector<PeerId> &ring, const std::set<MemberId> &newcomers,
                  std::vector<MemberRecord> *members);
 // Sorts the group's peers: those in the ring in its order, then those with pending members only.

@@ -28,7 +28,7 @@ class Pauses {
 
   explicit Pauses(uint32_t detect_ms) : detect_us_(Millis(detect_ms)) {}
 
-  // When the address may be tried again. A time that has passed: now.
+  // When the address may be tried again. If that time has passed, it may be tried now.
   Tick Until(const Endpoints& endpoints) const;
   // The address could not be reached. Returns its pause, in microseconds from now. `held`: the
   // group has waited for the newcomer.

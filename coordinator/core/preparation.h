@@ -59,7 +59,8 @@ struct Preparation {
   std::string changed;  // why it can no longer be committed; "": it can
 };
 
-// False: the answer is for another preparation, or from a peer that is not asked.
+// Notes that the peer is ready. Returns false, and changes nothing, if the answer is for another
+// preparation or the peer was not asked.
 bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation);
 Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation);
 
@@ -74,7 +75,7 @@ void AdoptEpoch(const Preparation &done, GroupRecord *record);
 std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory);
 // The peers that have not answered in time.
 std::vector<PeerId> Silent(const Preparation &preparation, Tick now);
-// When the time of the first peer that has not answered ends.
+// The earliest deadline of the peers that have not answered; kNever: there is none.
 Tick NextDeadline(const Preparation &preparation);
 
 void CheckInvariants(const Preparation &preparation, const GroupRecord &record,

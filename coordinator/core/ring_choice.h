@@ -28,11 +28,13 @@ class RingChoice {
 
   // The measurement of a link between two peers of the group has changed by more than noise.
   void Measured(Tick now);
-  // When a search falls due; kNever: only after another call of Measured().
+  // The time of the next scheduled search; kNever: none is scheduled. Measured() and GiveUp()
+  // schedule searches.
   Tick due() const { return due_; }
-  // True: a better ring should be searched for now. True only once for each due time. `peers`: how
-  // many there are. `preparing`: an epoch is being prepared, so the ring may soon change; the
-  // search is put off.
+  // Returns true when it is time to start a search for a better ring order. Returns true once for
+  // each scheduled search. `peers`: the number of peers; with two or fewer there is nothing to
+  // search. `preparing`: an epoch is being prepared, so the ring may soon change. Then the search
+  // is put off.
   bool FallsDue(Tick now, size_t peers, bool preparing);
 
   // Takes what the search found. `present`: the present ring, whose score is `present_score`;
@@ -41,18 +43,18 @@ class RingChoice {
                     const RingScore &score, const RingScore &present_score,
                     const control::LinkCost &cost);
   // The peers in a better order; empty: no better order is known. If it is the present order, a new
-  // epoch would only tell the peers new link costs.
+  // epoch would only bring new link costs to the peers.
   const std::vector<PeerId> &better() const { return better_; }
   const std::string &gain() const { return gain_; }
   void Drop() { better_.clear(); }
   // The better ring cannot be built. Another search comes after `interval_ms` at the earliest.
   void GiveUp(Tick now);
 
-  // An epoch was committed; its peers were told these costs.
+  // An epoch was committed, and its peers were told these link costs.
   void Told(const control::LinkCost &cost) { told_ = cost; }
-  // This epoch has the better ring.
+  // The epoch that changed the ring to the better order was committed.
   void Ordered(Epoch epoch, Tick now);
-  // The last epoch that was made for a better ring, and what it gained.
+  // The last epoch that brought a better order, and what it gained.
   Epoch ordered_epoch() const { return ordered_epoch_; }
   const std::string &ordered_gain() const { return ordered_gain_; }
 

@@ -26,15 +26,15 @@ struct Routes {
 };
 
 // Gives each blocked pair a relay. A pair keeps its relay while that peer reaches both ends and has
-// not failed. Otherwise it gets the oldest such peer. So a newcomer changes no relay that works.
-// False: some pair has no relay.
+// not failed. Otherwise the pair gets the oldest such peer. So a newcomer changes no relay that
+// works. Returns false if some pair has no relay.
 bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
                   control::BlockedPairs *blocked);
 
-// True if the group can go on with all of these peers, although the ends of the lost links and of
-// the blocked pairs cannot reach each other. `but`: blocked pairs to leave out, as if they could.
-// False also if some newcomer has no link to two or more peers that are at least half of the
-// others.
+// Returns true if the group can go on with all of these peers, although the ends of the lost links
+// and of the blocked pairs cannot reach each other. Returns false also if a newcomer has no link to
+// two or more peers that are at least half of the others. `but`: blocked pairs to treat as if their
+// ends could reach each other.
 bool CanRouteAround(const Routes &routes, const LostLinks &lost,
                     const control::BlockedPairs &but = {});
 

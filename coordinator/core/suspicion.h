@@ -35,7 +35,7 @@ namespace longhaul::coordinator {
 //   unheard grace  the same, if the coordinator does not hear the suspect either. It is longer:
 //                  TCP repeats what a short outage swallowed, after up to twice the outage.
 //   doubt          from the report of a silence until the accusation counts. With fewer than two
-//                  witnesses, the accusation counts after the (unheard) grace, which is shorter.
+//                  witnesses it counts sooner: after the grace or the unheard grace, as applies.
 //   heard of late  from the last message of a peer until the peer is no witness any more
 inline constexpr int64_t kGraceShare = 10;          // detect_ms / 10
 inline constexpr int64_t kUnheardGraceShare = 5;    // detect_ms / 5
@@ -94,7 +94,7 @@ class Suspicion {
   int64_t heard_of_late_us() const { return detect_us_ * kHeardOfLate[0] / kHeardOfLate[1]; }
   // Notes an accusation. If the reporter has accused the suspect before, nothing changes.
   void Accuse(const LostLink &link, const Evidence &evidence, Tick now);
-  // Notes a loss, and sets its `due`. False: the loss is known, and nothing changes.
+  // Notes a loss, and sets its `due`. Returns false, and changes nothing, if the loss is known.
   bool Lose(const LostLink &link, const Evidence &evidence, Loss loss, Tick now);
   // The reporter says that all its links of this epoch are up. Drops its accusations, and its
   // losses of older epochs.
@@ -109,17 +109,18 @@ class Suspicion {
   // The losses whose grace is over.
   std::vector<LostLink> LossesDue(Tick now) const;
   std::optional<Loss> RemoveLoss(const LostLink &link);
-  // Whether there is such an accusation that counts at `at`.
+  // Whether the reporter accuses the suspect, and the accusation counts at `at`.
   bool Accuses(const LostLink &link, Tick at) const;
-  // The suspects of accusations that have come to count. Each accusation is returned once.
+  // Returns the suspects of accusations of silence that count by now. Uses each accusation only
+  // once.
   std::vector<PeerId> NewlyAccused(Tick now);
 
   // ---- blocked pairs
 
-  // Adds a pair that the store held. Its time begins with Start().
+  // Adds a blocked pair that the store held. The time until its retry begins with Start().
   void Restore(const control::BlockedPair &pair) { retries_[pair] = {kNever, kBlockedRetry}; }
   void Start(Tick now);
-  // Blocks a pair for `retry_us`. False: the pair was blocked already; its time begins again.
+  // Blocks a pair for `retry_us` from now. Returns false if the pair was blocked already.
   bool Block(const control::BlockedPair &pair, int64_t retry_us, Tick now);
   // Counts a loss of the pair's link, while neither peer is dead.
   void Strike(const control::BlockedPair &pair, Tick now);
@@ -127,7 +128,8 @@ class Suspicion {
   // The relay has failed: the pair does not use it again while the pair is blocked.
   void FailRelay(const control::BlockedPair &pair, PeerId relay);
   FailedRelays failed_relays() const;
-  // Returns for how long to block a pair that fell silent. Each call counts as one silence.
+  // Returns for how long, in microseconds, to block a pair whose link fell silent. Each call counts
+  // as one silence.
   int64_t NextSilentRetry(const control::BlockedPair &pair);
   // The next freezing preparation tries the straight link of this pair, or of all pairs of this
   // peer.
@@ -147,7 +149,7 @@ class Suspicion {
   void ForgetPairsOf(const std::function<bool(PeerId)> &stranger,
                      const std::function<bool(const control::BlockedPair &)> &blocked);
   Tick NextDeadline() const;
-  // The coordinator itself was held up for `us`: moves all deadlines of reports.
+  // The coordinator itself was held up for `us`. Moves all deadlines of reports by that time.
   void Postpone(int64_t us);
   void AddTo(Digester *digest) const;
 

@@ -1,14 +1,14 @@
-// Whether the members of a group reach a newcomer's data port. Members try the port before the
-// newcomer is admitted, while nobody waits: an unreachable newcomer costs the group nothing.
+// Trials: whether the members' peers reach a newcomer's data port. The peers try the port before
+// the newcomer is admitted. Nobody waits meanwhile, so an unreachable newcomer costs the group
+// nothing.
 //
 //   unknown --(Begin)--> tried --(not TooFewReach)--> reached
 //   tried --(TooFewReach)--> refused: unknown again
 //
 // A newcomer is refused as soon as the missing answers cannot change the verdict. A newcomer passes
-// when all members that were asked have answered; its links to members that do not reach it go
-// through a relay. A member that has not answered when the trial's time is up is not counted. If
-// none of them has answered, the newcomer passes, and the preparation of its epoch shows whether
-// links can be built.
+// when all peers that were asked have answered; its links to peers that do not reach it go through
+// a relay. A peer that has not answered when the trial's time is up is not counted. If no peer has
+// answered, the newcomer passes, and the preparation of its epoch shows whether links can be built.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -28,13 +28,14 @@
 
 namespace longhaul::coordinator {
 
-// How many members try a newcomer.
+// The most peers that try a newcomer.
 inline constexpr size_t kTriersMax = 8;
 // How long a trial waits for answers, in halves of detect_ms. A peer tries for three halves.
 inline constexpr int64_t kTrialHalfDetects = 5;
 
-// Whether a newcomer is refused that `failed` of `asked` members cannot reach: all of them, or two
-// or more that are at least half of them. Otherwise the links of these members use a relay.
+// Whether a newcomer is refused, because `failed` of `asked` peers cannot reach it: all of them, or
+// two or more that are at least half of them. If it is not refused, the links of these peers to it
+// use a relay.
 inline bool TooFewReach(size_t failed, size_t asked) {
   return failed > 0 && (failed >= asked || (failed >= 2 && 2 * failed >= asked));
 }
@@ -52,13 +53,13 @@ class Trials {
   struct Ended {
     PeerId newcomer;
     bool reached = false;
-    std::map<PeerId, std::string> errors;  // of the members that cannot reach the newcomer
+    std::map<PeerId, std::string> errors;  // by peer that cannot reach the newcomer
     size_t asked = 0;
   };
   // Ends the trials that are decided by now.
   std::vector<Ended> End(Tick now);
 
-  // Ends running trials without a verdict. The next ones ask new members, too.
+  // Ends running trials without a verdict. The next trials ask peers of new members, too.
   void Restart() { running_.clear(); }
   void Forget(PeerId newcomer);
   void ForgetIf(const std::function<bool(PeerId)>& stranger);

@@ -20,10 +20,10 @@ namespace longhaul::coordinator {
 
 class GrpcServer {
  public:
-  // Both serve on `address` ("host:port"; port 0: any free port). `loop` and `metrics` must outlive
-  // the server. InvalidArgument: `address` is not an address. Unavailable: the server cannot listen
-  // there; the text says why and names the flag that chooses the address. After an error nothing
-  // listens.
+  // StartForPeers() and StartForOperators() serve on `address` ("host:port"; port 0: any free
+  // port). `loop` and `metrics` must outlive the server. InvalidArgument: `address` is not an
+  // address. Unavailable: the server cannot listen there; the text says why and names the flag that
+  // chooses the address. After an error nothing listens.
   //
   // StartForPeers() offers the service Coordinator (--listen): the control streams of peers.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,

@@ -4,8 +4,9 @@
 //
 // The journal is for diagnosis. It does not make anything durable; the store does (store/store.h).
 //
-// - The kernel gets a record before the core handles the event. So the journal survives SIGKILL,
-//   and its last record is the event that made a coordinator crash. Nobody flushes it to the disk.
+// - A record is written to the kernel before the core handles the event. So the journal survives
+//   SIGKILL, and its last record is the event that made a coordinator crash. The journal is not
+//   flushed to the disk.
 // - If a record cannot be written, the journal ends, the log says so, and the coordinator goes on.
 // - No secrets are in it: neither entropy, nor secrets of runs and peers, nor tokens.
 //
@@ -30,7 +31,7 @@ struct JournalOptions {
   // The journal ends before it becomes larger than this. Dropping its beginning instead is
   // impossible: such a journal could not be replayed.
   uint64_t bytes_max = uint64_t{1} << 30;
-  // A digest of the core's state is recorded after every so many events.
+  // The journal gets a digest of the core's state after each series of this many events.
   uint64_t digest_every = 64;
 };
 
@@ -61,7 +62,7 @@ class JournalWriter {
 };
 
 struct ReplayOptions {
-  uint64_t until = UINT64_MAX;  // stop after so many events
+  uint64_t until = UINT64_MAX;  // stop after this many events
   // Called after each event, with the number of the event (the first is 1) and what the core
   // decided.
   std::function<void(uint64_t number, Tick now, const Event& event,

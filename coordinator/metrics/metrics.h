@@ -29,7 +29,8 @@ class CoordinatorMetrics {
   void OnPreparation(std::chrono::duration<double> took);
   void OnPreparationAborted();
   // An epoch that froze ops was committed. `detect`: the silence before the first report of the
-  // fault. `agree`: from that report to the commit.
+  // fault. `agree`: from that report to the commit. (The agree_ms of a peer's log begins at its
+  // freeze.)
   void OnFault(std::chrono::duration<double> detect, std::chrono::duration<double> agree);
   void OnVote();
   // A sync was committed. `took`: since the first member voted for it. `bytes`: what members

@@ -57,7 +57,8 @@ struct RingScore {
             LH_FIELD(latency_us), LH_FIELD(guessed));
 };
 
-// Below 0: `a` is better. Above 0: `b` is better. Both scores must be of the same matrix.
+// Returns a number below 0 if `a` is better, above 0 if `b` is better, and 0 if they are equally
+// good. Both scores must be of the same matrix.
 int Compare(const RingScore& a, const RingScore& b);
 
 // The score of the ring order[0] -> order[1] -> ... -> order[0]. A ring of fewer than two nodes has
