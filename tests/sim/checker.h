@@ -1,4 +1,4 @@
-// The properties that must hold in every run. They are checked while it runs.
+// The properties that must hold in every simulated run. They are checked during the run.
 //
 // Safety of ops and epochs:
 // - An op has one outcome in an epoch. Its results are equal bits: exactly the reduction over one
@@ -16,7 +16,7 @@
 //
 // Liveness: when the faults have stopped, every request is answered in time.
 //
-// A violation ends the process with a text; see Fail().
+// A violation ends the process with a text (see Fail()).
 #pragma once
 
 #include <cstdint>
@@ -89,13 +89,13 @@ class Checker {
   // A sync is answered. The trainer's tensors had the root `begun` when it asked, and have `now`.
   void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info,
                   control::SyncStrategy strategy, const Hash128& begun, const Hash128& now);
-  // The same for a take that ended well.
+  // The same for a take() that ended well.
   void OnTaken(const peerd::StateSyncInfo& info, const Hash128& now);
 
   // ---- ops
 
   void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name);
-  // The same, but does nothing if the ordinal is known.
+  // As OnAnnounced(), but does nothing if the ordinal is known.
   void OnReported(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name) {
     announced_.emplace(std::tuple(peer, group.group, ordinal), name);
   }
@@ -126,7 +126,7 @@ class Checker {
   // How many ops had which outcome, and what else happened in the run.
   struct Counts {
     uint64_t ok = 0;
-    uint64_t by_mesh = 0;  // of those in `ok`
+    uint64_t by_mesh = 0;  // how many of `ok` used the mesh
     uint64_t by_ring = 0;
     uint64_t aborted = 0;
     uint64_t refused = 0;
@@ -137,7 +137,7 @@ class Checker {
     uint64_t freezes = 0;
     uint64_t committed_by_fate = 0;
     uint64_t tunnels = 0;  // links through a relay
-    uint64_t cohorts = 0;  // that were admitted
+    uint64_t cohorts = 0;  // cohorts that were admitted
     uint64_t late = 0;     // members that were removed as late
     uint64_t syncs_ok = 0;
     uint64_t syncs_aborted = 0;
@@ -197,8 +197,8 @@ class Checker {
   // The slots whose tensors make up the result of the op in `epoch`.
   std::vector<uint32_t> Givers(const Ended& op, Epoch epoch) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
-  // True if the op may have another result in `epoch`. A small op may, if no member that has the
-  // older result takes part in the newer epoch.
+  // Returns true if the op may have another result in `epoch`. A small op may have one if no member
+  // with the older result takes part in the newer epoch.
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;

@@ -2,8 +2,8 @@
 // place.
 //
 // The search goes depth first over ExploreState, through each state once (by digest). With `sample`
-// above 1, a path that may have one more fault tries only one in `sample` of the possible ones,
-// chosen by digest and seed. All else is complete.
+// above 1, a path that may have only one more fault tries one in `sample` of the possible last
+// faults, chosen by digest and seed. All other moves are tried.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // A small run as a value, for exhaustive search (explore.h): the production coordinator core, the
 // production engines of the peers with their cores, and all that is in flight between them.
 //
-// All around the cores is reduced to what a core can notice:
+// Everything around the cores is reduced to what a core can notice:
 // - Control messages (as the production conversion returns them) and frames are in one queue for
 //   each direction.
 // - Links and streams are up or down.
@@ -15,9 +15,10 @@
 // Each move checks these properties, with Checker::Fail():
 // - An op has one outcome. A result is the sum over the recorded participants. Inputs are intact
 //   unless the op succeeded.
-// - Members and ring of an epoch are equal wherever it is seen. Numbers are not used twice.
-// - Answers are given once.
-// - Commits are durable before they are told, and are not told as failed.
+// - The members and the ring of an epoch are the same at all its peers. Epoch numbers are not used
+//   twice.
+// - Each call is answered once.
+// - A commit is durable before anybody is told of it. Nobody is told that it failed.
 // - Agreed states were brought by a trainer. A state does not change while others may ask for it.
 // - The invariants of the cores hold, and no wait is endless.
 #pragma once
@@ -74,7 +75,7 @@ struct ExploreScenario {
   bool silences = false;
   // Number of attempts to reach the data port of the last peer that fail, because the port is
   // closed. A firewall that drops packets (`drops`) leaves an attempt without an answer until its
-  // deadline. One that refuses connections answers at once.
+  // deadline. A firewall that refuses connections answers at once.
   int closed_attempts = 0;
   bool drops = false;
 };
@@ -89,7 +90,7 @@ struct Move {
     kData,     // b -> a
     kLocal,
     kTransfer,  // of member b at peer a: it is complete
-    // Somebody does the next thing.
+    // A member, an operator or a process does its next act.
     kAct,  // member a
     kOperator,
     kMeasure,
@@ -118,7 +119,7 @@ struct Move {
   Kind kind = Kind::kTime;
   uint8_t a = 0;
   uint8_t b = 0;
-  // If not 0, the receiver dies after so many of its actions for this move. At a peer, only the
+  // If not 0, the receiver dies after this many of its actions for this move. At a peer, only the
   // actions that others can see count.
   uint8_t crash_after = 0;
 
@@ -133,7 +134,8 @@ class ExploreState {
 
   // Runs to the point where the search begins.
   void Setup();
-  // Returns all that can happen next. Empty: every call is answered and nothing is in flight.
+  // Returns all moves that can happen next. An empty list means that every call is answered and
+  // nothing is in flight.
   std::vector<Move> Moves(bool faults) const;
   // Returns false if the receiver has fewer actions than `crash_after`. The state is useless then.
   bool Apply(const Move& move);

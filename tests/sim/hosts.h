@@ -113,8 +113,9 @@ class CoordinatorHost {
   void Evict(const GroupKey& group, MemberId member);
   void Drain(PeerId peer);
   void Crash(bool resets);
-  // Only while the coordinator is down: its store loses some of its last writes: preparations,
-  // joins, departures, drains and terms, but no committed epoch or sync (store_back.h).
+  // Makes the store lose some of its last writes: preparations, joins, departures, drains and
+  // terms, but no committed epoch or sync (store_back.h). Call this only while the coordinator is
+  // down.
   void GoBack();
   void Start();
 
@@ -223,7 +224,7 @@ class PeerHost final : private peerd::TransportListener,
   };
 
   void FromTrainer(std::function<void()> what);
-  // Called when a request has arrived: from now on the engine owes an answer.
+  // Called when a request has arrived. From now on the engine must answer it.
   struct Answers;
   Answers& Asks(peerd::LocalId local);
   void ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what);

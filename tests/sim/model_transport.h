@@ -1,6 +1,7 @@
 // A model network behind peerd/transport/transport.h.
 //
-// It keeps the promises of the production transport, and makes use of all its liberties:
+// It keeps the promises of the production transport. It does everything that the production
+// transport is free to do:
 // - Listeners are called from events only.
 // - Frames of the control lane keep their order. Segments of one link overtake each other, because
 //   a link has several data lanes.
@@ -97,7 +98,7 @@ class ModelTransport final : public peerd::Transport {
 
   // Sends pings, and takes silent links down. The owner calls it every detect_ms / 3.
   void Beat();
-  // The process was frozen, so silence says nothing: every link counts as heard now.
+  // The process was frozen, so a silence proves nothing. Every link counts as heard now.
   void ForgiveSilence();
   // Loses one data lane and the control lane of each link to `peer`. Both are replaced.
   void LoseLanes(PeerId peer);

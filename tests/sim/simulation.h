@@ -1,8 +1,8 @@
 // A whole run in one thread: a coordinator, peerds, trainers, a network, and faults.
 //
 // Simulation is the machinery. Its caller adds peers and trainers, and makes things happen at
-// chosen times. RunSeed() draws all of that from a seed and runs it to its end. It ends the process
-// if a checker finds something wrong.
+// chosen times. RunSeed() draws peers, trainers and faults from a seed, and runs until the run is
+// over. It ends the process if a checker finds something wrong.
 #pragma once
 
 #include <array>

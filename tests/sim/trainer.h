@@ -8,8 +8,8 @@
 // In some runs the trainers have a shared state. A step changes it in the same way at all members,
 // unless a member diverges. Most steps begin with a sync, also those of newcomers. All participants
 // of an aborted sync try it again. A trainer whose state is refused goes on without that sync. Some
-// trainers join in the background. Some of these take the state as soon as they can, and then go on
-// from it like the others.
+// trainers join in the background. Some of these take the state as soon as they can, and then train
+// on from that state.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ enum class Syncs {
 
 struct TrainerPlan {
   uint32_t group = 0;
-  uint64_t steps = 10;            // it leaves after so many
-  Tick leave_after = kNever;      // it leaves at the first boundary after this
+  uint64_t steps = 10;            // the trainer leaves after this many steps
+  Tick leave_after = kNever;      // the trainer leaves at the first boundary after this time
   int64_t think_us = Millis(20);  // maximal pause between two actions
   int ops_max = 4;                // maximal number of ops in a step
   bool rejoin = false;            // joins again after it was removed
@@ -110,8 +110,8 @@ class Trainer final : public TrainerSide {
   void BeginStep();
   void PostNext(size_t strand);
   void StrandDone(const OpName& name);
-  // True if the participants of an aborted op give it up. Otherwise they start it again. The answer
-  // is the same at all of them.
+  // Returns true if the participants of an aborted op give the op up, and false if they start it
+  // again. All participants get the same answer.
   bool GivesUp(const OpName& name) const;
   void MaybeEndStep();
   void EndStep();

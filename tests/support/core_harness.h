@@ -5,9 +5,9 @@
 // ready, commits, and after a reconnect sends again what was not answered. It also checks
 // (LH_CHECK) what a peer may rely on.
 //
-// The harness drives the core. It carries out a Persist before all other actions, lets time pass
-// from deadline to deadline with the heartbeats of all peers, and checks the core's invariants
-// after each step. It can lose the coordinator at any Persist. It owns the core, the store and the
+// The harness drives the core. It carries out a Persist before all other actions. It moves time
+// from deadline to deadline and sends the heartbeats of all peers. It checks the core's invariants
+// after each step. It can kill the coordinator at any Persist. It owns the core, the store and the
 // peers.
 #pragma once
 
@@ -36,11 +36,11 @@ struct LivelyPeer {
     uint64_t votes = 0;  // how many votes were answered
     bool voting = false;
     bool leaving = false;
-    // The state that the member now has, while its sync has no answer kEnd.
+    // The state that the member has now. Set while its sync has no answer kEnd.
     std::optional<control::SyncOffer> sync;
     bool sync_with_vote = false;  // `sync` goes with the vote that has no answer yet
-    bool ready = false;           // `ready` goes with that vote, too
-    uint64_t syncs = 0;           // how many numbers of syncs are used
+    bool ready = false;           // the unanswered vote says `ready`
+    uint64_t syncs = 0;           // the number of the last sync
     std::vector<control::SyncResult> sync_results;
   };
   struct GroupAtPeer {
@@ -60,7 +60,7 @@ struct LivelyPeer {
   std::optional<control::StateAgreed> agreed;  // the last StateAgreed that the peer received
   bool mute = false;                           // the peer answers no preparation
   bool patient = false;                        // the peer does not report unreachable peers yet
-  bool fetches = true;                         // the peer's fetches end well at once
+  bool fetches = true;                         // the peer's fetches succeed at once
 };
 
 class Harness {
@@ -76,7 +76,7 @@ class Harness {
 
   // ---- peers
 
-  // Opens a stream and says Hello.
+  // Opens a stream and sends Hello.
   void Attach(PeerId peer, std::vector<control::GroupState> groups = {}) {
     const SessionId session(++last_session_);
     Step(SessionOpened{session});
@@ -118,10 +118,10 @@ class Harness {
     Step(SessionClosed{session});
     Run();
   }
-  // The secret that the peer sends in its next Hello.
+  // Sets the secret that the peer sends in its next Hello.
   void SetSecret(PeerId peer, const std::string& secret) { welcomes_[peer].secret = secret; }
   const std::string& Secret(PeerId peer) { return welcomes_[peer].secret; }
-  // The peer comes up at the address of `other`.
+  // From its next Attach() on, the peer has the address of `other`.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
   // The peer hangs: it sends no heartbeats from now on.
@@ -198,7 +198,7 @@ class Harness {
     it->second.sync = offer;
     Tell(peer, control::SyncVote{it->second.group, member, offer});
   }
-  // The member reports the end of the fetch that it was told to do: it ended well or with an error.
+  // The member reports that the fetch that it was told to do has ended, well or with an error.
   void LivelyFetched(PeerId peer, MemberId member, const Outcome& outcome = {},
                      uint64_t bytes = 100, std::vector<MemberId> corrupt = {}) {
     LivelyPeer::LocalMember& local = lively_.at(peer).members.at(member);
@@ -251,7 +251,7 @@ class Harness {
       Run();
     }
   }
-  // The driver does not run for `ms`.
+  // The coordinator's process does not run for `ms`.
   void Stall(int64_t ms) { now_ = now_ + Millis(ms); }
   void Pass() {
     Step(TimePassed{});
@@ -411,7 +411,7 @@ class Harness {
     Tell(peer, vote);
   }
 
-  // As Say(), but without running the other peers. For peers that answer.
+  // As Say(), but without running the other peers. Used for the answers of lively peers.
   void Tell(PeerId peer, control::PeerMessage message) {
     const auto it = sessions_.find(peer);
     if (it == sessions_.end() || crashed_) return;

@@ -34,7 +34,7 @@ inline int OpenDescriptors() {
   return count;
 }
 
-// Answers the IPC server's requests. Used on the reactor thread only. By default joins, steps and
+// Answers the IPC server's requests. Only the reactor thread uses it. By default joins, steps and
 // leaves succeed at once. An op's result is twice its source (for float32), as if two members had
 // posted the same tensor. A hold_ field set to true makes requests of its kind wait.
 class ScriptedHandler : public TrainerRequests {
@@ -96,7 +96,7 @@ class ScriptedHandler : public TrainerRequests {
   World WorldOf(LocalId local) const {
     return {Epoch(epoch), MemberId(100 + local.value()), 0, 2, 0};
   }
-  // Answers the held post at `index`; by default the newest.
+  // Answers the held post at `index`, by default the newest one.
   void FinishPost(const Outcome& outcome = {}, size_t index = SIZE_MAX) {
     if (index == SIZE_MAX) index = posts.size() - 1;
     const HeldPost post = std::move(posts[index]);
@@ -131,7 +131,7 @@ class ScriptedHandler : public TrainerRequests {
   std::vector<Manifest> kept_asked;
   bool hold_prepares = false;
   std::vector<Manifest> prepared;               // of all OnPrepare() calls
-  std::vector<std::function<void()>> prepares;  // the `done` of those that are held
+  std::vector<std::function<void()>> prepares;  // the `done` of each held call
   std::vector<StateSync> syncs;                 // of all syncs
   std::vector<HeldPost> posts;                  // the posts that are not answered
   std::vector<std::string> events;
@@ -177,7 +177,7 @@ class Harness {
     Run([&](ScriptedHandler& handler, IpcServer&) { events = handler.events; });
     return events;
   }
-  // Waits until the condition holds. False: it did not hold within half a minute.
+  // Waits until the condition holds. Returns false if it did not hold within half a minute.
   bool Until(const std::function<bool(ScriptedHandler&, IpcServer&)>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     bool met = false;

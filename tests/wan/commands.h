@@ -41,7 +41,8 @@ inline constexpr size_t kLineBytesMax = 4096;
 class Commands {
  public:
   struct Hooks {
-    // Opens a host's device. Called before the network gets the host; after an error it does not.
+    // Opens a host's device. Called before the host is added to the network. After an error the
+    // host is not added.
     std::function<absl::Status(int number, const std::string& netns, const std::string& device)>
         attach;
     // Gives a JSON object about the emulator itself, for `stats`.

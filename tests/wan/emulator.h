@@ -26,9 +26,9 @@ struct EmulatorOptions {
   std::string control;  // path of the control socket
   uint64_t seed = 1;
   bool offload = true;
-  // While there is traffic, look at hosts and at due packets only once per tick. A wake-up costs
-  // more than a packet, so packets that are handled together cost half as much or less. A packet
-  // may be late by one tick. 0: handle every packet at once.
+  // While there is traffic, the emulator looks at hosts and at due packets only once per tick. A
+  // wake-up costs more than a packet, so packets that are handled together cost half as much or
+  // less. A packet may be late by one tick. 0: every packet is handled at once.
   Nanos tick = 500 * kMicrosecond;
 };
 
@@ -64,7 +64,7 @@ class Emulator {
   absl::Status Bind();
   absl::Status Watch(int fd);
   absl::Status Attach(int number, const std::string& netns, const std::string& device);
-  // Takes packets off a host. False: the host may have more.
+  // Takes packets off a host. Returns false if the host may have more.
   bool ReadHost(const Tun& tun);
   void Deliver(const Packet& packet, Nanos due);
   void Accept();

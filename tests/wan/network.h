@@ -11,8 +11,9 @@
 // super-packet; the rest of the super-packet goes on in pieces. Only time is coarser: a
 // super-packet arrives when its last segment does.
 //
-// The model knows no clock and no device, so a test can drive it exactly. Randomness comes from the
-// seed, for each pair by itself: in every run a pair loses the same segments of its sequence.
+// The model knows no clock and no device, so a test can drive it exactly. All randomness comes from
+// the seed, separately for each pair. So in every run with one seed a pair loses the same segments
+// of its sequence.
 //
 // The network owns the packets in it. One thread uses it. Nothing here fails; a host that was not
 // added is a bug of the caller.
@@ -30,11 +31,10 @@
 
 namespace longhaul::wan {
 
-// How many flows a pair remembers. A further one replaces the flow that has been silent for
-// longest.
+// How many flows a pair remembers. A further flow replaces the flow whose last packet is oldest.
 inline constexpr size_t kFlowsMax = 1024;
 
-// How much a queue in front of a rate holds: `bytes`, or, if that is 0, what passes in `time`. A
+// How much a queue in front of a rate holds: `bytes`, or if `bytes` is 0, what passes in `time`. A
 // queue always has room for at least ten packets.
 struct QueueLimit {
   Nanos time = 50 * kMillisecond;
@@ -61,7 +61,7 @@ struct AccessConfig {
   QueueLimit queue;
 };
 
-// These count segments, except `packets` and what says bytes.
+// These fields count segments, except `packets`, the bytes and the time.
 struct PairCounters {
   int64_t packets = 0;  // packets that entered; a super-packet is one
   int64_t entered = 0;
@@ -85,18 +85,18 @@ struct FlowView {
 // leaves.
 class RateQueue {
  public:
-  // Changes rate and length. What is in the queue leaves at the times that were set before.
+  // Changes rate and length. Packets in the queue leave at the times that were set before.
   void Configure(int64_t rate, const QueueLimit& limit);
 
-  // How many of `count` segments fit, which have `bytes` bytes together. An idle queue has room for
-  // at least one.
+  // Returns how many of `count` segments fit. Together they have `bytes` bytes. An idle queue has
+  // room for at least one segment.
   int Room(Nanos now, int count, int64_t bytes) const;
 
   // Takes `bytes` and returns the time at which the last of them leaves. Only with a rate.
   Nanos Admit(Nanos now, int64_t bytes);
 
-  // For a queue without a rate: the time at which a packet leaves. It waits for what came before,
-  // when there still was a rate.
+  // For a queue without a rate: returns the time at which a packet leaves. The packet waits for
+  // packets that came while the queue still had a rate.
   Nanos Pass(Nanos now) const { return idle_from_ > now ? idle_from_ : now; }
 
   bool limited() const { return rate_ != 0; }
@@ -131,7 +131,7 @@ class LossProcess {
 
 class Network {
  public:
-  // Gets a packet at its destination. `due` is the time at which it should have arrived.
+  // Takes a packet at its destination. `due` is the time at which the packet should have arrived.
   using Deliver = std::function<void(const Packet& packet, Nanos due)>;
 
   Network(uint64_t seed, Deliver deliver);

@@ -1,5 +1,5 @@
-// Packets, as a TUN device with IFF_VNET_HDR carries them. Values: no thread, no clock, and bytes
-// of a host cannot make anything here fail.
+// Packets, as a TUN device with IFF_VNET_HDR carries them. Plain values: no thread, no clock. No
+// bytes that a host sends can make anything here fail.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace longhaul::wan {
 
-// Host n has the addresses 10.77.0.n and fd77::n. In the second one n is hexadecimal.
+// Host n has the addresses 10.77.0.n and fd77::n. In the second address n is hexadecimal.
 inline constexpr int kHostNumberMax = 254;
 
 // The largest frame of a TUN device: a virtio_net_hdr and 64 KiB of IP.
@@ -31,8 +31,8 @@ struct FlowKey {
 // its bytes.
 class Packet {
  public:
-  // Copies `frame`. Nothing: the frame is not complete, or goes from or to something that is not a
-  // host's address.
+  // Copies `frame`. Returns nullopt if the frame is not complete, or if its source or destination
+  // is not a host's address.
   static std::optional<Packet> FromFrame(std::span<const uint8_t> frame);
 
   int src() const { return src_; }

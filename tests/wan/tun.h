@@ -29,10 +29,10 @@ class Tun {
   // A descriptor that is readable when the host has sent a frame.
   int fd() const { return fd_; }
 
-  // Reads the host's next frame into `buffer`. Empty: there is none now.
+  // Reads the host's next frame into `buffer`. Returns an empty span if there is none now.
   std::span<const uint8_t> Read(std::span<uint8_t> buffer) const;
 
-  // Hands the host a frame. False: the host did not take it.
+  // Hands the host a frame. Returns false if the host did not take the frame.
   bool Write(std::span<const uint8_t> frame) const;
 
  private:
