@@ -180,8 +180,8 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
 // The most scratch memory that an attempt borrows when it is made.
-// OriginalsBytesMax(): for originals, if all local targets are in place. MeshInputsBytesMax(): for
-// the inputs of other positions, in the mesh.
+// OriginalsBytesMax(): for originals, if all local targets are in place. MeshInputsBytesMax(): in
+// the mesh, in place or not, for the inputs of all positions to this position's chunk.
 constexpr uint64_t OriginalsBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
 constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
   return tensor_bytes + 128 * size;

@@ -91,7 +91,8 @@ struct Vector {
 }  // namespace avx2
 
 namespace avx512 {
-// clang knows no preference here, and has none unless told to build for a certain processor.
+// gcc must be told to prefer vectors of 512 bits. clang does not know this attribute, and prefers
+// no other length unless it is told to build for a certain processor.
 #if defined(__clang__)
 #define LH_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #else

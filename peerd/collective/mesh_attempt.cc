@@ -73,9 +73,9 @@ class MeshAttempt final : public SegmentAttempt {
   static uint64_t PartBytes(const Plan& plan, int chunk) {
     return Aligned(plan.Chunk(chunk).bytes);
   }
-  // Whether scratch needs a part for the input of a position to the own chunk. At this position
-  // only if several members contribute: their inputs are reduced there. The input of one member is
-  // in its source, or among the originals.
+  // Whether scratch needs a part for the input of a position to the own chunk. This position needs
+  // one only if several of its members contribute: their inputs are reduced there. The input of a
+  // single member is in its source, or among the originals.
   static bool HasPart(const AttemptSpec& spec, int position) {
     if (position == spec.position) return InputsOf(spec).size() > 1;
     return PositionContributes(spec, position);
@@ -133,9 +133,9 @@ class MeshAttempt final : public SegmentAttempt {
     HandFresh();
   }
 
-  // Hands over own input of other chunks, as much as the window allows, to each owner in turn. So
-  // no owner waits for its first segment until another one has its last. The input of several
-  // members must be added up before; Work() does that.
+  // Hands over own input of other chunks, as much as the window allows. The owners of the chunks
+  // take turns, so that none has to wait until another owner has got all of its input. The inputs
+  // of several members must be added up first; Work() does that.
   void HandFresh() {
     while (inputs_.size() == 1 && MayHandFresh()) HandOneFresh();
   }
@@ -143,7 +143,7 @@ class MeshAttempt final : public SegmentAttempt {
     return position != spec_.position && credit_[position] &&
            fresh_[position] < plan_.GrainsOf(position).end();
   }
-  // The position to send to next, of those with fresh segments; spec_.size: there is none.
+  // Returns the next position that has fresh segments to be sent to it; spec_.size: there is none.
   int NextFresh() const {
     for (int i = 0, to = turn_; i < spec_.size; ++i, to = Next(to)) {
       if (HasFresh(to)) return to;

@@ -126,8 +126,8 @@ class RingAttempt final : public SegmentAttempt {
     HandFresh();
   }
 
-  // Hands over own input, as much as the window allows. The input of several members must be added
-  // up before; Work() does that.
+  // Hands over own input, as much as the window allows. The inputs of several members must be added
+  // up first; Work() does that.
   void HandFresh() {
     while (inputs_.size() <= 1 && MayHandFresh()) HandOneFresh();
   }

@@ -322,7 +322,7 @@ void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs
 }
 
 uint64_t SegmentAttempt::Restore(uint64_t grain) {
-  // To look at a grain costs this much, too.
+  // Looking at a grain counts as work, too: it reads the two numbers.
   if (reads_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return 2 * sizeof(uint16_t);
   // Restore only once: later the memory may belong to another op.
   marks_[grain] &= static_cast<uint16_t>(~kOverwritten);

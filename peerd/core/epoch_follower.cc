@@ -79,7 +79,7 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
   }
   if (message.freeze) return "";
   if (kept.size() != current.members.size()) return "it removes members and does not freeze";
-  // The old link would be closed, and frames of ops in flight would be lost with it.
+  // A link that goes another way is built anew. Ops in flight would lose frames with the old link.
   for (const PeerId a : current.ring) {
     for (const PeerId b : current.ring) {
       if (!(a < b) || current.RelayOf(a, b) == control::RelayOf(message.blocked, a, b)) continue;

@@ -2,7 +2,8 @@
 // requests.
 //
 //   asking --(JoinPending)--> pending --(an epoch with the member is committed)--> admitted
-//   any --(leave, death of the trainer, drain)--> exiting: sends Leave once its posts are answered
+//   any --(leave, death of the trainer, drain)--> exiting: sends Leave when it has no open post and
+//                                                 no lingering op, or when its time is up
 //   any --(Removed)--> removed --(its posts and its sync are answered)--> finished (forgotten)
 //   asking --(JoinRefused)--> finished
 //

@@ -13,8 +13,8 @@ using control::SyncStrategy;
 
 namespace {
 
-// If a round begins with at most this many bytes to fetch, or this part of the state, the member
-// comes out of the background: a sync will then not delay the other members for long.
+// A member comes out of the background if a round after its first one begins with at most
+// kNearBytes to fetch, or at most 1/kNearPart of the state. A sync then delays nobody for long.
 constexpr uint64_t kNearBytes = uint64_t{16} << 20;
 constexpr uint64_t kNearPart = 64;
 // After so many rounds in a row that had no less to fetch than an earlier round, the member comes

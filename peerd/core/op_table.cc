@@ -15,8 +15,8 @@ namespace {
 constexpr size_t kReadiesAheadMax = 2;
 
 // The most ops of one key that may linger. A peer sends DONE of an op before READY of the next op,
-// so without faults each op ends the lingering of those before it. A peer that never sends DONE is
-// refused at this limit.
+// so without faults each op ends the lingering of the ops before it. A peer that never sends DONE
+// is refused at this limit.
 constexpr size_t kLingeringMax = 16;
 
 std::string Subject(const OpDesc& desc, uint64_t tag) {
@@ -698,8 +698,8 @@ bool OpTable::Stopping() const {
                      [](const auto& entry) { return entry.second->run == Run::kStopping; });
 }
 
-// The fate of an op may depend on its ordinals at other peers: if it is done or may be aborted. The
-// same holds for a one-shot op, because an earlier op of the same key may linger at another peer.
+// The fate of an op may depend on its ordinals at other peers if the op is done or may be aborted.
+// A one-shot op needs them too, because an earlier op of the same key may linger at another peer.
 // All other ops are redone, and their ordinals would only make reports longer.
 bool OpTable::NeedsMatches(const Op& op) {
   return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc);

@@ -73,7 +73,7 @@ struct OpCounters {
 struct NewPost {
   PostRef post;
   MemberId member;
-  Epoch boundary;  // the number of the member's last step boundary
+  Epoch boundary;  // EpochRecord::boundary at the member's last step boundary
   uint64_t tag = 0;
   OpDesc desc;
 };

@@ -10,11 +10,12 @@
 //   announced --> attempt running (segments flow to another peer once its READY is here)
 //   running --(result complete, all sends returned, every READY here)--> done: DONE to all
 //   done --(every DONE here)--> settled: trainers get the outcome
-//   all but settled --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
+//   announced, running, done --(PrepareEpoch that freezes)--> frozen: reported in EpochReady, and
+//                              its attempt is stopped unless it is done
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
-// A one-shot op carries its input in the READY and has no segments. algorithm.h chooses the
-// algorithm of an op.
+// A one-shot op carries its input in the READY and has no segments. Its trainers are usually
+// answered when it is done (op_table.h). algorithm.h chooses the algorithm of an op.
 //
 // local_syncs.h handles syncs of shared state. The driver hashes states and moves their chunks.
 #pragma once

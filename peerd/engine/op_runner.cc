@@ -19,14 +19,14 @@ constexpr uint64_t kSliceBytes = 256 << 10;
 // before.
 constexpr uint64_t kRepeat = UINT64_MAX;
 
-// On a short way each segment costs system calls and wake-ups. So a chunk is cut into few segments,
-// just enough to keep all hops of a ring busy.
+// On a short way the cost of a segment is its system calls and wake-ups. So a chunk is cut into few
+// segments, just enough to keep all hops of a ring busy.
 constexpr uint64_t kShortWaySegments = 8;
 constexpr uint64_t kShortWayGrainsMin = 2;
 constexpr uint64_t kShortWayGrainsMax = 16;
 
-// Returns the length of the segments that this peer sends. On a long way they are short: many slow
-// lanes share a chunk, and its end waits for the last lane.
+// Returns the length of the segments that this peer sends. On a long way segments are short: many
+// slow lanes share a chunk, and the end of the chunk waits for the slowest of them.
 uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way) {
   if (long_way) return grain_bytes;
   const uint64_t wanted = chunk_bytes / kShortWaySegments / grain_bytes;
@@ -54,9 +54,9 @@ bool Overlap(const uint8_t* a, uint64_t a_bytes, const uint8_t* b, uint64_t b_by
 
 }  // namespace
 
-// The scratch memory of one op. Its attempts use it one after the other. The first buffer that an
-// attempt borrows is the one that it cannot do without: that is this memory. Further buffers only
-// make it faster, and come from the pool.
+// The scratch memory of one op. The op's attempts use it one after the other. An attempt first
+// borrows the buffer that it needs, and gets this memory. Further buffers only make the attempt
+// faster, and come from the pool.
 class OpRunner::Scratch final : public ScratchPool {
  public:
   explicit Scratch(OpRunner* runner) : runner_(runner) {}

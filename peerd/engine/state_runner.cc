@@ -42,7 +42,7 @@ StateRunner::StateRunner(const Options& options, Transport* transport, std::func
 void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                         bool with_step) {
   members_[local].group = group;
-  // Sharing ends: served chunks are checked against the state's digests, which are computed anew.
+  // Sharing ends: it checks served chunks against the state's digests, which are now computed anew.
   EndShare(local);
   syncs_.Begin(local, sync, with_step);
 }

@@ -113,8 +113,8 @@ LaneVerdict Admission::Judge(const LaneHello& hello) const {
   if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer, ""};
   Run* run = runs_->Find(hello.run_digest);
   if (hello.link != 0) {
-    // Checked before the epoch: a side that has given the link up has usually dropped the epoch
-    // too.
+    // The link is checked before the epoch, because a side that has given the link up has usually
+    // dropped the epoch too.
     const Peering* p = run == nullptr ? nullptr : runs_->Find({run->name, hello.dialer});
     if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
       return {LaneResult::kUnknownLink, ""};

@@ -6,7 +6,8 @@ namespace longhaul::peerd {
 
 void Alarm::Set(Tick at) {
   if (at == kNever) return;
-  // Not in the past: `off` takes its delay for time in which this process stood still.
+  // Never set the timer to a past tick: `off` would take the delay for time in which this process
+  // stood still.
   at = std::max(at, ring_->Now());
   if (timer_ != 0 && at_ <= at) return;
   if (timer_ != 0) ring_->Cancel(timer_);

@@ -34,7 +34,8 @@ absl::Status Handshakes::CheckCongestion(int family) {
 }
 
 StreamTuning Handshakes::TuningFor(const SocketAddress& remote) const {
-  // Longer than the silence after which a link breaks, so that the reason names the silence.
+  // TCP's timeout is longer than detect_ms, so that a silent link breaks for its silence, and not
+  // by this timeout. (Link::TuneLanes() changes the timeout later.)
   return {.user_timeout_ms = 4 * options_->detect_ms,
           .congestion = remote.loopback() ? loopback_congestion_ : options_->congestion};
 }

@@ -10,41 +10,39 @@
 namespace longhaul::peerd {
 namespace {
 
-// In round trips: the pause that ends a burst, the beginning of a long burst that is left out, the
-// time until new connections are fast, and the time that is measured.
-constexpr int64_t kPause = 2;
-constexpr int64_t kSkipped = 3;
-constexpr int64_t kSettling = 6;
-constexpr int64_t kMeasured = 8;
-// In round trips: the longest short burst, and how much of short bursts is measured. To each one
-// round trip is added, which passes until the last byte is known to have arrived.
-constexpr int64_t kShort = 5;
-constexpr int64_t kShortMeasured = 16;
+// Times in round trips.
+constexpr int64_t kPause = 2;           // a longer pause ends a burst
+constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
+constexpr int64_t kSettling = 6;        // until new connections are fast
+constexpr int64_t kMeasured = 8;        // one measurement of long bursts
+constexpr int64_t kShort = 5;           // the longest short burst
+constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
 // A short burst counts only if it has more than so many times the bytes that the kernel may hold
 // unsent.
 constexpr uint64_t kShortMin = 2;
-// The shortest round trip to reckon with. In a shorter one the scheduling of processes would count.
+// Shorter round trips count as this long. Otherwise the scheduling of processes would distort the
+// measurement.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// After lanes had nothing to send, 1/kAfterEmptied of a round trip is left out: the kernel takes at
-// once what it has room for.
+// After the queue was empty, 1/kAfterEmptied of a round trip is left out: until its buffers are
+// full, the kernel takes segments at once.
 constexpr int64_t kAfterEmptied = 2;
-// A measurement may take so many times as long as planned, because segments do not always wait. If
-// it takes longer, the lanes are not what limits the rate.
+// A measurement may take so many times as long as planned, because segments do not always wait.
+// Then it is given up: something else than the lanes limits the rate.
 constexpr int64_t kPatience = 3;
 constexpr int64_t kPatienceTrying = 12;
 
-// In percent: two measurements of a steady path differ by less than kSteadyPercent. From
-// kGainPercent on, more lanes are clearly better.
+// The higher of two rates, in percent of the lower one. Up to kSteadyPercent two measurements
+// agree. Above kGainPercent more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
-// If a rate changes by this, the path is a different one.
+// Above this, the path has changed, and the search begins again.
 constexpr uint64_t kChangePercent = 150;
 constexpr int64_t kAgainUs = Seconds(300);
 
-// 32 lanes if a round trip takes 80 ms.
+// For First(): 32 lanes if a round trip takes 80 ms.
 constexpr int64_t kRttUsPerLane = 2500;
 constexpr int64_t kFirstMin = 4;
 constexpr int64_t kFirstMax = 64;
@@ -123,14 +121,15 @@ bool LaneCount::EndBurst(Tick end) {
     settle_us_ -= rtt_us_;
     return false;
   }
-  // Unsent bytes leave the kernel as fast as the rest did.
+  // The kernel may still hold `unsent` bytes. Assume that they leave as fast as the rest did. One
+  // more round trip passes until the last byte is known to have arrived.
   const double share =
       static_cast<double>(burst_bytes_) / static_cast<double>(burst_bytes_ - unsent);
   short_us_ += static_cast<int64_t>(static_cast<double>(us) * share) + rtt_us_;
   short_bytes_ += burst_bytes_;
   if (short_us_ < kShortMeasured * rtt_us_) return false;
   const uint64_t rate = short_bytes_ * Seconds(1) / static_cast<uint64_t>(short_us_);
-  // The same burst must still count with twice as many lanes.
+  // More lanes are tried only if such a burst would still count with twice as many.
   return Judge(Kind::kShort, rate, burst_bytes_ > 2 * kShortMin * unsent, end);
 }
 

@@ -42,8 +42,8 @@ class LaneCount {
   // not measured yet.
   uint64_t rate() const { return rate_; }
 
-  // More than lanes() were of no use on this path, or there are no more. (During a trial of twice
-  // as many lanes: more than half of lanes().)
+  // True if a search has ended: more lanes than it chose were of no use on this path, or could not
+  // be tried. Stays true when a later trial uses twice as many.
   bool found() const { return found_; }
 
   // A probe measured the rate of the path. If nothing was measured here yet, takes as many lanes as

@@ -12,10 +12,10 @@ namespace {
 // A lane rests if it takes so many times as long as the average of the others. By chance, lanes of
 // one path may differ by a factor of three or four for a while.
 constexpr double kLagFactor = 6;
-// It rests only if it would also hold up a segment for so many round trips.
+// It rests only if a segment on it would also take so many round trips.
 constexpr int64_t kLagRtts = 4;
-// A lane leaves a segment to the others if these will be through with the queue, and the segment,
-// before the lane would be done. The factor allows for chance.
+// A lane leaves a segment to the other lanes if they will have carried the whole queue, and this
+// segment, before the lane has carried the segment. The factor allows for chance.
 constexpr double kLateFactor = 2;
 // The first rest and the longest. kRestUsMin is also how long a lane that leaves segments to others
 // is not tried. A trial may hold up one op.

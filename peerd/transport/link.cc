@@ -29,7 +29,7 @@ constexpr uint64_t kMeasuredBytesMin = 1 << 20;
 // idle data lane is pinged.
 constexpr int64_t kBusyDetects = 2;
 constexpr uint32_t kQuietDetects = 4;
-// Round trips up to this need no more patience. A busy process causes as long ones.
+// Round trips up to this long add no patience, because a busy process alone can cause them.
 constexpr int64_t kUsualRttUs = Millis(100);
 // The receiver acknowledges every LH_SEGMENTS_PER_ACK segments of a lane. So a sender at its limit
 // always has an acknowledgement to come.
@@ -221,8 +221,8 @@ void Link::PullAll() {
 
 uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 
-// If the last packets before a pause are lost, nothing behind them tells TCP so, and TCP waits for
-// two round trips or more. A PING behind them tells TCP earlier.
+// Plans a PING behind the last segments before a pause. If their packets are lost, TCP notices it
+// by packets that follow. Without such packets TCP waits for two round trips or more.
 void Link::RanDry(DataLane* data, Tick now) {
   schedule_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
@@ -267,7 +267,7 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   // Only the first segment of a batch counts as a new request.
   if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
   if (!schedule_.Uses(index)) return false;
-  // The limit holds while lost segments can be repeated, so not for a link that is ending.
+  // The limit is for segments that may be sent again. A link that is ending sends none again.
   if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
   const OutgoingSegment* const next = queue_.Next();
   if (next == nullptr) {
@@ -711,7 +711,7 @@ void Link::SendPings(Tick now) {
 
 // While segments come and go, data lanes are pinged as often as the control lane. After a while
 // without segments they are pinged seldom, so that many idle lanes cost next to nothing. The PING
-// says so, or the peer would take the lanes for stalled.
+// announces the longer silence; otherwise the peer would take the lanes for stalled.
 void Link::PingDataLanes(Tick now, uint32_t detect_ms) {
   const int64_t detect = Millis(detect_ms);
   const uint32_t quiet_ms = now - last_segment_ < kBusyDetects * detect
@@ -737,8 +737,7 @@ LaneStats Link::stats() const {
 
 LinkDelivery Link::PopDelivery() {
   LinkDelivery sum{.link = options_.key, .lanes_growing = schedule_.growing()};
-  // The end of an op goes over few lanes, and slowly if packets are lost. So few bytes measure
-  // nothing.
+  // A few bytes measure nothing: the end of an op uses few lanes, and is slow if packets are lost.
   const uint64_t bytes = stats().bytes_sent;
   const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
   sum.limited_by_sender = fresh < kMeasuredBytesMin && queue_.empty();

@@ -8,9 +8,9 @@
 namespace longhaul::peerd {
 namespace {
 
-// Connections of other peers' probes at one time. Beyond it, callers are refused as kBusy.
+// The most connections of other peers' probes at one time. Further callers are refused as kBusy.
 constexpr size_t kSinksMax = 128;
-// The most that one of them may bring, in bytes and time.
+// The most bytes that one of these connections may bring, and the longest that it may last.
 constexpr uint64_t kSinkBytesMax = 2 * kProbeBytesMax;
 constexpr int64_t kSinkUsMax = 4 * kProbeUsMax;
 // How often to look at what has arrived.
@@ -166,7 +166,8 @@ void Probing::SumUp(Tick now) {
     probe_->link_arrived += more;
     probe_->link_arrived_before = arrived;
   }
-  // Counts what has arrived: acknowledgements jump where packets were lost, arrivals do not.
+  // Counts the bytes that have arrived, not those acknowledged: acknowledgements jump where packets
+  // were lost.
   probe_->meter.Add(now, sum.bytes_arrived + probe_->link_arrived, result.rtt_us);
   result.bytes_per_second = probe_->meter.bytes_per_second();
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kConnectsPerDetect = 6;
 // If lanes of a peer are lost at longer intervals than this, they are dialled again at once.
 constexpr int64_t kLossApartUs = Seconds(1);
-// How many losses of one peer are logged in that time. The others are only counted.
+// How many losses of one peer are logged in that time. Further ones are only counted.
 constexpr int kLossesLogged = 4;
 
 void BreakRefused(Link* link, const std::string& address) {

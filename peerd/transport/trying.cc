@@ -50,7 +50,7 @@ Tick Trying::Work(Tick now) {
   for (auto& [id, trial] : trials_) {
     if (!trial.dialling && !trial.candidates.empty()) Dial(id, &trial, now);
     const bool failed = !trial.dialling && trial.candidates.empty() && trial.resolving == 0;
-    // Waits for a dial that runs: it has a deadline, and its error says more.
+    // If a dial is running, waits for its end: the dial has a deadline, and its error says more.
     if (failed || (trial.deadline <= now && !trial.dialling)) {
       over.push_back(id);
     } else {

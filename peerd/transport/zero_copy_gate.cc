@@ -8,7 +8,7 @@ bool ZeroCopyGate::Pass(Tick now) {
   if (use_ == Use::kNever) return false;
   if (!closed_) return true;
   if (now < trial_at_) return false;
-  // There is another trial only if no outcome of this one is reported.
+  // If no outcome of this trial is reported, the next one follows after the same pause.
   trial_at_ = now + pause_us_;
   return true;
 }
