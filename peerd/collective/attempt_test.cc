@@ -762,8 +762,8 @@ class SliceTest : public AlgorithmTest {
     }
     return changed;
   }
-  // Calls Work() until no work is left. Expects that each slice stays within its limit, and one
-  // piece more. Returns the number of slices.
+  // Calls Work() until no work is left. Expects that no slice exceeds its limit by more than one
+  // piece. Returns the number of slices.
   int WorkOffInSlices(Attempt* attempt) {
     int slices = 0;
     for (; attempt->HasWork(); ++slices) {
@@ -815,7 +815,8 @@ TEST_P(SliceTest, OriginalsComeBackInSlices) {
   EXPECT_EQ(op.InputsDiffer(), "");
 }
 
-// Each such target holds the result when the op is complete, so Commit() leaves no work.
+// A target that is out of place holds the result when the op is complete, so Commit() leaves no
+// work.
 TEST_P(SliceTest, TargetsThatAreNoSourcesGetTheResultSegmentBySegment) {
   const auto pool = MakeScratchPool(1 << 30);
   ModelOp op(Options(2, /*in_place=*/false));
@@ -829,7 +830,7 @@ TEST_P(SliceTest, TargetsThatAreNoSourcesGetTheResultSegmentBySegment) {
   }
 }
 
-// Holds however much credit the next position has given.
+// Also if the next position has given credit, so that all of the input may be sent.
 TEST_P(SliceTest, InputsOfSeveralMembersAreAddedUpInSlices) {
   const auto pool = MakeScratchPool(1 << 30);
   Recorder sink;

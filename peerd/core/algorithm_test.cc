@@ -21,7 +21,7 @@ Algorithm Choose(uint64_t bytes, size_t peers, const LinkCost& cost = {}) {
   return ChooseAlgorithm(Of(bytes), peers, /*mesh=*/true, cost);
 }
 
-// Returns the tensor size in bytes from which on the ring is chosen.
+// Returns the tensor size in bytes above which the ring is chosen.
 uint64_t MeshUpTo(size_t peers, const LinkCost& cost) {
   uint64_t bytes = LH_ONE_SHOT_BYTES_MAX + 1;
   while (Choose(bytes, peers, cost) == Algorithm::kMesh) bytes += bytes / 16;

@@ -6,8 +6,8 @@
 //   fetching --(TransferEnded)--> offered: FetchDone, with the reason if it failed
 //   fetching --(fetch of another state, after a restart of the coordinator)--> stopping
 //   stopping --(TransferEnded)--> fetching
-//   any --(end)--> idle, once no transfer writes any more; and if `end` names a member to compare
-//                  the manifest with, once that is done, or after detect_ms
+//   any --(end)--> idle, once no transfer writes any more. If `end` names a member to compare the
+//                  manifest with, also waits for the comparison, but at most detect_ms
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
 //
 // A complete offer is served from the moment it is made, because a fetching peer may ask before the

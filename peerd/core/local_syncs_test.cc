@@ -292,7 +292,8 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   EXPECT_EQ(ended[0].outcome.text, "failed");
 }
 
-// The other members were told the same. They go on, and wait for this member at their next call.
+// The other members were told the same outcome. They go on, and wait for this member at their next
+// call.
 TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnIsToldWhatTheOthersAreTold) {
   const Outcome refusal{Code::kFailedPrecondition, "no member offers a state"};
   Begin(1, 9);

@@ -35,7 +35,7 @@ SendDone Done() {
   return action;
 }
 
-// What the receiver gets if peer A sends the frame.
+// Returns what the receiver gets if peer A sends the frame.
 absl::StatusOr<TakenFrame> Take(const ControlFrame& frame) {
   // The header is encoded and parsed, as on a lane.
   const auto header = ParseFrameHeader(Encode(frame.header), LaneKind::kControl);

@@ -361,7 +361,8 @@ TEST(OpRunner, ScratchIsTakenOnlyWhereAnAttemptNeedsIt) {
   EXPECT_TRUE(accepted(Sum(16), /*in_place=*/true, 3));
 }
 
-// A ring out of place sums in a target. That target's member may be gone when the op is redone.
+// An out-of-place ring keeps partial sums in the target of a member. This member may be gone when
+// the op is redone.
 TEST(OpRunner, AnOpInPlaceCanRunWithoutTheOneThatWasNot) {
   Narrow transport;
   OpRunner runner(&transport, {.self = kSelf});

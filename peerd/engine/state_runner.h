@@ -74,7 +74,8 @@ class StateRunner : public StatePort {
     kept_.Add(local.value(), group, name);
   }
   void Gone(LocalId local) override;
-  // Sets the revision of the state that is kept for the member with this manifest. False: none is.
+  // Sets the revision of the state that is kept for the member with this manifest. Returns false if
+  // none is kept.
   bool KeptRevision(LocalId local, const LocalState& state, uint64_t* revision) const override {
     return kept_.Revision(local.value(), state.manifest, revision);
   }

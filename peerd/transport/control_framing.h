@@ -44,7 +44,7 @@ class ControlWriter {
 
   // These return false if more than bytes_max would wait.
   bool Add(const FrameHeader& header, std::span<const uint8_t> payload);
-  // Whole frames that are encoded already.
+  // Adds whole frames that are already encoded.
   bool Add(std::span<const uint8_t> frames);
   // Replaces a waiting frame of the same type, if there is one.
   bool AddNewest(const FrameHeader& header);

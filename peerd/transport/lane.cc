@@ -316,7 +316,7 @@ void Lane::Pull() {
 bool Lane::Ping(uint32_t quiet_ms) {
   if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
   quiet_ms_ = quiet_ms;
-  // Bytes in flight, even stuck ones, say as much as a PING.
+  // Bytes in flight, even stuck ones, tell the peer as much as a PING would.
   if (send_id_ != 0 || !batch_.empty()) return false;
   SendPing();
   return true;

@@ -10,7 +10,7 @@
 // A control lane carries small frames both ways. Frames that are queued during one
 // Ring::RunOnce() go out together, and so do frames that come while others are being sent. So a
 // burst of frames costs one system call and wakes the peer once. A frame that may wait goes out
-// with the next one that may not.
+// with the next frame that may not wait.
 //
 // If the stream ends without CLOSE, the lane breaks. This says nothing about the peer.
 //
@@ -130,9 +130,10 @@ class Lane {
   bool SendNewest(const FrameHeader& header);
   // Data lanes: there may be a segment to pull.
   void Pull();
-  // Data lanes: sends a PING, and returns true. If segments are being sent, they tell the peer as
-  // much: sends nothing, and returns false. `quiet_ms`: after this PING the peer may hear nothing
-  // for so many ms longer than usual. If no PING is sent now, the next one carries the value.
+  // Data lanes: sends a PING and returns true. If segments are being sent, sends nothing and
+  // returns false, because segments tell the peer as much. `quiet_ms`: after this PING the peer may
+  // hear nothing for so many ms longer than usual. If no PING is sent now, the next one carries the
+  // value.
   bool Ping(uint32_t quiet_ms);
   // Data lanes: if `names` accepts the header of the payload that is being received, throws the
   // rest of the payload away. Returns true if a receive in flight may still write to its place.

@@ -11,7 +11,7 @@
 // measured in one of two ways:
 //   long bursts    Their beginning is left out, because then the kernel takes more than the path.
 //   short bursts   They are measured as a whole, less what the kernel may have taken and not sent.
-//                  Their beginning is most of them, and more lanes are to make it faster.
+//                  Most of a short burst is its beginning, which more lanes can make faster.
 // Rates of the two kinds are never compared. When ops become longer or shorter, the search begins
 // anew.
 //

@@ -1,5 +1,5 @@
-// Lanes on the in-memory network: partial transfers, resets, detached receives. Every segment comes
-// back to its owner.
+// Tests lanes on the in-memory network, with partial transfers, resets and detached receives. Every
+// segment must come back to its owner.
 #include "peerd/transport/lane.h"
 
 #include <gtest/gtest.h>

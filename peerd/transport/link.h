@@ -201,7 +201,7 @@ class Link final : public LaneOwner {
   void ForgiveSilence(int64_t us);
   void Tune(const StreamTuning& tuning);
   int64_t rtt_us() const { return rtt_us_; }
-  // A round trip was measured, and none took long lately.
+  // True if a round trip was measured, and no recent one took long.
   bool short_way() const;
   LaneStats stats() const;
   // Returns how many segments were put on a lane and are not acknowledged.

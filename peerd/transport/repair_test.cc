@@ -1,5 +1,6 @@
-// Links that lose lanes: cut at every byte, stalled, all at once; with a peer that is alive, gone,
-// or done with the link. On the in-memory network from seeds, and over loopback TCP.
+// Tests links that lose lanes. Lanes are cut at every byte, are stalled, or are lost all at once.
+// The peer is alive, is gone, or has given the link up. The tests use the in-memory network, with
+// seeds, and loopback TCP.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

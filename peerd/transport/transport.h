@@ -307,7 +307,7 @@ class Transport : public Links {
   // From now on the payload of these segments is thrown away. OnReceivesDetached(cookie) follows,
   // never from within this call. After it nothing writes to memory named for them.
   virtual void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) = 0;
-  // Drops those of these segments that are still queued. OnSegmentSent() follows for each.
+  // Drops the segments with these cookies that are still queued. OnSegmentSent() follows for each.
   virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
 
   virtual TransportStats GetStats() const = 0;

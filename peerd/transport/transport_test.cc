@@ -1,5 +1,5 @@
-// Whole transports: on the in-memory network from seeds, and over loopback TCP on io_uring, with
-// one ring for all peers or one ring each.
+// Tests whole transports: on the in-memory network, with seeds, and over loopback TCP on io_uring,
+// with one ring for all peers or one ring for each.
 #include "peerd/transport/transport.h"
 
 #include <gmock/gmock.h>

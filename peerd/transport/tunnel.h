@@ -41,8 +41,8 @@ class Tunnel {
   Tunnel(const Tunnel&) = delete;
   Tunnel& operator=(const Tunnel&) = delete;
 
-  // Connects to the first of the addresses that answers. Call it once. If none answers, or there is
-  // none, the dialer is told that there is no way.
+  // Connects to the first of the addresses that answers. Call it once. If no address answers, or
+  // there is none, the dialer is told that the relay has no way to the acceptor (kNoWay).
   struct Address {
     SocketAddress address;
     StreamTuning tuning;

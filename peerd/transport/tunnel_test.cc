@@ -1,4 +1,4 @@
-// Links between two peers that cannot reach each other, through a third peer.
+// Tests links of two peers that cannot reach each other. The links go through a third peer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -180,7 +180,8 @@ std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t n
   return std::string(bytes.begin(), bytes.end());
 }
 
-// A stranger who knows the names of peers, and has no token, can make a relay connect, no more.
+// A stranger who knows the names of peers, but has no token, can make a relay connect to a peer.
+// The stranger can do no more.
 TEST(TunnelLimits, OfLanesThatAreBeingOpenedTheOldestMakesRoom) {
   TunnelWorld world(Rings::kFake);
   world.OpenToRelay(kRelay);
