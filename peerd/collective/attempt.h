@@ -2,7 +2,7 @@
 // up what arrives.
 //
 // An Attempt makes no system call and knows no socket. It hands segments to its AttemptSink to
-// send, and is told of those that arrived. So the same code runs over TCP, and in the simulation
+// send, and is told of arrived segments. So the same code runs over TCP, and in the simulation
 // over a model network. One thread owns an Attempt and makes all calls.
 //
 // Words (plan.h cuts tensors in the same way at every peer):
@@ -159,11 +159,11 @@ class Attempt {
   // last piece, of at most one segment, may go beyond. Returns the number of bytes.
   virtual uint64_t Work(uint64_t bytes_max) = 0;
   // True if Sent() was called for every segment that was handed to the sink, and there is no work.
-  // Then the attempt may be destroyed. After Stop(), the inputs are restored then.
+  // Then the attempt may be destroyed, and if it was stopped, the inputs are restored.
   virtual bool Idle() const = 0;
 
-  // Bytes of the segments that were handed to the sink, and of those that arrived completely. For a
-  // one-shot op: the bytes of its inputs, which travel in other messages.
+  // Bytes of the segments that were handed to the sink, and of the segments that arrived
+  // completely. For a one-shot op: the bytes of its inputs, which travel in other messages.
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
 };
@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
                                                          ScratchPool* pool);
 
 // Makes an attempt over the mesh. The inputs are added in the order of positions, in whatever order
-// they arrive. So the result is the same each time, bit by bit, and the same as that of a one-shot
+// they arrive. So the result is the same each time, bit by bit, and equals that of a one-shot
 // op. The input of a position is that of its local members, reduced together. A position that does
 // not contribute sends no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,

@@ -15,9 +15,9 @@ namespace {
 // The most grains in a segment. More gain nothing, and the number must fit into a cookie.
 constexpr uint64_t kSegmentGrainsMax = 64;
 
-// The number of landings. On links with a short latency about as many segments arrive at the same
-// time, and that many fit into the cache of one processor. On links with a long latency most
-// segments find no free landing, but there the processor has time.
+// The number of landings. On links with a short latency about so many segments arrive at a time,
+// and so many fit into the cache of one processor. On links with a long latency most segments find
+// no free landing, but there the processor has time.
 constexpr uint64_t kLandings = 4;
 constexpr uint64_t kLandingBytesMax = 512 << 10;
 

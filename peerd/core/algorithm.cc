@@ -5,7 +5,8 @@
 namespace longhaul::peerd {
 namespace {
 
-// Integers, so that peers with different processors get the same result. Nothing overflows.
+// Times are computed in integers, so that peers with different processors get the same result.
+// Nothing overflows.
 using Wide = unsigned __int128;
 
 // The factor c of the header, in percent. A latency below kFarUs is a short way.

@@ -51,7 +51,7 @@ struct PostRef {
 // core.
 struct PostView {
   MemberId member;  // posts the op
-  // Posts of the same op by other local members, and these members. They wait for this post.
+  // The posts of other local members for the same op, with their members. They wait for this post.
   std::vector<std::pair<PostRef, MemberId>> together;
   size_t peers = 0;  // peers that take part in the op; as long as it lasts, they only become fewer
 };

@@ -70,7 +70,7 @@ class Admission {
   bool warned_ = false;
   Callers callers_;
   std::map<uint64_t, LaneAccept*> accepting_;  // the handshakes of callers_
-  size_t accepts_ = 0;  // handshakes that run, those that were turned away and are ending included
+  size_t accepts_ = 0;  // handshakes that run, also of turned-away callers until they have ended
   Tick crowded_log_at_;
   uint64_t turned_away_ = 0;  // callers, since the last log line about them
   uint64_t accepted_ = 0;

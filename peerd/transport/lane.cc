@@ -422,8 +422,8 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
   Settle();
 }
 
-// Returns whether the kernel refused the zero-copy send as such. Then the rest of the segment is
-// sent with a copy.
+// Returns true if the kernel refused only the zero-copy way to send. Then the rest of the segment
+// is sent with a copy.
 bool Lane::FallBackToCopying(int value) {
   if (!batch_zero_copy_ || batch_.sent() < kFrameHeaderBytes) return false;
   if (value != -ENOMEM && value != -ENOBUFS && value != -EOPNOTSUPP && value != -EINVAL &&

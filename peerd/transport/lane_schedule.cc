@@ -17,8 +17,8 @@ constexpr int64_t kLagRtts = 4;
 // A lane leaves a segment to the other lanes if they will have carried the whole queue, and this
 // segment, before the lane has carried the segment. The factor allows for chance.
 constexpr double kLateFactor = 2;
-// The first rest and the longest. kRestUsMin is also how long a lane that leaves segments to others
-// is not tried. A trial may hold up one op.
+// The first rest and the longest. A lane that leaves segments to other lanes is also tried again
+// after kRestUsMin. A trial may delay one op.
 constexpr int64_t kRestUsMin = Seconds(10);
 constexpr int64_t kRestUsMax = Seconds(600);
 
@@ -73,7 +73,7 @@ LaneSchedule::Verdict LaneSchedule::Judge(uint32_t index, uint32_t bytes, size_t
   if (!others.any) return Verdict::kCarry;
   if (now < lane.rests_until) return Verdict::kLeave;
   if (others.known == 0 || lane.us_per_byte == 0) return Verdict::kCarry;
-  // The segment goes behind the lane's unsent bytes.
+  // The segment waits behind the lane's unsent bytes.
   const double length = static_cast<double>(bytes) + kUnsentBytes;
   const double own = lane.us_per_byte * length;
   const double usual = others.times / others.known * length;
