@@ -28,10 +28,10 @@ std::string RandomBytes(size_t size) {
   return bytes;
 }
 
-// The name that a new store gets. A name is random, with one exception: a store in memory is named
-// after the host and the address. Such a store is new at each start. With the same name, peers take
-// the new one for the old one that has forgotten everything, and join it again. If the system
-// chooses the port, no peer can come back, so the name is random.
+// Returns the name for a new store. The name is random, with one exception: a store in memory is
+// named after the host and the address. Such a store is new and empty at each start. Because its
+// name stays the same, peers accept the restarted coordinator as one that has forgotten everything.
+// If the system chooses the port, no peer can come back, so the name is random.
 uint64_t StoreName(const ServerOptions& options) {
   const absl::StatusOr<HostPort> listen = ParseHostPort(options.listen);
   if (options.store == "memory" && listen.ok() && listen->port != 0) {

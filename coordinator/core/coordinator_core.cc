@@ -17,7 +17,7 @@
 namespace longhaul::coordinator {
 namespace {
 
-// A run that has had no member for so long is forgotten.
+// A run without members is forgotten after this time.
 constexpr int64_t kRunEmptyMax = Seconds(600);
 // Terms and member numbers that a peer claims to know are ignored from here on. No correct peer
 // comes near this number. Without the limit, one claim could use up all numbers.
@@ -55,23 +55,24 @@ class CoordinatorCore::Impl : public PeerDirectory {
  private:
   struct Session {
     PeerId peer;  // 0 before Hello
-    // From this time on, unless a message comes before, the peer is dead if another peer has lost
-    // its link to it. kNever: that time has passed.
+    // If no message comes before this time, the peer counts as dead from then on if another peer
+    // has lost its link to the peer. kNever: that time has passed.
     Tick quiet_at;
-    Tick silent_at;  // from this time on, unless a message comes before, the peer is dead anyway
+    Tick silent_at;  // the same, but whatever other peers report
   };
   // A peer that has a stream or members, or that may come back to be drained.
   struct Peer {
     SessionId session;      // 0: not attached
     bool closed = false;    // its stream has closed; false: it has had none since the start
     bool ended = false;     // it was not quiet when its stream closed, so silence was not the cause
-    Tick dead_at = kNever;  // if it is not attached: the peer is dead from this time on
-    // If it is not attached: as Session::quiet_at.
+    Tick dead_at = kNever;  // while not attached: the peer is dead from this time on
+    // While the peer is not attached: as Session::quiet_at.
     Tick quiet_at = kNever;
     PeerRecord record;
     bool draining = false;
     std::string drain_reason;  // set if an operator drains the peer
-    // It may still come back, and then has to hear the operator's order. Asked without a stream.
+    // Whether the peer may still come back; it then has to hear the operator's order. Only for a
+    // peer without a stream.
     bool awaited() const { return !drain_reason.empty() && dead_at != kNever; }
     std::map<GroupKey, control::GroupLoad> loads;
     std::vector<control::FetchLoad> fetches;  // only for the overview
@@ -102,7 +103,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::PeerTried& message);
 
   bool MayAttach(const control::Hello& hello) const;
-  // Why this coordinator may not serve the peer; "": it may.
+  // Returns why this coordinator may not serve the peer; "": it may.
   std::string RefuseHello(const control::Hello& hello) const;
   void Attach(SessionId session, const control::Hello& hello);
   void LearnTerm(const control::Hello& hello);
@@ -179,8 +180,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   CoreConfig config_;
   bool started_ = false;
-  // When a member was to be removed for silence, no peer had been heard for detect_ms. So this
-  // coordinator itself is cut off. Until it hears a peer, it removes no member for silence.
+  // Set while this coordinator itself is cut off. It was about to remove a member for silence, and
+  // had heard no peer for detect_ms. Until it hears a peer, it removes no member for silence.
   bool isolated_ = false;
   Tick isolated_since_;  // meaningless unless isolated_
   StoreRecord store_;
@@ -565,7 +566,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   return std::nullopt;
 }
 
-// Why the group cannot be made; "": it exists, or it can be made.
+// Returns why the group cannot be made; "": it exists, or it can be made.
 std::string CoordinatorCore::Impl::RefuseGroup(const GroupKey& key) const {
   const std::string until = "; a run that has had no member for " +
                             std::to_string(kRunEmptyMax / Seconds(1)) + " s is forgotten";
@@ -580,7 +581,7 @@ std::string CoordinatorCore::Impl::RefuseGroup(const GroupKey& key) const {
   return "";
 }
 
-// Why the peer cannot have a further member in the group; "": it can.
+// Returns why the peer cannot have a further member in the group; "": it can.
 std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& join) const {
   const std::string what =
       "join of " + ToString(join.group) + " at " + ToString(peer) + " refused: ";
@@ -756,13 +757,13 @@ void CoordinatorCore::Impl::Handle(const RingOrdered& event) {
       group.RingFound(event.ring, asked.epoch, event.score, event.present, out);
     });
   }
-  // Another group may have fallen due meanwhile. If it waited for the next TimePassed, that event
-  // would look late, as if this process had been held up.
+  // The search of another group may have fallen due meanwhile. If it waited for the next
+  // TimePassed, that event would look late, as if this process had been held up.
   OrderARing();
 }
 
-// Asks for a ring if a group is due: the one that fell due first. One ring is solved at a time,
-// because a large ring takes seconds and much memory.
+// Asks for a ring if the search of a group is due. If several are due, asks for the group that fell
+// due first. One ring is solved at a time, because a large ring takes seconds and much memory.
 void CoordinatorCore::Impl::OrderARing() {
   if (ordering_) return;
   std::map<std::pair<Tick, GroupKey>, Group*> due;
@@ -894,7 +895,7 @@ void CoordinatorCore::Impl::EndIsolation() {
 }
 
 // The driver is late, so this process did not run for a while. Messages that peers sent meanwhile
-// are still to be read. So the times of all peers start again.
+// have not been read yet. So the times of silence of all peers start again.
 void CoordinatorCore::Impl::ForgiveOwnStall() {
   const int64_t late = now_ - NextDeadline();
   const Tick fresh = TickAfter(now_, config_.detect_ms, kLease);
@@ -1001,8 +1002,8 @@ size_t CoordinatorCore::Impl::CountCohort(const Cohort& cohort, uint32_t* size) 
   return count;
 }
 
-// The cohort is complete: each of its groups admits its member by the first ballot that none of
-// these groups has begun.
+// The cohort is complete. Each of its groups admits its member in the same ballot: the first one
+// that none of these groups has begun.
 void CoordinatorCore::Impl::SetNumber(const Cohort& cohort) {
   uint64_t newest = 0;
   ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
@@ -1054,10 +1055,10 @@ void CoordinatorCore::Impl::RetireFellows() {
   }
 }
 
-// Handles cohorts of which a ballot did not admit the member that it was to admit: the peer was not
-// attached, or had begun to drain. If no group has admitted a member of the cohort, the whole
-// cohort waits for a later ballot. Otherwise the whole cohort is removed, because its members can
-// no longer come in together.
+// Handles cohorts that a ballot has passed over: it did not admit a member that it was to admit,
+// because the peer was not attached or had begun to drain. If no group has admitted a member of the
+// cohort, the whole cohort waits for a later ballot. Otherwise the whole cohort is removed, because
+// its members can no longer come in together.
 void CoordinatorCore::Impl::MindPassedOver() {
   std::set<Cohort> passed_over;
   for (const GroupKey& key : touched_) {

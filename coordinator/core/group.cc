@@ -87,8 +87,8 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
     known = peer;
   }
   // A commit is durable before any peer hears of it. So if the peer knows a newer epoch, the store
-  // went back in time. What the peer knows cannot be restored here, so its members are removed. But
-  // the numbers that it knows are not used again.
+  // went back in time. The newer epoch cannot be restored here, so the peer's members are removed.
+  // The epoch numbers that the peer knows are not used again.
   const bool store_is_behind = state.committed > record_.committed;
   const Epoch newest = std::max(state.committed, state.prepared);
   const bool forgotten = newest > issued_ && newest.value() < kEpochClaimMax;
@@ -246,7 +246,7 @@ void Group::Evict(MemberId member, const std::string &reason, GroupOutput *out) 
 
 void Group::PeerDied(PeerId peer, const std::string &reason, uint32_t silent_ms, GroupOutput *out) {
   Fault fault = FaultNow(silent_ms == 0 ? "peer_died" : "silence", "coordinator", silent_ms);
-  // If a peer reported a lost link to the dead peer before, the fault is that report.
+  // If a peer has reported that it lost its link to the dead peer, that report counts as the fault.
   for (const auto &[link, loss] : suspicion_.losses()) {
     if (link.second == peer && loss.fault.since <= fault.since) fault = loss.fault;
   }
@@ -558,8 +558,8 @@ bool Group::AdmittedOrPrepared(const MemberRecord &member) const {
   return IsAdmitted(member) || (preparation_ && preparation_->joiners.contains(member.member));
 }
 
-// Whether the member has a step deadline that runs now. While ops are frozen it does not run,
-// because a trainer that waits for an op cannot come to the boundary.
+// Whether the member has a step deadline whose clock runs now. The clock stands still while ops are
+// frozen, because a trainer that waits for an op cannot come to the boundary.
 bool Group::Judged(const MemberRecord &member) const {
   return member.step_deadline_ms != 0 && IsAdmitted(member) && !member.departs &&
          !(preparation_ && preparation_->freeze);
@@ -579,8 +579,9 @@ Tick Group::OfferDue(const MemberRecord &member) const {
 }
 
 std::set<MemberId> Group::Admissible() const {
-  // The number of the open ballot. In a group without admitted members: of the ballot that the open
-  // preparation counts as; without a preparation, every complete cohort is admissible.
+  // The number of the open ballot. A group without admitted members has no voters: its open
+  // preparation counts as a ballot, and has that ballot's number. Without a preparation such a
+  // group may admit every complete cohort.
   const uint64_t ballot = AnyAdmitted(record_)
                               ? record_.ballots + 1
                               : (preparation_ ? record_.ballots : kCohortIncomplete);

@@ -76,9 +76,9 @@ Group::Decision Group::DecideIdle() const {
   return decision;
 }
 
-// What the commit waits for, if a link between two peers of the preparation was lost; "": nothing.
-// The link may have been lost after its peers were ready. If the epoch were committed now, ops
-// would use the broken link and would have to be frozen. Before the commit no op uses it.
+// Returns what the commit waits for if a link between two peers of the preparation was lost; "":
+// nothing. The link may have been lost after its peers were ready. If the epoch were committed now,
+// ops would use the broken link and would have to be frozen. Before the commit no op uses it.
 std::string Group::WaitingForGrace() const {
   for (const auto &[link, loss] : suspicion_.losses()) {
     const auto [from, to] = link;
@@ -89,9 +89,10 @@ std::string Group::WaitingForGrace() const {
   return "";
 }
 
-// What the open ballot waits for, if it is to admit a member of a cohort, but the member's peer is
-// not attached; "": nothing. If another group has begun to admit the cohort, this group must admit
-// its member by the same ballot. The wait is short: the peer attaches again or is dead soon.
+// Returns what the open ballot waits for if it is to admit a member of a cohort whose peer is not
+// attached; "": nothing. If another group has begun to admit the cohort, this group must admit its
+// member in the ballot of the same number. The wait is short: the peer attaches again or is dead
+// soon.
 std::string Group::WaitingForCohort() const {
   if (!AnyAdmitted(record_) || admission_tried_) return "";
   for (const MemberRecord &m : record_.members) {

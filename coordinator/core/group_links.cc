@@ -11,8 +11,9 @@ namespace {
 
 using control::Removal;
 
-// After this many lost links in one series of preparations, a further one counts as a link that
-// cannot be built. Otherwise a link that breaks again and again would hold all members for ever.
+// After this many lost links in one series of preparations, a further lost link counts as a link
+// that cannot be built. Otherwise a link that breaks again and again would hold all members for
+// ever.
 constexpr uint32_t kRebuildsMax = 3;
 
 std::string Unreached(PeerId from, PeerId to, const std::string &reason) {
@@ -40,7 +41,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
   const LostLink link(peer, lost.peer);
   const PeerId relay = RelayNow(peer, lost.peer);
-  // The lost link was the straight one, which the blocked pair no longer uses.
+  // The report is about the straight link, which the blocked pair no longer uses.
   if (relay && answered) return std::nullopt;
   // With a relay, the longer grace lets a death of the relay show first.
   const bool unheard = relay || (lost.silent_ms > 0 && !HeardOfLate(lost.peer));
@@ -87,7 +88,7 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
     const bool silent = loss->fault.detect_ms > 0;
     const bool often = suspicion_.StrikesTooOften(pair);
     if (const PeerId relay = RelayNow(link.first, link.second)) {
-      // If another relay is possible, this one has failed. Otherwise it is tried again.
+      // If another relay is possible, this relay counts as failed. Otherwise it is used again.
       Routes others = RoutesNow();
       others.failed[pair].insert(relay);
       if ((silent || often) && CanRouteAround(others, {})) suspicion_.FailRelay(pair, relay);
@@ -190,7 +191,7 @@ const PeerRecord &Group::PeerOf(PeerId peer) const {
   return *found;
 }
 
-// Handles lost links through relays. If an end of the pair cannot reach the relay, that is the
+// Handles lost links through relays. If an end of the pair cannot reach the relay, that link is the
 // cause, and the pair is taken out of `lost`. Otherwise the relay has failed for this pair.
 void Group::BlameRelays(LostLinks *lost) {
   const LostLinks all = *lost;
@@ -218,8 +219,8 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
       for (const control::BlockedPair &pair : old) suspicion_.TryAgain(pair);
       return Block(lost, kBlockedRetry, out);
     }
-    // Or, once in a series of preparations, further pending members are taken in if they can be the
-    // relays.
+    // Then, once in a series of preparations, further pending members are taken into the
+    // preparation if they can be the relays.
     if (std::set<MemberId> waiting = Waiting(); !waiting.empty() && !preparation_->widened) {
       std::set<PeerId> peers = PeersOf(record_, waiting);
       peers.insert(routes.peers.begin(), routes.peers.end());
@@ -296,7 +297,7 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
   }
 }
 
-// False: the pair was blocked already.
+// Returns false if the pair was blocked already.
 bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reason,
                        int64_t retry_us, PeerId reporter, GroupOutput *out) {
   if (!suspicion_.Block(pair, retry_us, directory_->Now())) return false;
@@ -313,8 +314,8 @@ bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reas
 // ------------------------------------------------------------------------------
 // newcomers
 
-// Members try a newcomer's data port while the newcomer is pending. If an unreachable newcomer were
-// admitted without a trial, all members would wait for it.
+// Members' peers try a newcomer's data port while the newcomer is pending. If an unreachable
+// newcomer were admitted without a trial, all members would wait for it.
 void Group::TryNewcomers(Tick now, GroupOutput *out) {
   pause_over_ = kNever;
   if (!AnyAdmitted(record_)) return trials_.ForgetIf([](PeerId) { return true; });
@@ -370,7 +371,7 @@ void Group::BlockTried(const Trials::Ended &trial, GroupOutput *out) {
   }
 }
 
-// How many peers of other pending members there are that members have reached or are trying.
+// Returns how many peers of other pending members the members' peers have reached or are trying.
 size_t Group::OthersComing(PeerId newcomer) const {
   std::set<PeerId> others;
   for (const MemberRecord &member : record_.members) {

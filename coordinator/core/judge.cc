@@ -9,8 +9,8 @@ namespace {
 
 using DoneByOrdinal = std::map<OpOrdinal, bool>;
 
-// True if some survivor reports its part of the op, and is not done with it. A survivor that does
-// not report its part has settled the op. For that it needed the DONE of every survivor.
+// Returns true if some survivor reports its part of the op as not done. A survivor that does not
+// report its part has settled the op, and needed the DONE of every survivor for that.
 bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneByOrdinal>& done) {
   for (const control::OpMatch& match : op.matches) {
     const auto survivor = done.find(match.peer);
@@ -30,8 +30,9 @@ struct OpsOfName {
   std::set<PeerId> redone;  // the peers whose newest op of the name is to be redone
 };
 
-// The peers among `reports` that have not announced an op of this name that another peer aborts.
-// Goes through the matches of the name only once, because there are as many as pairs of peers.
+// Returns the peers among `reports` that have not announced an op of this name that another peer
+// aborts. Goes through the matches of the name only once, because their number grows with the
+// number of pairs of peers.
 std::set<PeerId> MissedBy(const OpsOfName& name, const Reports& reports) {
   std::set<PeerId> missed;
   if (name.aborted.empty()) return missed;
@@ -77,9 +78,9 @@ void Redo(const std::vector<const control::OpReport*>& ops, std::vector<control:
   }
 }
 
-// True if the members differ in `on_fault`: some peer aborts the op, and another peer, which has
-// announced the same op, is to redo it. Then all peers announce the op again, see that their offers
-// differ, and refuse it.
+// Returns true if the members differ in `on_fault`: some peer aborts the op, and another peer,
+// which has announced the same op, is to redo it. Then all peers announce the op again, see that
+// their offers differ, and refuse it.
 bool DiffersAboutFaults(const OpsOfName& name, const std::set<PeerId>& missed) {
   if (name.aborted.empty()) return false;
   return std::any_of(name.reported.begin(), name.reported.end(), [&](const auto& entry) {

@@ -6,8 +6,8 @@
 namespace longhaul::coordinator {
 namespace {
 
-// Whether the two differ by more than noise: by two steps of the solver (BandwidthStep()), or in
-// `at_least`, or in latency by more than an eighth and more than a millisecond.
+// Whether two measurements differ by more than noise: by two steps of the solver (BandwidthStep()),
+// or in `at_least`, or in latency by more than an eighth and more than a millisecond.
 bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   const uint32_t step_a = BandwidthStep(a.bytes_per_second);
   const uint32_t step_b = BandwidthStep(b.bytes_per_second);
@@ -106,8 +106,8 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
       there.bytes_per_second = link.bytes_per_second;
       if (link.rtt_us == 0) continue;
       there.latency_us = link.rtt_us;
-      // If the other direction has a measurement of its own, that one counts. It is in place
-      // already, or it will overwrite this one.
+      // If the other direction has a measurement of its own, that measurement counts for it. It is
+      // in the matrix already, or will overwrite this value.
       if (back.latency_us == 0) back.latency_us = link.rtt_us;
     }
   }

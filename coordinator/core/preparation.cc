@@ -89,7 +89,8 @@ void AdoptEpoch(const Preparation &done, GroupRecord *record) {
   for (MemberRecord &member : record->members) {
     if (done.joiners.contains(member.member)) {
       member.joined = done.epoch;
-      // The group had no members. Nobody would wait for this one, so it is not in the background.
+      // The group had no members, so nobody waits for the newcomer, and it does not join in the
+      // background.
       if (done.survivors.empty()) member.background_until = Epoch();
     }
     if (done.raised.contains(member.member)) member.background_until = done.epoch;

@@ -8,11 +8,12 @@
 namespace longhaul::coordinator {
 namespace {
 
-// Fractions of `interval_ms`. A search falls due interval_ms / kSettles after a link was measured,
-// because other measurements follow soon. Two searches are at least interval_ms / kEvery apart.
+// Fractions of `interval_ms`. A search is scheduled for interval_ms / kSettles after a link was
+// measured, because other measurements follow soon. Two searches are at least interval_ms / kEvery
+// apart.
 constexpr int64_t kSettles = 60;
 constexpr int64_t kEvery = 10;
-// Peers are told new link costs by an epoch if the costs differ at least by this much.
+// New link costs get an epoch only if they differ from the told costs by at least this much.
 constexpr uint32_t kTellLatencyUs = 1000;
 constexpr uint32_t kTellFactor = 2;
 
@@ -22,7 +23,7 @@ std::string MegabytesText(uint64_t bytes_per_second) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
 }
 
-// In what the better ring is better than the present one.
+// Says what makes the better ring better than the present one.
 std::string GainText(const RingScore &score, const RingScore &present) {
   return "slowest_mb_s=" + MegabytesText(score.bottleneck) +
          " was=" + MegabytesText(present.bottleneck) +

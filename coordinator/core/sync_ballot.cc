@@ -92,7 +92,8 @@ void SyncBallot::FetchDone(const control::FetchDone& done, SyncOutput* out) {
   }
   f.fetching.erase(done.member);
   f.fetched.push_back(done.member);
-  // This is so also for a member with kReceive: some fetcher may reach this member, but no sender.
+  // A member with kReceive becomes a holder, too: some fetcher may reach this member, but no
+  // sender.
   f.holders.insert(done.member);
   f.sources_changed = true;
 }
@@ -239,8 +240,8 @@ void SyncBallot::Fail(const Fetching& f, Tick now, SyncOutput* out) {
                                   " bytes=" + std::to_string(f.bytes) + " reason=" + f.failed));
 }
 
-// The members that have offered would wait for `missing`, and `missing` wait for them at the next
-// step boundary. So the offers are refused.
+// The members that have offered would wait for the members in `missing`, and these would wait for
+// them at the next step boundary. So the offers are refused.
 void SyncBallot::RefuseStalemate(const std::set<MemberId>& missing, GroupRecord* record, Tick now,
                                  SyncOutput* out) {
   const std::string text = "sync refused: " + List(missing, " ", kNamesShownMax) +

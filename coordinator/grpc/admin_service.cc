@@ -174,8 +174,8 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
         incarnation_(std::move(incarnation)),
         request_(request),
         end_(log->newest()) {
-    // Every start of the coordinator numbers its events from 1. A number of another start says
-    // nothing here.
+    // Every start of the coordinator numbers its events from 1. So a number from another start
+    // means nothing here.
     const bool same = request_.incarnation().empty() || request_.incarnation() == incarnation_;
     uint64_t after = same ? request_.after_sequence() : 0;
     if (request_.no_backlog()) {

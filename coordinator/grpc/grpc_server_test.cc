@@ -56,7 +56,7 @@ struct Attached {
   }
 
   bool Write(const v1::PeerMessage& message) { return stream->Write(message); }
-  // Reads up to the next message of this kind. False: the stream ended before it came.
+  // Reads up to the next message of this kind. Returns false if the stream ended before.
   bool ReadUntil(v1::CoordinatorMessage::MessageCase kind, v1::CoordinatorMessage* message) {
     while (stream->Read(message)) {
       if (message->message_case() == kind) return true;

@@ -19,8 +19,8 @@ void PutNumber(uint32_t number, std::string* out) {
 
 constexpr JsonParts kNoSecrets{.secrets = false};
 
-// The core checks a peer's secret, so a replay needs one. A right secret is recorded as the secret
-// that is right in a replay. Any other is recorded as "wrong".
+// The core checks a peer's secret, so a replay needs a secret. If the secret was right, the secret
+// that is right in a replay is recorded in its place. Any other secret is recorded as "wrong".
 control::PeerMessage WithoutSecrets(const control::PeerMessage& message,
                                     const std::string& entropy) {
   const auto* hello = std::get_if<control::Hello>(&message);

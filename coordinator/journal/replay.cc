@@ -36,8 +36,8 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Reads the next record. False: the file has no further complete record. If an incomplete one is
-  // left, torn() says where.
+  // Reads the next record. Returns false if the file has no further complete record. If an
+  // incomplete record is left, torn() says where.
   absl::StatusOr<bool> Next(v1::JournalRecord* record) {
     if (at_ == size_) return false;
     const uint64_t left = size_ - at_;

@@ -106,8 +106,8 @@ class CoordinatorLoop::Impl {
       request(nullptr, absl::UnavailableError("too many requests are waiting; try again"));
       return;
     }
-    // Shared, because a mailbox that refuses a mail destroys it, and the request still needs its
-    // answer.
+    // Shared, because the mailbox destroys a mail that it refuses, and then the request still needs
+    // an answer.
     auto shared = std::make_shared<Request>(std::move(request));
     if (mailbox_.Post(shared)) return;
     requests_.fetch_sub(1);
@@ -153,7 +153,7 @@ class CoordinatorLoop::Impl {
 
   void Run();
   void Step(const Event& event);
-  // Waits for mail or for the core's next deadline. False: the loop has to stop.
+  // Waits for mail or for the core's next deadline. Returns false if the loop has to stop.
   bool Wait();
   void Handle(Mail& mail);
   void HandleOpen(Open& open);
@@ -169,8 +169,8 @@ class CoordinatorLoop::Impl {
   void Carry(::longhaul::coordinator::CloseSession& action);
   void Carry(Notice& action);
   void Carry(OrderRing& action) { ring_worker_.Submit(std::move(action)); }
-  // Counts what the actions of one step say. Must run before they are carried out, which moves from
-  // them.
+  // Updates the metrics from the actions of one step. Must run before the actions are carried out,
+  // because that moves from them.
   void Measure(const std::vector<Action>& actions);
   void MeasureCommit(const GroupKey& group, const std::vector<Action>& actions);
 

@@ -226,7 +226,7 @@ class Cover {
     steps_ += nodes_ * nodes_;
   }
 
-  // Finds a cover. False: there is none, so there is no ring over these links either.
+  // Finds a cover. Returns false if there is none; then there is no ring over these links either.
   bool Find(Prng* prng) {
     next_.assign(nodes_, kNobody);
     before_.assign(nodes_, kNobody);
@@ -417,8 +417,8 @@ class Exchanges {
     Improve(steps_max);
   }
 
-  // Disturbs the ring at one place and improves it again. If it is worse then, takes all of it
-  // back.
+  // Disturbs the ring at one place and improves it again. If the result is worse than before,
+  // restores the ring.
   void Kick(Prng* prng, uint64_t steps_max) {
     const Order ring = ring_;
     const Order position = position_;
@@ -625,8 +625,8 @@ class Search {
         known_.begin());
   }
 
-  // Sets bound_: no ring of allowed links has a higher floor. False: there is no ring of allowed
-  // links.
+  // Sets bound_: no ring of allowed links has a higher floor. Returns false if there is no ring of
+  // allowed links.
   bool Bound(bool unknown) {
     size_t low = 0;
     size_t high = known_.size();
@@ -685,8 +685,8 @@ class Search {
     return reached;
   }
 
-  // Makes the best ring cheaper at this floor, in at most this number of steps; or, if asked, until
-  // it has no link below the floor. True if it found a better ring.
+  // Makes the best ring cheaper at this floor, until steps_ reaches `until`. With `only_reach` it
+  // stops as soon as the ring has no link below the floor. Returns true if it found a better ring.
   bool Polish(uint16_t floor, uint64_t until, bool only_reach) {
     if (steps_ >= until) return false;
     costs_.SetFloor(floor);

@@ -229,7 +229,7 @@ void Checker::CheckCohorts(const coordinator::Records& durable) {
   }
 }
 
-// All groups admit a cohort with the ballot of the same number. The exception is a group in which
+// All groups admit a cohort in the ballot of the same number. The exception is a group in which
 // nobody votes.
 void Checker::AdmitCohorts(const control::PrepareEpoch& prepare,
                            const coordinator::GroupRecord& group) {
@@ -251,8 +251,9 @@ void Checker::AdmitCohorts(const control::PrepareEpoch& prepare,
   }
 }
 
-// True if ops may be redone because such a member left. A member leaves when its own ops have
-// ended. Ops of an older boundary, in which it takes no part, may still be in flight.
+// Returns true if ops may be redone because a member left that takes no part in them. A member
+// leaves when its own ops have ended. Ops of an older boundary, in which it takes no part, may
+// still be in flight.
 bool Checker::RedoneForALeaver(const OpName& name) const {
   for (const auto& [group, id] : departed_) {
     if (group != name.group) continue;
@@ -279,10 +280,10 @@ void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
   for (const control::MemberInfo& member : prepare.members) {
     if (disturbed_.contains(member.peer)) return;
   }
-  // Another reason is a peer whose last member left, and which is back at once with a new member.
-  // It believes that its old links are up while the other peers close them. So it reports them as
-  // lost. That report may come after the commit, because the other peers may be ready before the
-  // report arrives.
+  // Another reason is a peer whose last member left and that is back at once with a new member. The
+  // peer believes that its old links are up while the other peers close them. So the peer reports
+  // these links as lost. That report may come after the commit, because the other peers may be
+  // ready before the report arrives.
   const auto there = [&](const control::MemberInfo& member) {
     return std::any_of(prepare.members.begin(), prepare.members.end(),
                        [&](const control::MemberInfo& m) { return m.peer == member.peer; });
@@ -327,7 +328,7 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
   }
 }
 
-// Called before anybody hears of the commit. Later, peers that have heard may have gone on.
+// Called before any peer hears of the commit. Peers that have heard of it may go on at once.
 void Checker::CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record) {
   for (const control::OpFate& fate : record.fates) {
     const auto op = announced_.find({record.peer, group, fate.ordinal});
@@ -456,8 +457,8 @@ void Checker::OnStored(const coordinator::GroupRecord& before,
   }
 }
 
-// The end of a sync is sent only when the store holds it. So members of one revision are told the
-// same state.
+// The end of a sync is sent only when the store holds the sync. So all members are told the same
+// state for one revision.
 void Checker::OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable) {
   if (const auto it = durable.groups.find(result.group); it != durable.groups.end()) {
     const coordinator::MemberRecord* const member = FindMember(it->second, result.member);

@@ -12,7 +12,7 @@
 namespace longhaul::sim {
 namespace {
 
-// A path with more moves than this goes round in circles.
+// A path with more moves than this counts as endless.
 constexpr size_t kDepthMax = 3000;
 
 class Search {
@@ -148,7 +148,7 @@ Act StepWith(uint64_t state) { return Bring(Act::Kind::kStep, state); }
 Act Sync(uint64_t state) { return Bring(Act::Kind::kSync, state); }
 Act Leave() { return {Act::Kind::kLeave}; }
 
-// A member from the beginning of the search on. Outside() is one that joins during the search.
+// A member from the beginning of the search on. Outside() is a member that joins during the search.
 ScriptedMember Inside(int peer, std::vector<Act> acts) {
   acts.insert(acts.begin(), {Act::Kind::kJoin});
   return {peer, std::move(acts), 1};

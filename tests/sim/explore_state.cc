@@ -539,7 +539,7 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
     moves->push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b), 0});
   };
   // Receivers that die while they handle what they receive, here after their first visible action.
-  // Search::Try() goes on to the later ones.
+  // Search::Try() tries deaths after the later actions.
   for (size_t i = moves->size(); i-- > 0;) {
     Move move = (*moves)[i];
     if (move.kind > Kind::kLocal || move.kind == Kind::kData) continue;
@@ -990,7 +990,7 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
       }
       continue;
     }
-    // It dies before this action.
+    // The receiver dies before this action.
     if (crash_after_ != 0 && done == crash_after_) {
       crashed_ = true;
       CrashCoordinator(/*lost=*/false);
@@ -1320,8 +1320,8 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
     for (const auto& info : epoch->second->members) {
       if (info.joined.value() > post.boundary) continue;
       for (size_t other = 0; other < members_.size(); ++other) {
-        // The name tells the member: a trainer that does not know its number yet takes part as
-        // well.
+        // The name identifies the member, because a trainer that does not know its number yet takes
+        // part as well.
         if (info.name == "t" + std::to_string(other + 1)) {
           expected += InputOf(static_cast<int>(other));
         }
@@ -1341,7 +1341,8 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
   }
 }
 
-// If there are two results, no holder of the older one may be a member of the newer one's epoch.
+// If there are two results, no member with the older result may be in the epoch of the newer
+// result.
 void ExploreState::CheckResult(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen) {
   const uint64_t epoch = info.epoch.value();
   std::set<MemberId> older{MemberId(members_[m].member)};

@@ -17,14 +17,14 @@ using coordinator::CloseSession;
 using coordinator::Persist;
 using coordinator::ToPeer;
 
-// After so many detect_ms a peer gives up a stream on which it hears nothing.
+// After this many detect_ms a peer gives up a stream on which it hears nothing.
 constexpr int64_t kStreamSilence = 2;
-// After so many quarters of detect_ms the coordinator's end gives up a silent stream. That is a
-// little before its core would (proto/control/grpc/support.cc).
+// After this many quarters of detect_ms the coordinator's end gives up a silent stream. That is a
+// little before the core would give it up (proto/control/grpc/support.cc).
 constexpr int64_t kKeepaliveQuarters = 15;
-// More than this never waits in a simulated run, unless a bug makes a queue grow without bounds.
+// A queue that is longer than this in a simulated run shows a bug: it grows without bounds.
 constexpr size_t kQueueMax = 2000;
-// Turns that a loop may take in a row because it always has more to do at once.
+// The most turns without a pause that a loop may take in a row.
 constexpr uint32_t kPumpsAtOnceMax = 1000;
 // Messages of a crashed coordinator that may come again.
 constexpr size_t kEchoesMax = 12;
@@ -166,7 +166,7 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
   run(event);
   if (++steps_ % 8 == 0) context_.story->Mix(core_->Digest());
   Arm();
-  // Not from here, because sending may lead back into this function.
+  // Done later and not here, because sending may lead back into this function.
   context_.world->On(&node_, now, [this] { PumpOut(); });
 }
 
@@ -452,8 +452,8 @@ void PeerHost::Dispose() {
   if (!runner_) return;
   if (node_.alive) context_.world->Kill(&node_);
   transport_.Die(/*resets=*/false);
-  // Nothing refers to the process's memory any more, so all segments in flight come back. Then
-  // queued segments may be sent; they come back at once as well.
+  // Nothing refers to the process's memory any more, so all segments in flight are given back. Then
+  // queued segments may be sent; these are given back at once as well.
   for (;;) {
     const std::vector<uint64_t> cookies = transport_.PopSegmentsOut();
     if (cookies.empty()) break;
@@ -500,7 +500,7 @@ void PeerHost::Freeze() {
 void PeerHost::Thaw() {
   if (!node_.alive || !node_.frozen) return;
   context_.story->Tell(context_.world->now(), node_.name, "  thaws");
-  // After a freeze, the silence of the others is not their fault.
+  // After a freeze of this process, silence of other peers proves nothing.
   transport_.ForgiveSilence();
   if (stream_) stream_->heard = context_.world->now();
   context_.world->Thaw(&node_);

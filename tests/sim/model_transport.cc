@@ -8,8 +8,7 @@
 
 namespace longhaul::sim {
 
-// More than this is never in flight in a simulated run, unless a bug makes something grow without
-// bounds.
+// More than this in flight in a simulated run shows a bug: something grows without bounds.
 constexpr size_t kUnderWayMax = 1000;
 
 using peerd::LinkKey;

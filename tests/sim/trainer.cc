@@ -7,7 +7,7 @@
 namespace longhaul::sim {
 namespace {
 
-// After so many refusals of its state in a row the trainer gives up and leaves.
+// After this many refusals of its state in a row the trainer gives up and leaves.
 constexpr uint64_t kRefusalsMax = 20;
 
 }  // namespace
@@ -108,7 +108,7 @@ void Trainer::Join() {
   join_since_ = context_.world->now();
   world_seen_ = {};
   strands_.clear();
-  // The group may have been empty since. Then it begins at any revision.
+  // The group may have been empty meanwhile. Then its first sync may bring any revision.
   revision_ = 0;
   changed_ = true;
   in_step_ = again_ = working_ = held_ = false;

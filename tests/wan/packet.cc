@@ -55,7 +55,7 @@ std::optional<IpHeader> ParseIp(std::span<const uint8_t> ip) {
   return std::nullopt;
 }
 
-// The number of the host with this address. 0: no host has it.
+// Returns the number of the host with this address; 0: no host has it.
 uint8_t HostNumber(std::span<const uint8_t> address) {
   const std::span<const uint8_t> prefix =
       address.size() == 4 ? std::span<const uint8_t>(kPrefix4) : std::span<const uint8_t>(kPrefix6);
@@ -63,8 +63,8 @@ uint8_t HostNumber(std::span<const uint8_t> address) {
   return address.back() <= kHostNumberMax ? address.back() : 0;
 }
 
-// The length of a TCP or UDP header. Nothing: the header is not complete, or the protocol is
-// another.
+// Returns the length of a TCP or UDP header; nullopt: the header is not complete, or the protocol
+// is another.
 std::optional<size_t> TransportHeaderBytes(uint8_t protocol, std::span<const uint8_t> transport) {
   size_t bytes = 0;
   if (protocol == IPPROTO_TCP && transport.size() >= sizeof(tcphdr)) {
