@@ -1,4 +1,5 @@
-// Folds a sequence of values into 64 bits. Equal sequences give equal digests. Not for secrets.
+// Folds a sequence of values into 64 bits. Equal sequences give equal digests. The digest is not
+// cryptographic: it hides nothing.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t kSeenMax = 80;  // an error shows at most this many bytes of a foreign value
 
-// The length of the UTF-8 character at `at`; 0: there is none.
+// Returns the bytes of the UTF-8 character at `at`; 0: there is no valid one.
 size_t CharacterBytes(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(at);

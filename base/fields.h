@@ -15,7 +15,8 @@
 // list every field.
 //
 // A struct may also have
-//   std::string Fault() const;  says what is wrong between fields, in the style of FaultIn(), or ""
+//   std::string Fault() const;  checks fields against each other; returns the fault in the style of
+//                               FaultIn(), or ""
 //   auto Key() const;           a list of such structs may hold each key only once
 #pragma once
 
@@ -65,7 +66,7 @@ struct Bytes {
   size_t min;
   size_t max;
 };
-// String of secret bytes, min to max of them. They appear in no log, journal or digest.
+// String of secret bytes: min to max of them. The bytes appear in no log, journal or digest.
 struct Secret {
   size_t min;
   size_t max;
@@ -164,7 +165,7 @@ constexpr Rule RuleOr(Rule rule) {
       return message.has_##field();                                                \
     }                                                                              \
   }
-// One field in LH_FIELDS, and optionally its rule.
+// One field in LH_FIELDS. A second argument gives its rule; without one the rule is rule::Any.
 #define LH_FIELD(field, ...)                                                                \
   ::longhaul::Field(#field, &Self::field, ::longhaul::fields_internal::RuleOr(__VA_ARGS__), \
                     LH_PROTO(field))
@@ -229,8 +230,8 @@ std::string Refusal(std::string_view field, const std::string& seen, const std::
 
 namespace fields_internal {
 
-// The functions below give what follows the name of the field, such as " is 0, not an id". "" means
-// that nothing is wrong.
+// Each function below checks one value. Returns the fault without the name of the field, such as
+// " is 0, not an id", or "".
 std::string NumberFault(uint64_t value, uint64_t min, uint64_t max);
 std::string NeededFault(uint64_t value);
 std::string NameFault(const std::string& value, size_t min, size_t max);
@@ -332,8 +333,8 @@ std::string ValueFault(const T& value, const Rule& rule) {
 }  // namespace fields_internal
 
 // Checks a value against its rules. Returns the first fault, with the path to the field and what
-// was seen there, such as "ops[3].ordinal is 0, not an id". Returns "" if there is none. The rules
-// of the fields come first, then Fault() of the struct.
+// was seen there, such as "ops[3].ordinal is 0, not an id". Returns "" if there is none. Checks the
+// rules of the fields first, then Fault() of the struct.
 template <HasFields T>
 std::string FaultIn(const T& value) {
   std::string fault;

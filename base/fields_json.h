@@ -37,7 +37,8 @@ struct JsonParts {
 template <class T>
 std::string ToJson(const T& value, JsonParts parts = {});
 
-// Fills a T that was just made. Returns what is wrong with the text and where, or "".
+// Fills *value, which must be newly constructed. Returns what is wrong with the text and where, or
+// "".
 template <class T>
 std::string FromJson(std::string_view text, T* value);
 
@@ -53,9 +54,9 @@ class JsonReader {
  public:
   explicit JsonReader(std::string_view text) : text_(text) {}
 
-  // Skips `c` if it comes next, and returns whether it did.
+  // Skips `c` if it is the next character. Returns whether it was.
   bool Take(char c);
-  // These read what must come next, and fail if something else does.
+  // Each of these reads what must come next. Anything else is a fault.
   void Expect(char c);
   void Word(std::string_view word);
   std::string String();
@@ -93,7 +94,8 @@ inline constexpr bool kIsHex =
 template <class T, class Rule>
 void AppendJson(const T& value, const Rule& rule, JsonParts parts, std::string* out);
 
-// Appends the fields of `value`. Puts a comma before each one but the very first (*first).
+// Appends the fields of `value`. `*first` says whether the object is still empty: a comma goes
+// before each field except the first of the object.
 template <HasFields T>
 void AppendFields(const T& value, JsonParts parts, bool* first, std::string* out) {
   ForEachField<T>([&](const auto& field) {
@@ -172,7 +174,7 @@ void AppendJson(const T& value, const Rule& rule, JsonParts parts, std::string* 
 template <class T, class Rule>
 void ReadJson(const Rule& rule, JsonReader* in, T* value);
 
-// Reads the value of the field `name`. False: the struct has no such field.
+// Reads the value of the field `name`. Returns false if the struct has no such field.
 template <HasFields T>
 bool ReadField(const std::string& name, JsonReader* in, T* value) {
   bool found = false;

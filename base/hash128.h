@@ -16,7 +16,7 @@ struct Hash128 {
   LH_FIELDS(Hash128, LH_FIELD(high), LH_FIELD(low));
 };
 
-// 32 lower-case hexadecimal digits.
+// Returns 32 lower-case hexadecimal digits.
 inline std::string ToString(const Hash128& hash) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text(32, '0');
@@ -27,7 +27,7 @@ inline std::string ToString(const Hash128& hash) {
   return text;
 }
 
-// Parses what ToString() writes. False for any other text; *hash is unchanged then.
+// Parses what ToString() writes. Returns false for any other text, and leaves *hash unchanged.
 inline bool ParseHash128(const std::string& text, Hash128* hash) {
   if (text.size() != 32) return false;
   uint64_t words[2] = {};

@@ -29,7 +29,7 @@ using PeerId = Id<struct PeerIdKind>;
 // One trainer in one group. Numbered by the coordinator, unique in the run.
 using MemberId = Id<struct MemberIdKind>;
 // One agreed membership of one group. The number rises with each preparation. Numbers may be
-// skipped and are never reused.
+// skipped. No number is committed twice.
 using Epoch = Id<struct EpochKind>;
 // One op at one peer. The number rises with each op that this peer announces in a group, and is
 // never reused. Two peers have different ordinals for the same op.
@@ -60,7 +60,7 @@ inline std::string ToString(const GroupKey& key) {
   return key.run + "/" + std::to_string(key.group);
 }
 
-// The letter before the number in ToString(); 0: there is none.
+// Returns the letter before the number in ToString(), or 0 if there is none.
 template <class Kind>
 constexpr char IdPrefix(Id<Kind>) {
   return 0;
@@ -69,7 +69,7 @@ constexpr char IdPrefix(PeerId) { return 'p'; }
 constexpr char IdPrefix(MemberId) { return 'm'; }
 constexpr char IdPrefix(OpOrdinal) { return 'o'; }
 
-// Parses what ToString() writes. False for any other text; *id is unchanged then.
+// Parses what ToString() writes. Returns false for any other text, and leaves *id unchanged.
 template <class Kind>
 bool ParseId(const std::string& text, Id<Kind>* id) {
   constexpr uint64_t kBase = IdPrefix(Id<Kind>()) == 'p' ? 16 : 10;

@@ -43,7 +43,7 @@ const char* Name(LogLevel level) {
   return "?";
 }
 
-// The length of the UTF-8 character at the begin of the text; 0: it is not a valid one.
+// Returns the bytes of the UTF-8 character at the beginning of the text; 0: it is not valid.
 size_t Utf8Length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const auto follows = [&](size_t i) { return i < text.size() && (byte(i) & 0xc0) == 0x80; };
@@ -52,7 +52,7 @@ size_t Utf8Length(std::string_view text) {
   if (first >= 0xc2 && first < 0xe0) return follows(1) ? 2 : 0;
   if (first >= 0xe0 && first < 0xf0) {
     if (!follows(1) || !follows(2)) return 0;
-    // Overlong forms and surrogates.
+    // Refuses overlong forms and surrogates.
     if ((first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0)) return 0;
     return 3;
   }
@@ -113,7 +113,7 @@ struct Parts {
   std::vector<std::pair<std::string, std::string>> fields;
 };
 
-// The length of the key if the text begins with key=..., else 0.
+// Returns the length of the key if the text begins with key=..., else nullopt.
 std::optional<size_t> KeyLength(std::string_view text) {
   size_t i = 0;
   while (i < text.size() && (std::isalnum(static_cast<unsigned char>(text[i])) || text[i] == '_')) {
@@ -156,7 +156,7 @@ Parts Split(std::string_view line) {
       parts.fields.emplace_back(std::move(name), TakeValue(&line));
       continue;
     }
-    // A word. After a field, it is a part of the value of that field.
+    // A word without "=". If a field came before it, the word is a part of that field's value.
     const size_t end = std::min(line.find(' '), line.size());
     std::string& text = parts.fields.empty() ? parts.words : parts.fields.back().second;
     if (!text.empty()) text += ' ';

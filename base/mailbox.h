@@ -2,10 +2,10 @@
 //
 // Threads: any thread may Post() and Close(). The owner calls TakeAll().
 //
-// Post() calls `wake` on the posting thread if the mailbox was empty, without holding a lock. So
-// there is one call for any number of posts until the next TakeAll(). `wake` may still come after
-// that TakeAll(). `wake` must not block; it writes to an eventfd, for instance. The mailbox must
-// exist until the last Post() has returned.
+// If the mailbox was empty, Post() calls `wake` on the posting thread, without holding a lock. So
+// `wake` is called once for all posts until the next TakeAll(). The call may still run after that
+// TakeAll(). `wake` must not block; for instance, it writes to an eventfd. The mailbox must exist
+// until the last Post() has returned.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // False: the mailbox is full or closed, and `mail` is dropped. The caller decides what to do
-  // then.
+  // Returns false if the mailbox is full or closed; `mail` is dropped then. The caller decides what
+  // to do.
   [[nodiscard]] bool Post(T mail) {
     bool first = false;
     {
@@ -39,7 +39,7 @@ class Mailbox {
     return true;
   }
 
-  // Takes everything, in the order of the posts.
+  // Removes and returns everything, in the order of the posts.
   std::vector<T> TakeAll() {
     MutexLock lock(&mutex_);
     return std::exchange(mail_, {});

@@ -39,7 +39,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mutex_;
 };
 
-// May wake up without a reason: wait in a loop that tests the condition.
+// Wait() may return without a signal. So call it in a loop that tests the condition.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -47,7 +47,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // False: `timeout` has passed without a wake-up.
+  // Returns false if `timeout` has passed without a wake-up.
   bool WaitFor(Mutex* mutex, std::chrono::nanoseconds timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

@@ -19,31 +19,32 @@
 
 namespace longhaul {
 
-// Call this first in main(), before there is a second thread. It
-// - parses the flags, among them --log-format, --log-level and --ready-file. Exits with 0 for
+// Call this first in main(), before there is a second thread. InitDaemon()
+// - parses the flags, among them --log-format, --log-level and --ready-file. It exits with 0 for
 //   --help and --version, and with 2 for wrong usage, such as positional arguments
 // - ignores SIGPIPE
 // - blocks SIGTERM and SIGINT in this and all later threads, for StopSignalFd()
 // - raises the soft limit of open files to the hard limit
-// - turns off the deadlock detector of Abseil. It is on in Debian's build of Abseil, makes locks
-//   several times slower, and aborts the process at an order of locks that might deadlock
+// - turns off the deadlock detector of Abseil. Debian builds Abseil with the detector on. It makes
+//   locks several times slower, and aborts the process when locks are taken in an order that might
+//   deadlock
 // - makes a crash print a stack trace
 // - removes a ready file that an earlier process left
 void InitDaemon(int argc, char** argv, const ProgramInfo& info);
 
-// A descriptor that is readable when SIGTERM or SIGINT has come (struct signalfd_siginfo). There is
-// one for the process. The first call after InitDaemon() makes it, and it is never closed.
+// Returns a signalfd that is readable when SIGTERM or SIGINT has come. The process has one such
+// descriptor. The first call after InitDaemon() makes it, and it is never closed.
 int StopSignalFd();
 
 // Waits for SIGTERM or SIGINT and returns its number. After that, another such signal ends the
 // process at once, with exit code 1.
 int WaitForStopSignal();
 
-// Writes the file of --ready-file, if that was given: a JSON object with these strings. Atomic: a
-// reader sees either no file or the complete file.
+// Writes the file of --ready-file, if the flag was given: a JSON object with these strings. The
+// write is atomic: a reader sees either no file or the complete file.
 absl::Status AnnounceReady(const std::vector<std::pair<std::string, std::string>>& addresses);
 
-// Does the same for any path. Unavailable: the text says which step failed and why.
+// Writes the same file to `path`. Unavailable: the text says which step failed and why.
 absl::Status WriteReadyFile(const std::string& path,
                             const std::vector<std::pair<std::string, std::string>>& addresses);
 

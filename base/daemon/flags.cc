@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kConfigLinesMax = 10000;
 constexpr size_t kConfigLineBytesMax = 65536;
 
-// Whether the flag is of this source tree. Libraries register flags, too, which are not offered.
+// Whether the flag is defined in this source tree. Flags of libraries are not offered to users.
 bool IsOurs(const absl::CommandLineFlag& flag) {
   const std::string file = flag.Filename();
   for (const char* directory : {"base/", "coordinator/", "peerd/", "tests/", "tools/"}) {
@@ -120,7 +120,7 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // --flag and --noflag of a boolean.
+  // Reads --flag and --noflag of a boolean. Returns name and value; nullopt: `name` is neither.
   std::optional<std::pair<std::string, std::string>> AsBoolean(const std::string& name) const {
     const auto is_bool = [this](const std::string& n) {
       const auto it = flags_.find(n);

@@ -34,8 +34,8 @@ struct ParsedFlags {
 };
 
 // Parses the arguments and sets the flags. `getenv` looks up an environment variable (nullptr: not
-// set). InvalidArgument names the flag, where it was given, and what is wrong with it; some flags
-// may be set then.
+// set). InvalidArgument names the flag, where it was given, and what is wrong with its value. After
+// an error some flags may be set.
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<std::string>& args,
                                        const ProgramInfo& info,
                                        const std::function<const char*(const char*)>& getenv);

@@ -26,9 +26,9 @@ std::string ToString(const HostPort& address);
 // Parses a comma-separated list of one or more addresses. No port may be 0.
 absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& text);
 
-// Tests whether this process could listen on the address now: listens for a moment. Unavailable
-// says why not, and what to do. `service` ("HTTP") and `flag` ("--http") say what the address is
-// for.
+// Tests whether this process can listen on the address: listens for a moment, then stops.
+// Unavailable says why the process cannot listen. The text names `service` ("HTTP"), and also
+// `flag` ("--http") if another process has the port.
 absl::Status TryListening(const HostPort& address, const std::string& service,
                           const std::string& flag);
 

@@ -70,7 +70,7 @@ struct Request {
 };
 
 // Parses the first line of a request whose header is complete. The message of an error is the HTTP
-// status to answer with.
+// status of the answer.
 absl::StatusOr<Request> ParseRequest(const std::string& header) {
   const std::string line = header.substr(0, header.find_first_of("\r\n"));
   const size_t first = line.find(' ');
@@ -99,8 +99,8 @@ std::string Render(const HttpResponse& response, bool head) {
   return text;
 }
 
-// A connection. First it reads the request, then it sends the response (`out`), then it reads what
-// the client still sends (`finishing`): closing at once would reset the connection, and the client
+// A connection. The server reads the request, sends the response (`out`), and then reads what the
+// client still sends (`finishing`). Closing at once would reset the connection, and the client
 // might lose the end of the response.
 struct Connection {
   Fd fd;
@@ -189,7 +189,7 @@ class HttpServer::Impl {
   int PollTimeoutMs() const {
     if (accept_paused_) return 100;
     if (connections_.empty()) return -1;
-    // The oldest connection is the first.
+    // The first connection is the oldest, so its deadline is the next one.
     const auto left = connections_.front().deadline - Clock::now();
     return static_cast<int>(std::clamp<int64_t>(
         std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 0, 60000));
@@ -219,7 +219,7 @@ class HttpServer::Impl {
     }
   }
 
-  // False: the connection is over.
+  // Returns false if the connection is over.
   bool Serve(Connection* c) {
     if (c->finishing) return Discard(c);
     if (!c->responding && !ReadRequest(c)) return false;
@@ -275,7 +275,7 @@ class HttpServer::Impl {
 
   bool Discard(Connection* c) {
     char buffer[4096];
-    // One buffer in each turn, so that a client that sends without end does not block the others.
+    // Reads one buffer in each turn. So a client that sends without end blocks no other client.
     const ssize_t got = recv(c->fd.get(), buffer, sizeof buffer, 0);
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
   }

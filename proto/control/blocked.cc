@@ -8,10 +8,11 @@
 namespace longhaul::control {
 namespace {
 
-// Up to here every order is tried: 7! are few.
+// Up to this many peers every order is tried. The first peer is fixed, so there are at most 7!.
 constexpr size_t kExactMax = 8;
 
-// Puts the peers that are not yet in `ring` behind it, in their order where that is possible.
+// Appends the peers that are not yet in `ring`, in the order of `order` where possible. Returns
+// false if no order closes the ring; `ring` is unchanged then.
 bool Complete(const std::vector<PeerId>& order, const BlockedPairs& blocked,
               std::vector<bool>* used, std::vector<PeerId>* ring) {
   if (ring->size() == order.size()) return !IsBlocked(blocked, ring->back(), ring->front());
@@ -26,7 +27,7 @@ bool Complete(const std::vector<PeerId>& order, const BlockedPairs& blocked,
   return false;
 }
 
-// A ring that is repaired in steps, each of which leaves fewer blocked neighbours.
+// A ring that is repaired in steps. Each step leaves fewer neighbours that are blocked.
 class Repair {
  public:
   Repair(std::vector<PeerId> ring, const BlockedPairs& blocked)
@@ -46,14 +47,15 @@ class Repair {
   bool Clash(PeerId x, PeerId y) const { return IsBlocked(blocked_, x, y); }
   PeerId At(size_t i) const { return ring_[i % ring_.size()]; }
 
-  // The first position whose peer is blocked with the next one; size: there is none.
+  // Returns the first position whose peer is blocked with the next one; the size if there is none.
   size_t FirstConflict() const {
     size_t at = 0;
     while (at < ring_.size() && !Clash(At(at), At(at + 1))) ++at;
     return at;
   }
-  // Takes one peer out where nothing new clashes and puts it where nothing clashes with it. The
-  // first peer stays the first.
+  // Moves the peer at this position to a place where it clashes with neither neighbour. Returns
+  // false if there is no such place, if the peers around the gap would clash, or for the first
+  // peer.
   bool MoveElsewhere(size_t at) {
     const size_t n = ring_.size();
     if (at == 0 || Clash(At(at + n - 1), At(at + 1))) return false;
@@ -69,7 +71,8 @@ class Repair {
     }
     return false;
   }
-  // Turns a stretch around, so that two edges are replaced by two that are not blocked.
+  // Reverses a part of the ring, so that two pairs of neighbours are replaced by two pairs that are
+  // not blocked. Returns false if no part will do.
   bool Reverse(size_t at) {
     const size_t n = ring_.size();
     for (size_t other = 0; other < n; ++other) {

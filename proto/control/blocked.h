@@ -32,25 +32,27 @@ struct BlockedPair {
 // In rising order, each pair once, as in PrepareEpoch.
 using BlockedPairs = std::vector<BlockedPair>;
 
+// Returns the pair of two different peers, in either order, without a relay.
 BlockedPair MakeBlockedPair(PeerId x, PeerId y);
 bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y);
-// The relay of a blocked pair; 0: the two are not blocked.
+// Returns the relay of a blocked pair; 0: the pair is not blocked.
 PeerId RelayOf(const BlockedPairs& blocked, PeerId x, PeerId y);
-// Whether `peer` is neither end of the pair and reaches both ends.
+// Returns whether `peer` can be the relay: it is neither end of the pair and reaches both ends.
 bool CanRelay(const BlockedPairs& blocked, const BlockedPair& pair, PeerId peer);
 
 // Returns an order of the same peers in which no blocked pair are neighbours. The last and the
 // first are neighbours, too. If `order` is such an order, returns `order`. The result begins with
-// the same peer and stays near `order`. nullopt: none exists (up to 8 peers), or none was found
-// (beyond). The work is bounded by a small power of the number of peers.
+// the same peer and stays near `order`. nullopt: up to 8 peers no such order exists; with more
+// peers none was found. The work is bounded by a small power of the number of peers.
 //
 // The ring of an op is RingAvoiding(its participants in the order of the epoch). If the result is
 // nullopt, the ring is that order itself.
 std::optional<std::vector<PeerId>> RingAvoiding(const std::vector<PeerId>& order,
                                                 const BlockedPairs& blocked);
 
-// Returns what is wrong with the blocked pairs of an epoch with these peers: an end is not one of
-// them, or a relay does not reach both ends. Empty: nothing.
+// Checks the blocked pairs of an epoch with these peers. Returns the first fault: an end or a relay
+// is not one of the peers, the order is wrong, or a relay is missing or does not reach both ends.
+// Returns "" if there is none.
 std::string BlockedFault(const std::vector<PeerId>& peers, const BlockedPairs& blocked);
 
 }  // namespace longhaul::control

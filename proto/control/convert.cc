@@ -24,7 +24,7 @@ constexpr Asking<ProtoAsk::kHas> kHas;
 template <HasFields T, class Proto>
 void Put(const T& in, Proto* out);
 
-// The value of a plain field in the form that protobuf takes.
+// Returns the value of a plain field in the form that protobuf takes.
 template <class T, class Rule>
 decltype(auto) Plain(const T& value, const Rule& rule) {
   if constexpr (kIsId<T>) {
@@ -73,9 +73,9 @@ void Put(const T& in, Proto* out) {
 
 // ------------------------------------------------------------------------------ from protobuf
 
-// Fills a T that was just made. Checks only what cannot be checked afterwards: that each enum holds
-// one of its numbers, and that no list is too long or too short. FaultIn() checks the rest. Returns
-// the path to the first fault and what is wrong there, or "".
+// Fills *out, which must be newly constructed. Checks only what cannot be checked afterwards: that
+// each enum holds one of its numbers, and that no list is too long or too short. FaultIn() checks
+// the rest. Returns the path to the first fault and what is wrong there, or "".
 template <HasFields T, class Proto>
 std::string Get(const Proto& in, T* out);
 

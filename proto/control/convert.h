@@ -7,7 +7,8 @@
 // rule. Texts for people are never refused: they are cut to their limit and made valid UTF-8. A
 // field of a newer release is ignored. A kind of message of a newer release is refused.
 //
-// Pure functions: no threads, no state. To look into the protobuf messages, include the .pb.h, too.
+// Pure functions: no threads, no state. To access fields of the protobuf messages, include the
+// .pb.h, too.
 #pragma once
 
 #include <string>
@@ -25,13 +26,13 @@ namespace longhaul::control {
 v1::PeerMessage ToProto(const PeerMessage& message);
 v1::CoordinatorMessage ToProto(const CoordinatorMessage& message);
 
-// InvalidArgument: the text names message, field and value, such as "EpochReady: ops[3].ordinal is
-// 0, not an id". The caller must close the stream then.
+// Converts and checks a received message. InvalidArgument: the text names message, field and value,
+// such as "EpochReady: ops[3].ordinal is 0, not an id". Then the caller must close the stream.
 absl::StatusOr<PeerMessage> FromProto(const v1::PeerMessage& proto);
 absl::StatusOr<CoordinatorMessage> FromProto(const v1::CoordinatorMessage& proto);
 
-// The same with serialized protobuf messages, for journals and simulation. InvalidArgument: the
-// bytes are not a message of this type, or there are more than LH_CONTROL_MESSAGE_BYTES_MAX.
+// The same with serialized protobuf messages, for journals and simulation. InvalidArgument: as for
+// FromProto(), or the bytes are no protobuf message, or more than LH_CONTROL_MESSAGE_BYTES_MAX.
 std::string Serialize(const PeerMessage& message);
 std::string Serialize(const CoordinatorMessage& message);
 absl::StatusOr<PeerMessage> ParsePeerMessage(const std::string& bytes);

@@ -3,7 +3,7 @@
 // Each message lists its fields and what they may hold (base/fields.h). From this list
 // proto/control/convert.h derives the conversion to and from the protobuf messages of
 // proto/longhaul/v1. So a new field needs a member, an entry in the list below it, and a line of
-// the .proto file under the same name. No protobuf, clock or socket here.
+// the .proto file under the same name. This header uses no protobuf, clock or socket.
 //
 // Every message of a peer may be sent twice. After a reconnect the peer sends Hello, then again
 // all messages that have no answer yet (Join, Vote, SyncVote, Leave, EpochReady).
@@ -25,8 +25,8 @@
 
 namespace longhaul::control {
 
-// Rises whenever one release would misunderstand the messages of another. Hello carries it. The
-// coordinator refuses a stream with another version.
+// The version of this protocol. It rises when one release would misunderstand the messages of
+// another. Hello carries it. The coordinator refuses a stream with another version.
 inline constexpr uint32_t kProtocolVersion = 7;
 
 // Rules of fields (base/fields.h) that several messages share.
@@ -50,7 +50,7 @@ struct GroupState {
   std::vector<MemberId> members;  // local members, pending or admitted
   // The epoch that is prepared here and not committed; 0: none.
   Epoch prepared;
-  uint64_t preparation = 0;  // PrepareEpoch::preparation of it
+  uint64_t preparation = 0;  // PrepareEpoch::preparation of the prepared epoch
   bool frozen = false;       // whether the prepared epoch froze ops
   std::string Fault() const;
   GroupKey Key() const { return group; }
@@ -59,14 +59,14 @@ struct GroupState {
             LH_FIELD(preparation), LH_FIELD(frozen));
 };
 
-// First message on every stream.
+// The first message on every stream.
 struct Hello {
   PeerId peer;
   std::vector<std::string> endpoints;  // host:port of the data port, best first
   uint32_t protocol = 0;
   uint32_t lanes = 0;  // data lanes a link; 0: automatic
   std::string version;
-  std::string host;  // for people
+  std::string host;  // name of the host, for people
   std::vector<GroupState> groups;
   std::string secret;  // of the last Welcome; empty: there was none
   // Copied from the last Welcome that this peer accepted; 0, 0 and "": none yet.
@@ -104,7 +104,7 @@ struct Join {
              LH_FIELD(background));
 };
 
-// A member, pending or admitted, leaves, or its trainer died (`died`).
+// A member leaves, or its trainer died (`died`). The member is pending or admitted.
 struct Leave {
   GroupKey group;
   MemberId member;
@@ -124,12 +124,13 @@ struct SyncOffer {
   SyncStrategy strategy = SyncStrategy::kPopular;
   uint64_t revision = 0;
   Hash128 manifest;  // names, order, dtypes, shapes, flags
-  Hash128 state;     // the root: of the manifest and of the tensors that are compared
+  Hash128 state;     // the root: digest of the manifest and of the tensors that are compared
   // False: the member is still fetching the state, so it can only receive in this sync. A fetch
   // leaves the trainer's tensors unchanged, so a later offer of them may be complete.
   bool complete = true;
   // The peer offers a state that it kept of a former member. Such a state may come from another
-  // history of the group. If its revision is above the one that is due, the offer can only receive.
+  // history of the group. If its revision is more than one above the committed revision, the offer
+  // can only receive.
   bool kept = false;
   std::string Fault() const;
   LH_FIELDS(SyncOffer, LH_FIELD(number, rule::Needed{}), LH_FIELD(strategy),
@@ -160,8 +161,9 @@ struct OpMatch {
 };
 
 // An op that this peer has announced and not settled. `matches` holds the ordinals that other
-// participants gave the op, all of them if `done` is true. It is empty for an op that is not done,
-// has no `abort_on_fault`, and is not one-shot, because no fate depends on it.
+// participants gave the op, all of them if `done` is true. `matches` is empty if the op is not
+// done, has no `abort_on_fault` and is not one-shot, because then no fate depends on these
+// ordinals.
 struct OpReport {
   OpOrdinal ordinal;
   Epoch boundary;
@@ -182,7 +184,7 @@ struct EpochReady {
   GroupKey group;
   Epoch epoch;
   std::vector<OpReport> ops;
-  uint64_t preparation = 0;  // of the PrepareEpoch that it answers
+  uint64_t preparation = 0;  // of the PrepareEpoch that this message answers
   LH_MESSAGE(EpochReady, epoch_ready, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
              LH_FIELD(ops, rule::List{0, kOpReportsMax}), LH_FIELD(preparation, rule::Needed{}));
 };
@@ -194,12 +196,12 @@ struct Unreachable {
   LH_FIELDS(Unreachable, LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText));
 };
 
-// Some links of the epoch could not be built.
+// This peer could not build some links of the epoch.
 struct EpochFailed {
   GroupKey group;
   Epoch epoch;
   std::vector<Unreachable> unreachable;
-  uint64_t preparation = 0;  // of the PrepareEpoch that it answers
+  uint64_t preparation = 0;  // of the PrepareEpoch that this message answers
   LH_MESSAGE(EpochFailed, epoch_failed, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
              LH_FIELD(unreachable, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(preparation, rule::Needed{}));
@@ -207,8 +209,8 @@ struct EpochFailed {
 
 // The link to a peer of the group broke or fell silent. `epoch` is the newest epoch (prepared or
 // committed) that the reporter knows. A report is stale if the coordinator has a newer epoch.
-// `silent_ms` is how long nothing had been heard before the report. 0: the loss showed at once (a
-// reset, a refused connection).
+// `silent_ms` is how long the reporter had heard nothing before the report. 0: the loss showed at
+// once (a reset, a refused connection).
 struct LinkLost {
   GroupKey group;
   Epoch epoch;
@@ -248,8 +250,8 @@ struct FetchLoad {
             LH_FIELD(progress, rule::Flat{}));
 };
 
-// Sent every detect_ms / 3, whatever else is sent. Without it the coordinator takes the peer for
-// silent.
+// A peer sends a heartbeat every detect_ms / 3, also while it sends other messages. A peer that
+// sends nothing counts as silent.
 struct Heartbeat {
   std::vector<GroupLoad> loads;
   std::vector<FetchLoad> fetches;
@@ -307,14 +309,14 @@ struct LinkMeasure {
 // Two directions for each link to another peer of a group (LH_MEMBERS_MAX).
 inline constexpr size_t kLinkMeasuresMax = 2048;
 
-// Measurements by which the coordinator orders rings. A peer sends them when they have changed, and
-// repeats them every few minutes, because the coordinator forgets old ones. Nothing waits for them.
+// The coordinator orders rings by these measurements, and never waits for them. A peer sends them
+// when they have changed, and again every few minutes, because the coordinator forgets old ones.
 struct LinkReport {
   std::vector<LinkMeasure> links;  // at most kLinkMeasuresMax
   LH_MESSAGE(LinkReport, link_report, LH_FIELD(links, rule::List{0, kLinkMeasuresMax}));
 };
 
-// Answer to TryPeer.
+// The answer to TryPeer.
 struct PeerTried {
   GroupKey group;
   uint64_t trial = 0;  // TryPeer::trial
@@ -329,17 +331,20 @@ using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFail
 
 // ---------------------------------------------------------------- coordinator to peer
 
-// Answer to Hello. The peer compares it with the last Welcome that it accepted. It refuses an
-// earlier or a different start on the same store, and any other store while it has members. Then it
-// tries the next address (docs/adr/0021-stores-terms-and-prepared-epochs.md).
+// The answer to Hello. The peer compares it with the last Welcome that it accepted. On the same
+// store, the peer accepts the same start or a later one. It accepts another store only while it has
+// no members. If it refuses a Welcome, it tries the next address of a coordinator
+// (docs/adr/0021-stores-terms-and-prepared-epochs.md).
 struct Welcome {
   std::string coordinator;  // names this start of the coordinator
   uint32_t detect_ms = 0;
   // Known to this peer only. While the coordinator hears the peer, only a Hello with this secret
   // replaces the peer's stream.
   std::string secret = {};
-  uint64_t store = 0;  // names the store. SQLite: random. Memory: a hash of host name and --listen
-  uint64_t term = 0;   // rises with each start of a coordinator on the store
+  // Names the store. The name is random. Exception: a store in memory is named by a hash of the
+  // host name and --listen, unless the port in --listen is 0.
+  uint64_t store = 0;
+  uint64_t term = 0;  // rises with each start of a coordinator on the store
   LH_MESSAGE(Welcome, welcome, LH_FIELD(coordinator, kLabel),
              LH_FIELD(detect_ms, rule::Range{1, LH_DETECT_MS_MAX}),
              LH_FIELD(secret, rule::Secret{0, LH_PEER_SECRET_BYTES_MAX}),
@@ -364,8 +369,8 @@ struct JoinRefused {
              LH_FIELD(outcome, rule::Flat{}));
 };
 
-// Answer to Vote: every member stands at the boundary, and admissions have been decided. `epoch` is
-// the epoch in force. If it is new, its CommitEpoch came before.
+// The answer to Vote: every member stands at the boundary, and admissions have been decided.
+// `epoch` is the epoch in force. If it is new, its CommitEpoch came before this message.
 struct VoteResult {
   GroupKey group;
   MemberId member;
@@ -417,7 +422,7 @@ struct LinkCost {
 struct PrepareEpoch {
   GroupKey group;
   Epoch epoch;
-  Epoch base;           // the committed epoch that it follows; 0 for the first
+  Epoch base;           // the committed epoch before this one; 0: this is the first
   Epoch boundary;       // newest epoch up to this one that was made at a step boundary
   Epoch last_freeze;    // newest epoch up to this one that froze ops
   bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
@@ -429,8 +434,8 @@ struct PrepareEpoch {
   std::string token;  // secret of this epoch: authenticates lanes
   std::string cause;
   LinkCost cost;
-  // Random, so that two preparations never have the same id. If the store goes back, the epoch
-  // number of a forgotten preparation may be prepared again; the id differs. Answers repeat the id.
+  // A random id of this preparation. The peer's answers repeat it. If the store forgets a
+  // preparation, a later preparation may have the same epoch number, but not the same id.
   uint64_t preparation = 0;
   std::string Fault() const;
   LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
@@ -452,8 +457,8 @@ struct OpFate {
   LH_FIELDS(OpFate, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(fate));
 };
 
-// An op that other peers had announced and now abort, and that this peer had not announced. The
-// posts of this peer's members for that op end Aborted, also those that they have yet to make.
+// An op that this peer had not announced, and that other peers had announced and now abort. Every
+// call of this peer's members for the op ends Aborted, whether it was made already or comes later.
 struct MissedOp {
   Epoch boundary;
   uint64_t tag = 0;
@@ -461,7 +466,8 @@ struct MissedOp {
   LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag));
 };
 
-// The epoch is in force. If it freezes, `fates` holds exactly the ops of this peer's EpochReady.
+// The epoch is in force. If it freezes ops, `fates` has one entry for each op in this peer's
+// EpochReady, and no others.
 // `missed` holds ops that this peer did not report.
 struct CommitEpoch {
   GroupKey group;
@@ -474,7 +480,8 @@ struct CommitEpoch {
              LH_FIELD(missed, rule::List{0, kMissedOpsMax}));
 };
 
-// The prepared epoch is given up, and no other one replaces it. Never sent for a freezing epoch.
+// The prepared epoch is given up, and no other epoch replaces it. The coordinator never gives up an
+// epoch that freezes ops in this way.
 struct AbortEpoch {
   GroupKey group;
   Epoch epoch;
@@ -520,17 +527,20 @@ struct SyncSource {
 };
 
 enum class SyncAction : uint8_t {
-  kEnd = 1,  // the sync is over, with `outcome`; OK: committed, all members have the state
-  // The member has the elected state. It waits for kEnd, and others may ask it for chunks.
+  // The sync is over for this member, with `outcome`. OK: the sync is committed, and all members
+  // that took part have the state.
+  kEnd = 1,
+  // The member has the elected state. It waits for kEnd. Members that fetch may ask its peer for
+  // chunks.
   kServe = 2,
-  // The peer gets the elected state from the sources, then sends FetchDone. May be repeated with
-  // other sources: only the newest list counts.
+  // The peer fetches the elected state from the sources, then sends FetchDone. The coordinator may
+  // repeat the message with other sources; only the newest list counts.
   kFetch = 3,
 };
 
 constexpr auto NamesOf(SyncAction) { return EnumNames{1, {"end", "serve", "fetch"}}; }
 
-// Answer to an offer.
+// The answer to an offer (SyncVote, or Vote with `sync`).
 struct SyncResult {
   GroupKey group;
   MemberId member;
@@ -540,8 +550,8 @@ struct SyncResult {
   uint64_t revision = 0;  // elected or committed; 0 if the outcome is not OK
   Hash128 manifest;
   Hash128 state;
-  // kFetch: members that have the state, at least one. kEnd if the manifest was refused: a member
-  // with the elected manifest, to find the first difference.
+  // kFetch: members that have the state, at least one. kEnd after a refused manifest: a member with
+  // the elected manifest, so that the peer can find the first difference.
   std::vector<SyncSource> sources;
   std::string Fault() const;
   LH_MESSAGE(SyncResult, sync_result, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
@@ -562,8 +572,9 @@ struct StateAgreed {
              LH_FIELD(state));
 };
 
-// Asks a member's peer to connect to the data port of a newcomer's peer. There is no token yet,
-// because no epoch names the newcomer. Answered once, by PeerTried, within a bounded time.
+// Asks a member's peer to connect to the data port of a newcomer's peer. The two have no token for
+// this group yet, because no epoch names the newcomer. The peer answers once, with PeerTried, in a
+// bounded time.
 struct TryPeer {
   GroupKey group;
   uint64_t trial = 0;  // number of the trial, repeated by PeerTried

@@ -54,7 +54,7 @@ enum class FrameType : uint8_t {
   // LH_LANES_MAX; 0: the receiver chooses.
   kWantLanes = 6,
   kChunkCancel = 7,  // the receiver drops the ask `attempt`; 0: the whole transfer
-  kAck = 8,          // carries `acked` between PINGs
+  kAck = 8,          // acknowledges numbered frames (`acked`) between two PINGs
   // The sender has lost a data lane. group: its index; stamp: its serial; offset: how many DATA and
   // CHUNK_DATA frames the sender had received whole on it. The receiver sends the rest again.
   kLaneLost = 9,
@@ -62,8 +62,8 @@ enum class FrameType : uint8_t {
   // The last frame on a connection. flags bit 0: the sender gives the link up, and frames and
   // segments may be missing. Otherwise the sender has sent everything and does not need the link.
   kClose = 11,
-  // Payload: ChunkRequestBody. stamp: of the asks of this transfer at the receiver, those with
-  // lower numbers are over.
+  // Payload: ChunkRequestBody. stamp: asks of this transfer with lower numbers are over at the
+  // sender, so the receiver drops them.
   kChunkRequest = 12,
   // A piece of an answer. stamp: bytes of the whole answer; offset: where the piece begins in it.
   kChunkData = 13,
@@ -74,7 +74,7 @@ inline constexpr uint8_t kFlagRefused = 1;   // DONE
 inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
 inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
 // LANE_LOST: nothing that the lost lane carried ever arrived (peerd/transport/black_hole.h calls it
-// barren). RESUME: the same of the control lane before this one.
+// barren). RESUME: the same is true of the control lane that this one replaces.
 inline constexpr uint8_t kFlagBarren = 1;
 
 // The half of an all-reduce that a segment belongs to.
@@ -98,8 +98,8 @@ struct FrameHeader {
 // A kProbe lane carries no frames, only bytes that the receiver throws away.
 enum class LaneKind : uint8_t { kControl = 0, kData = 1, kProbe = 2 };
 
-// Whether the frame is numbered: it arrives exactly once and in order, also if control lanes are
-// lost on the way.
+// Returns whether the frame is numbered. A numbered frame arrives exactly once and in order, even
+// if control lanes are lost on the way.
 constexpr bool IsNumbered(FrameType type) {
   switch (type) {
     case FrameType::kReady:
@@ -122,23 +122,23 @@ constexpr bool IsNumbered(FrameType type) {
   return false;
 }
 
-// Whether the frame moves shared state: `op` is the transfer, `attempt` the ask.
+// Returns whether the frame moves shared state: `op` is the transfer, `attempt` the ask.
 constexpr bool IsOfTransfer(FrameType type) {
   return type == FrameType::kChunkRequest || type == FrameType::kChunkData ||
          type == FrameType::kChunkRefused || type == FrameType::kChunkCancel;
 }
 
-// Whether the frame is a segment: its payload is received straight into memory that the listener
-// names, and is sent again if its lane is lost.
+// Returns whether the frame is a segment. The payload of a segment is received straight into memory
+// that the listener names. It is sent again if its lane is lost.
 constexpr bool IsSegment(FrameType type) {
   return type == FrameType::kData || type == FrameType::kChunkData;
 }
 
 std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 
-// InvalidArgument names the field and its value: a wrong magic, a type that does not belong on a
-// lane of `kind`, a payload beyond the limit of its type, a reserved byte that is not zero, or a
-// field that is not allowed for the type.
+// InvalidArgument: the magic is wrong, the type does not belong on a lane of `kind`, the payload is
+// beyond the limit of its type, a reserved byte is not zero, or a field is not allowed for the
+// type. The text names the field and its value.
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
@@ -156,18 +156,18 @@ struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
-  // Set if the sender's own members offer different ops: `desc` is the offer of the first of them,
-  // `other_offer` one that differs.
+  // Set if the sender's own members offer different ops. Then `desc` is the offer of the first
+  // member, and `other_offer` is an offer that differs from it.
   std::optional<OtherOffer> other_offer;
-  // Not 0: the op, a one-shot op, has ended at the sender in this epoch, and its result follows.
-  // `result_members`: how many members' inputs are in the result.
+  // Not 0: this one-shot op has ended at the sender in this epoch, and its result follows.
+  // `result_members` says how many members' inputs are in the result.
   Epoch result_epoch;
   uint32_t result_members = 0;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
 };
 inline constexpr size_t kReadyBodyBytes = 64;
 
-// Encodes the fixed part. The caller appends the OtherOffer.
+// Encodes the fixed part. The caller appends what follows it.
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);
 
@@ -209,8 +209,8 @@ inline constexpr size_t kChunkRefusedBodyBytes = 4;
 std::array<uint8_t, kChunkRefusedBodyBytes> Encode(const ChunkRefusedBody& body);
 absl::StatusOr<ChunkRefusedBody> ParseChunkRefusedBody(std::span<const uint8_t> payload);
 
-// The header of a frame of one of the four CHUNK_ types. `payload_bytes` is what the type demands;
-// for CHUNK_DATA it is 0, and the caller sets it.
+// Returns the header of a frame of one of the four CHUNK_ types. `payload_bytes` is the size of the
+// type's payload; for CHUNK_DATA it is 0, and the caller sets it.
 FrameHeader ChunkFrame(FrameType type, uint32_t group, uint64_t transfer, uint64_t ask);
 
 }  // namespace longhaul

@@ -1,5 +1,5 @@
-// How a lane opens. Two peers exchange three messages of fixed size. Before the handshake is over,
-// the acceptor allocates no memory whose size the dialer could choose.
+// The handshake that opens a lane. Two peers exchange three messages of fixed size. Before the
+// handshake is over, the acceptor allocates no memory whose size the dialer could choose.
 //
 //   dialer -> acceptor  HELLO    the peers, run, epoch and lane, and a nonce
 //   acceptor -> dialer  ANSWER   a nonce, and a proof over both nonces and HELLO
@@ -63,8 +63,8 @@ struct LaneHello {
   friend bool operator==(const LaneHello&, const LaneHello&) = default;
 };
 
-// The id of the link that this HELLO makes. Both ends can compute it. Nobody can compute it without
-// the HELLO.
+// Returns the id of the link that this HELLO makes. Whoever has the HELLO can compute the id;
+// nobody else can.
 uint64_t NewLinkId(const LaneHello& hello);
 
 // Whether the acceptor takes the lane, and why not. A refusal carries zeros for nonce and proof.
@@ -74,7 +74,8 @@ enum class LaneResult : uint8_t {
   // The acceptor has no token for this run, group and epoch. While the epoch is being prepared, the
   // token may still come: try again.
   kUnknownEpoch = 2,
-  kWrongPeer = 3,    // this dialer may not open this lane here, say if HELLO names another acceptor
+  // This dialer may not open this lane here: for instance, HELLO names another acceptor.
+  kWrongPeer = 3,
   kBusy = 4,         // no room, or another connection goes first: try again later
   kUnknownLink = 5,  // the acceptor has given the link up
   kNoWay = 6,        // the relay could not connect to the acceptor, or carries too many lanes

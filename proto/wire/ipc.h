@@ -61,9 +61,9 @@ struct lh_ipc_hello {
 };
 
 enum lh_ipc_region_flags {
-  /* The region holds only inboxes of states. A page comes to exist when peerd writes to it, and the
-   * trainer frees it (MADV_REMOVE) when it has copied the chunks. So peerd never pins the region.
-   */
+  /* The region holds only inboxes of states. A page uses memory from the moment peerd writes to it
+   * until the trainer frees it (MADV_REMOVE), after it has copied the chunks. So peerd never pins
+   * the region. */
   LH_IPC_REGION_INBOX = 1
 };
 
@@ -219,7 +219,7 @@ struct lh_ipc_sync_info {
   uint64_t revision;
   uint64_t hash_high; /* the digest of the agreed state */
   uint64_t hash_low;
-  uint64_t bytes; /* received by this member */
+  uint64_t bytes; /* received for this member */
   uint64_t seconds_ns;
   uint32_t sources; /* members that sent some of these bytes */
   uint32_t zero;

@@ -17,7 +17,7 @@
 
 namespace longhaul {
 
-// How many bytes of `u` the type uses. SIZE_MAX: no request has this type.
+// Returns how many bytes of `u` a request of this type uses. SIZE_MAX: no request has this type.
 inline size_t IpcBodyBytes(uint32_t type) {
   switch (type) {
     case LH_IPC_HELLO:
@@ -54,7 +54,7 @@ inline bool IpcAllZero(const void* data, size_t bytes) {
   return any == 0;
 }
 
-// Whether `field` holds 1 to `bytes_max` bytes of [A-Za-z0-9._-] and then zeros.
+// Returns whether `field` holds 1 to `bytes_max` bytes of [A-Za-z0-9._-] and then zeros.
 template <size_t N>
 bool IsIpcName(const char (&field)[N], size_t bytes_max) {
   const size_t length = strnlen(field, N);
@@ -88,7 +88,7 @@ inline std::string IpcSyncError(const lh_ipc_sync& sync) {
   return "";
 }
 
-// Says how the request breaks the protocol; "": it does not. Our client library never breaks it.
+// Returns how the request breaks the protocol, or "". Our client library never breaks it.
 // `greeted`: HELLO has come on this connection. `descriptors`: how many file descriptors came with
 // the request.
 inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
@@ -188,7 +188,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   return "";
 }
 
-// Whether `text` is UTF-8 in its shortest form without control characters.
+// Returns whether `text` is UTF-8 in its shortest form, without control characters.
 inline bool IsPlainUtf8(const char* text, size_t bytes) {
   const auto* const at = reinterpret_cast<const uint8_t*>(text);
   for (size_t i = 0; i < bytes;) {
@@ -220,7 +220,7 @@ inline uint64_t IpcStateElementBytes(uint8_t dtype) {
   return dtype < LH_WIRE_DTYPE_COUNT ? SizeOf(static_cast<DType>(dtype)) : 0;
 }
 
-// Says what is wrong with an entry of a state's table; "": nothing. Does not check the region.
+// Returns what is wrong with an entry of a state's table, or "". Does not check the region.
 inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
   const size_t length = strnlen(tensor.name, sizeof tensor.name);
   if (length == 0 || length > LH_STATE_NAME_BYTES_MAX || !IsPlainUtf8(tensor.name, length) ||
@@ -264,8 +264,8 @@ inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
   return "";
 }
 
-// Gives the op that a request asks for. InvalidArgument says what is wrong: a field, or a range
-// that does not lie inside its region, whose size the caller gives.
+// Returns the op that a request asks for. The caller gives the sizes of the regions.
+// InvalidArgument says which field is wrong, or which range does not lie inside its region.
 inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_region_bytes,
                                          uint64_t target_region_bytes) {
   const auto refuse = [&op](const std::string& what) {

@@ -1,5 +1,5 @@
-/* Every bound on data that crosses the border of a process, in one place. C99, because the C client
- * includes this file too. */
+/* The limits of everything that crosses the border of a process. C99, because the C client includes
+ * this file, too. */
 #ifndef LONGHAUL_PROTO_WIRE_LIMITS_H_
 #define LONGHAUL_PROTO_WIRE_LIMITS_H_
 
@@ -9,7 +9,7 @@
 #define LH_COHORT_NAME_BYTES_MAX 64
 #define LH_ENDPOINT_BYTES_MAX 256
 #define LH_ENDPOINTS_MAX 8
-/* Error texts that cross the Unix socket or the control stream are cut to so many bytes. */
+/* Error texts that cross the Unix socket or the control stream are cut to this many bytes. */
 #define LH_ERROR_TEXT_BYTES_MAX 448
 
 /* Members of one group, local members of one peer, groups that one peer takes part in, trainers
@@ -18,19 +18,19 @@
 #define LH_LOCAL_MEMBERS_MAX 64
 #define LH_GROUPS_MAX 256
 #define LH_CLIENTS_MAX 256
-/* Members of one cohort that the coordinator takes. A peer takes LH_LOCAL_MEMBERS_MAX. */
+/* Members of one cohort that the coordinator accepts. A peer accepts LH_LOCAL_MEMBERS_MAX. */
 #define LH_COHORT_MEMBERS_MAX 256
 /* Pairs of peers of one group that cannot reach each other. */
 #define LH_BLOCKED_PAIRS_MAX 1024
 
 /* Ops that one member may have in flight, each with its own tag. */
 #define LH_OPS_OPEN_MAX 1024
-/* READY frames of one peer in one group that belong to no op here yet. A correct peer stays
- * below. */
+/* READY frames from one peer in one group that belong to no local op yet. A peer without bugs sends
+ * fewer. */
 #define LH_READY_UNMATCHED_MAX 4096
 
-/* Bytes of tensors that one turn of a peer's reactor copies and reduces for its ops. That takes
- * about 1 ms; the rest waits for the next turn. */
+/* Bytes of tensors that a peer's reactor copies and reduces for its ops in one turn. That takes
+ * about 1 ms. The rest waits for the next turn. */
 #define LH_OP_TURN_BYTES_MAX (4u << 20)
 
 /* An all-reduce of at most this many bytes travels inside its READY frames. */
@@ -70,7 +70,7 @@
 /* Segments of one link that were sent and are not acknowledged. The sender keeps them to send them
  * again, and sends no further segment beyond this number. */
 #define LH_SEGMENTS_UNACKED_MAX 32768
-/* A receiver acknowledges a data lane after at most so many whole segments. */
+/* On a data lane the receiver acknowledges after at most this many whole segments. */
 #define LH_SEGMENTS_PER_ACK 64
 /* The longest silence that a PING on a data lane may announce. */
 #define LH_QUIET_MS_MAX (10u * 60 * 1000)
@@ -96,16 +96,16 @@
 #define LH_TOKEN_BYTES_MAX 256
 /* The secret of a peer at the coordinator. */
 #define LH_PEER_SECRET_BYTES_MAX 64
-/* detect_ms, the one knob of failure detection: at most an hour. */
+/* detect_ms, the one setting of failure detection: at most an hour. */
 #define LH_DETECT_MS_MAX 3600000u
-/* How long other members wait for a member at a step boundary: at most a day. */
+/* A member's step deadline: at most a day. */
 #define LH_STEP_DEADLINE_MS_MAX 86400000u
 
 /* Bytes of one message on the control stream. The longest message is EpochReady with the ops in
  * flight. An op takes about 16 bytes for each other peer if it is done here, aborts on faults, or
- * has at most LH_ONE_SHOT_BYTES_MAX. Any other op takes at most 40 bytes in all. So some 500 ops of
- * the first kind fit with 1024 peers, and LH_OPS_OPEN_MAX of them with 400 peers. A peer with more
- * loses its control stream each time it reports them, and is removed as silent. */
+ * has at most LH_ONE_SHOT_BYTES_MAX. Any other op takes at most 40 bytes in all. So about 500 ops
+ * of the first kind fit with 1024 peers, and LH_OPS_OPEN_MAX with 400 peers. A peer that reports
+ * more loses its control stream at each report, and is then removed as silent. */
 #define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)
 
 #endif /* LONGHAUL_PROTO_WIRE_LIMITS_H_ */

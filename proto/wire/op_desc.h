@@ -1,4 +1,4 @@
-// The description of an op. It must be equal at all members, or the op is refused.
+// The description of an op. If the descriptions of two members differ, the op is refused.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ enum class Algorithm : uint8_t {
   kOneShot = LH_WIRE_ONESHOT,
   kMesh = LH_WIRE_MESH,
   kRing = LH_WIRE_RING,
-  kLocal = LH_WIRE_LOCAL,  // only of an op that has ended, never in a description
+  kLocal = LH_WIRE_LOCAL,  // only reported for an op that has ended; never in a description
 };
 
 constexpr auto NamesOf(DType) {
@@ -60,7 +60,7 @@ constexpr auto NamesOf(Algorithm) {
   return EnumNames{0, {"auto", "oneshot", "mesh", "ring", "local"}};
 }
 
-// "float32", "sum", "oneshot".
+// Returns the name of a value, such as "float32", "sum" or "oneshot".
 template <HasNames T>
 const char* Name(T value) {
   return NameOf(value);
@@ -84,7 +84,7 @@ struct OpDesc {
 
   uint64_t bytes() const { return count * SizeOf(dtype); }
   std::string Fault() const;
-  // In the order in which READY carries them. A new field goes last.
+  // READY carries the fields in this order. A new field goes last.
   LH_FIELDS(OpDesc, LH_FIELD(kind), LH_FIELD(dtype), LH_FIELD(reduce), LH_FIELD(on_fault),
             LH_FIELD(quantization, rule::Range{0, 0}), LH_FIELD(algorithm),
             LH_FIELD(min_world, rule::Range{0, LH_MEMBERS_MAX}),
@@ -98,14 +98,14 @@ struct OtherOffer {
   friend bool operator==(const OtherOffer&, const OtherOffer&) = default;
 };
 
-// Whether the tensors of such an op travel inside READY frames.
+// Returns whether the tensors of such an op travel inside READY frames.
 bool IsOneShot(const OpDesc& desc);
 
-// "sum of float32 x 1048576 min_world 5", for the error when descriptions differ. Leaves options
-// out that have their defaults.
+// Returns a text such as "sum of float32 x 1048576 min_world 5", for the error when descriptions
+// differ. Options with their default values are left out.
 std::string ToString(const OpDesc& desc);
 
-// Size of an op's description in READY. The bytes behind the last field are zero.
+// Size of an op's description in READY. The bytes after the last field are zero.
 inline constexpr size_t kOpDescBytes = 35;
 constexpr size_t OpDescFieldBytes() {
   size_t bytes = 0;
@@ -115,8 +115,8 @@ constexpr size_t OpDescFieldBytes() {
 }
 static_assert(OpDescFieldBytes() <= kOpDescBytes, "READY has no room for it");
 void Write(const OpDesc& desc, ByteWriter* writer);
-// Returns what is wrong with the description (FaultIn), or "". If the reader runs beyond its end,
-// the result says nothing: check the reader.
+// Returns what is wrong with the description (FaultIn), or "". The result is valid only if
+// reader->ok() afterwards.
 std::string Read(ByteReader* reader, OpDesc* desc);
 
 }  // namespace longhaul

@@ -34,7 +34,7 @@ enum lh_wire_kind {
   /* Reserved: reduce-scatter 2, all-gather 3, broadcast 4, send-recv 5, barrier 6. */
 };
 
-/* What a member wants of a sync. POPULAR: among the states of the highest revision, the one
+/* What a member wants of a sync. POPULAR: among the states with the highest revision, the state
  * that most members have wins. RECEIVE: the member takes another member's state. SEND: the member's
  * own state is a candidate, and the member never receives. */
 enum lh_wire_strategy { LH_WIRE_POPULAR = 1, LH_WIRE_RECEIVE = 2, LH_WIRE_SEND = 3 };

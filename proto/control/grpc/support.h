@@ -5,11 +5,12 @@
 
 namespace longhaul::control {
 
-// HTTP/2 pings. They find dead connections on which nothing else is sent; the protocol's heartbeats
-// find dead peers. The two times together are four detect_ms, to outlast a stall on a lossy path.
+// Times of HTTP/2 pings. The pings find dead connections on which nothing else is sent; heartbeats
+// find dead peers. Both times together are 4 * detect_ms, to outlast a stall on a lossy path. They
+// are at least 0.8 s and at most 8 minutes.
 struct Keepalive {
   int time_ms = 0;     // silence before a ping
-  int timeout_ms = 0;  // wait for the ping's answer; then the connection is dead
+  int timeout_ms = 0;  // without an answer for this long the connection is dead
 };
 
 Keepalive KeepaliveFor(uint32_t detect_ms);
@@ -18,9 +19,9 @@ Keepalive KeepaliveFor(uint32_t detect_ms);
 inline constexpr char kWatchedIncarnation[] = "longhaul-incarnation";
 inline constexpr char kWatchedAfter[] = "longhaul-after-sequence";
 
-// Call it before the first use of gRPC. It may be called again, from any thread. It sends gRPC's
-// own log lines through base/log.h, errors as warnings. It keeps the library alive until the
-// process ends, because the shutdown after the last server or channel sometimes waits for ten
+// Call this before the first use of gRPC. Any thread may call it again. Sends gRPC's own log lines
+// through base/log.h: errors as warnings, all others as debug lines. Keeps the library alive until
+// the process ends, because the shutdown after the last server or channel sometimes waits for ten
 // seconds.
 void InitGrpc();
 
