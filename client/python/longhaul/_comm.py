@@ -135,8 +135,8 @@ class Comm:
         Every member must call it at the same point of its program. All members return in the same epoch.
 
         A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands for the boundary
-        that admitted it, unless the newcomer has started an all-reduce before. So all members run the same loop, with
-        the boundary at the top or at the end.
+        that admitted it. Exception: the newcomer has started an all-reduce or a sync before. So all members run the
+        same loop, with the boundary at the top or at the end.
 
         To wait for n members, test what this call returns:
 

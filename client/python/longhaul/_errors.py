@@ -51,7 +51,7 @@ class Unavailable(Error):
 
 
 class Aborted(Error):
-    """The op or sync ended without a result, and the input is unchanged. Look at the world, then call again."""
+    """The op or sync ended without a result, and the input is unchanged. Start it again at all members, or at none."""
 
     status = 4
 

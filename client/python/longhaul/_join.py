@@ -38,7 +38,8 @@ def join(
     peerd: path of the socket of peerd. None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
         $XDG_RUNTIME_DIR/longhaul/peerd.sock.
     timeout: seconds until admission, the wait for peerd included; None: no limit. At the timeout the request to join
-        is withdrawn. If no coordinator answers for 10 s, the join ends with Unavailable earlier.
+        is withdrawn. If no coordinator serves peerd for 10 s (`--coordinator-timeout-ms` of peerd), the join ends with
+        Unavailable earlier.
     cohort: (name, size) of a set of members on this host that belong together, usually one in each of several groups,
         such as the shards of one host. Each of them joins from its own process or thread, with the same name and size
         (at most 64). None is admitted before all have asked to join. When one of them leaves, dies or is removed, all
