@@ -17,7 +17,7 @@ const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out) {
   if (ftruncate(fd, (off_t)bytes) != 0) {
     failed = "ftruncate";
   } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    /* peerd refuses memory that is not sealed: if it shrank, an access would crash peerd. */
+    /* peerd refuses memory that is not sealed: memory that shrinks could crash peerd. */
     failed = "F_ADD_SEALS";
   } else {
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -107,8 +107,8 @@ size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least)
   return wanted > needed ? wanted : needed;
 }
 
-/* Marks [offset, offset + bytes) inside the free `block` as used. What is left of the block on both
- * sides stays free. False: out of memory, and nothing changed. */
+/* Marks [offset, offset + bytes) inside the free `block` as used. The rest of the block on
+ * both sides stays free. Returns false if memory is short; nothing has changed then. */
 static bool carve(struct lhi_block *block, size_t offset, size_t bytes) {
   const size_t before = offset - block->offset;
   const size_t after = block->bytes - before - bytes;

@@ -44,13 +44,13 @@ struct lhi_region {
   uint8_t *base;
   size_t bytes;
   size_t used;   /* bytes in used blocks */
-  uint64_t last; /* lhi_arena.takes when a block was last taken here, or the region added */
+  uint64_t last; /* lhi_arena.takes when the last block was taken here, or the region added */
   bool inbox; /* the inbox of one state: one block covers the region, and no other is taken here */
   struct lhi_block *blocks;
   struct lhi_region *next;
 };
 
-/* A use of a block: the block may not be freed meanwhile. All zeros: no block is used. */
+/* A use of a block. A pinned block may not be freed. All zeros: no block is pinned. */
 struct lhi_pin {
   struct lhi_region *region;
   struct lhi_block *block;
@@ -71,23 +71,23 @@ struct lhi_arena {
  * all went well, else the name of the call that failed; errno says why. Needs no mutex. */
 const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out);
 
-/* Adds a region, which takes over the mapping. NULL: out of memory; the mapping stays the caller's.
- */
+/* Adds a region, which takes over the mapping. Returns NULL if memory is short; then the mapping
+ * still belongs to the caller. */
 struct lhi_region *lhi_arena_add(struct lhi_arena *arena, uint64_t id, uint8_t *base, size_t bytes);
 /* Unmaps the region, and frees it with its blocks. */
 void lhi_arena_remove(struct lhi_arena *arena, struct lhi_region *region);
-/* Counts a block that was taken for a staged tensor, and one that was given back. */
+/* Count a block that was taken for a staged tensor, and a block that was given back. */
 void lhi_arena_stage(struct lhi_arena *arena, size_t bytes);
 void lhi_arena_unstage(struct lhi_arena *arena, size_t bytes);
 /* Counts one look. Called when an operation is over, before lhi_arena_surplus(). */
 void lhi_arena_look(struct lhi_arena *arena);
-/* An empty region that need not be kept, or NULL. Empty inboxes come first, because they are never
- * kept; then the region in which no block was taken for the longest time. */
+/* Returns an empty region that need not be kept, or NULL. Empty inboxes come first, because they
+ * are never kept; then the region in which no block was taken for the longest time. */
 struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena);
 
-/* The size of the region to add for a block of `bytes` (at most 2^40). The larger the arena, the
- * larger the region, because a client may have only LH_REGIONS_MAX of them. `least`: the smallest
- * region that holds the block. */
+/* Returns the size of the region to add for a block of `bytes` (at most 2^40). The larger the
+ * arena, the larger the region, because a client has at most LH_REGIONS_MAX regions. With `least`,
+ * returns the size of the smallest region that holds the block. */
 size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least);
 
 /* Makes a region that was just added the inbox of a state, and returns its one block. */
@@ -98,9 +98,9 @@ void *lhi_arena_take(struct lhi_arena *arena, size_t bytes);
 /* Frees the block that begins at `data`. False: no used block begins there. */
 bool lhi_arena_give(struct lhi_arena *arena, void *data);
 
-/* The region that contains the address, or NULL. */
+/* Returns the region that contains the address, or NULL. */
 struct lhi_region *lhi_arena_region(const struct lhi_arena *arena, const void *data);
-/* The used block of the region that contains the whole range, or NULL. */
+/* Returns the used block of the region that contains the whole range, or NULL. */
 struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data, size_t bytes);
 
 /* Pins the used block that contains the whole range. If the range begins outside the arena, there

@@ -19,7 +19,8 @@
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
 /* A peerd that listens gets at least this long to answer HELLO, also if the timeout is shorter. */
 #define LHI_GREET_NS ((int64_t)100 * 1000 * 1000)
-/* peerd answers at once what needs no other peer. After this time it counts as hanging. */
+/* peerd answers a request at once if it needs no other peer. After this time peerd counts as
+ * hanging. */
 #define LHI_ANSWER_NS ((int64_t)30 * 1000 * 1000 * 1000)
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
@@ -164,7 +165,7 @@ static lh_status choose_paths(const lh_open_options *options, struct paths *path
   return LH_OK;
 }
 
-/* Whether a peerd may still start to listen there. */
+/* Returns whether a peerd may still start to listen at the path. */
 static bool may_appear(int error) {
   return error == ENOENT || error == ECONNREFUSED || error == EAGAIN || error == ENOTDIR;
 }

@@ -14,7 +14,7 @@
 #include "client/src/request.h"
 #include "client/src/uses.h"
 
-/* ------------------------------------------------------------------ its end */
+/* ------------------------------------------------------------------ end of a collective */
 
 static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
   if (op->status == LH_OK) op->reply.info = reply->u.op;
@@ -47,7 +47,7 @@ static void over(lh_op *op, bool good) {
 
 static const struct lhi_op_type kType = {ended, arrived, collect, over};
 
-/* ------------------------------------------------------------------ its start */
+/* ------------------------------------------------------------------ start of a collective */
 
 static lh_status check(const struct lhi_collective *o, size_t *bytes_out) {
   const size_t element = lh_dtype_size(o->dtype);
@@ -160,8 +160,8 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_pin.region == NULL) {
-    /* A block of its own also for an op in place. With source and target apart, peerd need not keep
-     * the original, which would cost as much memory and one more copy. */
+    /* An op in place gets a target block of its own, too. With source and target apart, peerd need
+     * not keep the original. Keeping it would cost as much memory, and one more copy. */
     status = stage(o->call, op, deadline_ns, &op->staged_target, &op->target_pin);
     op->target = op->staged_target;
     op->copy_to = o->target;

@@ -1,11 +1,11 @@
-/* What all kinds of collectives have in common: checking the call, staging tensors that are not in
- * the arena, starting the op, and its outcome. */
+/* The part that all kinds of collectives share: checks the call, stages tensors that are not in the
+ * arena, starts the op, and waits for its outcome. */
 #ifndef LONGHAUL_CLIENT_COLLECTIVE_H_
 #define LONGHAUL_CLIENT_COLLECTIVE_H_
 
 #include "client/src/objects.h"
 
-/* What a call asks for. */
+/* The arguments of a call. */
 struct lhi_collective {
   const char *call; /* name of the public function, for error texts */
   const void *source;

@@ -19,8 +19,8 @@
  */
 #define LHI_MEMBERS_TRIES 16
 
-/* LH_OK: the member has not left and was not removed, and peerd is alive. It need not be admitted.
- */
+/* LH_OK: the member has not left and was not removed, and peerd is alive. The member need not be
+ * admitted. */
 static lh_status standing_locked(const lh_comm *comm, const char *call) {
   if (comm->gone != LH_OK) {
     return lhi_fail(comm->gone, "%s: %s", call,
@@ -45,7 +45,8 @@ lh_status lhi_free_check_locked(const lh_comm *comm, const char *call) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: this member is in a sync already; wait for that first", call);
   }
-  /* Until its outcome is known, nobody knows whether the caller may use the tensors. */
+  /* Until lh_state_take() has an outcome, the caller does not know whether the tensors are its
+   * own. */
   if (comm->parked_take != NULL) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: lh_state_take() of this member has no outcome yet; call it again first",
@@ -231,7 +232,7 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
 static void leave_ended(lh_op *op, const struct lh_ipc_reply *reply) {
   lh_comm *const comm = op->comm;
   (void)reply;
-  /* A member that was removed meanwhile is out, too: no error. */
+  /* A member that was removed meanwhile is out of the group, too. So this is no error. */
   if (comm->gone != LH_OK) op->status = LH_OK;
   comm->leaving = false;
   comm->left = op->status == LH_OK;
@@ -239,8 +240,8 @@ static void leave_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static const struct lhi_op_type kLeave = {leave_ended, NULL, NULL, NULL};
 
-/* Begins to leave, or gives the op of an earlier call that timed out. *send: the caller must send
- * *request. NULL: out of memory. */
+/* Begins to leave, or returns the op of an earlier call that timed out. If *send is set, the caller
+ * must send *request. NULL: out of memory. */
 static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *send) {
   lh_op *op = comm->parked_leave;
   *send = false;
@@ -249,7 +250,7 @@ static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *
   op = lhi_op_new_locked(comm->client, &kLeave, comm);
   if (op == NULL || op->state != LHI_OPEN) return op;
   if (comm->gone != LH_OK) {
-    lhi_op_end_locked(op, LH_OK, NULL, NULL); /* removed: nothing to ask */
+    lhi_op_end_locked(op, LH_OK, NULL, NULL); /* the member was removed: peerd need not be asked */
     return op;
   }
   *request = lhi_request(LH_IPC_LEAVE, op);
@@ -417,7 +418,7 @@ static void members_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static const struct lhi_op_type kMembers = {members_ended, NULL, NULL, NULL};
 
-/* Asks peerd for the members from rank `first` on, at most one page. */
+/* Asks peerd for one page of members, from rank `first` on. */
 static lh_status members_page(lh_comm *comm, uint32_t first, int64_t deadline_ns,
                               struct lh_ipc_members_page *page) {
   struct lh_ipc_request request;
@@ -504,7 +505,8 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
       if (op == NULL) status = LH_UNAVAILABLE;
     }
     if (op != NULL && op->state == LHI_OPEN && comm->at_join) {
-      /* The boundary that admitted this member: the others have passed it already. */
+      /* This call is for the boundary that admitted this member. The other members have passed that
+       * boundary already. */
       lhi_op_end_locked(op, LH_OK, NULL, NULL);
     } else if (op != NULL && op->state == LHI_OPEN) {
       comm->stepping = true;

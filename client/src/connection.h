@@ -1,4 +1,4 @@
-/* The socket to peerd: whether it can be used, and bytes in and out. */
+/* The socket to peerd: checks whether it can be used, and transfers bytes in both directions. */
 #ifndef LONGHAUL_CLIENT_CONNECTION_H_
 #define LONGHAUL_CLIENT_CONNECTION_H_
 
@@ -10,14 +10,15 @@
 lh_status lhi_client_check(lh_client *client, const char *call);
 /* LH_OK: the client belongs to this process. */
 lh_status lhi_process_check(const lh_client *client, const char *call);
-/* The status and text with which the connection ended. The client is dead. */
+/* Returns the status with which the connection of a dead client ended, and sets the text. */
 lh_status lhi_dead_locked(const lh_client *client);
 
 /* Connects to `path`, which fits into a sockaddr_un. Returns 0 and the socket in *fd_out, or an
  * errno. */
 int lhi_connect(const char *path, int *fd_out);
-/* Writes one whole request; requests of other threads come before or after it. `fd` is sent with it
- * unless it is -1. Returns 0 or an errno. ETIMEDOUT: peerd has read nothing for 30 s. */
+/* Writes one whole request. Requests of other threads come before or after it, never inside. Sends
+ * `fd` with the request unless `fd` is -1. Returns 0 or an errno. ETIMEDOUT: peerd has read nothing
+ * for 30 s. */
 int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, int fd);
 
 /* Reads replies into client->inbox, without waiting. Only the reader (replies.h) calls it, without

@@ -26,8 +26,8 @@ static void stream_line(uint8_t *to, const uint8_t *from) {
   _mm_stream_si128(out + 3, d);
 }
 
-/* Copies several pages, one line of each in turn: a processor prefetches by itself, but not beyond
- * the end of a page. `next` is the source of the block that is copied after this one. */
+/* Copies several pages, one line of each in turn. The reason: a processor prefetches only up to the
+ * end of a page. `next` is the source of the block that is copied after this one. */
 static void stream_block(uint8_t *to, const uint8_t *from, const uint8_t *next) {
   for (size_t line = 0; line < PAGE; line += LINE) {
     for (size_t at = line; at < BLOCK; at += PAGE) {
@@ -49,8 +49,8 @@ void lhi_copy(void *to, const void *from, size_t bytes) {
     for (; bytes >= BLOCK; out += BLOCK, in += BLOCK, bytes -= BLOCK) {
       stream_block(out, in, bytes >= 2 * BLOCK ? in + BLOCK : in);
     }
-    /* Streaming stores are not ordered like plain ones. Order them before the caller tells others.
-     */
+    /* Streaming stores are not ordered like plain stores. The fence completes them before the
+     * caller tells another thread or process that the copy is done. */
     _mm_sfence();
   }
   memcpy(out, in, bytes);

@@ -1,4 +1,4 @@
-/* Copies of whole tensors. */
+/* Copies whole tensors. */
 #ifndef LONGHAUL_CLIENT_COPY_H_
 #define LONGHAUL_CLIENT_COPY_H_
 
@@ -8,12 +8,13 @@
 extern "C" {
 #endif
 
-/* Smaller copies use memcpy(): their target is probably still in a cache when it is used next. */
+/* Smaller copies use memcpy(): their target is probably still in a cache at its next use. */
 #define LHI_STREAM_BYTES_MIN ((size_t)8 << 20)
 
 /* memcpy() for tensors. A large target is written past the caches, which takes two thirds of the
- * time. The C library does the same, but only from a size that it derives from the size of the
- * caches. In a virtual machine that is the cache of the whole host. */
+ * time. The C library does the same, but only for copies above a size that it derives from the size
+ * of the caches. A virtual machine reports the caches of the whole host, so that size is too large
+ * there. */
 void lhi_copy(void *to, const void *from, size_t bytes);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Statuses with their texts, checks of arguments, and time. */
+/* Error texts, checks of arguments, and time. */
 #ifndef LONGHAUL_CLIENT_ERROR_H_
 #define LONGHAUL_CLIENT_ERROR_H_
 
@@ -20,15 +20,16 @@ lh_status lhi_take(const char *call, const char *init, const void *from, size_t 
  * the caller's struct_size, which must be at least `first_bytes`. */
 lh_status lhi_give(const char *call, const char *init, const void *from, size_t from_bytes,
                    size_t first_bytes, void *to);
-/* LH_OK: 0 or more, or LH_FOREVER. */
+/* LH_OK: the timeout is 0 or more, or LH_FOREVER. */
 lh_status lhi_check_timeout(const char *call, int64_t timeout_ms);
 /* Checks the name of a run, a member or a cohort; `what` says which it is, for the text. */
 lh_status lhi_check_name(const char *call, const char *what, const char *name);
 /* The monotonic clock, in nanoseconds. */
 int64_t lhi_now_ns(void);
-/* The end of a timeout that begins now. LHI_NEVER for LH_FOREVER. */
+/* Returns the end of a timeout that begins now. LHI_NEVER for LH_FOREVER. */
 int64_t lhi_deadline_ns(int64_t timeout_ms);
-/* A copy for free(), cut to the length of the longest text. NULL: out of memory. */
+/* Returns a copy, cut to the length of the longest text. The caller frees the copy with free().
+ * NULL: out of memory. */
 char *lhi_copy_text(const char *text);
 
 #endif /* LONGHAUL_CLIENT_ERROR_H_ */

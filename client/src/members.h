@@ -10,13 +10,13 @@
 
 /* Adds a new member to the list of its client. */
 void lhi_member_add_locked(lh_comm *comm);
-/* An operation begins, and ends, to use the member. The end may free the member. */
+/* Called when an operation begins and ends to use the member. The end may free the member. */
 void lhi_member_use_locked(lh_comm *comm);
 void lhi_member_unuse_locked(lh_comm *comm);
-/* Frees the memory only; the list of the client is left alone. */
+/* Frees the memory only. Does not change the client's list of members. */
 void lhi_member_free_memory(lh_comm *comm);
 
-/* The admitted member with this handle at peerd, or NULL. */
+/* Returns the admitted member with this handle at peerd, or NULL. */
 lh_comm *lhi_member_find_locked(lh_client *client, uint64_t handle);
 /* Notes that the member was removed, or never admitted. The first reason is kept. `text` may be
  * NULL. */

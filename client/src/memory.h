@@ -1,4 +1,5 @@
-/* Memory shared with peerd: blocks for callers, and for copies of tensors that are elsewhere. */
+/* Memory shared with peerd: blocks for callers, and blocks for copies of tensors that are not in
+ * the arena. */
 #ifndef LONGHAUL_CLIENT_MEMORY_H_
 #define LONGHAUL_CLIENT_MEMORY_H_
 

@@ -35,13 +35,13 @@
 #define LHI_TABLE_SIZE 256
 #define LHI_INBOX_FRAMES 32
 
-/* What the kinds of operations do differently. The mutex is held during all functions but
+/* The functions by which the kinds of operations differ. The mutex is held during all of them but
  * `collect`. Each function may be NULL. */
 struct lhi_op_type {
   /* Called when the op has an outcome, in op->status. The function may change the status. `reply`
    * is the answer of peerd, or NULL if peerd did not answer. op->comm is still set. */
   void (*ended)(lh_op *op, const struct lh_ipc_reply *reply);
-  /* Whether a result in the arena must be copied to the caller's memory. */
+  /* Returns whether a result in the arena must be copied to the caller's memory. */
   bool (*arrived)(const lh_op *op);
   /* Copies that result. The mutex is not held. */
   void (*collect)(lh_op *op);
@@ -62,7 +62,7 @@ struct lh_op {
   lh_comm *comm; /* counted in comm->users while the op is open; else NULL */
   const struct lhi_op_type *type;
   enum lhi_op_state state;
-  bool held;                     /* somebody has the handle. If not, the op is freed when it ends */
+  bool held;                     /* there is a handle. If not, the op is freed when it ends */
   uint64_t call;                 /* its number in requests and replies */
   struct lh_op *table_next;      /* in client->table while open */
   struct lh_op *previous, *next; /* in client->ops until freed */
@@ -86,10 +86,10 @@ struct lh_op {
   uint8_t *source, *target;              /* what peerd uses, in the arena */
   size_t bytes;
   bool staged;
-  void *staged_source, *staged_target; /* blocks for copies; NULL: the caller's is in the arena */
+  void *staged_source, *staged_target; /* blocks for copies; NULL: the buffer is in the arena */
   void *copy_to;                       /* where collect() copies staged_target; NULL: nowhere */
 
-  /* sync, and step with one */
+  /* used only by a sync, and by a step with a sync */
   lh_state *synced;  /* the state; NULL once the op does not use it any more */
   uint64_t of_state; /* id of that state, kept to the end; 0: the op is not a sync */
   bool passed;       /* the member has passed the boundary, even if the sync fails */
@@ -117,12 +117,12 @@ struct lh_state {
   uint64_t id;               /* the name of the state in requests to peerd */
   lh_op *op;                 /* the sync that uses the state, or NULL */
   bool starting;             /* a call is copying tensors to begin a sync */
-  lh_comm *holder;           /* the background member for whom peerd holds and fills it, or NULL */
+  lh_comm *holder;           /* the background member for which peerd fills the state, or NULL */
   uint32_t count;
   struct lhi_tensor *tensors;
   size_t chunks;
   /* Blocks of the arena, pinned. */
-  uint8_t *table;   /* one struct lh_ipc_tensor for each tensor. The same block holds: */
+  uint8_t *table;   /* one struct lh_ipc_tensor for each tensor; `touched` and `changed` follow */
   uint8_t *touched; /* one byte for each tensor: not 0 if it may have changed */
   uint8_t *changed; /* one byte for each chunk: not 0 if it came from other members */
   uint8_t *copies;  /* copies of tensors that are not in the arena; NULL: none */
@@ -138,7 +138,7 @@ struct lh_comm {
   lh_client *client;
   lh_comm *previous, *next;
   bool held;            /* the caller has the handle */
-  uint32_t users;       /* ops that refer to it */
+  uint32_t users;       /* open ops that refer to this member */
   uint64_t join_call;   /* lh_op.call of the join */
   uint64_t handle;      /* the name of the member in requests to peerd; 0 before admission */
   lh_on_fault on_fault; /* for ops with LH_AS_JOINED */
@@ -146,7 +146,7 @@ struct lh_comm {
   bool leaving; /* LEAVE was sent and is not answered yet */
   bool left;
   bool stepping;  /* STEP was sent and is not answered yet */
-  bool at_join;   /* admitted, and no step, sync or op since: the next step returns at once */
+  bool at_join;   /* admitted, and no step, sync or op since then: the next step returns at once */
   lh_status gone; /* not LH_OK: removed, or never admitted */
   char *gone_text;
   struct lh_ipc_world world;
@@ -182,7 +182,8 @@ struct lh_client {
   lh_state *states;
   uint64_t next_state;
   struct lhi_arena arena;
-  /* Replies that were read and not handled yet; no inbox of a state. Only the reader uses them. */
+  /* Replies that were read and not handled yet (not an inbox of a state). Only the reader uses
+   * these two fields. */
   size_t inbox_bytes;
   struct lh_ipc_reply inbox[LHI_INBOX_FRAMES];
 };

@@ -6,7 +6,8 @@
 
 #define LHI_OP_INFO_FIRST_BYTES (offsetof(lh_op_info_t, seconds_wait) + sizeof(double))
 
-/* What an op did. Zeros if it has not ended; zeros except `staged` if its outcome is not LH_OK. */
+/* Returns what an op did. If the op has not ended, all fields are 0. If its outcome is not LH_OK,
+ * all fields but `staged` are 0. */
 lh_op_info_t lhi_op_info_locked(const lh_op *op);
 
 #endif /* LONGHAUL_CLIENT_OP_H_ */

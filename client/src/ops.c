@@ -64,7 +64,7 @@ static void over_locked(lh_op *op, bool good) {
 
 void lhi_op_release_locked(lh_op *op) {
   op->held = false;
-  /* Nobody will copy the result any more. */
+  /* Without a handle no call can copy the result. */
   if (op->state == LHI_ARRIVED) over_locked(op, false);
   if (op->state == LHI_ENDED) op_free_locked(op);
 }

@@ -110,7 +110,7 @@ void lhi_pump_locked(lh_client *client) {
   }
 }
 
-/* Waits for replies and handles them once, as the reader. */
+/* Becomes the reader, waits for replies, and handles them once. */
 static void read_round_locked(lh_client *client, int64_t deadline_ns) {
   ssize_t got;
   client->reading = true;
@@ -142,7 +142,7 @@ bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
       continue;
     }
     if (last) break;
-    /* Read once more after the deadline: a reply that has come in time counts. */
+    /* Read once more after the deadline, because a reply may have come in time. */
     last = deadline_ns != LHI_NEVER && lhi_now_ns() >= deadline_ns;
     if (op->state == LHI_OPEN && !client->reading) {
       read = true;

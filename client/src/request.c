@@ -11,7 +11,8 @@
 #include "client/src/replies.h"
 #include "client/src/sleep.h"
 
-/* How often lhi_send() looks whether the reader has read why peerd closed the connection. */
+/* The interval at which lhi_send() looks whether the reader has read why peerd closed the
+ * connection. */
 #define LHI_LOOK_NS ((int64_t)20 * 1000 * 1000)
 
 struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op) {

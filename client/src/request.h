@@ -4,9 +4,9 @@
 
 #include "client/src/objects.h"
 
-/* A request of this type for an op. The caller fills request.member and request.u. */
+/* Returns a request of this type for an op. The caller fills request.member and request.u. */
 struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op);
-/* An address in a pinned block, in the form that requests use. */
+/* Returns an address in a pinned block in the form that requests use. */
 struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data);
 /* Sends a request, with `fd` unless that is -1. If this fails, the connection is dead, and all open
  * ops have ended. Mutex not held. */
@@ -15,7 +15,7 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd);
  * False: out of memory; nothing was sent. Mutex not held. */
 bool lhi_tell(lh_client *client, const struct lh_ipc_request *request);
 
-/* The time by which peerd must have answered all requests of a call that begins now. */
+/* Returns the time by which peerd must have answered all requests of a call that begins now. */
 int64_t lhi_answer_deadline_ns(const lh_client *client);
 /* Waits for an op that peerd answers at once, releases it, and returns its outcome. LH_UNAVAILABLE:
  * peerd has not answered by the deadline; peerd may still do what was asked. With LH_OK, *answer is

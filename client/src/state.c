@@ -29,7 +29,7 @@ static size_t chunks_of(size_t bytes) {
   return bytes / LH_STATE_CHUNK_BYTES + (bytes % LH_STATE_CHUNK_BYTES != 0);
 }
 
-/* ------------------------------------------------------------------ what the caller declares */
+/* ------------------------------------------------------------------ checks of the declaration */
 
 /* LH_OK and the bytes of the tensor in *bytes_out, or LH_INVALID_ARGUMENT. */
 static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *bytes_out) {
@@ -106,7 +106,7 @@ static lh_status check_tensors(lh_state *state, const lh_tensor *tensors) {
   return LH_OK;
 }
 
-/* ------------------------------------------------------------------ where the tensors are */
+/* ------------------------------------------------------------------ memory of the tensors */
 
 static int by_address(const void *a, const void *b) {
   const struct lhi_tensor *const left = *(struct lhi_tensor *const *)a;
@@ -116,8 +116,8 @@ static int by_address(const void *a, const void *b) {
 }
 
 /* Pins the tensors that are in the arena and can be used in place. All others will be copied. A
- * tensor that shares bytes with another one is copied, too: chunks fetched for one would change the
- * other. */
+ * tensor that shares bytes with the one before it is copied, too: chunks fetched for one would
+ * change the other. */
 static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) {
   lh_client *const client = state->client;
   size_t in_place = 0;
@@ -158,13 +158,13 @@ static lh_status take_block(lh_client *client,
   return LH_OK;
 }
 
-/* Whether `data` is the library's copy of the caller's tensor. */
+/* Returns whether `data` is the library's copy of the caller's tensor. */
 static bool is_copy(const struct lhi_tensor *tensor) {
   return tensor->pin.region == NULL && tensor->bytes > 0;
 }
 
-/* Whether peerd reads the caller's tensor in place. Then what it fetches needs memory of its own.
- */
+/* Returns whether peerd reads the caller's tensor in place. Then fetched chunks need other memory:
+ * the inbox. */
 static bool needs_inbox(const struct lhi_tensor *tensor) {
   return tensor->pin.region != NULL && !tensor->staged;
 }
@@ -353,7 +353,7 @@ static bool is_of(const lh_op *parked, const lh_state *state) {
   return parked != NULL && parked->of_state == state->id;
 }
 
-/* Whether a call with this state timed out and was not made again for its outcome. */
+/* Returns whether a call with this state timed out, and was not made again to get its outcome. */
 static bool outcome_owed_locked(const lh_state *state) {
   for (const lh_comm *comm = state->client->comms; comm != NULL; comm = comm->next) {
     if (is_of(comm->parked_step, state) || is_of(comm->parked_sync, state) ||
@@ -483,7 +483,7 @@ lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_ou
 
 /* ------------------------------------------------------------------ copies */
 
-/* Copies the tensors that are not in the arena to it; only touched ones if asked for. No mutex. */
+/* Copies tensors that are not in the arena to the arena: all, or only touched ones. No mutex. */
 static void copy_in(const lh_state *state, bool touched_only) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
@@ -567,7 +567,7 @@ static void sync_over(lh_op *op, bool good) {
   lh_state *const state = op->synced;
   op->synced = NULL;
   state->op = NULL;
-  /* If not, the copies may differ from the caller's tensors: the next sync copies all of them. */
+  /* If not `good`, the copies may differ from the caller's tensors: the next sync copies all. */
   memset(state->touched, good ? 0 : 1, state->count);
 }
 
@@ -649,7 +649,8 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
   return request;
 }
 
-/* Opens an op that uses the state. True: the request must be sent. False: the op has ended. */
+/* Opens an op that uses the state. Returns true if the request must be sent, and false if the op
+ * has ended already. */
 static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
   op->synced = state;
   op->of_state = state->id;
@@ -670,8 +671,8 @@ static lh_status check_parked_locked(const char *call, const lh_op *parked, cons
                   call);
 }
 
-/* Begins a sync, or gives the op of an earlier call that timed out. `step`: passes a step boundary,
- * too. */
+/* Begins a sync, or gives the op of an earlier call that timed out. With `step` the call also
+ * passes a step boundary. */
 static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *given, bool step,
                        lh_op **op_out) {
   lh_client *const client = comm->client;
@@ -721,8 +722,8 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
     send = open_locked(op, comm, state);
   }
   if (send) {
-    /* The others have passed the boundary that admitted this member. It only takes part in the
-     * sync. */
+    /* The other members have passed the boundary that admitted this member. So this member only
+     * takes part in the sync. */
     op->passed = step && comm->at_join;
     comm->stepping = step && !op->passed;
     request = sync_request(op, comm->stepping ? LH_IPC_STEP : LH_IPC_SYNC, given);
@@ -914,7 +915,7 @@ lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_s
   status = take_start(kCall, comm, state, timeout_ms, &op);
   if (status == LH_OK) {
     /* peerd answers at the timeout, and its answer says whether the caller may use the tensors. If
-     * peerd does not answer, because it is stopped for instance, give up a second later. */
+     * peerd does not answer, for instance because it is stopped, give up a second later. */
     status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS,
                         sync_info_locked, &own);
   } else {

@@ -8,12 +8,12 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
   return a_at < b_at + b_bytes && b_at < a_at + a_bytes;
 }
 
-/* The name of a tensor. */
+/* Returns the name of a tensor. */
 static const char *name_of(const lh_state *state, uint32_t index) {
   return ((const struct lh_ipc_tensor *)(const void *)state->table)[index].name;
 }
 
-/* The index of the first tensor that shares bytes with the range; state->count: none does. */
+/* Returns the index of the first tensor that shares bytes with the range, or state->count. */
 static uint32_t tensor_in(const lh_state *state, const void *data, size_t bytes) {
   uint32_t i = 0;
   while (i < state->count &&
@@ -29,8 +29,8 @@ bool lhi_state_held_locked(const lh_state *state) {
   return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
 }
 
-/* Whether an operation still uses the caller's source, and target. If the handle of an operation
- * was freed, nobody copies between the caller's memory and its staged block any more. */
+/* Return whether an operation still uses the caller's source, or target. If the handle of an
+ * operation was freed, nothing is copied between the caller's memory and staged blocks. */
 static bool uses_source(const lh_op *op) { return op->staged_source == NULL || op->held; }
 static bool uses_target(const lh_op *op) { return op->copy_to == NULL || op->held; }
 

@@ -1,11 +1,11 @@
 /* Keeps operations and syncs apart: an operation in flight and a sync of a state must not use the
- * same memory of the caller. Otherwise one of them would read half of a result of the other. */
+ * same memory of the caller. Otherwise one could read an unfinished result of the other. */
 #ifndef LONGHAUL_CLIENT_USES_H_
 #define LONGHAUL_CLIENT_USES_H_
 
 #include "client/src/objects.h"
 
-/* Whether peerd fetches the state for a member in the background. */
+/* Returns whether peerd fetches the state for a member in the background. */
 bool lhi_state_held_locked(const lh_state *state);
 /* LH_OK: no operation in flight uses memory of a tensor of this state. */
 lh_status lhi_check_ops_locked(const char *call, const lh_state *state);

@@ -165,8 +165,8 @@ typedef struct lh_open_options {
                               $XDG_RUNTIME_DIR/longhaul/peerd.sock */
   const char *name;        /* name of the members of this client, in logs and lhctl: 1 to 64 of
                               [A-Za-z0-9._-]; NULL: the process id */
-  int64_t timeout_ms;      /* how long to wait for peerd to listen and to answer. A peerd that
-                              listens gets at least 100 ms to answer. */
+  int64_t timeout_ms;      /* how long to wait until peerd listens and answers. A peerd that
+                              listens has at least 100 ms to answer. */
 } lh_open_options;
 #define LH_OPEN_OPTIONS_INIT \
   { sizeof(lh_open_options), NULL, NULL, 10000 }
@@ -181,14 +181,14 @@ LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out)
  * communicators and states. Afterwards no function may be called with any of them, not even their
  * own lh_..._free(). No other thread may use any of them during the call. NULL is allowed.
  *
- * A member that has not left counts as dead. If it had started an operation that has not ended, it
- * stays in the group for up to 2 * detect_ms. If the operation ends in that time, the tensor of the
- * dead member is in the result. Otherwise the member leaves then, and lh_on_fault decides. Another
- * operation or step of the others may wait for that long. */
+ * A member that has not left counts as dead. If one of its operations has not ended, the member
+ * stays in the group for up to 2 * detect_ms. If the operation ends in that time, the result counts
+ * the dead member's tensor. Otherwise the member is removed then, and lh_on_fault decides about the
+ * operation. Steps and other operations of the remaining members may wait for that long. */
 LH_API void lh_close(lh_client *client);
 /* LH_OK if the connection to peerd is open, as far as the library can tell without waiting.
- * LH_UNAVAILABLE: peerd has stopped or died. Memory of this client can still be read, and nothing
- * else of it works any more. Open another client. */
+ * LH_UNAVAILABLE: peerd has stopped or died. Memory of this client can still be read. All other
+ * uses of the client fail: open another client. */
 LH_API lh_status lh_client_check(lh_client *client);
 
 /* Allocates `bytes` (1 or more) in the arena, aligned to 64 bytes. peerd sends and
@@ -220,14 +220,15 @@ typedef struct lh_join_options {
   uint32_t group;
   int64_t timeout_ms; /* how long to wait for admission, or LH_FOREVER */
   /* Name of a cohort: members at one peerd that belong together, usually one in each of several
-   * groups, such as the shards of one host. All its members (`cohort_size`, at most 64) give the
-   * same name (1 to 64 of [A-Za-z0-9._-]) and size. None is admitted before all have asked to join.
-   * When one of them leaves, dies or is removed, all are removed. NULL or "" with size 0: none. */
+   * groups, such as the shards of one host. All members of the cohort give the same name (1 to 64
+   * of [A-Za-z0-9._-]) and the same `cohort_size` (at most 64). None is admitted before all have
+   * asked to join. When one leaves, dies or is removed, all are removed. NULL or "" with size 0: no
+   * cohort. */
   const char *cohort;
   uint32_t cohort_size;
   /* This member is removed if it comes to a step boundary or a sync more than this many
-   * milliseconds (at most a day) after the first of the members. Its next call returns LH_EVICTED.
-   * 0: the others wait for it without limit. */
+   * milliseconds (at most a day) after the first member. Its next call returns LH_EVICTED. 0: the
+   * other members wait for it without limit. */
   uint32_t step_deadline_ms;
   lh_on_fault on_fault; /* LH_RETRY or LH_ABORT: for operations that say LH_AS_JOINED */
   /* Name of the member, in logs and lhctl: 1 to 64 of [A-Za-z0-9._-]. NULL or "": the name in
@@ -253,9 +254,9 @@ LH_API lh_status lh_join(lh_client *client, const lh_join_options *options, lh_c
 LH_API lh_status lh_join_start(lh_client *client, const lh_join_options *options,
                                lh_comm **comm_out, lh_op **op_out);
 
-/* Leaves the group when this member's operations in flight have ended. The other members go on.
- * Operations that they started and this member did not start continue as after a death
- * (lh_on_fault). LH_OK is also returned for a member that was removed meanwhile.
+/* Leaves the group when this member's operations in flight have ended. The other members go on. If
+ * they have started an operation that this member has not started, lh_on_fault decides, as after a
+ * death. LH_OK is also returned for a member that was removed meanwhile.
  * LH_DEADLINE_EXCEEDED: the member is still leaving; the next call goes on waiting.
  * LH_FAILED_PRECONDITION: it has left already, or another call is waiting for it to leave. */
 LH_API lh_status lh_leave(lh_comm *comm, int64_t timeout_ms);
@@ -277,16 +278,17 @@ typedef struct lh_world_info {
 #define LH_WORLD_INFO_INIT \
   { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0 }
 
-/* The group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed; the text
- * says why. LH_FAILED_PRECONDITION: not admitted yet, or left. LH_UNAVAILABLE: peerd died. */
+/* Gives the group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed;
+ * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:
+ * peerd died. */
 LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
-/* The number of newcomers that the next step boundary may admit, as peerd last reported it. A
- * newcomer that the members' hosts cannot reach does not count. Newcomers that a step
- * boundary admitted are no longer counted when lh_begin_step() returns. Errors: as lh_world(). */
+/* Gives the number of newcomers that the next step boundary may admit, as peerd last reported it. A
+ * newcomer that the members' hosts cannot reach does not count. When lh_begin_step() returns, the
+ * newcomers that it admitted are no longer counted. Errors: as lh_world(). */
 LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
-/* The ids of all members of the current epoch, in rank order. Writes at most `capacity` ids to
- * `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing while
- * the ids were read, or peerd does not answer. */
+/* Gives the ids of all members of the current epoch, in rank order. Writes at most `capacity` ids
+ * to `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing
+ * while the ids were read, or peerd does not answer. */
 LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out);
 
 /* Step boundary: waits until every member has called it, admits the newcomers that wait, and
@@ -379,8 +381,8 @@ LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options 
 /* lh_tensor.flags */
 enum {
   /* Members may hold different contents, such as the state of a random generator. A newcomer that
-   * fetches the state gets this tensor once, with the others. A newcomer whose compared tensors are
-   * equal already keeps its own contents. */
+   * fetches the state gets this tensor once, with the other tensors. If its compared tensors are
+   * equal already, it keeps its own contents. */
   LH_ALLOW_UNEQUAL = 1,
   /* `data` is a copy in memory from lh_alloc(). Before each sync the caller copies the tensor to
    * `data`. After it the caller copies what changed back (lh_state_next_change()). */
@@ -424,8 +426,8 @@ LH_API lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms);
 LH_API lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out);
 
 #define LH_ALL_TENSORS UINT32_MAX
-/* Says that the tensor at this index, or all (LH_ALL_TENSORS), may have changed since the last
- * sync. Needed with LH_HASH_ON_CHANGE only. */
+/* Says that the tensor at this index, or every tensor (LH_ALL_TENSORS), may have changed since the
+ * last sync. Needed with LH_HASH_ON_CHANGE only. */
 LH_API lh_status lh_state_touch(lh_state *state, uint32_t tensor);
 /* After a sync: finds the next range of a tensor that came from other members. In: *offset is where
  * to start, in bytes. Out: the range begins at *offset and has *bytes bytes; *bytes is 0 if there
@@ -447,8 +449,8 @@ LH_API lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revi
  * LH_SEND: the tensors of this member never change. If another state is chosen, this member gets
  * LH_STATE_MISMATCH. */
 typedef enum lh_strategy { LH_POPULAR = 1, LH_RECEIVE = 2, LH_SEND = 3 } lh_strategy;
-/* Which tensors a sync reads and hashes: all of them; or those named by lh_state_touch() since the
- * last sync or lh_state_prepare() that returned LH_OK. */
+/* Which tensors a sync reads and hashes. LH_HASH_ALWAYS: all. LH_HASH_ON_CHANGE: the tensors named
+ * by lh_state_touch() since the last sync or lh_state_prepare() that returned LH_OK. */
 typedef enum lh_hash { LH_HASH_ALWAYS = 0, LH_HASH_ON_CHANGE = 1 } lh_hash;
 
 typedef struct lh_progress {
@@ -465,9 +467,9 @@ typedef struct lh_sync_options {
   uint32_t struct_size;
   lh_strategy strategy;
   lh_state *state;
-  /* The number of what the tensors hold now, at most 2^63. Any number at the first sync of a group;
-   * at each later sync one more than at the sync before. A member with a lower number is outdated,
-   * and fetches. A higher number is refused. */
+  /* The revision of what the tensors hold now, at most 2^63. The first sync of a group accepts any
+   * revision. In each later sync the revision is one more than in the sync before. A member with a
+   * lower revision is outdated, and fetches. A higher revision is refused. */
   uint64_t revision;
   lh_hash hash;
   uint32_t zero;
@@ -502,10 +504,10 @@ typedef struct lh_sync_info_t {
 #define LH_SYNC_INFO_INIT \
   { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
 
-/* Makes the tensors of all members of the group equal, bit by bit. Every member must call it. The
- * members vote by revision and hash; members whose tensors differ from the chosen state fetch what
- * differs. The call ends when all members have called it and hold the same. `info` may be NULL; it
- * is filled whenever there is an outcome.
+/* Makes the tensors of all members of the group equal, bit by bit. Every member must call it. One
+ * member's state is chosen by revision and hash. Members whose tensors differ from it fetch what
+ * differs. The call ends when all members have called it and hold the same bits. `info` may be
+ * NULL; it is filled whenever there is an outcome.
  *
  * Tensors: nobody may write to them until the sync has ended. The call that gets the outcome writes
  * to them what came from other members.
@@ -600,8 +602,8 @@ LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
 LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options,
                                int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
 /* Frees the handle. NULL is allowed. An operation in flight goes on, and its buffers still belong
- * to it; so wait first, unless the process ends. A target that is not from lh_alloc() gets the
- * result only within lh_op_wait() or lh_op_test(). */
+ * to it. So wait for the outcome first, unless the process ends. A target that is not from
+ * lh_alloc() gets the result only within lh_op_wait() or lh_op_test(). */
 LH_API void lh_op_free(lh_op *op);
 
 #ifdef __cplusplus
