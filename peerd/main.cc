@@ -86,7 +86,7 @@ absl::StatusOr<uint32_t> ParseLanes(const std::string& text) {
   return lanes;
 }
 
-// Trainers look for the socket here unless they are given a path.
+// Trainers without a path of their own look for the socket at the same place.
 std::string DefaultSocketPath() {
   const std::string system = "/run/longhaul";
   if (access(system.c_str(), W_OK) == 0 || access("/run", W_OK) == 0) return system + "/peerd.sock";

@@ -259,7 +259,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   uint32_t detect_ms_ ABSL_GUARDED_BY(mutex_);
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
-  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // it stands, or stood before it ended
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true after the end
   bool said_hello_ ABSL_GUARDED_BY(mutex_) = false;
   bool worked_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has sent a message
   bool refused_ ABSL_GUARDED_BY(mutex_) = false;
@@ -330,7 +330,7 @@ class ControlClientImpl final : public ControlClient {
     }
   }
 
-  // Starts a try. Null: the client is stopping.
+  // Starts a try at one address. Returns null if the client is stopping.
   std::shared_ptr<Stream> Begin(const std::string& target) {
     auto stream = std::make_shared<Stream>(target, detect_ms_, &callbacks_);
     MutexLock lock(&mutex_);
@@ -354,7 +354,7 @@ class ControlClientImpl final : public ControlClient {
     detect_ms_ = stream.detect_ms();
   }
 
-  // Reports the end of the stream. False: the client is stopping.
+  // Reports the end of the stream. Returns false if the client is stopping.
   bool End(Stream& stream, std::string* last_reason) {
     {
       MutexLock lock(&mutex_);
@@ -369,8 +369,8 @@ class ControlClientImpl final : public ControlClient {
     return true;
   }
 
-  // Waits before the next try. The first round over all addresses has the shortest pause. False:
-  // the client is stopping.
+  // Waits before the next try. The first round over all addresses has the shortest pause. Returns
+  // false if the client is stopping.
   bool Pause(size_t failures) {
     const size_t rounds = std::min<size_t>(failures / options_.addresses.size(), 16);
     const uint64_t full_ms =

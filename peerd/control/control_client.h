@@ -2,13 +2,14 @@
 // stream ends, the client connects again, for ever.
 //
 //   connecting --(stream stands)--> connected() --> message()... --(stream ends)--> disconnected()
-//   connecting --(refused, or not there in time)--> disconnected()
+//   connecting --(the coordinator refuses, or does not answer in time)--> disconnected()
 //   connected --(Refuse())--> disconnected()
 //   disconnected() --(pause)--> connecting
 //
-// The next try goes to the same address if the stream had brought a message and was not refused.
-// Otherwise it goes to the next address. Pauses rise from 50 to 500 ms with each round of failures.
-// They have jitter, so that the peers of a large run do not all come back at one moment.
+// The next try goes to the same address if the coordinator had sent a message on the stream and the
+// owner did not call Refuse(). Otherwise it goes to the next address. Pauses rise from 50 to 500 ms
+// with each round of failures. They have jitter, so that the peers of a large run do not all come
+// back at one moment.
 //
 // No gRPC type appears in this header.
 #pragma once
@@ -34,7 +35,7 @@ struct ControlClientOptions {
 // Threads of the client call these: one at a time, in order, with no lock held. A callback puts its
 // news into the owner's mailbox and returns. No callback may call Stop().
 struct ControlClientCallbacks {
-  // Both return false if the owner has no room for the news. The client then gives the stream up.
+  // These two return false if the owner's mailbox is full. The client then gives the stream up.
   std::function<bool()> connected;
   std::function<bool(control::CoordinatorMessage)> message;
   // A standing stream has ended, or a try to connect has failed. `reason` names the address.
@@ -46,17 +47,17 @@ class ControlClient {
   // Does the same as Stop().
   virtual ~ControlClient() = default;
 
-  // Queues a message on the standing stream. Any thread may call it. False: the message was
-  // dropped, because no stream stands, because the queue is full (the client then gives the stream
-  // up), or because of the rule for Hello.
+  // Queues a message on the standing stream. Any thread may call it. Returns false if the message
+  // was dropped: no stream stands, the queue is full (the client then gives the stream up), or the
+  // rule for Hello forbids the message.
   //
-  // Hello must be the first message on a stream, and comes once. A message before Hello is dropped,
-  // and so is a second Hello. The reason: the owner hears of streams by mail, so it may still send
-  // messages that were meant for the stream before.
+  // The rule: Hello must be the first message on a stream, and comes once. A message before Hello
+  // is dropped, and so is a second Hello. The reason: the owner hears of a new stream late, through
+  // its mailbox, so it may still send messages that were meant for the stream before.
   virtual bool Send(const control::PeerMessage& message) = 0;
 
-  // Ends the standing stream and goes on to the next address, because the owner does not follow
-  // this coordinator. Any thread may call it.
+  // Ends the stream and goes on to the next address. The owner calls this when it does not accept
+  // the coordinator at the other end. Any thread may call it.
   virtual void Refuse(const std::string& reason) = 0;
 
   // Ends the stream. Once Stop() has returned, no callback is called any more. Safe to repeat.

@@ -1,9 +1,9 @@
 // Carries news from the threads of the control client to the reactor: messages of the coordinator,
 // and the beginnings and ends of streams. Bounded.
 //
-// News that does not fit ends its stream. Nothing is lost by that: the coordinator sends its
-// messages again on the next stream. If the beginning of a stream has reached the reactor, its end
-// does too. For the end there is one extra place that holds nothing else.
+// If a message does not fit, the client ends the stream. Nothing is lost by that: the coordinator
+// sends its messages again on the next stream. If the reactor has heard of the beginning of a
+// stream, it also hears of its end: the mailbox has one extra place that only the end may use.
 //
 // Threads: threads of the client post, one at a time; the reactor takes. For `wake` see
 // base/mailbox.h.

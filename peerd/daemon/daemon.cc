@@ -49,7 +49,7 @@ constexpr int64_t kCloseUs = Seconds(2);
 constexpr int64_t kWatchUs = Millis(500);
 // The coordinator hears of measured links at most once in this time.
 constexpr int64_t kReportUs = Seconds(2);
-// News of the control client that may wait for the reactor.
+// How many messages of the control client may wait for the reactor.
 constexpr size_t kInboxMax = 65536;
 
 PeerId RandomPeerId() {
@@ -331,7 +331,8 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
       const auto link = std::find_if(stats.begin(), stats.end(), [&](const LinkStats& link) {
         return link.link == probe->link;
       });
-      // A lower bound on a path with long round trips: ops there find out how many lanes they need.
+      // The rate is only a lower bound on a path with long round trips, where ops search for the
+      // number of lanes that they need, and on a link that uses more lanes than a probe.
       const bool fewer = probe->rtt_us >= kLongWayUs ||
                          (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
       link_watch_.Add(probe->link.peer,

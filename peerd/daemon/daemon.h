@@ -1,8 +1,8 @@
-// The peerd process behind its flags. One thread, the reactor, owns the ring, the engine, the
-// transport, the Unix socket and the runners of ops and states.
+// Everything in the peerd process but its flags (main.cc). One thread, the reactor, owns the ring,
+// the engine, the transport, the Unix socket and the runners of ops and states.
 //
-// Threads of gRPC (the control client) and of the HTTP server reach the reactor only through a
-// bounded mailbox, or wake it.
+// Other threads run gRPC (the control client) and the HTTP server, hash and copy states, and unmap
+// memory. They hand results to the reactor through bounded mailboxes, and wake it.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ namespace longhaul::peerd {
 struct DaemonOptions {
   std::vector<std::string> coordinators;  // host:port, tried in turn
   std::string socket_path;
-  // Members of this group may connect, besides root and the own user; "": the own group.
+  // Root, the user of peerd and the members of this group may connect. "": the group of peerd.
   std::string socket_group;
   std::string listen;     // data port
-  std::string advertise;  // host:port at which other peers reach the data port; "": derived
+  std::string advertise;  // host:port at which other peers reach the data port; "": see advertise.h
   std::string http;       // "": no HTTP server
   std::string version;
   uint32_t lanes = 0;  // 0: automatic
@@ -31,8 +31,8 @@ struct DaemonOptions {
   uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
   uint64_t state_rate = 0;    // bytes of shared state sent a second; 0: no limit
   uint64_t keep_state = 0;    // bytes of states that are kept for members; 0: none is kept
-  uint32_t keep_state_for_ms = 600000;
-  uint32_t drain_timeout_ms = 30000;
+  uint32_t keep_state_for_ms = 600000;  // how long a kept state waits for the next member
+  uint32_t drain_timeout_ms = 30000;    // how long members may take to leave after a signal
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;
   uint32_t probe_interval_s = 0;   // between two probes of links; 0: links are not probed
@@ -45,7 +45,7 @@ class Daemon {
  public:
   virtual ~Daemon() = default;
 
-  // Bound addresses.
+  // The addresses that are bound: with port numbers where the options had 0.
   virtual std::string listen_address() const = 0;
   virtual std::string socket_path() const = 0;
   virtual std::string http_address() const = 0;

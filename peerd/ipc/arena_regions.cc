@@ -20,7 +20,7 @@ struct ArenaRegions::Hub : std::enable_shared_from_this<Hub> {
   Hub(Ring* ring, std::function<void(const ArenaRegion&)> removed)
       : ring(ring), removed(std::move(removed)) {}
 
-  // Nobody refers to it any more.
+  // Called when nobody refers to the region any more.
   void Release(ArenaRegion* region) {
     if (ring == nullptr) return Unmap(region);
     released.push_back(region);
@@ -62,7 +62,7 @@ void ArenaRegions::Close() {
 }
 
 absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t bytes) {
-  // Huge pages that nobody reserved, or files of other kinds, could fault in our hands.
+  // Access to huge pages that nobody reserved, or to other kinds of files, could raise SIGBUS.
   struct statfs fs;
   if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC) {
     return absl::InvalidArgumentError("not a memfd of ordinary pages");

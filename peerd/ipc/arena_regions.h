@@ -1,11 +1,11 @@
 // Maps the arena regions of trainers, and unmaps each when nobody refers to it any more.
 //
-// A region is mapped while any shared_ptr to it lives. The last one may be released inside code
-// that `removed` would call again, so `removed` is called in a later RunOnce() of the ring. Then
-// another thread unmaps the region. Regions may outlive this object; then they are unmapped
-// without a call of `removed`.
+// A region is mapped while any shared_ptr to it lives. After the release of the last one, `removed`
+// is called in a later RunOnce() of the ring, and then another thread unmaps the region. (`removed`
+// is not called at once, because it may call into the object that has just released the region.)
+// Regions may outlive this object; then they are unmapped without a call of `removed`.
 //
-// Threads: the ring's. The ring outlives it.
+// Threads: the reactor thread. The ring must outlive this object.
 #pragma once
 
 #include <cstddef>
@@ -31,13 +31,13 @@ class ArenaRegions {
   ArenaRegions(const ArenaRegions&) = delete;
   ArenaRegions& operator=(const ArenaRegions&) = delete;
 
-  // Maps `bytes` of a memfd. InvalidArgument: it is no memfd of that size, or access could raise
-  // SIGBUS later. Unavailable: the system has no room.
+  // Maps the first `bytes` of a memfd. InvalidArgument: the descriptor is no memfd of that size, or
+  // access to the memory could raise SIGBUS later. Unavailable: the system refused to map it.
   absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes);
   uint64_t bytes_mapped() const;
-  // Whether regions wait for their removal.
+  // Whether released regions still wait for the call of `removed`.
   bool sweeping() const;
-  // `removed` is not called any more.
+  // Unmaps all regions that were released. `removed` is not called any more.
   void Close();
 
  private:

@@ -1,4 +1,4 @@
-// What trainers are told: the answers to their requests, and what changed unasked.
+// What the server sends to trainers: answers to their requests, and news that they did not ask for.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -19,7 +19,7 @@ void Server::AnswerWithWorld(Client& client, uint64_t call, LocalId local, const
   client.calls.erase(call);
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), {});
   PutWorld(world, &reply);
-  // A later WORLD stands behind this one, not in the place of an earlier.
+  // A later WORLD frame must follow this reply, so it must not overwrite an earlier WORLD frame.
   members_.at(local).world_frame = 0;
   Push(client, reply);
 }
@@ -53,7 +53,7 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
     Answer(client, member.step_call, outcome);
   }
   if (member.sync_call != 0) Answer(client, member.sync_call, outcome);
-  // Out is out, for whatever reason.
+  // The leave has succeeded, whatever the reason for which the member is out.
   if (member.leave_call != 0) Answer(client, member.leave_call, {});
 }
 
@@ -83,7 +83,7 @@ void Server::StepDone(LocalId local, const Outcome& outcome, const World& world)
   if (outcome.ok()) {
     reply.flags |= LH_IPC_PASSED;
     PutWorld(world, &reply);
-    // A later WORLD stands behind this one, not in the place of an earlier.
+    // A later WORLD frame must follow this reply, so it must not overwrite an earlier WORLD frame.
     member->world_frame = 0;
   }
   if (sync) PutSync(sync->second, &reply);
@@ -185,7 +185,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
 
 void Server::WorldChanged(LocalId local, const World& world) {
   Member* const member = Find(local);
-  // Before admission JoinDone says it all.
+  // Before the admission the trainer needs no news: JoinDone() will bring the whole world.
   if (member == nullptr || !member->admitted) return;
   Client& client = *member->client;
   lh_ipc_reply reply = MakeReply(LH_IPC_WORLD, 0, local.value(), {});
@@ -207,7 +207,7 @@ void Server::MemberGone(LocalId local, const Outcome& outcome) {
   if (member == nullptr) return;
   Client& client = *member->client;
   if (!member->admitted) Answer(client, member->join_call, outcome);
-  // Before the answers: what they fail with is then known to be the end of the member.
+  // Send GONE before the answers, so that the trainer knows why its calls fail.
   Push(client, MakeReply(LH_IPC_GONE, 0, local.value(), outcome));
   Forget(local, outcome);
 }

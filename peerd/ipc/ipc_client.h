@@ -26,12 +26,13 @@ namespace longhaul::peerd::ipc {
 
 class Server;
 
-// Callbacks of operations in the ring may come after the server's end.
+// Lets callbacks of the ring find out whether the server still exists: some may come after its end.
 struct ServerLife {
   Server* server = nullptr;  // null once the server is gone
 };
 
-// The descriptors that one read can take. A request carries one at most; the server closes others.
+// The most descriptors that one read takes. A request carries at most one; with more than it should
+// carry, the server ends the connection and closes them all.
 inline constexpr size_t kDescriptorsMax = 8;
 
 // A local member, admitted or not, and its open requests.
@@ -41,7 +42,7 @@ struct Member {
   uint64_t join_call = 0;
   uint64_t step_call = 0;   // 0: none open
   uint64_t sync_call = 0;   // 0: none open, or the sync belongs to the step
-  uint64_t sync_state = 0;  // state that an open sync, or step with a sync, uses; 0: none
+  uint64_t sync_state = 0;  // state that the open sync, or the open step with a sync, uses; 0: none
   uint64_t held_state = 0;  // state that is being fetched in the background; 0: none
   uint64_t take_call = 0;   // 0: none open
   // The result of the sync of an open step, once that sync has ended.
@@ -58,8 +59,8 @@ struct Member {
   uint64_t progress_frame = 0;
 };
 
-// One connection. Kept alive by the callbacks of its operations in the ring, which refer to its
-// memory.
+// One connection. The callbacks of its operations in the ring keep it alive, because the operations
+// use its memory.
 struct Client {
   std::shared_ptr<ServerLife> life;
   UniqueFd fd;
@@ -69,7 +70,7 @@ struct Client {
   bool greeted = false;
 
   lh_ipc_request request{};
-  size_t have = 0;
+  size_t have = 0;  // bytes of `request` that have come
   std::vector<UniqueFd> descriptors;
   msghdr message{};
   iovec iov{};
@@ -79,37 +80,37 @@ struct Client {
   // it sent before it heard of the end.
   std::deque<std::pair<LocalId, Outcome>> gone;
 
-  std::vector<lh_ipc_reply> sending;
-  size_t sent = 0;
-  std::vector<lh_ipc_reply> waiting;
-  uint64_t waiting_first = 1;  // number of the first frame in `waiting`
+  std::vector<lh_ipc_reply> sending;  // handed to the ring
+  size_t sent = 0;                    // bytes of `sending` that the kernel has taken
+  std::vector<lh_ipc_reply> waiting;  // to be sent after `sending`
+  uint64_t waiting_first = 1;         // number of the first frame in `waiting`
 
   IoId recv = 0;
   IoId send = 0;
   IoId timer = 0;
   bool ending = false;            // nothing is read or answered any more
-  bool told = false;              // the handler has heard of the end
+  bool told = false;              // Settle() has told the handler of the end
   bool end_when_flushed = false;  // ends when all answers are sent, because the server closes
-  std::string reason;
+  std::string reason;             // why the connection ends
 
   struct Region {
     std::shared_ptr<ArenaRegion> region;
-    uint32_t posts = 0;
-    uint32_t states = 0;
+    uint32_t posts = 0;   // open posts that use the region
+    uint32_t states = 0;  // registered states in the region
   };
   std::map<uint64_t, Region> regions;
   struct State {
     std::shared_ptr<LocalState> state;
     std::set<uint64_t> regions;
-    bool syncing = false;  // or being prepared
+    bool syncing = false;  // a sync uses or holds the state, or the state is being prepared
   };
   std::map<uint64_t, State> states;
   std::set<LocalId> locals;
-  std::set<uint64_t> calls;  // in use
+  std::set<uint64_t> calls;  // numbers of open calls
 };
 
-// Returns where a range of `bytes` bytes begins that a trainer named. nullptr: it is not wholly in
-// the arena.
+// Returns the address of `range`, which a trainer named and which has `bytes` bytes. Returns
+// nullptr if the range is not wholly inside one region of this client.
 inline uint8_t* Locate(const Client& client, const lh_ipc_range& range, uint64_t bytes) {
   const auto it = client.regions.find(range.region);
   if (it == client.regions.end()) return nullptr;

@@ -1,4 +1,4 @@
-// Connections of trainers, from accept to their end, and the bytes on them.
+// Connections of trainers, from accept to their end, and reading and writing on them.
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@
 namespace longhaul::peerd::ipc {
 namespace {
 
-// Replies that may wait for a client that does not read, beyond those of its members' ops.
+// How many replies may wait for a client that does not read, besides those for its members' ops.
 constexpr size_t kRepliesWaitingMax = size_t{2} * LH_OPS_OPEN_MAX;
 constexpr int64_t kAcceptRetryUs = Millis(100);
 constexpr int64_t kRefusalLogUs = Seconds(1);
@@ -56,7 +56,7 @@ void Server::OnAccept(IoResult result) {
     return;
   }
   if (result.value < 0) {
-    // Out of descriptors or memory: the next try would fail as fast.
+    // Probably no descriptor or no memory is left. A new try at once would fail, too, so wait.
     CountRefusal(absl::StrCat("accept failed (", strerror(-result.value), ")"));
     retry_ = ring_->Timeout(ring_->Now() + kAcceptRetryUs, [life = life_](IoResult) {
       if (life->server == nullptr) return;
@@ -107,7 +107,7 @@ void Server::OnAccept(IoResult result) {
 void Server::Refuse(int fd, const Outcome& outcome) {
   ++connections_refused_;
   CountRefusal(outcome.text);
-  // A new connection has room for one frame; whether anybody reads it is not our concern.
+  // The buffer of a new connection has room for one frame. It does not matter if nobody reads it.
   const lh_ipc_reply reply = MakeReply(LH_IPC_GONE, 0, 0, outcome);
   (void)::send(fd, &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
@@ -127,7 +127,7 @@ void Server::CountRefusal(const std::string& what) {
 
 void Server::StartRecv(const ClientPtr& client) {
   Client& c = *client;
-  // To the end of this request only: so what descriptors come belong to it.
+  // Read only to the end of this request, so that descriptors that come belong to this request.
   c.iov.iov_base = reinterpret_cast<char*>(&c.request) + c.have;
   c.iov.iov_len = sizeof c.request - c.have;
   c.message = {};
@@ -137,7 +137,7 @@ void Server::StartRecv(const ClientPtr& client) {
   c.message.msg_controllen = sizeof c.control;
   c.recv = ring_->RecvMsg(c.fd.get(), &c.message, [client](IoResult result) {
     client->recv = 0;
-    // Also when nobody cares any more: the descriptors are ours to close.
+    // Take the descriptors even if the server or the connection has ended, so that they are closed.
     if (result.value > 0) {
       ForEachDescriptor(client->message,
                         [&client](int fd) { client->descriptors.emplace_back(fd); });
@@ -161,7 +161,8 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
       Cut(c, {Code::kFailedPrecondition, "more descriptors than expected"});
     } else {
       c.have += static_cast<size_t>(result.value);
-      // One of another version may be shorter, and wait for us.
+      // A HELLO of another version may be shorter. Its sender waits for an answer, so do not wait
+      // for more bytes.
       constexpr size_t kVersionEnd = offsetof(lh_ipc_request, u.hello.version) + sizeof(uint32_t);
       const bool foreign = !c.greeted && c.have >= kVersionEnd && c.request.magic == LH_IPC_MAGIC &&
                            c.request.type == LH_IPC_HELLO &&
@@ -237,7 +238,7 @@ void Server::End(Client& client, const std::string& reason) {
   if (client.ending) return;
   client.ending = true;
   client.reason = reason;
-  // Ends what is in flight, so that a callback comes.
+  // Ends the operations in flight, so that their callbacks come and call Settle().
   shutdown(client.fd.get(), SHUT_RDWR);
   for (const IoId id : {client.recv, client.send, client.timer}) {
     if (id != 0) ring_->Cancel(id);

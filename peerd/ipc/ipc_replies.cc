@@ -18,7 +18,7 @@ lh_ipc_reply MakeReply(uint32_t type, uint64_t call, uint64_t member, const Outc
   reply.status = static_cast<int32_t>(outcome.code);
   if (!outcome.ok()) {
     size_t length = std::min<size_t>(outcome.text.size(), LH_ERROR_TEXT_BYTES_MAX);
-    // Not in the middle of a character.
+    // Do not cut the text inside a UTF-8 character.
     while (length > 0 && length < outcome.text.size() && (outcome.text[length] & 0xc0) == 0x80) {
       --length;
     }
@@ -42,7 +42,7 @@ void PutSync(const StateSyncInfo& info, lh_ipc_reply* reply) {
   if (info.background) reply->flags |= LH_IPC_BACKGROUND;
   if (info.resumed) reply->flags |= LH_IPC_RESUMED;
   if (info.changed) reply->flags |= LH_IPC_CHANGED;
-  if (reply->status != 0) return;  // the text is there
+  if (reply->status != 0) return;  // the error text has this place
   reply->u.sync.revision = info.revision;
   reply->u.sync.hash_high = info.state.high;
   reply->u.sync.hash_low = info.state.low;

@@ -1,4 +1,4 @@
-// The frames that trainers get.
+// Functions that fill the frames that trainers get (proto/wire/ipc.h).
 #pragma once
 
 #include <cstdint>

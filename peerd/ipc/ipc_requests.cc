@@ -1,4 +1,4 @@
-// What trainers ask for: checked, and handed to the handler or refused with its reason.
+// Requests of trainers. Each one is checked, then handed to the handler or refused with the reason.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -272,7 +272,7 @@ bool Server::ReadSync(Client& client, Member& member, StateSync* sync) {
   it->second.syncing = true;
   member.sync_state = wish.state;
   member.step_sync.reset();
-  // A later PROGRESS stands behind what was said of earlier syncs.
+  // A PROGRESS frame of this sync must not overwrite one of an earlier sync that still waits.
   member.progress_frame = 0;
   return true;
 }

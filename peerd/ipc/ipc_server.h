@@ -1,21 +1,22 @@
 // The server on the Unix socket of peerd, to which trainers connect.
 //
-// It speaks proto/wire/ipc.h. It checks each request and passes it to the engine as a call of
-// TrainerRequests. The engine answers each request exactly once, at once or later, through the
-// methods of TrainerPort. There are two kinds of refusal:
+// The frames are those of proto/wire/ipc.h. The server checks each request and passes it to the
+// engine as a call of TrainerRequests. The engine answers each request exactly once, at once or
+// later, through the methods of TrainerPort. There are two kinds of refusal:
 // - The request breaks the protocol (garbage, wrong version, missing descriptor). The server closes
-//   and counts the connection. If the trainer can still read, it first gets a frame with the
-//   reason.
+//   and counts the connection. If no other frame is being sent, the trainer first gets a frame with
+//   the reason.
 // - The request cannot be granted (unknown region, tag in use, limit reached). The server answers
 //   with the reason, and the connection goes on.
 //
 // Members: the server numbers the local members. A member ends when its join fails, when its leave
 // succeeds, when the engine calls MemberGone(), or when its connection ends. In the last case the
 // server calls OnGone() for each member that had not ended. Answers for a member that has ended are
-// ignored, so the engine need not keep count.
+// ignored, so the engine need not know which members have ended.
 //
 // States: a state that a trainer registers belongs to its connection. At most one sync uses it at a
-// time. A LocalState exists as long as there is a shared_ptr to it, also after its connection.
+// time. A LocalState exists as long as there is a shared_ptr to it, even after the end of its
+// connection.
 //
 // Regions: a region of the arena is mapped from the trainer's REGION request on, as long as
 // anything refers to it:
@@ -27,8 +28,8 @@
 // OnRegionRemoved() in a later RunOnce(), never inside the call that released the region. Then
 // another thread unmaps the memory.
 //
-// Threads: the thread of the ring. The ring must outlive the server. The server calls
-// TrainerRequests only inside Ring::RunOnce(), and never inside one of its own methods.
+// Threads: the reactor thread. The ring must outlive the server. The server calls TrainerRequests
+// only inside Ring::RunOnce(), and never inside a call of TrainerPort or IpcServer.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,8 @@ struct IpcStats {
   uint32_t members = 0;
   uint32_t posts_open = 0;
   uint64_t arena_bytes = 0;  // of all regions that are mapped
-  // Connections closed before a valid HELLO: not permitted, too many, or not of this protocol.
+  // Connections closed before a valid HELLO: not permitted, too many, not of this protocol, or no
+  // HELLO in time.
   uint64_t connections_refused = 0;
   // Connections closed after HELLO: the trainer broke the protocol, or does not read.
   uint64_t connections_cut = 0;
@@ -78,15 +80,15 @@ class IpcServer : public TrainerPort {
  public:
   virtual IpcStats GetStats() const = 0;
 
-  // Stops listening and removes the socket file. Closes each connection when all its answers are
-  // sent. OnGone() is not called any more.
+  // Stops listening and removes the socket file. Takes no more requests. Closes each connection
+  // when all its answers are sent. OnGone() is not called any more.
   virtual void Close() = 0;
   // Whether Close() is complete: the ring has no operation of the server left.
   virtual bool closed() const = 0;
 };
 
-// Makes a server that listens. A socket file that nobody answers on is replaced. `ring` and
-// `handler` must outlive the server.
+// Makes a server that listens. A stale socket file (no process answers on it) is replaced. `ring`
+// and `handler` must outlive the server.
 //
 // AlreadyExists: another process listens there. InvalidArgument: there is no such path or group.
 // Unavailable: the system refused; the text says why.

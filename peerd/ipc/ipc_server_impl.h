@@ -1,5 +1,5 @@
-// The server behind ipc_server.h: connections (ipc_connections.cc), what trainers ask for
-// (ipc_requests.cc), what they are answered (ipc_answers.cc).
+// The implementation of ipc_server.h: connections (ipc_connections.cc), requests of trainers
+// (ipc_requests.cc), and what the server sends to trainers (ipc_answers.cc).
 #pragma once
 
 #include <cstdint>
@@ -62,11 +62,13 @@ class Server final : public IpcServer {
   void OnRecv(const ClientPtr& client, IoResult result);
   void StartSend(const ClientPtr& client);
   void OnSend(const ClientPtr& client, IoResult result);
-  // The trainer broke the rules; it is told `outcome` if it can still read.
+  // Ends the connection of a trainer that broke the protocol, and counts it. Tells the trainer
+  // `outcome` if no other frame is being sent.
   void Cut(Client& client, const Outcome& outcome);
-  // From now on nothing is read from the connection or sent on it. Settle() does the rest.
+  // From now on nothing is read from the connection or sent on it. Settle() cleans up.
   void End(Client& client, const std::string& reason);
-  // At the end of each callback: tells the handler of an end, forgets what is over.
+  // Called at the end of each callback. If the connection has ended: tells the handler (once), and
+  // forgets the connection when the ring has no operation of it left.
   void Settle(const ClientPtr& client);
   void CountRefusal(const std::string& what);
 
@@ -85,15 +87,16 @@ class Server final : public IpcServer {
   void Prepared(uint64_t client, uint64_t state, uint64_t call);
   void Kept(Client& client);
   void Take(Client& client);
-  // Reads which state the request syncs, and how. False: the request was refused. The call of the
-  // request becomes the member's open call.
+  // Reads which state the request syncs, and how, and marks the state as used by the member.
+  // Returns false if it has refused the request.
   bool ReadSync(Client& client, Member& member, StateSync* sync);
   void Op(Client& client);
   void Members(Client& client);
-  // A member of this client that may ask for something; otherwise answers the request.
+  // Returns the member that the request names, if it is admitted and not leaving. Otherwise refuses
+  // the request and returns nullptr.
   Member* ActiveMember(Client& client);
   void Deny(Client& client, Code code, const std::string& text);
-  // The request names a member that this connection does not have (any more).
+  // Refuses a request that names a member which this connection does not have, or not any more.
   void DenyUnknown(Client& client, LocalId local);
 
   // ---- replies
@@ -102,10 +105,13 @@ class Server final : public IpcServer {
   void AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world);
   void AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
                       const StateSyncInfo& info);
+  // Returns nullptr if the member has ended, or its connection is ending.
   Member* Find(LocalId local);
   // Sends `reply`. If the frame with number `*frame` still waits to be sent, overwrites that frame.
   void PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame);
+  // The open sync of the member no longer uses its state.
   void EndSync(Member& member);
+  // The fetch in the background no longer uses the member's state.
   void EndHold(Member& member);
   // Answers the member's open requests and forgets the member.
   void Forget(LocalId local, const Outcome& outcome);

@@ -199,7 +199,7 @@ TEST(IpcServerTest, TakesARequestInParts) {
   EXPECT_EQ(client.Status(), 0);
 }
 
-// Requests of another version may be shorter: nothing follows then.
+// A request of another version may be shorter. Then no more bytes follow.
 TEST(IpcServerTest, AnotherVersionIsRefusedBeforeItsHelloIsWhole) {
   Harness harness;
   RawClient client(harness.path());
@@ -372,7 +372,7 @@ TEST(IpcServerTest, MemoryOutlivesATrainerThatDiesWithAnOpInFlight) {
     EXPECT_EQ(server.GetStats().arena_bytes, kRegionBytes);
     EXPECT_EQ(server.GetStats().posts_open, 0u);
     EXPECT_EQ(handler.bytes_removed, 0u);
-    handler.FinishPost();  // writes into the memory, and is answered to nobody
+    handler.FinishPost();  // writes to the memory; nobody gets the answer
     EXPECT_EQ(handler.bytes_removed, 0u) << "not inside the call that releases";
   });
   EXPECT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer& server) {
@@ -429,7 +429,7 @@ TEST(IpcServerTest, AMemberIsAskedForInOrder) {
   EXPECT_EQ(client.Ask(Op(9, 1, 1)), failed);
   harness.Run([](ScriptedHandler&, IpcServer& server) {
     server.LeaveDone(LocalId(1), {});
-    server.StepDone(LocalId(1), {}, {});  // of a member that is no more
+    server.StepDone(LocalId(1), {}, {});  // for a member that has ended
   });
   EXPECT_EQ(client.Status(), static_cast<int>(Code::kAborted));  // the step
   EXPECT_EQ(client.Status(), 0);                                 // the leave
@@ -483,7 +483,7 @@ TEST(IpcServerTest, AMemberThatIsGoneIsToldWithItsOpenRequests) {
   EXPECT_EQ(client.Status(), static_cast<int>(Code::kEvicted));
   EXPECT_EQ(client.Status(), static_cast<int>(Code::kEvicted));
   EXPECT_EQ(harness.Stats().posts_open, 0u);
-  // What was sent before the news was read ends as the member did.
+  // A request that was sent before GONE was read gets the reason for which the member ended.
   EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 11, member)), static_cast<int>(Code::kEvicted));
   EXPECT_EQ(client.text(), "evicted by an operator");
 }
@@ -500,7 +500,7 @@ TEST(IpcServerTest, WorldsAreCoalescedForAClientThatDoesNotRead) {
     }
     handler.epoch = kWorlds + 1;
   });
-  // A step's own world comes behind the older ones.
+  // The world in the answer to a step comes after the older ones.
   ASSERT_TRUE(client.Send(Request(LH_IPC_STEP, 20, member)));
   int frames = 0;
   uint64_t epoch = 0;
@@ -521,7 +521,7 @@ TEST(IpcServerTest, AClientThatDoesNotReadIsCutAtTheBoundAndOthersAreServed) {
   RawClient other(harness.path());
   const uint64_t others_member = other.Attach();
   lh_ipc_request op = Op(10, member, 1);
-  op.u.op.count = 0;  // refused, and answered
+  op.u.op.count = 0;  // so the op is refused, with an answer
   int sent = 0;
   while (sent < 100000 && client.Send(op)) {
     if (++sent % 1000 != 0) continue;
@@ -576,7 +576,7 @@ TEST(IpcServerTest, LosesNoDescriptors) {
     region.u.region = {3, 8192, 0, 0};
     EXPECT_EQ(client.Ask(region, {fd}), static_cast<int>(Code::kInvalidArgument));
     region.u.region = {3, 4096, 0, 0};
-    // Too many with a request, more than are even looked at, and some that nobody asked for.
+    // Two descriptors where one belongs; more than one read takes; three where none belongs.
     const int ends = static_cast<int>(Code::kFailedPrecondition);
     if (round % 3 == 0) {
       EXPECT_EQ(client.Ask(region, {fd, fd}), ends);
@@ -588,7 +588,7 @@ TEST(IpcServerTest, LosesNoDescriptors) {
     EXPECT_EQ(client.Status(), -1);
   }
   {
-    // With the first part of a request that never ends.
+    // A client that sends only the first part of a request.
     RawClient client(harness.path());
     const lh_ipc_request hello = Hello();
     ASSERT_TRUE(client.SendBytes(&hello, 64));
@@ -1050,7 +1050,7 @@ TEST(IpcServerTest, ProgressIsToldOfOpenSyncsOnly) {
   EXPECT_EQ(trainer.client.reply().u.progress.bytes_total, 100u);
   EXPECT_EQ(trainer.client.reply().u.progress.bytes_per_second, 5u);
   EXPECT_EQ(trainer.client.reply().u.progress.sources, 2u);
-  // Those that wait for a trainer that does not read are one, and stand in front of the answer.
+  // While the trainer does not read, only the newest PROGRESS waits. It comes before the answer.
   harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
     for (uint64_t i = 0; i < 100000; ++i) server.SyncProgress(local, {i, 100000, 5, 2});
     handler.FinishSync(local);
@@ -1087,7 +1087,7 @@ TEST(IpcServerTest, AStateThatIsFetchedIntoInTheBackgroundIsHeldUntilItIsTaken) 
   trainer.client.Send(trainer.Sync(60));
   end(true);
   EXPECT_EQ(trainer.Unregister(), static_cast<int>(Code::kFailedPrecondition));
-  // The member's own calls go on with it.
+  // The member itself may use the state again.
   trainer.client.Send(trainer.Sync(61));
   end(true);
   lh_ipc_request take = trainer.Sync(62);
@@ -1099,7 +1099,7 @@ TEST(IpcServerTest, AStateThatIsFetchedIntoInTheBackgroundIsHeldUntilItIsTaken) 
     return handler.events.back().starts_with("take ");
   }));
   EXPECT_EQ(harness.Events().back(), "take " + std::to_string(trainer.member) + " 70");
-  // No second call beside it.
+  // No other call of the member is possible meanwhile.
   trainer.client.Send(trainer.Sync(63));
   EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kFailedPrecondition));
   harness.Run([&](ScriptedHandler&, IpcServer& server) {

@@ -37,9 +37,9 @@ absl::StatusOr<gid_t> GroupId(const std::string& group) {
   return found->gr_gid;
 }
 
-// A lock of the directory while we look and bind: two daemons that start at once would each take
-// the other's fresh socket for a stale one. Without it (no permission to read the directory) we go
-// on.
+// Locks the directory until the descriptor is closed. Without the lock, two daemons that start at
+// once could each take the other's new socket for a stale one. If the directory cannot be opened,
+// the caller goes on without a lock.
 UniqueFd LockDirectory(const std::string& directory) {
   UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() >= 0) {
@@ -49,7 +49,7 @@ UniqueFd LockDirectory(const std::string& directory) {
   return fd;
 }
 
-// Removes a socket file that nobody answers on; OK if there is none.
+// Removes a socket file on which no process answers. Returns OK if there is no file.
 absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
   struct stat status;
   if (lstat(path.c_str(), &status) != 0) {
@@ -62,7 +62,7 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
                      " refused: the path is taken by a file that is no socket; "
                      "choose another --socket"));
   }
-  // Non-blocking: a daemon with a full backlog answers EAGAIN and is alive all the same.
+  // The probe does not block: if the backlog of a live daemon is full, connect() gives EAGAIN.
   UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (probe.get() < 0) {
     return absl::UnavailableError(absl::StrCat("socket ", path, " refused ", System(errno)));
@@ -113,7 +113,7 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int fd) {
     more.resize(length / sizeof(gid_t));
     result = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, more.data(), &length);
   }
-  // Older kernels do not tell; the primary group counts all the same.
+  // Older kernels do not know SO_PEERGROUPS. Then only the primary group counts.
   if (result == 0) {
     more.resize(length / sizeof(gid_t));
     peer.groups.insert(peer.groups.end(), more.begin(), more.end());
@@ -129,7 +129,7 @@ bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group) {
 void ListeningSocket::Remove() {
   if (path_.empty()) return;
   struct stat status;
-  // Another daemon may have replaced the file since.
+  // Unlink the file only if it is still the same: another daemon may have replaced it.
   if (lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_) {
     unlink(path_.c_str());
   }
@@ -162,7 +162,7 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
 
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   struct stat status;
-  // Nobody can connect before listen(): the file has its mode and group by then.
+  // Nobody can connect before listen(). By then the file has its mode and group.
   if (fd.get() < 0 ||
       bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return absl::UnavailableError(absl::StrCat("socket ", path, " refused ", System(errno),

@@ -1,4 +1,5 @@
-// The Unix socket: listening on a path, the right to connect, and descriptors in messages.
+// Helpers for the Unix socket: listening on a path, deciding who may connect, and reading
+// descriptors from messages.
 #pragma once
 
 #include <sys/socket.h>
@@ -15,7 +16,7 @@
 
 namespace longhaul::peerd {
 
-// Owns a descriptor; -1 is none.
+// Owns a file descriptor, and closes it. -1: none.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -40,7 +41,8 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int fd);
 // Whether the process may connect: root, `user` itself, and members of `group` may.
 bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group);
 
-// A listening socket and its file, which Remove() or the destructor unlinks if it is still ours.
+// A listening socket and its file. Remove() and the destructor unlink the file, unless another
+// process has replaced it.
 class ListeningSocket {
  public:
   ListeningSocket(UniqueFd fd, std::string path, gid_t group, dev_t device, ino_t inode)
@@ -66,13 +68,14 @@ class ListeningSocket {
   ino_t inode_;
 };
 
-// Listens on `path` with file mode `mode` and group `group` (name or number; "": the own one).
-// A socket file that nobody answers on is replaced, any other file never. AlreadyExists: somebody
-// answers. InvalidArgument, Unavailable: the text names the path and what the system said.
+// Listens on `path` with file mode `mode` and group `group` (name or number; "": that of peerd).
+// Replaces a socket file on which no process answers, and never any other file. AlreadyExists: a
+// process answers. InvalidArgument, Unavailable: the text has the path and the system's error.
 absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode,
                                              const std::string& group);
 
-// Calls `take` with each descriptor of a received message; they are the caller's then.
+// Calls `take` with each descriptor of a received message. `take` must close the descriptor or keep
+// it.
 template <class Take>
 void ForEachDescriptor(const msghdr& message, Take take) {
   msghdr& m = const_cast<msghdr&>(message);  // CMSG_NXTHDR is not const-correct

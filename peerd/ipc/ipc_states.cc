@@ -14,10 +14,10 @@
 namespace longhaul::peerd::ipc {
 namespace {
 
-// InvalidArgument if two tensors share bytes, or a tensor and the inbox of another one: what is
-// fetched of the one would change the other.
+// Returns InvalidArgument if any two of all tensors and inboxes overlap, because bytes that are
+// fetched for one would change the other. (An inbox may be the same memory as its own tensor.)
 absl::Status CheckApart(const LocalState& state) {
-  std::vector<std::pair<const uint8_t*, size_t>> order;  // and the tensor
+  std::vector<std::pair<const uint8_t*, size_t>> order;  // address, number of the tensor
   for (size_t i = 0; i < state.manifest.size(); ++i) {
     if (state.manifest[i].bytes == 0) continue;
     order.emplace_back(state.places[i], i);
@@ -102,7 +102,7 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
   LH_RETURN_IF_ERROR(CheckNames(state->manifest));
   state->inbox = inboxes;
   LH_RETURN_IF_ERROR(CheckApart(*state));
-  // Only now: ranges that lie apart in the arena bound the number of chunks.
+  // Allocate digests only after CheckApart(): the size of the arena then limits their number.
   for (const StateTensor& tensor : state->manifest) {
     state->digests.emplace_back(CountChunks(tensor.bytes));
   }

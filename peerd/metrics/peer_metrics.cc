@@ -23,7 +23,7 @@ Gauge& AddGauge(prometheus::Registry& registry, const char* name, const char* he
   return BuildGauge().Name(name).Help(help).Register(registry).Add({});
 }
 
-// A counter that follows a total kept elsewhere.
+// A Prometheus counter with the value of a total that another part of peerd counts.
 class Follower {
  public:
   Follower(prometheus::Registry& registry, const char* name, const char* help)
@@ -34,7 +34,8 @@ class Follower {
   Counter& counter_;
 };
 
-// From a local reset to a coordinator that had to come back first.
+// The buckets cover both ends: a link that was reset (milliseconds), and a coordinator that had to
+// be started again first (seconds).
 Histogram& AddFaultPhase(prometheus::Family<Histogram>& family, const char* phase) {
   return family.Add({{"phase", phase}}, Histogram::BucketBoundaries{0.005, 0.01, 0.02, 0.05, 0.1,
                                                                     0.2, 0.5, 1, 2, 5, 10, 30});
@@ -130,7 +131,7 @@ PeerMetrics::PeerMetrics(std::function<void()> wake) : wake_(std::move(wake)) {
   auto registry = std::make_shared<prometheus::Registry>();
   impl_ = std::make_unique<Impl>(*registry);
   impl_->registry = std::move(registry);
-  // Shown as 0 from the start, so that rates exist when the first one happens.
+  // Show these series as 0 from the start, so that the first event already counts in a rate.
   for (const Code code : {Code::kOk, Code::kAborted, Code::kInvalidArgument, Code::kUnavailable}) {
     impl_->op_outcomes.Add({{"outcome", OutcomeLabel(code)}});
   }
@@ -156,7 +157,7 @@ std::string PeerMetrics::Text(std::chrono::milliseconds patience) {
 }
 
 void PeerMetrics::Publish(const PeerSnapshot& s) {
-  // Who asks from here on waits for the next one.
+  // A Text() that asks after this line waits for the next Publish().
   const uint64_t answers = asked_;
   Impl& m = *impl_;
   m.members.Set(s.core.members);

@@ -1,8 +1,8 @@
 // The metrics of peerd for Prometheus. No other part of peerd uses prometheus-cpp.
 //
-// Threads: Text() from the HTTP server's thread, all others from the reactor. The reactor counts in
-// plain structs and publishes them when Text() asks, so that a page shows what is true when it is
-// served (or, if the reactor does not publish in time, what was true the last time).
+// Threads: the HTTP server's thread calls Text(), the reactor calls everything else. The reactor
+// counts in plain structs. It publishes them when Text() asks, so that a page shows the numbers of
+// the moment. If the reactor does not publish in time, the page shows what was published last.
 #pragma once
 
 #include <atomic>
@@ -30,12 +30,13 @@ struct PeerSnapshot {
   uint64_t arena_bytes = 0;
   uint64_t state_bytes_kept = 0;
   bool coordinator_up = false;
-  std::vector<CounterTotal> totals;  // of all parts; totals with the same name are added up
+  std::vector<CounterTotal> totals;  // of all parts of peerd; equal names are added up
 };
 
 class PeerMetrics {
  public:
-  // `wake` makes the reactor look at wanted(); called on the thread of Text(), must not block.
+  // `wake` makes the reactor look at wanted(). It is called on the thread of Text() and must not
+  // block.
   explicit PeerMetrics(std::function<void()> wake);
   ~PeerMetrics();
 
@@ -44,17 +45,17 @@ class PeerMetrics {
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);
   void ObserveFault(const FaultOver& fault);
-  // A local state was hashed for a sync, or what of it may have changed.
+  // Hashing a local state for a sync took `us`. (Only tensors that may have changed are hashed.)
   void ObserveStateHash(int64_t us);
 
-  // Everything, in Prometheus' text format: as it is now, or, if the reactor does not publish in
-  // time, as it was when it did last.
+  // Returns all metrics in Prometheus' text format. Waits up to `patience` for Publish(); after
+  // that, gives what was published last.
   std::string Text(std::chrono::milliseconds patience = std::chrono::seconds(1));
 
  private:
   struct Impl;
   const std::function<void()> wake_;
-  // Number of the last Text() that asked, and of the last one that was answered.
+  // Calls of Text() are numbered: the last call that asked, and the last one that was answered.
   std::atomic<uint64_t> asked_ = 0;
   std::atomic<uint64_t> published_ = 0;
   Mutex mutex_;

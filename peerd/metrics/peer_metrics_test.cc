@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 constexpr char kSent[] = "longhaul_peerd_sent_bytes_total";
 
 TEST(PeerMetrics, APageHasWhatIsPublishedAfterItWasAskedFor) {
-  // What a snapshot that is made now says.
+  // The total in a snapshot that is made now.
   std::atomic<uint64_t> sent = 0;
   PeerMetrics metrics([] {});
   std::atomic<bool> over = false;

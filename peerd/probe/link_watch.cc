@@ -35,7 +35,7 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   DropOld(&link.samples, now);
   if (link.samples.empty()) link.since = now;
   if (now - link.at > kForget) link.rate = 0;
-  // With too little to send, or too few connections, the sample is a lower bound.
+  // A sample with too little to send, or with too few connections, is only a lower bound.
   const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
   const bool bound = sample.limited_by_sender || sample.few_connections;
   if (bound && sample.bytes_per_second < known) return;

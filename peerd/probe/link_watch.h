@@ -1,13 +1,13 @@
-// Knows how much each link of this peer carries, and which of these figures the coordinator has to
-// hear.
+// Knows how much each link of this peer carries, and decides which of these figures the coordinator
+// must be told.
 //
-// Samples come from ops, as far as TCP measures them, and from probes of links without traffic. TCP
-// measures the rate at which data was acknowledged while the network set the pace, and not the
-// sender (BBR takes its samples like this: Cardwell et al., 2016).
+// Samples come from ops and from probes of links without traffic. For ops, TCP measures the rate at
+// which data was acknowledged while the network set the pace, and not the sender (BBR takes its
+// samples like this: Cardwell et al., 2016).
 //
-// The rate of a link is the highest sample of the last kWindow, because a link that other traffic
-// of ours shares gives lower samples. The round trip is the shortest of the last kWindow. So a link
-// that became slower or longer shows after kWindow.
+// The rate of a link is the highest sample of the last kWindow, because samples are lower while
+// other links of this peer share the path. The round trip is the shortest of the last kWindow. So a
+// link that has become slower or longer is noticed after kWindow.
 //
 // The first samples after a pause may come from connections that are still slow-starting. For
 // kConfirm such samples do not lower a known rate. A rate that was unknown before is reported as a
@@ -32,7 +32,7 @@ namespace longhaul::peerd {
 // One measurement: of all lanes of a link together since the last sample, or of a probe.
 struct RateSample {
   uint64_t bytes_per_second = 0;  // 0: nothing was sent
-  // Some of the lanes had too little to send: the link may carry more.
+  // Some lanes had too little to send, so the link may carry more.
   bool limited_by_sender = false;
   uint32_t rtt_us = 0;  // the shortest round trip; 0: unknown
   // More connections may carry more: the sample is from a probe, or the link still adds lanes.
@@ -45,9 +45,9 @@ class LinkWatch {
   static constexpr int64_t kConfirm = Seconds(10);
   // How often a known rate is reported again, so that the coordinator does not forget it.
   static constexpr int64_t kRepeat = Seconds(300);
-  // A rate that no sample has confirmed for so long is not reported any more.
+  // A rate that no sample has confirmed for this long is not reported any more.
   static constexpr int64_t kForget = Seconds(600);
-  static constexpr size_t kSamplesMax = 64;  // of one link; one more drops the oldest
+  static constexpr size_t kSamplesMax = 64;  // of one link; then the oldest one is dropped
 
   explicit LinkWatch(PeerId self) : self_(self) {}
 
@@ -56,12 +56,12 @@ class LinkWatch {
   void SetSmallPackets(PeerId peer, bool small);
   // When the rate was last measured; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
-  // Gives the links whose figures have changed by more than a twentieth since their last report,
-  // and those whose last report is kRepeat old.
+  // Returns the links that must be reported: those whose last report is kRepeat old, and those
+  // whose figures have changed since then (rate and round trip: by more than a twentieth).
   control::LinkReport PopReport(Tick now);
-  // Makes the next PopReport() give all known links: the coordinator is another one.
+  // Makes the next PopReport() return all known links. Call it when a coordinator has greeted.
   void SayAllAgain();
-  // Forgets the links to all other peers.
+  // Forgets all links but those to `peers`.
   void Keep(const std::vector<PeerId>& peers);
 
  private:
@@ -72,7 +72,7 @@ class LinkWatch {
     uint64_t rate = 0;                              // last known; 0: none
     bool at_least = false;                          // the link may carry more than `rate`
     uint32_t rtt_us = 0;                            // last known; 0: none
-    Tick at;                                        // of the last sample that counted for `rate`
+    Tick at;                                        // when a sample last confirmed `rate`
     // said_*: the figures of the last report, and its time.
     uint64_t said_rate = 0;
     bool small_packets = false;

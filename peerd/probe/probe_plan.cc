@@ -9,7 +9,8 @@ namespace longhaul::peerd {
 
 ProbePlan::ProbePlan(PeerId self, int64_t interval_us) : self_(self), interval_us_(interval_us) {}
 
-// Differs from peer to peer, so that two peers probe at other moments and in another order.
+// Returns a number that differs from peer to peer. So two peers probe at different moments and in a
+// different order.
 uint64_t ProbePlan::Draw(PeerId peer) const {
   return Prng(self_.value() * 0x9e3779b97f4a7c15 + peer.value()).Next();
 }

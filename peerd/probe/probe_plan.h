@@ -1,10 +1,10 @@
 // Decides which link this peer probes next, and when.
 //
-// A peer probes one link at a time and one link in each interval. Each peer draws the moment of its
-// first probe, so that peers do not probe at the same time. A link is probed if nothing has
-// measured it for kFresh. Links that carry nothing just now come first, because a probe takes
-// bandwidth from ops. Among equals the link comes first that was probed longest ago. Probes take at
-// most one part in kShare of the time.
+// A peer probes one link at a time, and at most one in each interval. Each peer draws a random
+// moment of the first interval for its first probe, so that peers do not all probe at the same
+// time. A link is probed if nothing has measured it for kFresh. Links without traffic come first,
+// because a probe takes bandwidth from ops. The tie-break is the time of the last probe: the oldest
+// comes first. Probes take at most one part in kShare of the time.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -36,7 +36,7 @@ class ProbePlan {
   // `interval_us` 0: no link is ever probed.
   ProbePlan(PeerId self, int64_t interval_us);
 
-  // Gives the link to probe now. None: it is too early, or every link was measured lately.
+  // Returns the link to probe now. None: it is too early, or every link was measured lately.
   std::optional<PeerId> Next(const std::vector<ProbeCandidate>& links, Tick now);
   // The probe that Next() asked for is over, whether it has succeeded or failed.
   void Ended(Tick begun, Tick now);
@@ -47,8 +47,8 @@ class ProbePlan {
   const PeerId self_;
   const int64_t interval_us_;
   bool begun_ = false;
-  Tick due_;
-  std::map<PeerId, Tick> tried_;
+  Tick due_;                      // no probe begins before this time
+  std::map<PeerId, Tick> tried_;  // when each link was last chosen
 };
 
 }  // namespace longhaul::peerd
