@@ -98,7 +98,7 @@ def measure(variants: list[Variant], nbytes: int, args: argparse.Namespace) -> l
     """Measures one size of tensor: all variants, in turns."""
     all_samples = [calibrate(variant, nbytes, args.round_seconds) for variant in variants]
     for variant in variants:
-        # From here on a variant keeps its tensors while the others have their turns.
+        # From here on a variant keeps its tensors while other variants have their turns.
         variant.prepare(nbytes)
     for turn in range(args.rounds):
         for i in range(len(variants)):
@@ -110,7 +110,7 @@ def measure(variants: list[Variant], nbytes: int, args: argparse.Namespace) -> l
 
 
 def too_large(variants: list[Variant], nbytes: int) -> str:
-    """Why this size is left out. Empty: it is measured."""
+    """Returns why this size is left out; an empty text means that it is measured."""
     # Each variant has a tensor, and one variant has two. The variant at its turn needs at most two more to work.
     need = nbytes * (len(variants) + 3) * max(variant.team.size for variant in variants)
     free = machine.meminfo("MemAvailable")

@@ -124,7 +124,7 @@ def is_ours(row: dict[str, Any]) -> bool:
 
 
 def best(rows: Sequence[dict[str, Any]], prefix: str, key: str = "median_s") -> float | None:
-    """The least value among systems whose names begin with `prefix`. None: there is no such system."""
+    """The least value among systems whose names begin with `prefix`; None if there is no such system."""
     found = [row[key] for row in rows if row["system"].startswith(prefix)]
     return min(found) if found else None
 

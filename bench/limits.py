@@ -98,7 +98,7 @@ def _used() -> float:
 
 
 def _repeat(start: Start, seconds: float, once: Callable[[], int]) -> Done:
-    """Calls `once` again and again, which returns how many bytes it moved."""
+    """Calls `once` again and again. `once` returns how many bytes it moved."""
     once()
     start()
     used, begin = _used(), time.monotonic()

@@ -26,7 +26,7 @@ def meminfo(name: str) -> int:
 
 
 def _output(*command: str) -> str:
-    """The output of a command. Empty: the command is missing or failed."""
+    """The output of a command; empty if the command is missing or failed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

@@ -31,7 +31,7 @@ SCENARIO = "six_hosts_asymmetric"
 SHARE = 0.4
 RING_INTERVAL_S = 20
 PROBE_INTERVAL_S = 2
-# The ring counts as found if it has not changed for so long.
+# The ring counts as found if it has not changed for this long.
 QUIET_S = 45
 FOUND_WITHIN_S = 400
 TARGET = 0.95
@@ -174,7 +174,7 @@ def step_seconds(steps: list[dict[str, Any]]) -> list[float]:
 
 
 def goodput(mib: int, hosts: int, seconds: float) -> float:
-    """How many Mbit/s each host sends if an op takes so long."""
+    """How many Mbit/s each host sends if an op takes this long."""
     return 2 * (hosts - 1) / hosts * mib * MIB * 8 / 1e6 / seconds
 
 

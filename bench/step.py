@@ -106,7 +106,7 @@ class Members:
         return [peer.metric("longhaul_peerd_state_hash_seconds_sum") for peer in self.cluster.peers]
 
     def measure(self, steps: int, size: int | None, hash: str) -> dict[str, Any]:
-        """Medians over `steps` steps with a state of `size` bytes, in seconds. size None: steps without a state."""
+        """Medians over `steps` steps with a state of `size` bytes, in seconds. `size` None: steps without a state."""
         states: list[Any] = [None, None]
         if size is not None:
 

@@ -110,7 +110,7 @@ PLACES = {"loopback": loopback, "namespaces": namespaces}
 class System:
     name: str
     variants: tuple[str, ...]
-    # Says what to install if the system cannot run. Empty: it can run.
+    # Returns what to install if the system cannot run; an empty text means that it can run.
     why_not: Callable[[], str]
     # The commands that start all ranks at a place. The ranks connect to a socket, the second argument.
     commands: Callable[[Place, str], list[list[str]]]
@@ -121,14 +121,14 @@ class System:
     uses_peerds: bool = False
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """The variants with these names. None: the usual ones."""
+        """The variants with these names; for None, the usual variants."""
         if not names:
             return list(self.variants)
         return [variant for variant in self.variants + self.more_variants if variant in names]
 
 
 def library() -> pathlib.Path:
-    """Longhaul's C library, the same for C and for Python. Failure: there is none.
+    """Longhaul's C library, the same for C and for Python. Raises Failure if there is none.
 
     It is $LONGHAUL_LIBRARY, else the library in ../lib of $LONGHAUL_BIN, else the library of this tree.
     """
@@ -171,7 +171,7 @@ def _torch_gloo(place: Place, control: str) -> list[list[str]]:
 
 
 def _compiled(name: str, compiler: Sequence[str], libraries: Sequence[str] = ()) -> str:
-    """Compiles a program of native/ if needed, and returns its path. Failure: it does not compile."""
+    """Compiles a program of native/ if needed, and returns its path. Raises Failure if it does not compile."""
     source = next((HERE / "native").glob(f"{name}.c*"))
     program = PROGRAMS / name
     if not program.exists() or program.stat().st_mtime < max(path.stat().st_mtime for path in (source, *HEADERS)):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# A worker that says nothing for so long has failed. This is longer than a worker's own timeout for an op.
+# A worker that says nothing for this long has failed. This is longer than a worker's own timeout for an op.
 PATIENCE_S = 190
 MIB = 1 << 20
 

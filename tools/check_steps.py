@@ -29,7 +29,7 @@ BAZEL = shlex.split(os.environ.get("LONGHAUL_BAZEL", "bazel"))
 PYTHON_SOURCES = ["bazel", "bench", "bench/report", "client", "coordinator", "tests", "tools"]
 CPP = re.compile(r"^(base|bench|bazel|client|coordinator|peerd|proto|tests|tools)/.*\.(c|cc|h|hpp)$")
 
-# A failed step shows at most so many lines of its output. Its log holds all of them.
+# A failed step shows at most this many lines of its output. Its log holds all of them.
 SHOWN_LINES = 150
 
 

@@ -69,8 +69,8 @@ struct MemberRecord {
   // As MemberInfo::background_until. kInBackground also for a pending member that is to be admitted
   // in the background.
   Epoch background_until;
-  // Set from the decision to remove the member until the commit of an epoch without it. It is
-  // stored, so that the decision survives a restart of the coordinator.
+  // Set from the decision to remove the member until the commit of an epoch without the member.
+  // Stored, so that the decision survives a restart of the coordinator.
   std::optional<Departure> departs;
   LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
             LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
@@ -117,15 +117,15 @@ struct StateRecord {
 struct GroupRecord {
   GroupKey group;
   Epoch committed;
-  Epoch highest;  // highest number that was ever prepared, as far as the store or peers know
+  Epoch highest;  // the highest number ever prepared, as far as the store or peers know
   Epoch boundary;
   Epoch last_freeze;
-  uint64_t ballots = 0;  // completed; the first admission into an empty group counts as one
+  uint64_t ballots = 0;  // completed ballots; the admission into an empty group counts as one
   // nullopt: no sync was committed since the group was last empty. The first sync may then bring
   // any revision.
   std::optional<StateRecord> state;
-  std::vector<MemberRecord> members;  // rank order, pending ones behind
-  std::vector<PeerRecord> peers;      // ring order
+  std::vector<MemberRecord> members;  // in rank order, then pending members
+  std::vector<PeerRecord> peers;      // in ring order
   std::vector<FatesRecord> fates;
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
   GroupKey Key() const { return group; }
@@ -188,8 +188,8 @@ struct FaultRecord {
   // step_deadline, cohort, restart.
   std::string cause;
   std::string detector;    // who reported it: "p1f", "coordinator", "operator"
-  uint32_t detect_ms = 0;  // silence before the report; 0: it did not show by silence
-  uint32_t agree_ms = 0;   // from the first report to the commit
+  uint32_t detect_ms = 0;  // silence before the report; 0: no silence showed the fault
+  uint32_t agree_ms = 0;   // from the first report of the fault to the commit
   // The members that were removed, with their hosts. If no member was removed: the peer that was
   // reported. "": neither.
   std::string subject;
@@ -210,11 +210,11 @@ struct SyncRecord {
 // fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish.
 struct EventRecord {
   std::string kind;
-  GroupKey group;                                   // an empty run: not about one group
-  Epoch epoch;                                      // 0: none
-  MemberId member;                                  // 0: none
-  PeerId peer;                                      // 0: none
-  std::string text;                                 // fixed words, then key=value
+  GroupKey group;    // an empty run: the event is not about one group
+  Epoch epoch;       // 0: none
+  MemberId member;   // 0: none
+  PeerId peer;       // 0: none
+  std::string text;  // fixed words, then key=value
   std::optional<FaultRecord> fault = std::nullopt;  // set if an epoch that froze ops is committed
   std::optional<SyncRecord> sync = std::nullopt;    // set if the kind is sync
   friend bool operator==(const EventRecord&, const EventRecord&) = default;
@@ -252,7 +252,7 @@ struct GroupView {
   Epoch preparing;  // 0: none
   std::string
       waiting_for;  // why the preparation or the ballot is not finished; "" if nothing waits
-  std::vector<MemberView> members;  // rank order, pending ones behind
+  std::vector<MemberView> members;  // in rank order, then pending members
   std::vector<PeerView> ring;
   std::vector<BlockedRecord> blocked;
   // The pairs of peers between which large packets vanish.

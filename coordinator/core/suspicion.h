@@ -41,8 +41,8 @@ inline constexpr int64_t kGraceShare = 10;          // detect_ms / 10
 inline constexpr int64_t kUnheardGraceShare = 5;    // detect_ms / 5
 inline constexpr int64_t kDoubtShare = 2;           // detect_ms / 2
 inline constexpr int64_t kHeardOfLate[2] = {2, 3};  // detect_ms * 2 / 3
-// If a pair loses its link more often than this, each time less than a minute after the last time,
-// the pair becomes blocked.
+// A pair becomes blocked if it loses its link more often than this, each time less than
+// kStrikesForgotten after the time before.
 inline constexpr uint32_t kStrikesMax = 3;
 inline constexpr int64_t kStrikesForgotten = Seconds(60);
 // How long a pair stays blocked: the first freezing preparation after that time tries the straight

@@ -2,8 +2,8 @@
 // the election (election.h), waits for the members that fetch, and ends the sync
 // (docs/life_of_a_sync.md).
 //
-// Words: the electorate are the admitted members that stay and whose input is in results. A holder
-// is a member that has the elected state. A sync ends for all its members at the same time.
+// Words: the electorate are the admitted members that stay and contribute. A holder is a member
+// that has the elected state. A sync ends for all its members at the same time.
 //
 //   collecting --(every member of the electorate has offered)--> election
 //   collecting --(every member without an offer stands at a step boundary)--> refused

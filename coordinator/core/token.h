@@ -28,7 +28,8 @@ std::string RunSecret(const std::string& entropy, uint64_t number, const std::st
 // entropy.
 std::string PeerSecret(const std::string& entropy, PeerId peer);
 
-// Whether the secrets are equal. If they have the same size, the time does not depend on them.
+// Whether the secrets are equal. If they have the same size, the time of the comparison does not
+// depend on their contents.
 bool SameSecret(const std::string& a, const std::string& b);
 
 // A number that names one preparation of an epoch, and differs for each start of the coordinator.

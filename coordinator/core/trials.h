@@ -47,8 +47,8 @@ class Trials {
 
   // Begins a trial and returns its number. `asked`: the members' peers that try; not empty.
   uint64_t Begin(PeerId newcomer, const std::set<PeerId>& asked, Tick due);
-  // `error` says why `from` cannot reach the newcomer; "": `from` reaches it. An answer to another
-  // trial is ignored.
+  // `error` says why the peer `from` cannot reach the newcomer; "": the peer reaches it. An answer
+  // to another trial is ignored.
   void Answer(PeerId from, uint64_t trial, PeerId newcomer, const std::string& error);
   struct Ended {
     PeerId newcomer;

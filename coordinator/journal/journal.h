@@ -1,6 +1,6 @@
-// The journal: a file with every event that the coordinator's core is given. lh-replay
-// (tools/replay) feeds the events to a core again, so an engineer can watch in a debugger what a
-// coordinator decided in production.
+// The journal: a file with every event that the coordinator's core gets. lh-replay (tools/replay)
+// feeds the events to a core again, so an engineer can watch in a debugger what a coordinator
+// decided in production.
 //
 // The journal is for diagnosis. It does not make anything durable; the store does (store/store.h).
 //
@@ -31,7 +31,7 @@ struct JournalOptions {
   // The journal ends before it becomes larger than this. Dropping its beginning instead is
   // impossible: such a journal could not be replayed.
   uint64_t bytes_max = uint64_t{1} << 30;
-  // The journal gets a digest of the core's state after each series of this many events.
+  // After every `digest_every` events the journal gets a digest of the core's state.
   uint64_t digest_every = 64;
 };
 

@@ -2,9 +2,9 @@
 // post, gives it to the core as events, and carries out the core's actions in order.
 //
 // The loop carries out a Persist action before the actions behind it, and waits for the disk. So no
-// message leaves the process before the records that it tells of are durable. If the store fails,
-// no further message leaves: the loop calls `fatal` and stops. In the daemon `fatal` ends the
-// process, and the next coordinator reads what the store really holds.
+// message leaves the process before the records that the message depends on are durable. If the
+// store fails, no further message leaves: the loop calls `fatal` and stops. In the daemon `fatal`
+// ends the process, and the next coordinator reads what the store really holds.
 //
 // Another thread solves rings (ring_worker.h), one at a time.
 //

@@ -1,4 +1,4 @@
-// Helpers for the files of which one coordinator at a time is the user: its store and its journal.
+// Helpers for the files that only one coordinator at a time may use: its store and its journal.
 //
 // No state of their own; any thread. Calls block on the file system.
 #pragma once

@@ -74,7 +74,7 @@ class Fleet:
             )
 
     def ended(self, host: Host) -> bool:
-        """Sends peerd SIGTERM, once, so that it drains. True: peerd has ended."""
+        """Sends peerd SIGTERM, once, so that it drains. Returns whether peerd has ended."""
         assert host.peerd is not None
         if host.name not in self.gone:
             self.gone.add(host.name)

@@ -23,7 +23,7 @@ class Fleet(Protocol):
     def start_trainers(self, host: Host) -> None: ...
 
     def ended(self, host: Host) -> bool:
-        """Sends peerd SIGTERM, once, so that it drains. True: peerd has ended."""
+        """Sends peerd SIGTERM, once, so that it drains. Returns whether peerd has ended."""
 
     def end_host(self, host: Host) -> None: ...
 
@@ -63,7 +63,7 @@ class Fault(abc.ABC):
     def make(self) -> Record: ...
 
     def over(self) -> bool:
-        """Called again and again after `lasts`. True: undo() may be called, and has nothing to wait for."""
+        """Returns whether undo() may be called and has nothing to wait for. Called again and again after `lasts`."""
         return True
 
     def undo(self) -> None:  # noqa: B027 - a fault that is over at once has nothing to undo

@@ -31,10 +31,10 @@ import longhaul as lh
 
 WORD = (1 << 64) - 1
 SYNC_TAG = 1 << 40
-# An op of at most so many bytes that is retried after a fault answers before it knows that the other members are done
+# An op of at most this many bytes that is retried after a fault answers before it knows that the others are done
 # (docs/adr/0019-small-ops-answer-at-once.md).
 ONE_SHOT_BYTES = 4096
-# A sum has room for the bits of so many members. Member ids rise, so members of one time have ids close together.
+# A sum has room for the bits of this many members. Member ids rise, so members of one time have ids close together.
 SLOTS = 31
 
 
@@ -73,7 +73,7 @@ class Trainer:
         return (self.ramp[:count] + np.uint64(salt)) | np.uint64(1)
 
     def whose(self, result: np.ndarray, odd: np.ndarray, what: str) -> int:
-        """The sum of the bits of the members whose inputs are in the result. Wrong: its elements disagree."""
+        """The sum of the bits of the members whose inputs are in the result. Raises Wrong if its elements disagree."""
         total = int(result[0]) * pow(int(odd[0]), -1, 1 << 64) & WORD
         expected = odd * np.uint64(total)
         if not np.array_equal(result, expected):

@@ -16,7 +16,7 @@ from typing import Any
 
 from faults import Record
 
-# After the end of its cause a removal may take detect_ms, and so much more for repairs and on a busy machine.
+# After the end of its cause a removal may take detect_ms, and this much more for repairs and on a busy machine.
 AFTERMATH_S = 3.0
 
 

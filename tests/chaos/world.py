@@ -40,7 +40,7 @@ PATIENCE_S = 60.0
 
 
 def why_not() -> str:
-    """Why namespaces cannot be used here. Empty: they can."""
+    """Returns why namespaces cannot be used here; an empty text means that they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "nft", "ss"):
@@ -271,7 +271,7 @@ class Host:
         self.trainers.clear()
 
     def peer_id(self) -> str:
-        """The id of the peer that the coordinator knows at this host's address. LookupError: it knows none."""
+        """The id of the peer at this host's address. LookupError: the coordinator knows no such peer."""
         status = self.world.status()
         for group in status.get("groups", []):
             for peer in group["ring"]:

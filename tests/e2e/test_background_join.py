@@ -44,7 +44,7 @@ class Model:
         self.averages: list[float] = []
 
     def step(self, comm: lh.Comm, take: float | None, newcomer: bool) -> bool:
-        """Makes one step. True: the newcomer's input was in it."""
+        """Makes one step. Returns whether the newcomer's input was in its result."""
         with comm.step(self.state, PATIENCE) as step:
             self.background_seen.append(step.background)
             assert step.sync is not None and step.sync.background == step.background

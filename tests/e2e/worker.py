@@ -30,7 +30,7 @@ def pattern(bit: int, tag: int, count: int) -> np.ndarray:
 
 
 def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | None:
-    """The set of members whose exact sum is `result`. None: there is no such set."""
+    """The set of members whose exact sum is `result`; None if there is no such set."""
     count = result.shape[0]
     for mask in range(1, 1 << members):
         bits = [b for b in range(members) if mask >> b & 1]

@@ -38,7 +38,7 @@ def test_five_percent_loss_and_300_ms_of_jitter_cost_nobody_a_place(tmp_path: pa
             host.start_trainer("g0", trainer_main, arguments)
 
         def steps() -> int:
-            """The steps in a world of all hosts, at the host that made the fewest."""
+            """Returns how many steps the slowest host made in a world of all hosts."""
             fewest: int = min(
                 sum(line["k"] == "step" and line["ws"] == HOSTS for line in lines_of(log)) for log in logs
             )

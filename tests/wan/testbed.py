@@ -54,7 +54,7 @@ Names = Union[str, Sequence[str]]
 
 
 def why_not() -> str:
-    """Why the testbed cannot run here. Empty: it can."""
+    """Returns why the testbed cannot run here; an empty text means that it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -289,7 +289,7 @@ class Wan(BareWorld):
         self.do("reset")
 
     def counters(self, src: str, dst: str) -> dict[str, Any]:
-        """The counters of one direction since the last reset. Empty: nothing was sent."""
+        """The counters of one direction since the last reset; empty if nothing was sent."""
         for pair in self.do("stats")["pairs"]:
             if (pair["src"], pair["dst"]) == (src, dst):
                 found: dict[str, Any] = pair

@@ -83,7 +83,7 @@ def _directories(graph: Graph) -> Graph:
 
 
 def _circle_from(graph: Graph, start: str) -> list[str]:
-    """The modules of a shortest circle through `start`. Empty: there is no circle."""
+    """The modules of a shortest circle through `start`; empty if there is no circle."""
     came: dict[str, str] = {}
     ahead = [start]
     while ahead:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that dependencies point one way, by what each source includes.
 
-The rules are the two tables below. Where a file has no layer of its own, only the second counts. A rule that names
-what is not there (any more) is a finding, too.
+The rules are the two tables below. For a file without a layer of its own, only the second table counts. A rule that
+names files that do not exist (any more) is a finding, too.
 """
 
 import re
@@ -191,7 +191,7 @@ _OWN = re.compile(rf"({'|'.join(sources.DIRECTORIES)})/")
 
 
 def stale(paths: list[str]) -> list[sources.Finding]:
-    """What the tables name and none of the `paths` is."""
+    """Returns a finding for each name in the tables that fits none of the `paths`."""
     findings = []
     rules: list[Layer | Confined] = [*LAYERS, *CONFINED]
     for rule in rules:
