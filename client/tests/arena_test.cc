@@ -25,8 +25,8 @@ class ArenaTest : public testing::Test {
     close(fd);
     return lhi_arena_add(&arena_, next_id_++, base, bytes);
   }
-  // The list's promises: blocks cover the region in order, no two free ones touch, `used` is the
-  // sum.
+  // Checks the list of blocks: they cover the region in order, no two free blocks are neighbours,
+  // and `used` is the sum of the used blocks.
   void CheckBlocks() {
     for (const lhi_region* region = arena_.regions; region != nullptr; region = region->next) {
       size_t offset = 0;
@@ -76,7 +76,7 @@ TEST_F(ArenaTest, BlocksAreAlignedLargeOnesToPages) {
   EXPECT_EQ(small % 64, 0u);
   EXPECT_EQ(large % 4096, 0u);
   CheckBlocks();
-  // The gap before the page is used.
+  // The gap before the page-aligned block is used for small blocks.
   const auto next = reinterpret_cast<uintptr_t>(lhi_arena_take(&arena_, 64));
   EXPECT_EQ(next, small + 64);
   CheckBlocks();
@@ -171,7 +171,7 @@ TEST_F(ArenaTest, WhatOperationsStagedOfLateIsKeptToo) {
     lhi_arena_look(&arena_);
     EXPECT_EQ(lhi_arena_surplus(&arena_), nullptr) << look;
   }
-  // As long again without any.
+  // A whole period without staged blocks follows.
   for (int look = 1; look < LHI_STAGED_LOOKS; ++look) lhi_arena_look(&arena_);
   EXPECT_EQ(lhi_arena_surplus(&arena_), nullptr);
   lhi_arena_look(&arena_);

@@ -37,7 +37,7 @@ bool Says(const std::string& part) {
   return std::string(lh_last_error()).find(part) != std::string::npos;
 }
 
-// Asks until it is so, for as long as a busy host may take.
+// Waits until the condition is true. Returns false after 20 s, which is enough on a busy host.
 bool Soon(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (!condition()) {
@@ -71,7 +71,7 @@ class ClientTest : public testing::Test {
     Start(options);
     ASSERT_NO_FATAL_FAILURE(Open());
     ASSERT_EQ(Join(), LH_OK) << lh_last_error();
-    // The boundary that admitted it: from here on steps are asked of peerd.
+    // This call is for the boundary that admitted the member. Later steps go to peerd.
     ASSERT_EQ(lh_begin_step(comm_, 0), LH_OK) << lh_last_error();
   }
   float* Alloc(size_t count) {
@@ -195,7 +195,7 @@ TEST_F(ClientTest, OpenPassesOnWhyPeerdRefuses) {
   options.socket_path = harness_->path().c_str();
   for (lh_client*& client : clients) ASSERT_EQ(lh_open(&options, &client), LH_OK);
   options.timeout_ms = 0;
-  // Without a wait, a peerd on a busy host may be too slow to say so.
+  // The timeout is 0, so peerd on a busy host may answer too late. Then try again.
   do {
     ASSERT_EQ(lh_open(&options, &client_), LH_UNAVAILABLE);
   } while (Says("does not answer"));
@@ -454,7 +454,7 @@ TEST_F(ClientTest, AJoinThatTakesTooLongIsWithdrawn) {
     return handler.events.size() == 2 && handler.events[1] == "leave 1" &&
            server.GetStats().members == 0;
   }));
-  // The connection is as good as before.
+  // The connection still works.
   Hold(&ScriptedHandler::hold_joins, false);
   EXPECT_EQ(lh_join(client_, nullptr, &comm_), LH_OK) << lh_last_error();
 }
@@ -854,7 +854,7 @@ TEST_F(ClientTest, TheArenaLimitOfPeerdIsNamed) {
   options.arena_limit = 8 * kMiB;
   StartJoined(options);
   void* data = nullptr;
-  // Less than a region has by default, but it fits.
+  // The block is smaller than a default region, and the arena limit has room for it.
   ASSERT_EQ(lh_alloc(client_, 5 * kMiB, &data), LH_OK) << lh_last_error();
   void* more = nullptr;
   EXPECT_EQ(lh_alloc(client_, 5 * kMiB, &more), LH_UNAVAILABLE);
@@ -1008,8 +1008,8 @@ TEST_F(ClientTest, TheCppHeaderCleansUpAfterItself) {
   EXPECT_THROW(longhaul::Client("/tmp/no-such-directory/x", "", 0), longhaul::Error);
 }
 
-// The outcome comes at any moment of a loop that polls, between the look at the socket and the look
-// at the op too.
+// A polling loop meets the outcome at any moment, also between the look at the socket and the look
+// at the op.
 TEST_F(ClientTest, ACppWaitThatTimesOutAsTheOutcomeComesIsNoError) {
   Start();
   Hold(&ScriptedHandler::hold_posts);
@@ -1032,7 +1032,7 @@ TEST_F(ClientTest, ACppWaitThatTimesOutAsTheOutcomeComesIsNoError) {
 
 // ------------------------------------------------------------------------------ states
 
-// Two tensors: "w" of 3 MiB and a half in the arena, "m" as large outside of it.
+// A state of two tensors of 3.5 MiB each: "w" in the arena, "m" outside of it.
 class IpcClientStateTest : public ClientTest {
  protected:
   static constexpr uint64_t kSize = 7 * kMiB / 2;
@@ -1071,7 +1071,7 @@ class IpcClientStateTest : public ClientTest {
     info_ = LH_SYNC_INFO_INIT;
     return lh_sync_state(comm_, &options, kPatienceMs, &info_);
   }
-  // An all-reduce of bytes, tag 7.
+  // Starts an all-reduce of bytes with tag 7.
   lh_status ReduceStart(const uint8_t* source, uint8_t* target, uint64_t count, lh_op** op) {
     lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
     options.source = source;
@@ -1104,7 +1104,7 @@ class IpcClientStateTest : public ClientTest {
     return harness_->Until(
         [count](ScriptedHandler& handler, IpcServer&) { return handler.syncs.size() == count; });
   }
-  // The end of the sync that is held: chunk 2 of both tensors came from others.
+  // Ends the sync that is held: chunks 2 and 3 of both tensors came from other members.
   void Fetch(const Outcome& outcome = {}) {
     ASSERT_TRUE(UntilSyncs(1));
     harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
@@ -1113,7 +1113,7 @@ class IpcClientStateTest : public ClientTest {
       for (size_t tensor = 0; tensor < 2; ++tensor) {
         EXPECT_EQ(state.Tensor(tensor)[0], tensor + 1);
         EXPECT_EQ(state.Tensor(tensor)[kSize - 1], tensor + 1);
-        // All of it, but only the third and fourth chunk are said to have changed.
+        // Writes the whole inbox, but reports only the third and the fourth chunk as changed.
         memset(state.inbox[tensor], static_cast<int>(10 + tensor), kSize);
         state.changed[tensor * 4 + 2] = 1;
         state.changed[tensor * 4 + 3] = 1;
@@ -1127,7 +1127,7 @@ class IpcClientStateTest : public ClientTest {
     });
   }
 
-  // The same with all bytes of all tensors, which need not be because of others.
+  // The same, but fills the inbox of all tensors and reports every chunk as changed.
   void Fill(const Outcome& outcome, const StateSyncInfo& info) {
     ASSERT_TRUE(UntilSyncs(1));
     harness_->Run([&](ScriptedHandler& handler, IpcServer& server) {
@@ -1182,9 +1182,9 @@ TEST_F(IpcClientStateTest, InTheBackgroundTheTensorsAreWrittenWhenTheyAreTaken) 
   harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
     state = handler.syncs.back().state;
     handler.syncs.clear();
-    memset(state->places[1], 77, kSize);  // what has come by now
+    memset(state->places[1], 77, kSize);  // what peerd has fetched so far
   });
-  // The copy is peerd's: it is not made anew.
+  // peerd writes to the copy now. So this sync does not copy the tensor again.
   ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
   EXPECT_EQ(state->Tensor(1)[0], 77);
   EXPECT_EQ(copied_[0], 2);
@@ -1240,7 +1240,7 @@ TEST_F(IpcClientStateTest, ATakeThatPeerdDoesNotAnswerEndsAndIsWaitedForByTheNex
   lh_sync_info_t info = LH_SYNC_INFO_INIT;
   EXPECT_EQ(lh_state_take(comm_, state_, 5, &info), LH_DEADLINE_EXCEEDED);
   EXPECT_EQ(info.background, 0u) << "nothing was said";
-  // Nobody knows whose the tensors are.
+  // It is not known whether the caller may use the tensors.
   EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
   EXPECT_TRUE(Says("lh_state_take")) << lh_last_error();
   EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION);
@@ -1335,7 +1335,7 @@ TEST_F(IpcClientStateTest, ASyncThatFailsLeavesAllTensorsAsTheyWere) {
   EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
 }
 
-// Most of the time it holds nothing, and nobody is to pay for that.
+// The inbox is empty most of the time, and must not use memory then.
 TEST_F(IpcClientStateTest, AnInboxHasMemoryOnlyFromTheFetchToTheEndOfTheSync) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   const auto resident = [](const uint8_t* data) {
@@ -1358,7 +1358,8 @@ TEST_F(IpcClientStateTest, AnInboxHasMemoryOnlyFromTheFetchToTheEndOfTheSync) {
   EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
   peer.join();
   harness_->Run([&](ScriptedHandler&, IpcServer&) { EXPECT_EQ(resident(inbox), 0); });
-  // After one that failed, until another one ended well, whether or not it needed what came.
+  // After a failed sync the inbox keeps its memory until a sync ends well, whether or not that sync
+  // needs the fetched chunks.
   memset(in_place_, 1, kSize);
   std::fill(copied_.begin(), copied_.end(), uint8_t{2});
   peer = std::thread([this] { Fetch({Code::kAborted, "source died"}); });
@@ -1423,7 +1424,7 @@ TEST_F(IpcClientStateTest, WhatWasPreparedIsUntouchedToTheNextSync) {
     EXPECT_EQ(handler.syncs.back().state->Tensor(1)[0], 7) << "it was copied ahead";
   });
   EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{0, 0}));
-  // All of it once more, whatever was touched.
+  // Copies and hashes all tensors once more, whatever was touched.
   ASSERT_EQ(lh_state_prepare(state_, -1), LH_OK) << lh_last_error();
   ASSERT_EQ(lh_state_touch(state_, 0), LH_OK);
   ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
@@ -1576,7 +1577,7 @@ TEST_F(IpcClientStateTest, ASyncWhoseTimeRanOutGoesOn) {
       });
     });
     if (step) {
-      // The scripted handler ends the step before its sync otherwise.
+      // Wait for the sync's end first, or the scripted handler ends the step before its sync.
       peer.join();
       harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
         server.StepDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
@@ -1687,7 +1688,7 @@ TEST_F(IpcClientStateTest, BuffersOfAStateAreNotFreed) {
   EXPECT_EQ(lh_free(client_, in_place_), LH_OK) << lh_last_error();
 }
 
-// The tensors and memory of its own: what an op on each may do.
+// Tests ops on the tensors of the state, and on other memory.
 TEST_F(IpcClientStateTest, ASyncIsRefusedWhileAnOpUsesATensorOfItsState) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   Hold(&ScriptedHandler::hold_posts);
@@ -1713,7 +1714,7 @@ TEST_F(IpcClientStateTest, ASyncIsRefusedWhileAnOpUsesATensorOfItsState) {
       lh_op_free(op);
     }
   }
-  // What was staged of an op that nobody can wait for is not copied any more.
+  // An op without a handle no longer uses the caller's memory: its staged result is not copied.
   lh_op_free(Reduce(copied_.data(), copied_.data(), 64));
   EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
@@ -1813,7 +1814,7 @@ TEST_F(IpcClientStateTest, AStoppedPeerdIsNotWaitedForWithoutEnd) {
   EXPECT_TRUE(Says("stopped or hangs")) << lh_last_error();
   goes_on.set_value();
   stop.join();
-  // What it does late is undone.
+  // What peerd did too late is undone.
   client_->answer_ns = answer_ns;
   EXPECT_EQ(lh_members(comm_, nullptr, 0, &count), LH_OK) << lh_last_error();
   EXPECT_TRUE(Soon([&] { return harness_->Stats().arena_bytes == arena_bytes; }));
@@ -1822,7 +1823,7 @@ TEST_F(IpcClientStateTest, AStoppedPeerdIsNotWaitedForWithoutEnd) {
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
 }
 
-// Another thread may give regions back at any time.
+// Other threads may give regions back to the host at any time.
 TEST_F(IpcClientStateTest, PeerdHearsThatAStateIsGoneBeforeItsMemoryIs) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   std::atomic<bool> done{false};
@@ -1952,7 +1953,7 @@ TEST_F(IpcClientStateTest, WhatWasHeldIsTheCallersAgainWhenItsMemberIsOut) {
   EXPECT_EQ(Sync(), LH_EVICTED);
   EXPECT_EQ(info_.background, 0u);
   EXPECT_EQ(in_place_[0], 1);
-  // What peerd has of its copies counts no more.
+  // The copies may differ from the tensors now, so the next sync reads all tensors.
   lh_comm_free(comm_);
   ASSERT_EQ(Join(), LH_OK) << lh_last_error();
   EXPECT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK) << lh_last_error();
@@ -2009,7 +2010,7 @@ template <class Size>
 concept IsASize = requires(float* data, Size&& size) {
   longhaul::Tensor("w", data, std::forward<Size>(size));
 };
-// A tensor points to its size.
+// The result of Tensor() points to its size, so a temporary must not compile.
 static_assert(IsASize<const uint64_t&>);
 static_assert(!IsASize<uint64_t>, "as v.size() is");
 static_assert(!IsASize<const int&>, "a copy of it would be");

@@ -20,7 +20,8 @@ class CopyTest : public testing::Test {
     for (uint8_t& byte : from_) byte = static_cast<uint8_t>(random());
   }
 
-  // With the target `to` and the source `from` bytes beyond the beginning of a line.
+  // Checks a copy whose target is `to` bytes and whose source is `from` bytes beyond the beginning
+  // of a cache line.
   void Check(size_t bytes, size_t to, size_t from) {
     SCOPED_TRACE(testing::Message() << bytes << " bytes to " << to << " from " << from);
     std::vector<uint8_t> memory(bytes + 2 * kAround + 128, 7);

@@ -55,7 +55,7 @@ TEST(RingTest, APairAmongFourIsSplit) {
 TEST(RingTest, TwoAndThreeHaveNoRingAroundAPair) {
   EXPECT_EQ(RingAvoiding(Peers(2), Pairs({{1, 2}})), std::nullopt);
   EXPECT_EQ(RingAvoiding(Peers(3), Pairs({{1, 3}})), std::nullopt);
-  // Somebody who is blocked with all but one has one neighbour at most.
+  // Peer 1 reaches only peer 4, so it cannot have two neighbours.
   EXPECT_EQ(RingAvoiding(Peers(4), Pairs({{1, 2}, {1, 3}})), std::nullopt);
 }
 
@@ -82,7 +82,7 @@ TEST(RingTest, SmallRingsAreFoundWheneverThereIsOne) {
   }
 }
 
-// Where everybody reaches more than half of the others, a ring exists; the repair finds it.
+// If every peer reaches more than half of the other peers, a ring exists, and the repair finds it.
 TEST(RingTest, LargeRingsAreFoundWhereMostReachMost) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Prng prng(seed);

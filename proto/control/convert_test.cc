@@ -17,7 +17,7 @@
 namespace longhaul::control {
 namespace {
 
-// Makes messages that are valid and otherwise as different as they can be.
+// Makes random valid messages.
 class Generator {
  public:
   explicit Generator(uint64_t seed) : prng_(seed) {}
@@ -197,7 +197,7 @@ class Generator {
   T Make() {
     return T(Any());
   }
-  // Any bytes, none among them.
+  // Returns random bytes; there may be none.
   std::string Secret() {
     std::string secret(Count(LH_PEER_SECRET_BYTES_MAX), '\0');
     for (char& byte : secret) byte = static_cast<char>(prng_.Below(256));
@@ -273,8 +273,8 @@ TEST(ConvertTest, GarbageIsRefusedOrCanonical) {
   }
 }
 
-// The names of the fields of T and of all structs in it, as "offer.number"; those of a protobuf
-// message.
+// Both functions collect names of fields, such as "offer.number": the first one those of T and all
+// structs in it, the second one those of a protobuf message.
 template <HasFields T>
 void AddNames(const std::string& prefix, std::set<std::string>* names) {
   ForEachField<T>([&](const auto& field) {
@@ -329,7 +329,7 @@ TEST(ConvertTest, ProtoFileAndStructsHaveTheSameFields) {
   ExpectSameFields(v1::CoordinatorMessage::descriptor(), static_cast<CoordinatorMessage*>(nullptr));
 }
 
-// Why a message, changed by `spoil`, is refused; "" if it is not.
+// Changes the message with `spoil`. Returns the reason why it is refused then, or "".
 template <class Message>
 std::string Refusal(Message message, const std::function<void(Message*)>& spoil) {
   spoil(&message);
@@ -580,7 +580,7 @@ TEST(RefusalTest, ResultsOfSyncsThatMakeNoSense) {
             "SyncResult: sources[0].peer is 0, not an id");
 }
 
-// What other releases read: the bytes of one message of each kind, by hand.
+// Other releases must read these bytes. They were written by hand, one message of each kind.
 TEST(GoldenTest, MessagesOfSyncs) {
   const Hash128 manifest{1, 2};
   const Hash128 state{3, 4};
@@ -672,7 +672,7 @@ TEST(RefusalTest, BlockedPairs) {
             "PrepareEpoch: blocked pair p1-p9 is no pair of peers of the epoch, the smaller first");
   EXPECT_EQ(refusal(4, BlockedPairs(2, {PeerId(1), PeerId(3), PeerId(2)})),
             "PrepareEpoch: blocked pair p1-p3 is out of order");
-  // As many pairs as are allowed and one more.
+  // As many pairs as are allowed, then one more.
   BlockedPairs many;
   for (uint64_t a = 1; many.size() < LH_BLOCKED_PAIRS_MAX; ++a) {
     for (uint64_t b = a + 2; b < a + 6 && many.size() < LH_BLOCKED_PAIRS_MAX; ++b) {

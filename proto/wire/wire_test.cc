@@ -67,7 +67,7 @@ ChunkRequestBody ChunkRequest() {
   return body;
 }
 
-// Sets one byte of the encoded header. Returns the reason why the header is refused; "": it is not.
+// Sets one byte of the encoded header. Returns the reason why the header is refused then, or "".
 std::string RefusalWith(FrameHeader header, LaneKind kind, size_t at, uint8_t value) {
   auto bytes = Encode(header);
   bytes[at] = value;
@@ -719,7 +719,7 @@ TEST(HandshakeTest, RefusalCarriesNoSecrets) {
   EXPECT_FALSE(ParseLaneConfirm(confirm).ok());
 }
 
-// Encoding an accepted value again gives the same bytes, so no field was overlooked.
+// Encoding an accepted value again must give the same bytes. Otherwise a field was overlooked.
 TEST(WireTest, AcceptedBytesAreCanonical) {
   Prng prng(1);
   for (int i = 0; i < 20000; ++i) {
