@@ -22,8 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-// One of the ways in which a system reduces. `system` is the last argument of worker_run(). A
-// function that fails prints why and ends the process.
+// One way in which a system reduces. `system` is the last argument of worker_run(). A function that
+// fails prints why and ends the process.
 typedef struct Variant {
   const char* name;
   // Sums `count` floats over all ranks, from `source` into `target`.

@@ -351,8 +351,8 @@ std::string CoordinatorCore::Impl::RefuseHello(const control::Hello& hello) cons
          ": list only coordinators of one store in --coordinator, or let the members leave first";
 }
 
-// If the peer knows a term that this store does not know, the store went back in time. The term of
-// this start is then raised above that one.
+// If the peer knows a newer term of this store, or another start with the same term, the store went
+// back in time. The term of this start is then raised above the peer's term.
 void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
   if (hello.store != store_.store || hello.term >= kClaimMax) return;
   const bool newer = hello.term > store_.term;
@@ -364,7 +364,7 @@ void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
   store_.term = hello.term + 1;
 }
 
-// Likewise, numbers of members that the peer names are not given out again.
+// Makes sure that numbers of members that the peer names are not given out again.
 void CoordinatorCore::Impl::LearnNumbers(const control::GroupState& said) {
   uint64_t& next = runs_.at(said.group.run).next_member;
   for (MemberId member : said.members) {
@@ -711,7 +711,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
              ", of which it is no end";
     }
   }
-  std::vector<PeerId> others;  // the peers whose link to this one has changed
+  std::vector<PeerId> others;  // the peers whose link to `peer` has changed
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
     const bool news = link.small_packets && links_.SmallPackets({link.from, link.to}, now_).empty();

@@ -198,7 +198,7 @@ TEST(Election, ReceiversNeverWin) {
   EXPECT_EQ(e.holders, std::vector<MemberId>{MemberId(3)});
 }
 
-// Some fetchers may reach the receiver, but no sender.
+// A fetcher may reach the receiver and no sender.
 TEST(Election, AReceiverWithTheSameBitsIsASource) {
   const Election e = Elect(
       {Offer(1, 5, 0, SyncStrategy::kReceive), Offer(2, 5, 0, SyncStrategy::kSend)}, std::nullopt);

@@ -344,7 +344,8 @@ void Group::TryNewcomers(Tick now, GroupOutput *out) {
 }
 
 void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
-  // Other newcomers may become relays for this one. So it stays pending and is tried again later.
+  // Other newcomers may become relays for this newcomer. So it stays pending and is tried again
+  // later.
   if (!TooFewReach(trial.errors.size(), trial.asked + OthersComing(trial.newcomer))) {
     pauses_.Begin(PeerOf(trial.newcomer).endpoints, /*held=*/false, directory_->Now());
     return;

@@ -105,8 +105,8 @@ OpReport Aborting(uint64_t ordinal, uint64_t tag, std::vector<control::OpMatch> 
   return op;
 }
 
-// A aborts and B retries. Each has the READY of the other, or not yet. C is gone, and had not
-// announced the op.
+// Peer A aborts on a fault, and peer B retries. Either each has the other's READY, or neither has
+// it yet. Peer C is gone, and had not announced the op.
 TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
   for (const bool matched : {true, false}) {
     OpReport retried = Aborting(5, 7, {});
@@ -121,8 +121,8 @@ TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
   }
 }
 
-// B has announced only the op before. That is another op of the same name, so its `on_fault` may
-// differ.
+// Peer B has announced only the earlier op of the same name. It is another op, so its `on_fault`
+// may differ.
 TEST(Judge, TheOpBeforeOfWhoIsBehindDoesNotDiffer) {
   OpReport before = Aborting(5, 7, {At(kA, 1)});
   before.abort_on_fault = false;

@@ -146,7 +146,7 @@ void CheckAtRest(Story& s, const std::string& where) {
   EXPECT_EQ(at_coordinator, at_peers) << where;
 }
 
-// Votes several times: because of the crash a newcomer may be late for the boundary.
+// Votes several times, because after the crash a newcomer may miss the first boundary.
 void Finish(Story& s) {
   for (int round = 0; round < 3; ++round) {
     s.VoteAll();
@@ -337,7 +337,8 @@ TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
                                      "peer listens at its address and lost by p1 of run/0"});
 }
 
-// Two peers have the same address by mistake. No peer has lost its link to the one with a member.
+// Two peers have the same address by mistake. No peer has lost its link to the peer that has a
+// member.
 TEST(Recovery, AnAddressThatIsTakenAloneIsNoProof) {
   Story s;
   s.Found(2);

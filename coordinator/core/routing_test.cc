@@ -405,7 +405,7 @@ TEST_F(RoutingTest, ANewcomerThatIsBeingTriedHoldsNobody) {
   EXPECT_EQ(Ring(), "p1,p2,p3");
 }
 
-// This is so however often the newcomer joins.
+// The newcomer joins again and again. Each time it waits longer for the next try.
 TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedIsTriedLessAndLessOften) {
   Found(2);
   h.AddLively(P(3));
@@ -859,8 +859,8 @@ TEST_F(RoutingTest, AnEpochThatOnlyAdmitsHasNoFault) {
   EXPECT_EQ(h.View().fault_epoch, Epoch());
 }
 
-// An op that the leaving member took part in was settled there, so all peers are done with it. An
-// op that it did not start has not begun anywhere.
+// An op in which the leaving member took part was settled at its peer, so all peers are done with
+// it. An op that the member did not start has not begun anywhere.
 TEST_F(RoutingTest, ALeaveMakesNobodyRedoWhatHadBegun) {
   Found(3);
   for (uint64_t n : {1, 2}) {

@@ -229,8 +229,8 @@ TEST_F(SyncTest, ARefusedMemberIsBackWithTheNextSync) {
   EXPECT_TRUE(Committed(1, 8, 5) && Committed(2, 8, 5));
 }
 
-// If the member were told before, and the coordinator restarted, the other members would have to
-// offer again and wait for this one, while this one waits for them elsewhere.
+// If the refused member were told before, and the coordinator restarted, the other members would
+// have to offer again and wait for the refused member, while that member waits for them elsewhere.
 TEST_F(SyncTest, WhoIsRefusedIsToldWhenTheOthersAreDone) {
   Enter(3);
   h_.Lively(P(2)).fetches = false;
@@ -372,7 +372,7 @@ TEST_F(SyncTest, OneSenderGivesItsStateToAllReceivers) {
   EXPECT_FALSE(Fetched(3));
 }
 
-// Otherwise a receiver without a link to any sender would never get the state.
+// A receiver without a link to any sender can get the state only from another receiver.
 TEST_F(SyncTest, AReceiverIsASourceFromTheEndOfItsFetchOn) {
   Enter(3);
   h_.Lively(P(2)).fetches = false;

@@ -42,7 +42,7 @@ class GrpcServer {
 
   // Refuses new calls, ends all streams with UNAVAILABLE, and waits until all calls are over. Calls
   // that are not over after `grace` are cancelled. On UNAVAILABLE a peer tries its next address, or
-  // this one again.
+  // the same address again.
   void Stop(std::chrono::milliseconds grace);
 
  private:

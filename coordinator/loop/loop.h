@@ -87,7 +87,7 @@ class CoordinatorLoop {
   void Drain(DrainPeer request, Done done);
   // Asks for an overview of all groups. `done` gets it, or Unavailable as above.
   void Query(std::function<void(const absl::StatusOr<Overview>&)> done);
-  // The same for a thread that may wait. DeadlineExceeded: the loop did not answer in time.
+  // As Query(), for a thread that may wait. DeadlineExceeded: the loop did not answer in time.
   absl::StatusOr<Overview> QueryAndWait(std::chrono::milliseconds timeout);
 
   EventLog& events();

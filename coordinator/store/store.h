@@ -1,6 +1,6 @@
 // Where the coordinator's records survive a restart.
 //
-// One owner thread, the coordinator loop's; calls block. Stores:
+// The coordinator loop's thread owns the store. Calls block. The stores are:
 //   memory       nothing survives; for tests and runs that may be lost with the coordinator
 //   sqlite:PATH  one file, every Apply() on disk before it returns
 #pragma once

@@ -254,7 +254,7 @@ TEST_F(ControlClientTest, ACoordinatorThatIsRefusedIsFollowedByTheNextAddress) {
   EXPECT_EQ(owner_.Next(), "welcome " + second->incarnation());
 }
 
-// While the peer's own coordinator is away, the other one does not take the peer's members.
+// While the peer's own coordinator is away, the other coordinator does not take the peer's members.
 TEST_F(ControlClientTest, ACoordinatorOfAnotherStoreSendsAPeerWithMembersAway) {
   auto own = StartServer();
   const std::string own_address = own->grpc_address();

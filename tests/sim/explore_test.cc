@@ -105,7 +105,7 @@ bool RunChild(const std::string& name, const ExploreOptions& explore, uint64_t s
   LH_CHECK(child >= 0);
   if (child == 0) {
     if (options.all_plants) {
-      // With planted bugs, nobody wants the stories.
+      // With planted bugs, the stories of failures are not wanted.
       LH_CHECK(std::freopen("/dev/null", "w", stdout) != nullptr);
     }
     const ExploreResult result = Explore(Find(name), explore);

@@ -2,10 +2,10 @@
 // and the streams between them.
 //
 // CoordinatorHost does what the coordinator's loop does. It steps the core, makes mutations durable
-// before any later message leaves, and starts again from the store after a crash. PeerHost is the
-// surroundings of a production engine (peerd/engine) with the production OpRunner and StateRunner:
-// it stands behind all other ports, and decides when something is hashed. Every control message is
-// carried as protobuf bytes.
+// before any later message leaves, and starts again from the store after a crash. PeerHost
+// surrounds a production engine (peerd/engine) that has the production OpRunner and StateRunner. It
+// stands behind all other ports of the engine, and decides when something is hashed. Every control
+// message is carried as protobuf bytes.
 #pragma once
 
 #include <deque>

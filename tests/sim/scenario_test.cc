@@ -178,7 +178,8 @@ class ScenarioTest : public testing::Test {
     trainers_.push_back(
         std::make_unique<ScriptedTrainer>(&sim_, peer, static_cast<uint32_t>(trainers_.size())));
   }
-  // The same, and makes them all members of one epoch. The story begins after that.
+  // Adds peers as Start() does, and makes all trainers members of one epoch. The story begins after
+  // that.
   void StartTogether(int n) {
     Start(n);
     T(1).Join();

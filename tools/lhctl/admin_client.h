@@ -20,7 +20,7 @@ class AdminClient {
   explicit AdminClient(std::vector<std::string> addresses);
   ~AdminClient();
 
-  // The errors of all calls: Unavailable: no address answers; the text names them.
+  // All calls have these errors. Unavailable: no address answers; the text names the addresses.
   // FailedPrecondition: the server that answers has no Admin service. Any other error comes from
   // the coordinator.
   absl::StatusOr<v1::ListRunsResponse> ListRuns();
@@ -32,10 +32,10 @@ class AdminClient {
   // Calls `each` for every event, until the stream ends.
   absl::Status WatchEvents(const v1::WatchEventsRequest& request,
                            const std::function<void(const v1::Event&)>& each);
-  // The same for a request with `follow`. When the stream breaks, calls lost(why), pauses, and
-  // tries again. From the same coordinator it then gets the events after the last one seen; from a
-  // coordinator that was started anew, all events. Returns only if no coordinator answers at first,
-  // or if a coordinator refuses the request.
+  // As WatchEvents(), for a request with `follow`. When the stream breaks, calls lost(why), pauses,
+  // and tries again. Then the same coordinator sends the events after the last one that came; a
+  // coordinator that was started anew sends all its events. Returns only if no coordinator answers
+  // at first, or if a coordinator refuses the request.
   absl::Status FollowEvents(v1::WatchEventsRequest request,
                             const std::function<void(const v1::Event&)>& each,
                             const std::function<void(const std::string&)>& lost);
