@@ -25,13 +25,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def wait_for_open_ops(peers: list[Peer], count: int = 1) -> None:
-    """Until each of the peers has that many ops in flight: what happens next hits them."""
+    """Waits until each peer has `count` ops in flight or more. What the test does next hits these ops."""
     for peer in peers:
         wait_until(lambda peer=peer: peer.metric("longhaul_peerd_ops_open") >= count)  # type: ignore[misc]
 
 
 class Members:
-    """Members of one group, one through each of some peers, driven by threads."""
+    """Members of one group, one for each socket. Threads of a pool make their calls."""
 
     def __init__(self, sockets: list[str], timeout: float = 60) -> None:
         self.run = f"test-{next(_runs)}"
@@ -41,7 +41,7 @@ class Members:
             self.add(socket, timeout)
 
     def add(self, socket: str, timeout: float = 60) -> None:
-        """One more member; the others take it in at step boundaries."""
+        """Adds a member. The members that are there pass step boundaries until it is admitted."""
         joining = self._pool.submit(lh.join, self.run, peerd=socket, timeout=timeout)
         size = len(self.comms) + 1
 
@@ -51,11 +51,11 @@ class Members:
 
         self.all(admit)
         self.comms.append(joining.result(timeout))
-        # Where the others are now: behind the boundary that admitted it.
+        # The new member passes the boundary that admitted it, as the others have done.
         self.comms[-1].begin_step(timeout)
 
     def all(self, call: Callable[[lh.Comm], T], timeout: float = 60) -> list[T]:
-        """call(comm) at all members at once; what they return, or the first error."""
+        """Runs call(comm) for all members at once. Returns their results, or raises the first error."""
         started = [self._pool.submit(call, comm) for comm in self.comms]
         return [each.result(timeout) for each in started]
 
@@ -64,13 +64,13 @@ class Members:
             try:
                 comm.leave(timeout=10)
             except lh.Error:
-                pass  # a test may have taken its peer away
+                pass  # the test may have killed its peer
         self._pool.shutdown()
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """Three peers for tests that leave them as they are."""
+    """Three peers, for tests that neither stop a peer nor change it."""
     with LocalCluster(peers=3) as started:
         yield started
 

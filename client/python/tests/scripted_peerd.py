@@ -1,4 +1,4 @@
-"""A peerd that says what a test tells it to, and when; in a thread of the test's process."""
+"""A model of peerd, in a thread of the test's process. The test decides what it answers, and when."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class Request:
 
     @property
     def reads_all(self) -> bool:
-        """A SYNC or STEP does not say what was touched."""
+        """True if a SYNC or STEP does not list touched tensors, so that peerd has to read all of them."""
         touched: int = struct.unpack_from("<QQQQII", self.body)[2]
         return touched == 0
 
     def fetch(self, content: bytes) -> None:
-        """Puts this into the inbox of the first tensor of the state of a SYNC or STEP, and marks its first chunk."""
+        """For SYNC or STEP: writes `content` to the inbox of the state's first tensor, and marks its first chunk."""
         (state,) = struct.unpack_from("<Q", self.body)
         table, marks = self.peerd.states[state]
         region, offset = table
-        # Where lh_ipc_tensor.inbox is.
+        # 352: the offset of lh_ipc_tensor.inbox.
         inbox, at = struct.unpack_from("<QQ", self.peerd.regions[region], offset + 352)
         self.peerd.regions[inbox][at : at + len(content)] = content
         region, offset = marks
@@ -71,7 +71,7 @@ class Request:
     def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
         head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
         world = struct.pack("<QQIIII", 1, 7, 0, 1, 0, 0)
-        # One that is gone need not hear it.
+        # The client may be gone.
         with contextlib.suppress(OSError):
             self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))
 
@@ -87,14 +87,14 @@ def sync_info(revision: int) -> bytes:
 
 
 class ScriptedPeerd:
-    """Answers at once, and well, what `on` has no function for. `heard`: the names of `requests`, in order."""
+    """Answers each request with success at once, unless `on` has a function for it. `heard`: names of `requests`."""
 
     def __init__(self, path: str | None = None, **on: Callable[[Request], None]) -> None:
         self.on = on
         self.heard: list[str] = []
         self.requests: list[Request] = []
         self.regions: dict[int, mmap.mmap] = {}
-        # By state: region and offset of its table, and of what a sync is to have changed.
+        # By state: region and offset of its table, and of the marks for the chunks that a sync changes.
         self.states: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
         self.path = path or str(pathlib.Path(tempfile.mkdtemp(prefix="longhaul-", dir="/tmp")) / "peerd.sock")
         self._connections: list[socket.socket] = []
@@ -104,12 +104,12 @@ class ScriptedPeerd:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def evict(self) -> None:
-        """The member of the newest request is out."""
+        """Tells the client of the newest request that its member was removed."""
         self.requests[-1].say(GONE, 0, b"evicted", EVICTED)
 
     def die(self) -> None:
         pathlib.Path(self.path).unlink()
-        # Wakes who waits in accept(), as close() does not.
+        # This wakes the thread in accept(). close() would not.
         self._listener.shutdown(socket.SHUT_RDWR)
         for connection in self._connections:
             with contextlib.suppress(OSError):

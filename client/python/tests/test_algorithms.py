@@ -1,4 +1,4 @@
-"""Which way an op's bytes go: chosen, or by the caller's wish."""
+"""The algorithms of an op: chosen by Longhaul, or by the caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longhaul.testing import LocalCluster, Peer
 
 def reduce(comm: lh.Comm, count: int, algorithm: str) -> tuple[np.ndarray, lh.OpInfo]:
     tensor = comm.empty(count, "float32")
-    # Sums of these depend on the order of additions.
+    # The sum of these numbers depends on the order of the additions.
     tensor[:] = np.random.default_rng(comm.rank).standard_normal(count)
     return tensor, comm.all_reduce(tensor, "sum", algorithm=algorithm, timeout=60)
 
@@ -80,7 +80,7 @@ def test_members_that_want_different_ones_are_refused_with_both_names(three: Mem
 
     for text in three.all(refused):
         assert "algorithm mesh" in text and "algorithm ring" in text, text
-    # The members are none the worse for it.
+    # The members can go on.
     for _, info in reduce_all(three, count, "mesh"):
         assert info.algorithm == "mesh"
 
@@ -103,7 +103,7 @@ def test_metrics_tell_ops_by_algorithm(cluster: LocalCluster, pair: Members) -> 
 
 
 def test_eight_members_on_two_hosts_send_what_two_members_send() -> None:
-    """Members at one host are added up before anything crosses the network."""
+    """The inputs of one host's members are added up before anything crosses the network."""
     count = 250_000
     expected = 0
     with LocalCluster(peers=2) as cluster:

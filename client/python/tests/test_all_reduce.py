@@ -1,4 +1,4 @@
-"""What all_reduce computes, of what, and when its tensors are free again."""
+"""What all_reduce computes, which tensors it takes, and when the tensors are free again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPS = {
 
 
 def rows(members: int, count: int) -> np.ndarray:
-    """Small integers, so that every dtype and op is exact. Sums of a column divide by the members."""
+    """Small integers: exact in every dtype and op. For three members, the sum of a column is a multiple of 3."""
     base = np.arange(count) % 3 + 1
     return np.stack([np.roll(base, member) if count % 3 == 0 else base for member in range(members)])
 
@@ -58,7 +58,7 @@ def test_torch_tensors_are_reduced(cluster: LocalCluster, pair: Members, dtype: 
         tensor.fill_(comm.rank + 1)
         return tensor, comm.all_reduce(tensor, "sum", timeout=30)
 
-    # Rank i has joined through peer i.
+    # Member i uses peer i, and has rank i.
     for tensor, info in pair.all(reduce):
         assert tensor.shape == (40, 25)
         assert bool((tensor == 3).all())
@@ -261,7 +261,7 @@ def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
             comm.all_reduce(tensor, on_fault="abort", async_op=True)
             for comm, tensor in zip(survivors, tensors, strict=True)
         ]
-        # An op that is announced after the death belongs to the epoch without the victim.
+        # The ops must be announced before the death. Later ones belong to the epoch without the victim.
         wait_for_open_ops(cluster.peers[:2])
         victim.kill_peer(0)
         for work in works:
@@ -289,7 +289,7 @@ def test_two_members_of_a_host_may_not_write_to_memory_that_both_have_in_an_op(c
             second.all_reduce(memory[1999:2999], out=second.empty(1000, "float32"), timeout=30)
         for comm in (first, second):
             assert f"m{comm.member_id}" in str(refused.value)
-        # The others wait for it: it may start again.
+        # The others still wait in the op, so this member may call it again.
         second.all_reduce(memory[2000:], timeout=30)
         for work in works:
             assert work.wait(30).world_size == 3

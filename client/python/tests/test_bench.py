@@ -31,7 +31,7 @@ def test_it_measures_on_this_machine(tmp_path: pathlib.Path) -> None:
         assert row["world_size"] == 3
         assert row["algorithm"] == "ring"
         assert row["busbw"] == pytest.approx(row["algbw"] * 4 / 3)
-    # A heading of two lines, and a line a row, of one member only.
+    # Only one member prints: a heading of two lines, then one line for each row.
     assert len(done.stdout.splitlines()) == 2 + len(rows)
 
 
@@ -55,7 +55,7 @@ def test_members_of_a_run_measure_together(cluster: LocalCluster, tmp_path: path
     for member in members:
         _, errors = member.communicate(timeout=180)
         assert member.returncode == 0, errors
-    # All tell the slowest member's times.
+    # Every member reports the times of the slowest one.
     assert json.loads((tmp_path / "0").read_text())["rows"] == json.loads((tmp_path / "1").read_text())["rows"]
 
 

@@ -58,7 +58,7 @@ def test_memory_is_to_be_had_of_a_peerd_that_was_started_anew() -> None:
         comm = lh.join("old", peerd=peerd.path)
         peerd.die()
         anew = ScriptedPeerd(peerd.path)
-        # Of the one that was used last, and by name.
+        # Through the peerd used last, then through the peerd at this path.
         assert lh.empty(3).shape == lh.empty(3, peerd=peerd.path).shape == (3,)
         assert anew.heard == ["HELLO", "REGION"]
         assert (old == 1).all()
@@ -102,7 +102,7 @@ print('end')
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, function: str, call: Callable[[], Any]) -> None:
-    """Ctrl-C is raised as this function of the library returns."""
+    """Runs `call`. KeyboardInterrupt is raised when `function` of the C library returns."""
     lib = _native.library()
     real = getattr(lib, function)
 
@@ -135,7 +135,7 @@ def small(cluster: LocalCluster) -> str:
 def test_a_call_that_is_interrupted_leaves_no_memory_behind(
     cluster: LocalCluster, small: str, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Each takes 100 MiB of the arena, as the next one does."""
+    """Each round takes 100 MiB of the arena. So the third would fail if the rounds before had left theirs."""
     members = Members([small, cluster.socket(0)])
     comm, other = members.comms
     lib = _native.library()
@@ -157,7 +157,7 @@ def test_a_call_that_is_interrupted_leaves_no_memory_behind(
     for _ in range(8):
         interrupt(monkeypatch, call, calls[call])
         if "all_reduce" in call:
-            # The op waited for this member: it could not be over within the call.
+            # The op waits for `other`, so it was still in flight when the call was interrupted.
             other.all_reduce(np.ones(50 * MIB, np.uint8), async_op=True).wait(60)
         sweep_all(comm._client)
     members.close()
@@ -207,7 +207,7 @@ def test_a_state_that_goes_in_a_sync_is_given_back_after_it() -> None:
 
 
 def test_a_sweep_within_a_sweep_loses_nothing_and_does_nothing_twice() -> None:
-    """A finalizer runs in the middle, or another thread while a call of the library has let go of the GIL."""
+    """A finalizer may sweep in the middle of a sweep. So may another thread, while a C call has released the GIL."""
     client = _arena.Client.__new__(_arena.Client)
     client.leftovers = collections.deque()
     tried: list[int] = []
@@ -273,7 +273,7 @@ def test_a_take_ends_in_time_though_peerd_does_not_answer() -> None:
         comm, state = in_the_background(peerd)
         assert not comm.take_state(state, timeout=0.1)
         assert state.held
-        # It does not know whose the tensors are, and has to, before it goes on.
+        # Before the next step the client must know whether the tensors belong to peerd or to the trainer.
         with pytest.raises(lh.DeadlineExceeded, match="peerd does not answer"):
             comm.begin_step(0)
         takes[0].answer(sync_info(7))
@@ -289,7 +289,7 @@ def test_a_member_goes_on_when_a_take_is_answered_late(taken: bool) -> None:
         comm, state = in_the_background(peerd)
         assert not comm.take_state(state, timeout=0)
 
-        # Comes while the step waits for it, or before.
+        # The answer comes before the step, or while the step waits for it.
         def answer() -> None:
             wait_until(lambda: len(takes) == 1)
             if taken:

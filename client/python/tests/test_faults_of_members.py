@@ -47,7 +47,7 @@ sys.stdin.read()
         return read_until(self.process, text)
 
     def go_on(self) -> None:
-        """Ends a `sys.stdin.readline()` of it."""
+        """Ends a `sys.stdin.readline()` of the trainer."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -122,7 +122,7 @@ works = [comm.all_reduce(large, tag=1, async_op=True), comm.all_reduce(np.full(9
 
 
 def test_a_trainer_whose_peerd_is_killed_hears_of_it_at_once() -> None:
-    # Not by detect_ms, which is longer than the wait.
+    # detect_ms is longer than all waits here, so the news cannot come from a silence.
     with LocalCluster(peers=2, coordinator_flags=["--detect_ms=60000"]) as cluster:
         members = Members([cluster.socket(0), cluster.socket(1)])
         first, second = members.comms
@@ -174,7 +174,7 @@ def test_the_last_member_completes_alone_unless_min_world_forbids() -> None:
         assert alone.wait(60).world_size == 1
         with pytest.raises(lh.TooFewMembers, match="1 members take part, min_world asks for 2"):
             never.wait(60)
-        # Told to the operator: the log line and the histogram of the fault.
+        # The operator sees the fault in the histogram and in the log.
         wait_until(lambda: cluster.peers[0].metric("longhaul_peerd_fault_seconds_count") >= 2)
         assert re.search(
             r"fault over .* ops_frozen=2 .* redone=2 .* agree_ms=\d+ resume_ms=\d+", cluster.peers[0].log.read_text()
@@ -246,7 +246,7 @@ except lh.Evicted as reason:
         admit(comm, 2)
         other.until("in")
         other.send(signal.SIGSTOP)
-        # This member asked for no deadline: it may be as late as it likes.
+        # `comm` has no step_deadline, so it may come as late as it likes.
         while comm.world_size > 1:
             comm.begin_step(60)
         other.send(signal.SIGCONT)
@@ -263,7 +263,7 @@ def test_a_cohort_comes_and_goes_together(cluster: LocalCluster) -> None:
 
         first = [pool.submit(enter, 0, group) for group in (0, 1)]
         comms = [each.result(60) for each in first]
-        # Half of a host is not admitted, however often the others pass a boundary.
+        # An incomplete cohort is not admitted, however often the others pass a boundary.
         joining = [pool.submit(enter, 1, 0)]
         wait_until(lambda: comms[0].pending == 1)
         for _ in range(3):
@@ -279,7 +279,7 @@ def test_a_cohort_comes_and_goes_together(cluster: LocalCluster) -> None:
         others = [each.result(60) for each in joining]
         for comm in others:
             comm.begin_step(60)  # the boundary that admitted it: returns at once
-        # One of them leaves: the host does.
+        # If one member of the cohort leaves, the other one is removed.
         others[0].leave(60)
         wait_until(lambda: [comm.world_size for comm in comms] == [1, 1])
         with pytest.raises(lh.Evicted, match="host-1"):

@@ -86,7 +86,7 @@ def test_a_late_member_makes_the_boundary_late(pair: Members) -> None:
     first, _ = pair.comms
     with pytest.raises(lh.DeadlineExceeded, match="begin_step"):
         first.begin_step(timeout=0.2)
-    # It goes on: the same boundary, not the next.
+    # The first member still stands at this boundary. Its next call waits at the same one.
     assert pair.all(lambda comm: comm.begin_step(30).world_size) == [2, 2]
 
 
@@ -127,7 +127,7 @@ def test_joining_again_reaches_a_peerd_that_was_started_anew(cluster: LocalClust
         first = lh.join("anew", peerd=path)
         other.kill_peer(0)
         other.add_peer([f"--socket={path}"])
-        # The old communicator, which keeps the old connection alive, is not in the way.
+        # The old communicator keeps the old connection open. That does not hinder the new join.
         with lh.join("anew", peerd=path, timeout=30) as second:
             assert second.world_size >= 1
         with pytest.raises(lh.Unavailable):

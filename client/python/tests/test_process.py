@@ -165,7 +165,7 @@ def test_the_example_of_the_readme_runs(cluster: LocalCluster) -> None:
 
 
 def test_the_wheel_needs_no_index_and_works(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
-    # Builds from a copy: pip leaves nothing in the tree.
+    # Builds from a copy, because pip would leave files in the tree.
     subprocess.run(
         [
             sys.executable,

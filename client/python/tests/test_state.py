@@ -1,4 +1,4 @@
-"""Whose the tensors of a State are, and what is known of them, when something fails."""
+"""Who may use the tensors of a State after a failure, and which of them count as changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def the(name: str, peerd: ScriptedPeerd) -> Request:
 
 
 def never(_: Request) -> None:
-    """Answers."""
+    """Never answers."""
 
 
 def joined(peerd: ScriptedPeerd) -> lh.Comm:
@@ -63,18 +63,18 @@ def succeeds(request: Request) -> None:
 
 
 def hang_up(request: Request) -> None:
-    """As if peerd died."""
+    """Closes the connection, as if peerd died."""
     request.connection.shutdown(socket.SHUT_RDWR)
 
 
 def evict(peerd: ScriptedPeerd, comm: lh.Comm) -> None:
-    """Returns when the member has heard of it."""
+    """Removes the member. Returns when the client knows."""
     peerd.evict()
     wait_until(lambda: "evicted" in repr(comm))
 
 
 def fetches(content: float, status: int = 0, flags: int = CHANGED) -> Callable[[Request], None]:
-    """Fetches a tensor that is all `content`."""
+    """Answers as if the sync had filled the tensor with `content`."""
 
     def fetch(request: Request) -> None:
         request.fetch(np.full(1000, content, np.float32).tobytes())
@@ -137,7 +137,7 @@ def test_a_sync_whose_member_is_out_does_not_keep_the_state(peerd: ScriptedPeerd
         state.save("nowhere")
     the("SYNC", peerd).answer(b"out", EVICTED)
     evict(peerd, comm)
-    # Nobody asks it again.
+    # No call waits for that sync any more.
     peerd.on["sync"] = succeeds
     joined(peerd).sync_state(state)
 

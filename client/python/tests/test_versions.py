@@ -15,7 +15,7 @@ import longhaul as lh
 from longhaul.testing import LocalCluster
 
 PACKAGE = pathlib.Path(lh.__file__).parent
-# Arguments that a later Python added, and functions that take them: nothing shows before the call.
+# (function, argument): arguments that a later Python added. An older one fails only when the call is made.
 LATER = {("dataclass", "slots"), ("dataclass", "kw_only"), ("field", "kw_only"), ("zip", "strict")}
 
 
