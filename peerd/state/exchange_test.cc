@@ -1022,8 +1022,8 @@ TEST_P(ExchangeTest, ManifestsAreComparedWithoutServing) {
       cluster.world.Until([&] { return cluster.at(1).exchange->server()->transfers() == 0; }));
 }
 
-// A member that is refused for its manifest asks for the elected manifest. At that time the sync of
-// the member that has it may just end.
+// A member that is refused for its manifest asks for the elected manifest. At that moment the sync
+// of the source may end.
 TEST_P(ExchangeTest, AManifestThatWasAskedForIsSentThoughItsSyncEnds) {
   Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(100));
   cluster.Serve(1);
@@ -1129,8 +1129,8 @@ TEST_P(ExchangeSeeds, SlowSourceThatGoesOnIsNotGivenUp) {
   EXPECT_EQ(cluster.result().bytes_repeated, 0u);
 }
 
-// Pieces arrive side by side. None is whole before the time is over that a transfer waits for a
-// silent source.
+// Pieces arrive side by side. The first piece is complete only after the time for which a transfer
+// waits for a silent source.
 TEST_P(ExchangeSeeds, SlowLinkOfManyLanesIsNotGivenUp) {
   TransportOptions options;
   options.lanes = 8;

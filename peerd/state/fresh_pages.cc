@@ -16,7 +16,7 @@ namespace {
 
 const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
 
-// Writes to each page, atomically, what is there already.
+// Writes one byte of each page, atomically and without changing it.
 void TouchEach(std::span<uint8_t> memory) {
   const auto begin = reinterpret_cast<uintptr_t>(memory.data());
   for (size_t at = 0; at < memory.size(); at += kPage - (begin + at) % kPage) {
@@ -32,8 +32,8 @@ void TouchPages(std::span<uint8_t> memory) {
   const uintptr_t first = begin / kPage * kPage;
   const size_t bytes = begin + memory.size() - first;
   if (madvise(reinterpret_cast<void*>(first), bytes, MADV_POPULATE_WRITE) == 0) return;
-  // EINVAL: an older kernel does not know the call. Any other error says that there is no memory. A
-  // write now would be fatal then; later there may be memory.
+  // EINVAL: an older kernel does not know the call. Any other error means that no memory is left.
+  // Then a write now could be fatal, so do not touch the pages; later there may be memory.
   if (errno == EINVAL) TouchEach(memory);
 }
 

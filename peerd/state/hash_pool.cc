@@ -15,7 +15,8 @@ namespace {
 
 // Room for all chunks in all windows of all transfers, and for a state of each member.
 constexpr size_t kEndedMax = size_t{1} << 20;
-// Bytes that a thread takes at a time. So many small tensors cost one lock, not one each.
+// The least number of bytes that a thread takes at a time. So many small tensors together cost one
+// lock of the mutex.
 constexpr size_t kPieceBytes = kStateChunkBytes;
 
 }  // namespace
@@ -28,7 +29,7 @@ struct HashPool::Job {
   JobId id = 0;  // 0: a single chunk
   std::vector<std::span<const uint8_t>> chunks;
   std::vector<uint8_t*> targets;   // for a copy: where each chunk goes; otherwise empty
-  uint8_t* touch = nullptr;        // the memory, if its pages are to be made
+  uint8_t* touch = nullptr;        // for Touch(): the memory; otherwise nullptr
   std::vector<Hash128> digests;    // of the chunks; one thread writes each
   std::vector<size_t> per_tensor;  // number of chunks of each tensor
   // Used by the reactor thread only:

@@ -1,20 +1,20 @@
 // A pool of threads for shared state. It has three kinds of work:
-// - single chunks: Hash() hashes a chunk that has come over the network; Touch() makes the pages of
-//   memory that a chunk will be received into
+// - single chunks: Hash() hashes a chunk that has come over the network; Touch() creates the pages
+//   of memory that a chunk will be received into
 // - states: HashTensors() hashes all tensors of a state before a sync
 // - copies: CopyChunks() copies chunks and hashes the copies
 //
-// Order: single chunks come first. States and copies are begun in the order of their calls, and all
-// threads work on one before they begin the next. They may end in any order. The digests do not
-// depend on the number of threads.
+// Order: single chunks come first. States and copies are begun in the order of the calls. All
+// threads work on the first one until none of its chunks is left to begin. States and copies may
+// end in any order. The digests do not depend on the number of threads.
 //
-// Memory: `holder` keeps the memory of a state or a copy mapped. The reactor thread releases it.
-// For single chunks the caller keeps the memory (hasher.h). Reading cannot raise SIGBUS: what
-// trainers share are memfds that are sealed against shrinking (the IPC server refuses others).
+// Memory: `holder` keeps the memory of a state or a copy mapped. The reactor thread releases the
+// holder. For single chunks the caller keeps the memory mapped (hasher.h). Reading cannot raise
+// SIGBUS: trainers share memfds that are sealed against shrinking (the IPC server refuses others).
 //
-// Threads: the reactor thread makes all calls. The threads of the pool call `wake` when there is
-// something to deliver. They start with the first job. A pool of 0 threads works inside WorkHere(),
-// so that a simulation decides when.
+// Threads: the reactor thread makes all calls. The pool calls `wake`, usually on one of its
+// threads, when Deliver() has something to do. The threads start with the first job. A pool of 0
+// threads works inside WorkHere(), so that a simulation decides when work is done.
 #pragma once
 
 #include <cstddef>
@@ -43,9 +43,9 @@ class HashPool final : public Hasher {
   // For each tensor, the digests of its chunks.
   using Digests = std::vector<std::vector<Hash128>>;
 
-  // threads: 0 means that only WorkHere() works.
+  // threads: 0 means that all work is done inside WorkHere().
   HashPool(uint32_t threads, std::function<void()> wake);
-  // Callbacks that were not delivered never run. Waits until no thread reads a chunk any more.
+  // Waits until no thread reads a chunk any more. Callbacks that Deliver() has not run never run.
   ~HashPool() override;
   HashPool(const HashPool&) = delete;
   HashPool& operator=(const HashPool&) = delete;
@@ -53,31 +53,31 @@ class HashPool final : public Hasher {
   void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
   void Touch(std::span<uint8_t> memory, std::function<void()> done) override;
 
-  // One chunk to copy. `to` has room for as many bytes, and does not overlap `from`.
+  // One chunk to copy. `to` has room for all bytes of `from`. The two do not overlap.
   struct Copy {
     std::span<const uint8_t> from;
     uint8_t* to = nullptr;
   };
 
-  // Hashes all tensors. `done` runs once, inside Deliver(), unless the job is cancelled before;
-  // also if there are no tensors.
+  // Hashes all tensors; there may be none. `done` runs once, inside Deliver(), unless the job is
+  // cancelled before.
   JobId HashTensors(const std::vector<std::span<const uint8_t>>& tensors,
                     std::shared_ptr<const void> holder, std::function<void(Digests)> done);
-  // Copies the chunks, each of at most kStateChunkBytes, and gives the digest of each copy.
-  // `holder` keeps the memory of both sides. `done` runs as for HashTensors().
+  // Copies the chunks, each of at most kStateChunkBytes, and passes the digest of each copy to
+  // `done`. `holder` keeps both `from` and `to` mapped. `done` runs as for HashTensors().
   JobId CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
                    std::function<void(const std::vector<Hash128>&)> done);
   // Cancels a job; does nothing if `done` has run. Otherwise `done` never runs, and is destroyed.
   // Chunks that no thread has begun to read are dropped. If chunks are being hashed, the holder is
-  // kept until that ends. If chunks are being copied, this call waits for that, so that nothing is
-  // written afterwards.
+  // kept until that ends and Deliver() has run. If chunks are being copied, this call waits until
+  // that ends, so that nothing is written afterwards.
   void Cancel(JobId job);
 
   // Runs the callbacks of all work that has ended. They may start and cancel jobs.
   void Deliver();
-  // For a pool of 0 threads: works on the next chunk. False: there is none.
+  // For a pool of 0 threads: works on the next chunk. Returns false if there is none.
   bool WorkHere();
-  // True if Deliver() will have nothing to bring.
+  // True if every callback has run or was cancelled.
   bool idle() const { return open_.empty() && alone_ == 0; }
 
  private:
@@ -98,9 +98,9 @@ class HashPool final : public Hasher {
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !chunks_.empty() || !states_.empty();
   }
-  // The next chunks of the first job: `limit` bytes or more, unless the job has fewer.
+  // Takes the next chunks of the first job: `limit` bytes or more, unless the job has fewer left.
   Piece NextPiece(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Works on a piece. Releases the mutex meanwhile.
+  // Works on a piece, without holding the mutex meanwhile.
   void WorkOn(const Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t thread_count_;

@@ -1,10 +1,11 @@
-// Hashes chunks of a state, and makes the pages of memory for chunks, without blocking the reactor.
+// Hashes chunks of a state, and creates the pages of memory for chunks, without blocking the
+// reactor.
 //
 // Threads: the reactor thread. It calls Hash() and Touch(), and `done` runs on it: exactly once for
 // each call, in any order, and never inside Hash() or Touch().
 //
 // The caller must keep the memory mapped until `done`. If the bytes change while they are hashed,
-// the digest is of no use: no comparison will find it right.
+// the digest is wrong, and differs from the digest with which the caller compares it.
 #pragma once
 
 #include <cstddef>

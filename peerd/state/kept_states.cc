@@ -55,7 +55,7 @@ struct ChunkId {
   size_t chunk = 0;
 };
 
-// The chunks of `from` whose digests are known and differ in `to`.
+// Returns the chunks whose digests are known in `from` and differ in `to`.
 std::vector<ChunkId> Differences(const MemoryState& from, const MemoryState& to) {
   std::vector<ChunkId> ids;
   for (size_t t = 0; t < from.manifest.size(); ++t) {
@@ -102,14 +102,15 @@ void KeptStates::Remove(Local local) {
   DropUseless(entry);
 }
 
-// Drops a copy ahead whose owner is gone.
+// Drops a copy that is ahead, if its owner is gone.
 void KeptStates::DropUseless(Entries::iterator it) {
   const Kept& kept = it->second;
   if (kept.committed || kept.owner != 0 || kept.job != 0) return;
   Drop(it, "its member is gone and had committed nothing");
 }
 
-// The committed copy under the member's name, or nullptr if another member owns it.
+// Returns the committed copy under the member's name. nullptr: there is none, or another member
+// owns it.
 const KeptStates::Kept* KeptStates::Accessible(Local local) const {
   const auto member = members_.find(local);
   if (member == members_.end()) return nullptr;
@@ -234,7 +235,7 @@ bool KeptStates::Prepare(Local local, const std::shared_ptr<const MemoryState>& 
              it->second.state->manifest != state->manifest) {
     return true;
   }
-  // If a copy is wrong, Keep() copies the chunk again.
+  // A copied chunk may have a wrong digest. Then Keep() copies the chunk again.
   return Copy(member.name, state, [this, name = member.name, done = std::move(done)](bool) {
     DropUseless(entries_.find(name));
     done();
@@ -312,8 +313,8 @@ KeptStates::Kept* KeptStates::Create(Local local, Member* member, const MemorySt
   return &kept;
 }
 
-// Makes room for `bytes` by dropping copies that wait, those that wait longest first. False: there
-// is not enough room even so.
+// Makes room for `bytes` by dropping copies that wait. The copy that has waited longest goes first.
+// Returns false, and drops nothing, if there would not be enough room.
 bool KeptStates::MakeRoom(uint64_t bytes) {
   uint64_t lasting = 0;
   std::vector<Entries::iterator> waiting;

@@ -5,23 +5,24 @@
 // the chunks that changed are copied again. The copy belongs to the member that committed the state
 // (its owner). When the owner is gone, the copy waits for the next member of the same name.
 //
-//   none --Keep()--> updating --(all is copied)--> whole --Keep()--> updating
+//   none --Keep()--> updating --(all chunks are copied)--> whole --Keep()--> updating
 //   whole --(its owner is gone)--> waiting --(Inherit() by a member of the name)--> whole
-//   waiting --(the time is up, or room is needed for another member)--> none
+//   waiting --(keep_us is over, or room is needed for another member)--> none
 //   any --(other tensors are committed, or the copy is not the committed state)--> none
 //   whole --Discard()--> none
 //   none --Prepare()--> ahead --Keep()--> updating
 //   ahead --(its owner is gone)--> none
 //
-// "Ahead" is a copy of what a member fetches before its first commit. No other member can get it.
+// "Ahead" is a copy of the chunks that a member has fetched before its first commit. No other
+// member can get it.
 //
-// Every copied chunk is hashed. So a whole copy has the digests that the members agreed on,
-// whatever the trainer writes meanwhile. Nobody may read a kept state while Keep() changes it; see
-// Find().
+// Every copied chunk is hashed. If a digest is wrong after Keep(), the copy is dropped. So a whole
+// copy has the digests that the members agreed on, even if the trainer writes to its tensors early.
+// Nobody may read a kept state while Keep() changes it; see Find().
 //
-// Memory: all copies together have at most bytes_max. The pages are those of a memfd, so they are
-// made when they are written. When nobody holds a copy any more, another thread gives its pages
-// back.
+// Memory: all copies together have at most bytes_max. The memory of a copy is a memfd, so a page
+// exists only after a write to it. When nobody holds a copy any more, another thread frees its
+// pages.
 //
 // Threads: the reactor thread; the pool copies. Callbacks run inside HashPool::Deliver().
 #pragma once
@@ -55,8 +56,8 @@ class KeptStates {
   struct Options {
     uint64_t bytes_max = 0;  // of all copies together; 0: nothing is kept
     int64_t keep_us = 0;     // how long a copy waits for the next member of its name
-    // Allocates memory for a copy, filled with zeros; nullptr: there is none, and errno says why.
-    // Without this function, a memfd is used, and another thread gives its pages back.
+    // Allocates memory for a copy, filled with zeros. Returns nullptr and sets errno if it fails.
+    // If this function is not set, each copy gets a memfd.
     std::function<std::shared_ptr<void>(uint64_t bytes)> memory = nullptr;
   };
 
@@ -69,24 +70,26 @@ class KeptStates {
 
   bool enabled() const { return options_.bytes_max > 0; }
 
-  // A member has come, and has gone. If several members have one name, the first that commits is
-  // kept.
+  // Add() is called when a member has come, and Remove() when it is gone. If several members have
+  // the same name, only the state of the one that commits first is kept.
   void Add(Local local, const GroupKey& group, const std::string& name);
   void Remove(Local local);
 
-  // The copy under the member's name. nullptr if there is none, another member owns it, it is being
-  // updated, or its manifest differs. The copy does not change until Keep() for this member.
+  // Returns the copy under the member's name. nullptr: there is none, another member owns it, it is
+  // being updated, or its manifest differs. The copy does not change until Keep() for this member.
   std::shared_ptr<const KeptState> Find(Local local, const Manifest& manifest) const;
-  // The copy of what this member has committed itself. nullptr: it is not kept, or is being copied.
+  // Returns the copy of the state that this member itself has committed. nullptr: that state is not
+  // kept, or is being copied.
   std::shared_ptr<const KeptState> Committed(Local local) const;
-  // The revision of what Find() gives, or will give when the copy is updated. False: there is none.
+  // Sets the revision of the copy that Find() returns, or will return once the copy is updated.
+  // Returns false if there is no such copy.
   bool Revision(Local local, const Manifest& manifest, uint64_t* revision) const;
-  // Find() for a member that takes the copy over: it owns the copy from now on. If the manifest
-  // differs, logs the difference and gives nullptr.
+  // Does the same as Find(). If the copy has no owner, the member owns it from now on. If the
+  // manifest differs, logs the difference.
   std::shared_ptr<const KeptState> Inherit(Local local, const Manifest& manifest);
-  // Drops what Inherit() gave, because reading it back has shown that it is damaged.
+  // Drops the copy that Inherit() returned, because reading it back has shown that it is damaged.
   void Discard(Local local);
-  // True if the member has taken a copy over and has committed nothing itself.
+  // True if the member owns its copy by Inherit() and has committed nothing itself.
   bool Inherited(Local local) const;
   // True if the copy under the member's name is being updated.
   bool Busy(Local local) const;
@@ -94,21 +97,21 @@ class KeptStates {
   void WhenIdle(Local local, std::function<void()> ready);
 
   // Keeps `state`, which the member has committed: its digests are those that the members agreed
-  // on. True: there is nothing to wait for. Either nothing has to be copied, or the state is not
-  // kept, and the log says why. False: chunks are being copied, and `done` runs at the end. If the
-  // trainer writes to its tensors before that, the copy is dropped.
+  // on. Returns true if there is nothing to wait for: nothing has to be copied, or the state is not
+  // kept (the log says why). Returns false if chunks are being copied; `done` runs at the end. If
+  // the trainer writes to a chunk before it is copied, the whole copy is dropped.
   bool Keep(Local local, const std::shared_ptr<const MemoryState>& state, uint64_t revision,
             const Hash128& root, std::function<void()> done);
 
-  // For a member that has fetched some of `state` and committed nothing yet: copies the chunks
-  // whose digests are known. So its first Keep() finds pages that are made, and little to copy.
-  // True: nothing has to be copied, or there is no room. False: `done` runs at the end, and until
-  // then nobody may write to these chunks.
+  // For a member that has fetched some chunks of `state` and committed nothing yet: copies the
+  // chunks whose digests are known. So its first Keep() has little to copy, to pages that exist.
+  // Returns true if nothing is copied (all is copied already, there is no room, or another copy has
+  // the name). Returns false if `done` runs at the end; nobody may write to these chunks before.
   bool Prepare(Local local, const std::shared_ptr<const MemoryState>& state,
                std::function<void()> done);
 
-  // Copies the chunks whose digests differ from a kept state to the inbox of `state`, which has the
-  // same manifest. `done` runs once, and says whether `state` is equal to the kept state then.
+  // Makes `state`, which has the same manifest, equal to a kept state: copies the chunks whose
+  // digests differ to its inbox. `done` runs once. Its argument is true if the two are equal then.
   HashPool::JobId CopyTo(const std::shared_ptr<const KeptState>& kept,
                          const std::shared_ptr<MemoryState>& state, std::function<void(bool)> done);
 
@@ -127,8 +130,8 @@ class KeptStates {
   struct Kept {
     std::shared_ptr<KeptState> state;
     uint64_t bytes = 0;
-    bool committed = false;      // false: ahead
-    Local owner = 0;             // 0: gone
+    bool committed = false;      // false: the copy is ahead
+    Local owner = 0;             // 0: the owner is gone
     bool inherited = false;      // the owner took it over and has committed nothing yet
     Tick since;                  // when the owner went
     HashPool::JobId job = 0;     // updates the copy; 0: none
@@ -139,11 +142,12 @@ class KeptStates {
   using Entries = std::map<Name, Kept>;
   struct Member {
     Name name;
-    bool told = false;  // the log has said that its state is not kept
+    bool told = false;  // it was logged that the member's state is not kept
   };
 
   const Kept* Accessible(Local local) const;
-  // Copies the chunks of `state` whose digests are known and differ. True: there are none.
+  // Copies the chunks of `state` whose digests are known and differ. Returns true if there are
+  // none.
   bool Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
             std::function<void(bool right)> done);
   bool MakeRoom(uint64_t bytes);

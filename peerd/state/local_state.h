@@ -27,25 +27,26 @@ namespace longhaul::peerd {
 // The memory is shared with the trainer. A trainer that keeps to the rules does not write to the
 // tensors during a sync.
 //
-// Threads: the reactor thread, which also releases it. Other threads may read bytes that `memory`
-// keeps mapped.
+// Threads: the reactor thread, which also destroys the object. Other threads may read bytes that
+// `memory` keeps mapped.
 struct LocalState : MemoryState {
   // One byte for each chunk of each tensor, in order. When a sync has ended well, 1 means that the
   // trainer must copy the chunk from the inbox. `memory` keeps these bytes mapped, too.
   std::span<uint8_t> changed;
-  // The manifest alone: no tensors, no digests, and no `memory` that it would keep mapped. After
-  // the sync, it stands for this state, so that other peers can still compare manifests.
+  // A copy with the manifest only: no tensors, no digests, no `memory`. After a sync the server of
+  // states has this copy in place of the state. So other peers can still compare manifests, and the
+  // trainer's memory need not stay mapped.
   std::shared_ptr<const MemoryState> declared;
 
   std::span<const uint8_t> Tensor(size_t index) const {
     return {places[index], manifest[index].bytes};
   }
-  // The trainer may have written to the tensor: forgets its digests until it is hashed again.
+  // Call it if the trainer may have written to the tensor: forgets the digests of the tensor.
   void Bring(size_t tensor);
-  // After a sync that ended well: marks the chunks that came from others in `changed`. Returns
-  // whether there are any. From now to the next sync the inbox belongs to the trainer.
+  // Call it after a sync that ended well: marks the fetched chunks in `changed`. Returns whether
+  // there are any. From now to the next sync the inbox belongs to the trainer.
   bool Settle();
-  // After a sync that failed: forgets the digests of all tensors, but not those of the inbox.
+  // Call it after a sync that failed: forgets the digests of all tensors, but not of the inbox.
   void Forget();
 };
 
@@ -63,11 +64,11 @@ struct StateSync {
 struct StateSyncInfo {
   uint64_t revision = 0;
   Hash128 state;
-  uint64_t bytes = 0;    // fetched
+  uint64_t bytes = 0;    // bytes that were fetched
   uint32_t sources = 0;  // members that sent any of these bytes
   int64_t total_us = 0;
   bool changed = false;  // LocalState::changed has marks
-  // The sync offered a state that peerd had kept (kept_states.h) in place of the trainer's tensors.
+  // The member offered a state that peerd had kept (kept_states.h), not the trainer's tensors.
   bool resumed = false;
   // The member is in the background: its trainer must not write to the tensors until it takes the
   // fetched state.

@@ -1,9 +1,9 @@
 // A state in memory: its manifest, where each tensor is, and the digests of its chunks.
 //
-// Whoever makes a MemoryState hashes the tensors. A transfer writes chunks to the inbox and updates
-// the digests. After a transfer some chunks of the state are in the tensors (`places`) and the
-// others in the inbox; Chunk() says which. `memory` keeps everything mapped as long as the object
-// exists, also when its owner is gone.
+// The code that makes a MemoryState has the tensors hashed and sets the digests. A transfer writes
+// chunks to the inbox and updates the digests. After a transfer some chunks of the state are in the
+// tensors (`places`) and the other chunks are in the inbox; Chunk() knows where each chunk is.
+// `memory` keeps everything mapped as long as the object exists, even after the trainer's end.
 //
 // Threads: the reactor thread.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace longhaul::peerd {
 
-// By tensor, then by chunk. 0: not known, because somebody has begun to write to the chunk.
+// By tensor, then by chunk. 0: the digest is not known, for instance because a write has begun.
 using ChunkDigests = std::vector<std::vector<Hash128>>;
 
 // Where a chunk begins in its tensor.
@@ -30,28 +30,28 @@ struct MemoryState {
   std::vector<uint8_t*> places;  // for each tensor, where its bytes begin
   ChunkDigests digests;          // of the state, one for each chunk of each tensor
   std::shared_ptr<const void> memory;
-  // For each tensor, where fetched chunks go. Empty: nothing can be fetched. Equal to the place of
-  // the tensor if that is only a copy, which may be overwritten.
+  // For each tensor, where fetched chunks go. Empty: nothing can be fetched. The inbox of a tensor
+  // is the place of the tensor itself if the place holds only a copy of the trainer's tensor.
   std::vector<uint8_t*> inbox;
   ChunkDigests fetched;  // of the chunks in the inbox
 
   // Sets the inbox. It holds no chunks yet.
   void FetchInto(std::vector<uint8_t*> where);
-  // Where the chunk with the digest in `digests` is: in the inbox or in its tensor.
+  // Returns the address of the chunk whose digest is in `digests`: in the inbox or in its tensor.
   const uint8_t* Chunk(size_t tensor, uint64_t chunk) const;
-  // Whether that chunk is in the inbox.
+  // Returns whether that chunk is in the inbox.
   bool InInbox(size_t tensor, uint64_t chunk) const;
-  // Whether the inbox of the tensor is memory of its own. Such memory may have no pages yet.
+  // Returns whether the inbox is other memory than the tensor. Such memory may have no pages yet.
   bool FreshInbox(size_t tensor) const { return inbox[tensor] != places[tensor]; }
-  // Returns where to write the chunk. Its digest is unknown until Fetched().
+  // Returns where to write a chunk that is being fetched. Its digest is unknown until Fetched().
   uint8_t* BeginFetch(size_t tensor, uint64_t chunk);
   void Fetched(size_t tensor, uint64_t chunk, const Hash128& digest);
-  // Whether the state has a chunk with this digest. A chunk that an earlier transfer left in the
-  // inbox counts, and becomes part of the state.
+  // Returns whether this chunk of the state has this digest. If only a chunk that an earlier
+  // transfer left in the inbox has it, that chunk becomes part of the state.
   bool Has(size_t tensor, uint64_t chunk, const Hash128& digest);
 };
 
-// The length of a chunk of a tensor.
+// Returns the length of a chunk in bytes. Only the last chunk of a tensor may be short.
 uint32_t ChunkBytes(uint64_t tensor_bytes, uint64_t chunk);
 // The number of chunks of all tensors together.
 uint64_t CountChunks(const Manifest& manifest);

@@ -156,8 +156,8 @@ absl::StatusOr<uint8_t*> StateExchange::OnDataHeader(const LinkKey& link,
   const auto it = comparisons_.find(header.op.value());
   if (it == comparisons_.end() || it->second.over || LinkOf(it->second) != link) return nullptr;
   Comparison& comparison = it->second;
-  // EndComparison() detaches exactly this ask. Data that is received for another one would be
-  // written to the buffer after its end.
+  // EndComparison() detaches receives of this ask only. Data of another ask could still be written
+  // to the buffer after the buffer's end.
   if (header.group != comparison.group.group || header.attempt != Epoch(kManifestAsk)) {
     return absl::InvalidArgumentError("CHUNK_DATA of a manifest that was not asked for");
   }

@@ -1,6 +1,6 @@
-// Everything that one peer does to give and to get shared state: its StateServer, its
-// StateTransfers, and comparisons of manifests. This class is the one object that the transport and
-// the engine use.
+// The exchange of shared state with other peers: one StateServer, which gives state, the
+// StateTransfers, which fetch state, and comparisons of manifests. The transport and the engine
+// reach all of them through this class.
 //
 // The caller passes on what the transport reports (the frames and cookies for which IsOurs() is
 // true), calls Work() after each Ring::RunOnce(), and takes the results with PopEnded() and
@@ -38,7 +38,7 @@ class StateExchange final : public SegmentListener {
   // The number of a local member.
   using Local = uint64_t;
 
-  // What to fetch for a member; the fields are those of TransferSpec.
+  // What to fetch for a member. For the fields see TransferSpec.
   struct Start {
     Local local = 0;
     GroupKey group;
@@ -60,9 +60,11 @@ class StateExchange final : public SegmentListener {
     uint64_t bytes_sent = 0;
     uint64_t bytes_received = 0;
     uint64_t bytes_repeated = 0;
-    uint64_t chunks_corrupt = 0;  // wrong bytes received: each drops a source, so one per source
-    uint32_t transfers = 0;       // transfers in progress
-    uint32_t serving = 0;         // transfers of other peers that are served
+    // Sources that sent a wrong chunk or wrong digests. Such a source is dropped at once, so it
+    // counts once in each transfer.
+    uint64_t chunks_corrupt = 0;
+    uint32_t transfers = 0;  // transfers in progress
+    uint32_t serving = 0;    // transfers of other peers that are served
   };
 
   // `transport` and `hasher` must outlive this object.
@@ -79,11 +81,11 @@ class StateExchange final : public SegmentListener {
   // Change and stop the transfer of the member. They do nothing if there is none.
   void ChangeSources(Local local, const std::vector<StateSource>& sources, Tick now);
   void StopTransfer(Local local);
-  // Gets the manifest of another member and compares it. Ends with one Compared, after 2 *
-  // detect_ms at the latest.
+  // Fetches the manifest of another member and compares it with `ours`. Ends with one Compared,
+  // after 2 * detect_ms at the latest.
   void CompareManifest(Local local, const GroupKey& group, std::shared_ptr<const Manifest> ours,
                        const StateSource& other, Tick now);
-  // The progress of the transfer of the member; zeros if there is none.
+  // Returns the progress of the member's transfer; zeros if there is none.
   StateTransfer::Progress ProgressOf(Local local) const;
 
   // ---- reports of the transport
@@ -120,7 +122,7 @@ class StateExchange final : public SegmentListener {
     StateSource other;
     std::shared_ptr<const Manifest> ours;
     Tick deadline;
-    bool over = false;  // has its result, but the transport may still write to `buffer`
+    bool over = false;  // the result is known, but the transport may still write to `buffer`
     std::vector<uint8_t> buffer;
     uint64_t placed = 0;     // bytes for which a place was given
     uint64_t got = 0;        // bytes that have come

@@ -1,7 +1,7 @@
 #include "peerd/state/state_hash.h"
 
-// Compiled in: no other instruction set is chosen at run time than at build time, and the value is
-// the same with any.
+// XXH3 is compiled into this file, so its instruction set is chosen at build time. The value is the
+// same with every instruction set.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -13,7 +13,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// Feeds values in a fixed byte order, strings with their length.
+// Feeds values to XXH3 in a fixed byte order, and strings with their length.
 class Stream {
  public:
   Stream() { XXH3_128bits_reset(&state_); }

@@ -27,7 +27,7 @@
 
 namespace longhaul::peerd {
 
-// A part of the protocol: all members must cut tensors in the same way.
+// This is part of the protocol: all members must cut tensors in the same way.
 inline constexpr uint64_t kStateChunkBytes = LH_STATE_CHUNK_BYTES;
 
 // The dtype that only tensors of a state have.
@@ -39,7 +39,7 @@ struct StateTensor {
   uint8_t dtype = 0;  // lh_wire_dtype or kStateBool
   std::vector<uint64_t> shape;
   uint64_t bytes = 0;
-  bool allow_unequal = false;  // members may differ; a newcomer that fetches gets it once
+  bool allow_unequal = false;  // members may differ; a newcomer that fetches the state gets it once
   friend bool operator==(const StateTensor&, const StateTensor&) = default;
 };
 // The declaration of all tensors, in the same order at all members.
@@ -57,8 +57,8 @@ Hash128 HashManifest(const Manifest& manifest);
 // `tensors`: the digest of each tensor of the manifest. Tensors that may be unequal are skipped.
 Hash128 HashState(const Manifest& manifest, std::span<const Hash128> tensors);
 
-// Describes the first difference between two manifests, and what each side has; "" if there is
-// none. The text says "theirs" for the second one.
+// Returns a text about the first difference between two manifests; "" if there is none. The text
+// says "here" for `ours` and "there" for `theirs`.
 std::string FirstDifference(const Manifest& ours, const Manifest& theirs);
 
 }  // namespace longhaul::peerd

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kForgetAfter = 4;
 // Open answers of one transfer that are not chunks. A correct receiver has one.
 constexpr size_t kWholeMax = 4;
-// How many of the transfers that are served at a time may be of one link.
+// How many transfers of one link are served at a time.
 constexpr int64_t kTransfersOfLinkMax = LH_STATE_TRANSFERS_MAX * 3 / 4;
 
 }  // namespace
@@ -147,7 +147,8 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   }
   auto it = transfers_.find(key);
   if (it == transfers_.end()) {
-    // A transfer that asks for something that is not here gets no place.
+    // If the first ask of a transfer is for something that is not here, the transfer takes no
+    // place.
     if (copy == Served::Copy::kNone) {
       Refuse(key, ask, ChunkRefusal::kNotHere);
       return absl::OkStatus();
@@ -230,14 +231,14 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   return absl::OkStatus();
 }
 
-// Keeps some room for others, so that one peer cannot take all of it.
+// Leaves some places for other links, so that one peer cannot take all places.
 bool StateServer::HasRoomFor(const LinkKey& link) const {
   const auto of_link = std::count_if(transfers_.begin(), transfers_.end(),
                                      [&](const auto& entry) { return entry.first.link == link; });
   return transfers_.size() < LH_STATE_TRANSFERS_MAX && of_link < kTransfersOfLinkMax;
 }
 
-// Bounds the memory that a receiver can make this peer use by asking too much.
+// Limits the memory that this peer uses for a receiver that asks too much.
 bool StateServer::MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied) {
   if (kind == ChunkKind::kChunk && !copied) return true;
   size_t whole = 0;
@@ -348,8 +349,8 @@ void StateServer::OnCancel(const LinkKey& link, const FrameHeader& header) {
   End(answer);
 }
 
-// Drops the pieces that wait, and repeats none. The kernel may still read pieces that are on their
-// way.
+// Drops the pieces that wait, and sends none again. The kernel may still read pieces that are on
+// their way.
 void StateServer::End(const std::shared_ptr<Answer>& answer) {
   answer->over = true;
   if (const auto it = transfers_.find(answer->transfer); it != transfers_.end()) {

@@ -1,28 +1,27 @@
 // The serving side of transfers of shared state: answers the asks of other peers.
 //
-// An ask names a local member and the root of the state that it wants. From Register() to
-// Unregister() a member is known, and its manifest can be compared. From Serve() to EndServe() its
-// chunks are given out. An ask for anything else is refused. The server serves at most
-// LH_STATE_TRANSFERS_MAX transfers at a time, and only three quarters of them for one peer. It
-// refuses asks of further transfers as busy.
+// An ask names a local member and the root of the state that the asking peer wants. From Register()
+// to Unregister() a member is known, and its manifest is given out. From Serve() to EndServe() its
+// chunks are given out. Any other ask is refused. The server serves at most LH_STATE_TRANSFERS_MAX
+// transfers at a time, and at most three quarters of them for one link. It refuses asks of further
+// transfers as busy.
 //
-// An answer is sent in pieces of kPieceBytes, straight from the tensors. That is safe while nobody
-// writes to them, which is so while the trainer waits in its call; and the receiver checks what it
-// gets. A state that may change (`may_change`) is handled with more care: the server copies a
-// chunk, hashes the copy, and sends it only if the digest is right. Otherwise it refuses the ask as
-// changed.
+// An answer is sent in pieces of kPieceBytes, straight from the tensors. While the trainer waits in
+// its call, nobody writes to the tensors, so this is safe. (The receiver checks all chunks anyway.)
+// If the trainer may write meanwhile (`may_change`), the server copies a chunk, hashes the copy,
+// and sends the copy only if its digest is right. Otherwise it refuses the ask as changed.
 //
-// A member may also have kept bits (KeptStates), which do not change while its trainer trains:
-// ServeKept(). The server sends copies of these, too, so EndServeKept() need not wait for anything.
+// A member may also have a kept state (KeptStates), which does not change while its trainer trains:
+// ServeKept(). The server sends copies of its chunks, too, so EndServeKept() need not wait.
 //
-// SetRate() limits what all answers together send. Then pieces wait here, and the transfers take
-// turns.
+// SetRate() limits the bytes a second of all answers together. Pieces beyond the limit wait in the
+// server, and the transfers take turns.
 //
-// The server forgets a transfer when the receiver says so, when the link is down, and when nothing
+// The server forgets a transfer when the receiver ends it, when the link is down, and when nothing
 // was asked for 4 * detect_ms and nothing is being sent.
 //
-// Threads: the reactor thread. The methods with names of the transport's listener take its calls.
-// Nothing here reads a clock: the caller passes `now`.
+// Threads: the reactor thread. OnSegmentSent() and OnSegmentRepeat() take the calls that the
+// transport makes to its SegmentListener. Nothing here reads a clock: the caller passes `now`.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +47,7 @@
 
 namespace longhaul::peerd {
 
-// Cookies and owners of shared state have this bit. Those of ops do not.
+// Cookies and owners of segments of shared state have this bit. Those of ops do not have it.
 inline constexpr uint64_t kStateCookie = uint64_t{1} << 63;
 
 // The most bytes of an answer in one frame. An op may have to wait for such a frame on a lane.
@@ -58,7 +57,7 @@ class StateServer {
  public:
   struct Stats {
     uint64_t bytes_sent = 0;    // handed to the transport
-    uint64_t asks_refused = 0;  // for whatever reason
+    uint64_t asks_refused = 0;  // for any reason
   };
 
   // `transport` and `hasher` must outlive this object.
@@ -70,29 +69,29 @@ class StateServer {
   // Limits the bytes that are sent per second; 0: no limit. Call it before the first ask.
   void SetRate(uint64_t bytes_per_second) { bucket_ = TokenBucket(bytes_per_second); }
 
-  // Registers the state of a member. Another state that was registered before is replaced, and no
-  // longer served. Does nothing for the same state.
+  // Registers the state of a member. Replaces another state that was registered before, and ends
+  // Serve() for it. Does nothing if the state is the same.
   void Register(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state);
-  // Ends Serve() as well.
+  // Ends Serve() and ServeKept() as well.
   void Unregister(const GroupKey& group, MemberId member);
 
-  // Gives out the tensors of a registered member: they have this root. `may_change`: the trainer
-  // may write to them meanwhile.
+  // From now on gives out the tensors of a registered member, which have this root. `may_change`:
+  // the trainer may write to the tensors meanwhile.
   void Serve(const GroupKey& group, MemberId member, const Hash128& root, bool may_change = false);
   // Refuses all open asks for digests and chunks. The kernel may still read pieces that are on
   // their way: see Reading().
   void EndServe(const GroupKey& group, MemberId member);
-  // Gives out a kept state of a registered member. It has this root, and must not change until
-  // EndServeKept() or Unregister(). If Serve() gives out the same root, the tensors are used,
-  // unless they may change.
+  // From now on gives out a kept state of a registered member. The state has this root, and must
+  // not change until EndServeKept() or Unregister(). If Serve() gives out the same root, the
+  // tensors are sent, unless they may change.
   void ServeKept(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state,
                  const Hash128& root);
   // Nothing reads the kept state after this call.
   void EndServeKept(const GroupKey& group, MemberId member);
-  // Whether the kernel may still read this state for an answer that is on its way.
+  // Returns whether the kernel may still read this state for an answer that is on its way.
   bool Reading(const MemoryState* state) const;
 
-  // For a transfer on this host: the state that has this root, or nullptr.
+  // For a transfer on this host: returns the member's state that has this root, or nullptr.
   const MemoryState* Find(const GroupKey& group, MemberId member, const Hash128& root) const;
   const Manifest* FindManifest(const GroupKey& group, MemberId member) const;
 
@@ -119,13 +118,14 @@ class StateServer {
     bool may_change = false;
     std::shared_ptr<const MemoryState> kept;  // nullptr: nothing is kept
     Hash128 kept_root;
-    // Made when somebody asks:
+    // Encoded when a peer first asks for them:
     std::shared_ptr<const std::vector<uint8_t>> encoded_manifest;
     std::shared_ptr<const std::vector<uint8_t>> digests;  // encoded
     std::shared_ptr<const std::vector<uint8_t>> kept_digests;
 
     enum class Copy : uint8_t { kNone, kLive, kKept };
-    // Which of the two has this root. Prefers the kept one to tensors that may change.
+    // Returns which of `state` (live) and `kept` has this root. If both have it, prefers the live
+    // one, unless it may change.
     Copy With(const Hash128& root) const {
       const bool live = on && this->root == root;
       const bool has_kept = kept != nullptr && kept_root == root;
@@ -144,17 +144,16 @@ class StateServer {
     uint64_t ask = 0;
     MemberKey member;
     uint64_t owner = 0;
-    bool over = false;      // refused, or the receiver needs it no more
-    bool whole = false;     // all digests, or the manifest; not a chunk
-    bool manifest = false;  // the manifest, which EndServe() does not refuse
-    // What is sent: memory of `state`, or `bytes` if `state` is nullptr.
+    bool over = false;      // refused, or no longer needed by the receiver
+    bool whole = false;     // the answer is all digests, or the manifest; not a chunk
+    bool manifest = false;  // the answer is the manifest, which EndServe() does not refuse
+    // Keeps the memory that is sent: memory of `state`, or `bytes` if `state` is nullptr.
     std::shared_ptr<const MemoryState> state;
     std::shared_ptr<const std::vector<uint8_t>> bytes;
-    // The same as an address. `sent`: how much of it the transport has.
-    const uint8_t* data = nullptr;
-    uint64_t size = 0;
-    uint64_t sent = 0;
-    std::set<uint64_t> out;  // cookies of pieces that are on their way
+    const uint8_t* data = nullptr;  // the first byte to send
+    uint64_t size = 0;              // bytes to send
+    uint64_t sent = 0;              // bytes that the transport has got
+    std::set<uint64_t> out;         // cookies of pieces that are on their way
   };
   struct Transfer {
     Tick active;       // when something was last asked, or last seen being sent
@@ -167,9 +166,10 @@ class StateServer {
                          std::span<const uint8_t> payload, Tick now);
   void OnCancel(const LinkKey& link, const FrameHeader& header);
   void Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code);
-  // Whether another transfer of this link may be served.
+  // Returns whether one more transfer of this link may be served.
   bool HasRoomFor(const LinkKey& link) const;
-  // Whether the transfer may get one more answer of this kind. `copied`: chunks are copied first.
+  // Returns whether the transfer may get one more answer of this kind. `copied`: chunks are copied
+  // first.
   static bool MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied);
   void AnswerChunk(const std::shared_ptr<Answer>& answer,
                    const std::shared_ptr<const MemoryState>& state, const ChunkRequestBody& body,
@@ -194,12 +194,13 @@ class StateServer {
   TokenBucket bucket_;
   size_t queued_ = 0;        // answers in all queues
   TransferKey served_last_;  // the transfer that had the last turn
-  std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;   // by owner: may be sent again
-  std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;  // by cookie in the transport
+  // By owner: answers whose segments may be sent again. By cookie: segments in the transport.
+  std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;
+  std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;
   uint64_t next_owner_ = kStateCookie + 1;
   uint64_t next_cookie_ = kStateCookie + 1;
   Stats stats_;
-  // Holds this, or nullptr once this object is gone. For digests that come later.
+  // Holds `this`, and nullptr after the end of this object. Callbacks of the hasher look at it.
   std::shared_ptr<StateServer*> self_;
 };
 

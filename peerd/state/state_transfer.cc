@@ -16,10 +16,11 @@ namespace {
 
 // The transfer fails after this many detect_ms without anything of use from any source.
 constexpr int64_t kStallAfter = 4;
-// How long to wait before a source that is not ready is asked again: at first, and at most.
+// How long to wait before a source that was busy or not ready is asked for digests again. The pause
+// doubles from the first value to the second one.
 constexpr int64_t kRetryMinUs = Millis(10);
 constexpr int64_t kRetryMaxUs = Millis(100);
-// Bytes to copy from memory of this host in one turn. This takes less than a millisecond.
+// How many bytes are copied from memory of this host in one turn: less than a millisecond's work.
 constexpr uint64_t kCopyBytes = uint64_t{2} << 20;
 
 }  // namespace
@@ -182,8 +183,8 @@ void StateTransfer::AskForDigests(MemberId member, Tick now) {
   NewAsk(std::move(ask));
 }
 
-// The digests of tensors that are compared must add up to the root. The digests of the other
-// tensors cannot be checked.
+// The digests of tensors that are compared must add up to the root. The digests of tensors that may
+// be unequal cannot be checked.
 void StateTransfer::AcceptDigests(MemberId member, ChunkDigests digests, Tick now) {
   if (RootOf(spec_.state->manifest, digests) != spec_.root) {
     return Wrong(member, "its digests do not add up to the root");
@@ -235,7 +236,7 @@ void StateTransfer::UpdatePlanSources() {
   for (const auto& [member, source] : sources_) {
     if (plan_only_ && member != plan_only_) continue;
     if (source.out) {
-      plan_->AddSource(member);  // so that an error text names it
+      plan_->AddSource(member);  // so that an error text names the source
       plan_->RemoveSource(member, source.reason);
     } else if (!Reachable(member, source)) {
       plan_->AddSource(member);
@@ -313,7 +314,7 @@ void StateTransfer::CopyLocal() {
   }
 }
 
-// Looks whether the plan has ended and nothing writes for it any more, and goes on accordingly.
+// If the plan has ended and nothing writes for it any more: fails, ends, or starts the next plan.
 void StateTransfer::EndPlan() {
   const bool failed = !plan_->failure().empty();
   if ((!failed && !plan_->done()) || !by_plan_.empty() || !touching_.empty()) return;
@@ -325,7 +326,7 @@ void StateTransfer::EndPlan() {
   if (failed && !unequal_) return Fail(failure);
   if (left_out > 0) return Fail(absl::StrCat(left_out, " chunks have changed at all sources"));
   if (failed) {
-    // All tensors that may be unequal must come from one source. Begin again with another one.
+    // All tensors that may be unequal must come from one source. Begin again with another source.
     Source& source = sources_.at(plan_only_);
     source.tried_unequal = true;
     source.reason = failure;
@@ -374,7 +375,8 @@ void StateTransfer::SendRequest(uint64_t id, const Ask& ask) {
   body.tensor = ask.chunk.tensor;
   body.chunk = ask.chunk.chunk;
   FrameHeader header = ChunkFrame(FrameType::kChunkRequest, spec_.group.group, spec_.id, id);
-  // The oldest open ask at any member of this peer: the peer does not tell its members apart.
+  // Tells the peer that all asks below this number are over. So take the oldest open ask at any
+  // member of the peer.
   header.stamp = id;
   for (const auto& [member, source] : sources_) {
     if (source.peer == ask.peer && !source.asks.empty()) {
@@ -487,7 +489,7 @@ absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
 }
 
 void StateTransfer::OnDataAbandoned(const FrameHeader& header) {
-  // It is not known how much of the payload had come: at most all of it.
+  // It is not known how many bytes of the payload had come. Count all of them.
   past_.bytes_repeated += header.payload_bytes;
   const auto it = asks_.find(header.attempt.value());
   if (it != asks_.end()) it->second.placed -= header.payload_bytes;
@@ -518,7 +520,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   ask.hashing = false;
   const ChunkToFetch chunk = ask.chunk;
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
-  // A member of this host may go on writing to its tensors.
+  // A source on this host may go on writing to its tensors, so a wrong digest is not its fault.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
   if (good) spec_.state->Fetched(chunk.tensor, chunk.chunk, digest);
   if (!good && !ask.dropped && !changed) {
@@ -545,7 +547,7 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
   if (ask.peer != link.peer || ask.hashing || ask.detaching != 0) {
     return absl::OkStatus();
   }
-  // The answer is complete: Work() will take it.
+  // The answer is complete, so the refusal does not matter. Work() will take the answer.
   if (ask.got == ask.bytes) return absl::OkStatus();
   Source& source = sources_.at(ask.source);
   const bool early = now - source.since < Millis(spec_.detect_ms);
@@ -575,8 +577,8 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
 
 // ------------------------------------------------------------------------------ work and end
 
-// Counts bytes that arrive as news. On a slow link with many lanes, all pieces arrive side by side,
-// so none may be complete for a long time.
+// Bytes that arrive show that a source is alive, even if no piece is complete: on a slow link with
+// many lanes all pieces arrive side by side, so it may take long until one is complete.
 void StateTransfer::LookForNews(Tick now) {
   std::set<PeerId> peers;
   for (const auto& [member, source] : sources_) peers.insert(source.peer);

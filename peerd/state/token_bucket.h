@@ -1,6 +1,6 @@
-// Limits a rate of bytes. Each piece that is sent must be paid for with time, and the next piece
-// may be sent when all earlier ones are paid for. So in any time T at most rate * (T + kBurstUs)
-// bytes are sent, plus one piece.
+// Limits a rate of bytes. Each piece that is sent costs time: its bytes divided by the rate. The
+// next piece may be sent when that time has passed for all earlier pieces. So in any time T at most
+// rate * (T + kBurstUs) bytes are sent, plus one piece.
 //
 // Plain value: no clock.
 #pragma once
@@ -22,7 +22,7 @@ class TokenBucket {
 
   // When the next piece may be sent. A time in the past means now.
   Tick NextAt() const { return paid_at_; }
-  // A piece is sent.
+  // Call it when a piece is sent.
   void Spend(uint32_t bytes, Tick now) {
     if (bytes_per_second_ == 0) return;
     paid_at_ = std::max(paid_at_, now + -kBurstUs);
@@ -34,7 +34,7 @@ class TokenBucket {
  private:
   uint64_t bytes_per_second_;
   Tick paid_at_;
-  uint64_t rest_ = 0;  // what is not paid for, less than a microsecond's worth; in bytes * 1e6
+  uint64_t rest_ = 0;  // the part of the cost below 1 us, times bytes_per_second_
 };
 
 }  // namespace longhaul::peerd

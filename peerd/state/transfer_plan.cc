@@ -10,16 +10,17 @@ namespace {
 
 // A window holds what the source sends in this time, or in two latencies if that is longer.
 constexpr int64_t kWindowUs = Millis(200);
-// A window always holds this many chunks: one on its way, and one behind it.
+// A window has room for at least this many chunks: one on its way, and the next one.
 constexpr uint32_t kWindowChunksMin = 2;
-// Late answers in a row after which a source is asked only if no other has room.
+// After this many late answers in a row, a source is asked only if no other source has room.
 constexpr uint32_t kLateMax = 3;
 // A chunk is late if nothing came from its source for this many times the time that a chunk should
 // take.
 constexpr int64_t kLateFactor = 4;
 // Throughput is measured over at least this time, because one turn of the ring is too short.
 constexpr int64_t kMeasureUs = Millis(10);
-// A source without work takes a chunk over if it needs less than this part of the time.
+// A source without work takes a chunk over if it needs less than this part of the time that the
+// other source would need.
 constexpr double kHelpFactor = 0.5;
 constexpr int64_t kBusyUs = Millis(100);
 // The assumed throughput of a source that has not answered yet. Only the order of sources depends
@@ -126,7 +127,7 @@ void TransferPlan::Measure(Source* source) {
   source->measured_bytes = 0;
 }
 
-// A chunk has arrived although its ask was dropped. If it is good, it need not be asked for again.
+// A chunk has arrived although its ask was dropped. A good chunk need not be asked for again.
 void TransferPlan::OnChunkOfDropped(AskId id, bool good) {
   const Ask ask = asks_.at(id);
   const bool wanted = good && failure_.empty();
@@ -273,7 +274,7 @@ bool TransferPlan::ChangedAt(const Chunk& chunk, MemberId source) {
          chunk.changed_at.end();
 }
 
-// Leaves out the chunks that no source has any more.
+// Leaves out the chunks that have changed at all sources.
 void TransferPlan::LeaveOut() {
   std::vector<size_t> gone;
   for (const size_t index : changed_) {
@@ -323,19 +324,19 @@ void TransferPlan::AskFor(size_t index, MemberId member, Tick now,
   out->push_back(AskChunk{id, member, chunk.what});
 }
 
-// Chunks that are late are asked for at another source, as soon as one has room.
+// Drops asks that are late, as soon as another source has room. That source is asked next.
 void TransferPlan::AskElsewhere(Tick now) {
   for (auto& [id, ask] : asks_) {
     if (ask.dropped || (!ask.late && LateAt(ask) > now)) continue;
     if (!std::exchange(ask.late, true)) ++sources_.at(ask.source).late_in_a_row;
     const MemberId other = ChooseSource(chunks_[ask.chunk], ask.source, now);
-    // A source takes over only as many chunks as a window always holds.
+    // A source takes over at most kWindowChunksMin chunks at a time.
     if (other && sources_.at(other).heir < kWindowChunksMin) Drop(id, other);
   }
 }
 
-// Nothing is left to ask for the first time: a source without work takes over the last chunk of one
-// that would take far longer to come to it.
+// Called when every missing chunk has been asked for. A source without work takes over the last ask
+// of the slowest source, if that source would need far longer for it.
 void TransferPlan::Help(Tick now) {
   for (const auto& [member, source] : sources_) {
     if (!Usable(source, now) || source.asks != 0 || source.heir != 0) continue;

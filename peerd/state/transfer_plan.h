@@ -1,20 +1,22 @@
 // Decides which chunk of a state is asked of which source: the plan of one member that fetches.
 //
-//   todo --(AskChunk)--> asked --(arrived, good)--> here
-//   asked --(arrived, wrong bits; or refused)--> todo
-//   asked --(its source is gone or late, or a faster source has nothing to do)--> dropped
-//   dropped --(OnDropped())--> todo; the other source is asked first
+//   todo --(AskChunk)--> asked --(the chunk arrives, good)--> here
+//   asked --(the chunk arrives, wrong bits; or the source refuses, is busy, has changed it)--> todo
+//   asked --(the source is gone or late, or a faster source has nothing to do)--> dropped
+//   dropped --(OnDropped())--> todo; if another source is to take over, it is asked first
+//   dropped --(the chunk arrives all the same, good)--> here
+//   todo --(the chunk has changed at all sources)--> left out
 //
-// Each source has a window: bytes that are asked for and not here. The window grows with the
-// throughput of the source, so fast sources serve more. A source that sent wrong bits, or refused,
-// is asked nothing more.
+// Each source has a window. It limits the bytes that are asked of the source and not here yet. The
+// window grows with the throughput of the source, so fast sources serve more. A source that sent
+// wrong bits, or refused, is not asked any more.
 //
-// A source answers asks in their order, so only the oldest open ask has begun to arrive. While
-// anything comes from a source, none of its asks is late. A source that helps another one takes
-// over its newest asks.
+// A source answers asks in their order, so only its oldest open ask has begun to arrive. While
+// anything comes from a source, none of its asks is late. A source without work takes over the
+// newest ask of a slower source.
 //
-// A chunk has one place in memory, and only one ask at a time may write there. So a dropped chunk
-// is asked for again only after OnDropped(): then nothing is written for the old ask any more.
+// A chunk has one place in memory, and only one ask at a time may write there. So a chunk whose ask
+// was dropped is asked for again only after OnDropped(): then the old ask writes nothing any more.
 //
 // Plain state machine: no clock, no thread. The same calls give the same actions.
 #pragma once
@@ -32,7 +34,7 @@
 
 namespace longhaul::peerd {
 
-// Numbers the asks of one transfer. Never reused in it.
+// The number of an ask. Never reused in one plan.
 using AskId = Id<struct AskIdKind>;
 
 struct ChunkToFetch {
@@ -50,8 +52,8 @@ struct AskChunk {
   ChunkToFetch chunk;
   friend bool operator==(const AskChunk&, const AskChunk&) = default;
 };
-// An order to the caller: give the ask up. Answer with OnDropped() when nothing is written for it
-// any more.
+// An order to the caller: give the ask up. Answer with OnDropped() when nothing is written for the
+// ask any more.
 struct DropAsk {
   AskId ask;
   friend bool operator==(const DropAsk&, const DropAsk&) = default;
@@ -63,8 +65,8 @@ struct TransferOptions {
   int64_t patience_us = Millis(1500);
   // If nothing comes from any source for this time, the transfer fails.
   int64_t stall_us = Millis(6000);
-  // If no source is left: true waits for stall_us, because others may be named; false fails at
-  // once.
+  // What happens if no source is left. True: the plan waits for stall_us, because other sources may
+  // be named. False: the plan fails at once.
   bool wait_for_sources = false;
   // The largest window of one source, in bytes and in asks.
   uint64_t window_bytes_max = uint64_t{64} << 20;
@@ -77,15 +79,15 @@ class TransferPlan {
 
   // ---- sources
 
-  // Adds a source, which may be asked from now on. Brings back a suspended or removed one, unless
-  // it refused or sent wrong bits.
+  // Adds a source, which may be asked from now on. Brings back a source that was suspended or
+  // removed, unless it refused or sent wrong bits.
   void AddSource(MemberId source);
-  // The link of a source is gone, and may come back. It is asked nothing until AddSource().
+  // The link of a source is gone, and may come back. The source is not asked until AddSource().
   void SuspendSource(MemberId source);
-  // A source is gone. It is asked nothing until AddSource().
+  // A source is gone. The source is not asked until AddSource().
   void RemoveSource(MemberId source, const std::string& reason);
 
-  // A source shows that it is alive, without a chunk: the transfer does not fail for stall_us now.
+  // A source has shown that it is alive, without sending a chunk: stall_us begins again.
   void OnNews(Tick now) { last_news_ = now; }
 
   // ---- answers. Answers to asks that have ended are ignored.
@@ -94,24 +96,25 @@ class TransferPlan {
   void OnPiece(AskId ask, uint32_t bytes, Tick now);
   // The chunk is complete. `good`: its digest is right.
   void OnChunk(AskId ask, bool good, Tick now);
-  // The source does not have the state, or not any more.
+  // The source does not have the state, or no longer has it.
   void OnRefused(AskId ask, const std::string& reason);
   // The source has changed the chunk. A chunk that has changed at all sources is left out.
   void OnChanged(AskId ask);
-  // The source serves too many others. It is asked again later.
+  // The source serves too many other peers. It is asked again later.
   void OnBusy(AskId ask, Tick now);
   // The answer to DropAsk.
   void OnDropped(AskId ask);
 
-  // What the caller must do now, in this order. Call it after each change, and at NextDeadline().
+  // Returns what the caller must do now, in this order. Call it after each change, and at
+  // NextDeadline().
   std::vector<TransferAction> Advance(Tick now);
   Tick NextDeadline() const;
 
   // Every chunk is in its place or left out, and nothing is written any more. A transfer without
   // chunks is done at once.
   bool done() const { return missing_ == 0 && asks_.empty(); }
-  // Why the transfer has failed; "": it has not. The next Advance() drops all asks. Until all of
-  // them are dropped, bits may still be written.
+  // Why the plan has failed; "": it has not. Advance() then drops all asks. Until OnDropped() for
+  // all of them, bits may still be written.
   const std::string& failure() const { return failure_; }
   size_t left_out() const { return left_out_; }
 
@@ -119,7 +122,7 @@ class TransferPlan {
     uint64_t bytes_total = 0;
     uint64_t bytes_done = 0;
     uint64_t bytes_received = 0;  // of good chunks
-    uint64_t bytes_repeated = 0;  // came twice, or were wrong
+    uint64_t bytes_repeated = 0;  // of chunks that were wrong, or came after the plan had failed
 
     Progress& operator+=(const Progress& other) {
       bytes_total += other.bytes_total;
@@ -153,7 +156,7 @@ class TransferPlan {
     Tick busy_until;
     uint32_t late_in_a_row = 0;  // late answers since the last one in time
     uint64_t bytes_good = 0;     // of good chunks
-    size_t heir = 0;             // number of chunks that it is to be asked for next (Chunk::heir)
+    size_t heir = 0;             // number of chunks that have this source as Chunk::heir
   };
   struct Chunk {
     ChunkToFetch what;
@@ -161,7 +164,7 @@ class TransferPlan {
     bool left_out = false;
     std::vector<MemberId> changed_at;
     AskId ask;      // the open ask, which may be dropped; 0: none
-    MemberId heir;  // if it is dropped: the source to ask next
+    MemberId heir;  // the source to ask next, after the ask was dropped; 0: any
   };
   struct Ask {
     MemberId source;
@@ -174,16 +177,16 @@ class TransferPlan {
   };
 
   bool Usable(const Source& source, Tick now) const;
-  // The shortest time from ask to answer; 0: nothing was answered yet.
+  // Returns the shortest time from ask to answer; 0: the source has answered nothing yet.
   static int64_t LatencyOf(const Source& source);
   uint64_t WindowOf(const Source& source) const;
   bool HasRoom(const Source& source, uint64_t bytes) const;
   static double TimeFor(const Source& source, uint64_t bytes);
-  // How long it would take until everything is here, if `bytes` more were asked of this source.
+  // Returns in how many us all that was asked of the source, and `bytes` more, would be here.
   double FinishOf(const Source& source, uint64_t bytes) const;
-  // The best source with room in its window; 0: there is none. The best is the one that would have
-  // the chunk here first. If the chunk is late at source `late`, another source is chosen: the one
-  // that was heard last.
+  // Returns the best source with room in its window; 0: there is none. The best source is the one
+  // that would deliver the chunk first. If the chunk is late at source `late`, the best is another
+  // source: among those with the fewest late answers in a row, the one that was heard last.
   MemberId ChooseSource(const Chunk& chunk, MemberId late, Tick now) const;
   Tick LateAt(const Ask& ask) const;
   static void Hear(Source* source, uint32_t bytes, Tick now);
@@ -195,8 +198,8 @@ class TransferPlan {
   void AskElsewhere(Tick now);
   void TellDrops(std::vector<TransferAction>* out);
   void Help(Tick now);
-  // Ends an ask that has brought nothing; its chunk is asked for again. Returns the source; 0: the
-  // ask had ended already, or was dropped.
+  // Ends an ask that has brought nothing; its chunk is asked for again. Returns the source, or 0 if
+  // the ask had ended already or was dropped.
   MemberId GiveBack(AskId id);
   // Ends an ask that was answered.
   void Close(AskId id);

@@ -419,7 +419,7 @@ class World {
     double lies = 0;
     double busy = 0;
     Tick dies = kNever;
-    Tick silent = kNever;  // from then on it takes asks and answers none
+    Tick silent = kNever;  // from this time on it takes asks and answers none
     Tick refuses = kNever;
     Tick free = {};
     uint64_t bytes = 0;  // bytes that it has delivered
