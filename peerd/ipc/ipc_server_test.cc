@@ -97,11 +97,11 @@ class RawClient {
     }
     return sendmsg(fd_, &message, MSG_NOSIGNAL) == sizeof request;
   }
-  // False: the connection ended.
+  // Returns false if the connection has ended.
   bool Read(lh_ipc_reply* reply) {
     return recv(fd_, reply, sizeof *reply, MSG_WAITALL) == sizeof *reply;
   }
-  // Status of the next reply; -1: the connection ended.
+  // Returns the status of the next reply; -1 if the connection has ended.
   int Status() { return Read(&reply_) ? reply_.status : -1; }
   int Ask(const lh_ipc_request& request, std::initializer_list<int> descriptors = {}) {
     return Send(request, descriptors) ? Status() : -1;
@@ -109,7 +109,7 @@ class RawClient {
   const lh_ipc_reply& reply() const { return reply_; }
   std::string text() const { return reply_.u.text; }
 
-  // HELLO; JOIN; and a region 1 of kRegionBytes.
+  // Says HELLO, registers region 1 of kRegionBytes, and joins. Returns the member.
   uint64_t Attach() {
     LH_CHECK(Ask(Hello()) == 0);
     LH_CHECK(AddRegion(1, kRegionBytes) == 0);
@@ -645,7 +645,7 @@ TEST(IpcServerTest, MayGoWithEverythingInFlight) {
 constexpr uint64_t kTableAt = 4096;
 constexpr uint64_t kChangedAt = 65536;
 constexpr uint64_t kTouchedAt = 65536 + 4096;
-constexpr uint64_t kTensorsAt = 131072 + 3;  // of no alignment
+constexpr uint64_t kTensorsAt = 131072 + 3;  // not aligned
 
 // A joined trainer with a region 1 that the test can write to. Two tensors: "w" of 100 float32 and
 // "m" of 2 x 3 bools, which may be unequal.

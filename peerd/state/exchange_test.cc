@@ -55,7 +55,7 @@ class TestHasher final : public Hasher {
                        done();
                      }});
   }
-  // Whether all of this memory was touched. It has to lie in one chunk.
+  // Returns whether all of this memory was touched. The memory must lie in one chunk.
   bool Touched(const uint8_t* data, size_t bytes) const {
     const auto next = touched_.upper_bound(data);
     if (next == touched_.begin()) return false;
@@ -204,7 +204,7 @@ struct State {
     }
   }
   Hash128 root() const { return RootOf(state->manifest, state->digests); }
-  // The bytes of the state, each chunk from the inbox or its place. Checks the digests.
+  // Returns the bytes of the state: each chunk from where Chunk() finds it. Checks the digests.
   std::vector<uint8_t> Seen() const {
     std::vector<uint8_t> seen;
     for (uint32_t t = 0; t < state->manifest.size(); ++t) {
@@ -524,8 +524,8 @@ TEST_P(ExchangeTest, SourceThatDiesHalfWayCostsLittle) {
   cluster.ExpectFetched();
   EXPECT_EQ(cluster.result().bytes, cluster.total());
   EXPECT_EQ(cluster.at(0).ups[PeerId(2)], 1) << "it does not come back";
-  // In memory, time stands still while bytes move. So no source is slow, whatever the load of the
-  // machine is.
+  // On the network in memory, time stands still while bytes move. So no source is slow, even on a
+  // busy machine.
   if (GetParam().rings == Rings::kFake) {
     EXPECT_LE(cluster.result().bytes_repeated, cluster.total() / 20);
   }
@@ -1054,7 +1054,7 @@ TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
     to.scatter = true;
     cluster.Start();
     ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 2 * kMiB; }));
-    // Some segments are always queued, beside those on the lanes, as with a collective.
+    // As with a collective, more segments are always queued than are on the lanes.
     uint64_t next = 1;
     const auto send = [&] {
       while (next - from.sent.size() <= 8 + lanes) from.Send(PeerId(1), 0, 512 << 10, next++);
@@ -1263,7 +1263,7 @@ TEST_P(ExchangeSeeds, FramesAgainstTheProtocolCloseTheLink) {
       return cluster.at(1).transport->GetStats().frames_refused == 1;
     })) << bad.what;
   }
-  // An answer of the wrong length.
+  // Peer 1 sends an answer of the wrong length.
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
   cluster.at(1).mute = true;
   cluster.at(1).memory.resize(1000);

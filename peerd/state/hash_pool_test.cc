@@ -29,7 +29,7 @@ Bytes Random(size_t bytes, uint64_t seed) {
 // A pool. The test's thread acts as the reactor.
 struct Owner {
   explicit Owner(uint32_t threads) : pool(threads, [this] { woken.release(); }) {}
-  // Waits until `condition` holds. False: it did not hold within half a minute.
+  // Waits until `condition` holds. Returns false if it did not hold within half a minute.
   template <class Condition>
   bool Until(const Condition& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -174,7 +174,7 @@ TEST(HashPoolTest, AChunkDoesNotWaitForAState) {
   const Bytes data = Random(16 << 20, 1);
   const Bytes chunk = Random(kStateChunkBytes, 2);
   Owner owner(1);
-  // So much to hash that the test would not see its end.
+  // So many bytes that hashing them would take far longer than the test.
   const std::vector<std::span<const uint8_t>> large(size_t{1} << 16, data);
   const auto state = owner.pool.HashTensors(large, nullptr, [](auto) { FAIL(); });
   bool ended = false;
@@ -218,7 +218,8 @@ TEST(HashPoolTest, NothingIsWrittenAfterACopyWasCancelled) {
     const auto id = owner.pool.CopyChunks(chunks, nullptr, [](auto) { FAIL(); });
     for (int i = 0; i < round; ++i) std::this_thread::yield();
     owner.pool.Cancel(id);
-    // If a thread still wrote, the thread sanitizer would find it, and most of the time this check.
+    // If a thread still wrote, the thread sanitizer would find the race. The checks below would
+    // find it most of the time.
     std::fill(copy.begin(), copy.end(), uint8_t{2});
     bool later = false;
     owner.pool.HashTensors({data}, nullptr, [&](auto) { later = true; });

@@ -329,7 +329,7 @@ TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
   EXPECT_FALSE(kept_->Inherited(1));
   uint64_t revision = 0;
   EXPECT_FALSE(kept_->Revision(1, state->manifest, &revision));
-  // One chunk has come since, and one has changed.
+  // Since then chunk 1 has come, and chunk 2 has changed.
   state->bytes[2 * kStateChunkBytes] = 2;
   state->Hash();
   Prepare(1, state);
@@ -352,7 +352,7 @@ TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
 TEST_F(KeptStatesTest, ACopyAheadThatIsWrongIsMadeAgainAtTheCommit) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
-  state->bytes[5] = 1;  // other bits than the digest says
+  state->bytes[5] = 1;  // the digest is that of other bits
   Prepare(1, state);
   state->bytes[5] = 7;
   Keep(1, state, 12);

@@ -206,7 +206,7 @@ TEST_F(TransferPlanTest, WhereTheOneThatWasToTakeOverIsGoneAnotherOneDoes) {
   Begin(1, 3);
   const AskChunk late = Asks()[0];
   Advance(1500);
-  // The two sources that were not late with the chunk, whichever they are.
+  // The two sources other than the late one.
   const MemberId others[] = {late.source == M(1) ? M(2) : M(1), late.source == M(3) ? M(2) : M(3)};
   plan_->RemoveSource(others[0], "left");
   plan_->OnDropped(late.ask);
@@ -432,7 +432,7 @@ class World {
     for (const auto& [n, source] : sources_) plan_->AddSource(M(n));
   }
 
-  // Runs until the plan is done or has failed. False: the plan came to rest without either.
+  // Runs until the plan is done or has failed. Returns false if the plan got stuck.
   bool Run() {
     for (int steps = 0; steps < 2000000; ++steps) {
       for (const TransferAction& action : plan_->Advance(now_)) {
@@ -500,7 +500,7 @@ class World {
       plan_->OnDropped(id);
     });
   }
-  // Ends an ask: nothing comes for it any more. Returns the ask.
+  // Ends an ask: nothing comes for the ask any more. Returns the ask.
   AskChunk End(AskId id, bool good) {
     const AskChunk ask = open_.at(id);
     open_.erase(id);
