@@ -145,7 +145,8 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     while (!done_) changed_.Wait(&mutex_);
   }
 
-  // Whether the coordinator has sent a message, and was not refused. Valid once the stream is done.
+  // Returns true if the coordinator has sent a message and Refuse() was not called. Call it when
+  // the stream is done.
   bool worked() {
     MutexLock lock(&mutex_);
     return worked_ && !refused_;

@@ -35,7 +35,7 @@ class ArenaRegions {
   // access to the memory could raise SIGBUS later. Unavailable: the system refused to map it.
   absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes);
   uint64_t bytes_mapped() const;
-  // Whether released regions still wait for the call of `removed`.
+  // Returns whether released regions still wait for the call of `removed`.
   bool sweeping() const;
   // Unmaps all regions that were released. `removed` is not called any more.
   void Close();

@@ -83,7 +83,7 @@ class IpcServer : public TrainerPort {
   // Stops listening and removes the socket file. Takes no more requests. Closes each connection
   // when all its answers are sent. OnGone() is not called any more.
   virtual void Close() = 0;
-  // Whether Close() is complete: the ring has no operation of the server left.
+  // Returns whether Close() is complete: the ring has no operation of the server left.
   virtual bool closed() const = 0;
 };
 

@@ -38,7 +38,7 @@ struct PeerCredentials {
 
 // Returns the credentials that the process at the other end had when it connected.
 absl::StatusOr<PeerCredentials> CredentialsOf(int fd);
-// Whether the process may connect: root, `user` itself, and members of `group` may.
+// Returns whether the process may connect. Root, `user` and the members of `group` may.
 bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group);
 
 // A listening socket and its file. Remove() and the destructor unlink the file, unless another

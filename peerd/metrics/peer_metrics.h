@@ -40,7 +40,7 @@ class PeerMetrics {
   explicit PeerMetrics(std::function<void()> wake);
   ~PeerMetrics();
 
-  // Whether Text() waits for Publish().
+  // Returns whether a Text() waits for Publish().
   bool wanted() const { return published_ != asked_; }
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);

@@ -52,7 +52,7 @@ class LinkWatch {
   explicit LinkWatch(PeerId self) : self_(self) {}
 
   void Add(PeerId peer, const RateSample& sample, Tick now);
-  // Whether the link uses small packets because large ones vanish on its path.
+  // Notes whether the link uses small packets because large ones vanish on its path.
   void SetSmallPackets(PeerId peer, bool small);
   // When the rate was last measured; none: never.
   std::optional<Tick> Measured(PeerId peer) const;

@@ -152,7 +152,7 @@ class StateServer {
     std::shared_ptr<const std::vector<uint8_t>> bytes;
     const uint8_t* data = nullptr;  // the first byte to send
     uint64_t size = 0;              // bytes to send
-    uint64_t sent = 0;              // bytes that the transport has got
+    uint64_t sent = 0;              // bytes that were handed to the transport
     std::set<uint64_t> out;         // cookies of pieces that are on their way
   };
   struct Transfer {
