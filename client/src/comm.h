@@ -14,7 +14,7 @@ lh_status lhi_member_check_locked(const lh_comm *comm, const char *call);
 /* LH_OK: the member has no step, no sync and no lh_state_take() in flight. */
 lh_status lhi_free_check_locked(const lh_comm *comm, const char *call);
 /* Forgets an lh_state_take() that timed out, if peerd has answered meanwhile that the state is not
- * complete. The call has already told the caller so. */
+ * complete. That call has already returned LH_DEADLINE_EXCEEDED. */
 void lhi_drop_take_locked(lh_comm *comm);
 
 /* Sends a request that peerd answers at once, and waits for the answer (lhi_call()). The caller

@@ -10,7 +10,8 @@
 
 /* Adds a new member to the list of its client. */
 void lhi_member_add_locked(lh_comm *comm);
-/* Called when an operation begins and ends to use the member. The end may free the member. */
+/* Called when an operation starts and when it stops using the member. The end may free the member.
+ */
 void lhi_member_use_locked(lh_comm *comm);
 void lhi_member_unuse_locked(lh_comm *comm);
 /* Frees the memory only. Does not change the client's list of members. */

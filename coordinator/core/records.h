@@ -1,8 +1,8 @@
 // What the coordinator remembers across a restart, and what it shows an operator. Plain values.
 //
 // Each record lists its fields (base/fields.h). The text in stores and journals and the digest are
-// made from that list, so a new field needs a declaration and an entry in the list. If an older
-// release wrote the store, a new field has its default.
+// made from that list, so a new field needs a declaration and an entry in the list. A field that a
+// store of the same schema does not have gets its default.
 #pragma once
 
 #include <cstddef>

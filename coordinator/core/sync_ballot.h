@@ -8,8 +8,8 @@
 //   collecting --(every member of the electorate has offered)--> election
 //   collecting --(every member without an offer stands at a step boundary)--> refused
 //   election --(every offer is refused)--> refused
-//   election --(no complete offer may win, but one that is still being fetched may later:
-//               Election.again)--> failed
+//   election --(no member with a complete state may win, but a member that still fetches its state
+//               may win a later sync: Election.again)--> failed
 //   election --(a state is elected, and every member has it)--> committed
 //   election --(a state is elected, and some members must fetch it)--> fetching
 //   fetching --(each of these members has sent a good FetchDone)--> committed

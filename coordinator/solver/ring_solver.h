@@ -66,7 +66,7 @@ int Compare(const RingScore& a, const RingScore& b);
 RingScore ScoreRing(const LinkMatrix& links, const std::vector<uint32_t>& order);
 
 // The number of the step that a bandwidth falls into. 0: unknown. Each step begins at a bandwidth
-// that is 1/32 higher than the begin of the step below. The borders are fixed, so two bandwidths
+// that is 1/32 higher than the start of the step below. The borders are fixed, so two bandwidths
 // that are nearly equal can fall into two steps. Therefore WorthChanging() compares bandwidths, not
 // steps.
 uint32_t BandwidthStep(uint64_t bytes_per_second);

@@ -24,7 +24,7 @@ struct ToCoordinator {
   friend bool operator==(const ToCoordinator&, const ToCoordinator&) = default;
 };
 
-// Answers to requests of local trainers: exactly one for each request.
+// Answers to requests of local trainers: each request gets one answer of its kind.
 struct JoinDone {
   LocalId local;
   Outcome outcome;
@@ -169,7 +169,7 @@ struct StopAttempt {
   OpOrdinal ordinal;
   Epoch attempt;
 };
-// The op is over here, and the driver forgets it. commit: put the result into all targets, then
+// The op is over here, and the engine forgets it. commit: put the result into all targets, then
 // answer AttemptFinished; the PostDones follow. Otherwise the attempt was stopped or never ran, and
 // there is no answer.
 struct FinishAttempt {
@@ -241,7 +241,7 @@ struct LogLine {
 };
 
 // A frame of the peer broke the protocol: close the link. LinkDown follows, as for any link that
-// breaks. The core takes no more frames of this peer in this attempt.
+// breaks. Until the group's next freeze the core ignores the peer's frames for this group.
 struct BreakLink {
   GroupKey group;
   PeerId peer;
