@@ -13,8 +13,9 @@
 
 namespace longhaul::coordinator {
 
-// What made an epoch necessary. kAdmit: a newcomer. kRemoval: a removed member. kRing: a better order
-// of the ring. kRepair: anything else, such as a lost link or a member that leaves the background.
+// What made an epoch necessary. kAdmit: a newcomer. kRemoval: a removed member. kRing: a better
+// order of the ring. kRepair: anything else, such as a lost link or a member that leaves the
+// background.
 enum class EpochCause { kAdmit, kRemoval, kRepair, kRing };
 
 class CoordinatorMetrics {
