@@ -468,14 +468,16 @@ void AnswerSetupWith(int error) {
 TEST(UringRefusalTest, NamesTheSeccompProfileOnEperm) {
   EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(EPERM); }),
               HasSubstr("FAILED_PRECONDITION: io_uring setup refused (EPERM): seccomp or "
-                        "kernel.io_uring_disabled blocks it; set the sysctl to 0, and allow "
-                        "io_uring_setup, io_uring_enter and io_uring_register in the "
-                        "container's seccomp profile"));
+                        "kernel.io_uring_disabled blocks it; run the container with the seccomp "
+                        "profile deploy/docker/seccomp-peerd.json, and set the sysctl to 0"));
 }
 
 TEST(UringRefusalTest, NamesSeccompAndKernelOnEnosys) {
-  EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(ENOSYS); }),
-              HasSubstr("FAILED_PRECONDITION: io_uring setup refused (ENOSYS): seccomp hides it"));
+  EXPECT_THAT(
+      TextWhenRefused([] { AnswerSetupWith(ENOSYS); }),
+      HasSubstr("FAILED_PRECONDITION: io_uring setup refused (ENOSYS): seccomp hides it, or "
+                "this kernel has no io_uring; run the container with the seccomp profile "
+                "deploy/docker/seccomp-peerd.json, or use Linux 6.1 or later"));
 }
 
 TEST(UringRefusalTest, NamesTheLockedMemoryLimitOnEnomem) {

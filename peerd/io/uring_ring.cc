@@ -54,14 +54,14 @@ absl::Status SetupRefused(int error) {
     case EPERM:
     case EACCES:
       return absl::FailedPreconditionError(
-          "io_uring setup refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; set the "
-          "sysctl to 0, and allow io_uring_setup, io_uring_enter and io_uring_register in the "
-          "container's seccomp profile");
+          "io_uring setup refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; run the "
+          "container with the seccomp profile deploy/docker/seccomp-peerd.json, and set the sysctl "
+          "to 0");
     case ENOSYS:
       return absl::FailedPreconditionError(
           "io_uring setup refused (ENOSYS): seccomp hides it, or this kernel has no io_uring; "
-          "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp "
-          "profile, or use Linux 6.1 or later");
+          "run the container with the seccomp profile deploy/docker/seccomp-peerd.json, or use "
+          "Linux 6.1 or later");
     case ENOMEM:
       return absl::FailedPreconditionError(
           "io_uring setup refused (ENOMEM): the limit of locked memory is too low; raise it "
