@@ -117,7 +117,7 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     loose = ["--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--allow-any-generics"]
     tests = [
         path
-        for path in ("client/python/tests", "tests/e2e", "tests/chaos", "tests/wan")
+        for path in ("client/python/tests", "tests/e2e", "tests/chaos", "tests/wan", "tests/deploy")
         if any((ROOT / path).glob("*.py"))
     ]
     strict, _ = run(
@@ -187,6 +187,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "python": pytest("client/python/tests"),
     "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan"),
     "bench": pytest("bench"),
+    "deploy": pytest("-rs", "tests/deploy"),
     "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
     "network": faults("tests/chaos/network", "--faults=12"),
     "tidy": clang_tidy(everything=False),
@@ -197,7 +198,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
 }
 LINT = ["format", "ruff", "ruff-format", "mypy"]
 SETS = {
-    "default": ["build", *LINT, "bazel", "python", "e2e", "bench", "chaos", "network", "tidy"],
+    "default": ["build", *LINT, "bazel", "python", "e2e", "bench", "deploy", "chaos", "network", "tidy"],
     "quick": ["build", *LINT, "unit", "python"],
     "full": [
         "build",
@@ -206,6 +207,7 @@ SETS = {
         "python",
         "e2e",
         "bench",
+        "deploy",
         "chaos",
         "network",
         "tidy-all",

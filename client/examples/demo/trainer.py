@@ -7,6 +7,7 @@ Each round has three parts:
    the same outer step.
 
 The trainer reports what happens as JSON lines on stdout. $LONGHAUL_SOCKET is the path of the socket of its peerd.
+After SIGTERM it finishes the round and leaves, so that no all-reduce of the others is redone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import signal
+import sys
+import threading
 import time
 
 import model
@@ -61,6 +65,8 @@ def main() -> None:
     )
     parser.add_argument("--alone", action="store_true", help="train without a group: the same number of local steps")
     args = parser.parse_args()
+    # Without a handler, SIGTERM would do nothing to process 1 of a container.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     torch.set_num_threads(1)
     local = model.Local(args.seed, args.rounds * args.local_steps)
     if args.alone:
@@ -72,12 +78,14 @@ def main() -> None:
 
     outer = Outer(parameters_to_vector(local.model.parameters()).detach())
     comm = lh.join(args.run, timeout=None, state=outer.state)
+    leaving = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     say("joined", member=comm.member_id, epoch=comm.epoch, loss=local.judge())
     # A step boundary waits for all members, but not for hosts that have not joined yet. So pass boundaries until enough
     # hosts are there. Test what begin_step() returns; Comm.begin_step() says why.
     while args.start_with and comm.begin_step().world_size < args.start_with:
         time.sleep(0.05)
-    while outer.state.revision < args.rounds:
+    while outer.state.revision < args.rounds and not leaving.is_set():
         with comm.step(outer.state) as step:  # all members have equal parameters and momentum here
             if step.sync and step.sync.bytes:
                 say("received", bytes=step.sync.bytes, seconds=step.sync.seconds)

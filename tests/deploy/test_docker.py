@@ -1,0 +1,223 @@
+"""The images build from nothing, and deploy/docker/compose.yaml runs the demo with them, here under podman."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from engine import BASE, ROOT, Engine, why_not
+
+DOCKER = ROOT / "deploy" / "docker"
+PROFILE = DOCKER / "seccomp-peerd.json"
+TARGETS = ("coordinator", "peerd", "trainer-example")
+DAEMONS = {"coordinator": "longhaul-coordinator", "peerd": "longhaul-peerd"}
+# How long a step of the story may take: four trainers share the processors of this machine.
+STORY_S = 600.0
+
+# Stands in for the image of Prometheus, whose registry this machine may not reach.
+PROMETHEUS = f"""
+FROM {BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends prometheus && install -d -o nobody /prometheus
+USER nobody
+ENTRYPOINT ["prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
+"""
+
+
+def until(what: str, condition: Callable[[], Any], seconds: float = STORY_S) -> Any:
+    """Waits until the condition returns something true, and returns that."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with Engine() as engine:
+        engine.make_base()
+        for target in TARGETS:
+            begin = time.monotonic()
+            engine.build(
+                f"longhaul/{target}", f"--target={target}", "--build-arg=REVISION=abc", file=DOCKER / "Dockerfile"
+            )
+            print(f"built {target} in {time.monotonic() - begin:.0f} s")
+        context = tmp_path_factory.mktemp("prometheus")
+        (context / "Dockerfile").write_text(PROMETHEUS)
+        engine.build("longhaul-test/prometheus", file=context / "Dockerfile", context=context)
+        yield engine
+
+
+# ---------------------------------------------------------------------- images
+
+
+def version() -> str:
+    found = re.search(r'kVersion\[\] = "(.*)"', (ROOT / "base" / "daemon" / "version.h").read_text())
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_is_labelled_and_its_user_is_not_root(engine: Engine, target: str) -> None:
+    image = engine.inspect(f"longhaul/{target}")
+    labels = {key.rsplit(".", 1)[1]: value for key, value in image["Labels"].items() if "opencontainers" in key}
+    assert labels["title"] == f"longhaul-{target}"
+    assert labels["version"] == version()
+    assert labels["revision"] == "abc"
+    assert labels["licenses"] == "Apache-2.0"
+    assert labels["description"]
+    assert image["User"] == "10001:10001"
+    print(f"{target}: {image['Size'] / 1e6:.0f} MB")
+
+
+@pytest.mark.parametrize("target", DAEMONS)
+def test_an_image_holds_the_stripped_program_and_no_compiler(engine: Engine, target: str) -> None:
+    place = pathlib.Path(engine.podman("image", "mount", f"longhaul/{target}").strip())
+    try:
+        programs = [place / "usr/local/bin" / name for name in (DAEMONS[target], "lhctl")]
+        for program in programs:
+            sections = subprocess.check_output(["readelf", "--sections", "--wide", str(program)], text=True)
+            assert ".dynsym" in sections
+            assert ".symtab" not in sections
+        for name in ("g++", "gcc", "bazel", "git", "python3"):
+            assert shutil.which(name, path=f"{place}/usr/bin") is None
+        assert not list((place / "var/lib/apt/lists").glob("*_Packages*"))
+    finally:
+        engine.podman("image", "unmount", f"longhaul/{target}")
+
+
+def test_the_image_of_peerd_holds_the_seccomp_profile(engine: Engine) -> None:
+    shown = engine.podman("run", "--rm", "--entrypoint=cat", "longhaul/peerd", "/usr/share/longhaul/seccomp-peerd.json")
+    assert shown == PROFILE.read_text()
+
+
+def test_the_engines_own_profile_blocks_io_uring_and_peerd_names_ours(engine: Engine) -> None:
+    flags = ["--io=uring"] if "--io=" in engine.podman("run", "--rm", "longhaul/peerd", "--help") else []
+    with pytest.raises(RuntimeError, match=r"io_uring setup refused .*deploy/docker/seccomp-peerd\.json"):
+        engine.podman("run", "--rm", "longhaul/peerd", *flags)
+
+
+# ---------------------------------------------------------------------- the composed demo
+
+
+class Stack:
+    """The services of compose.yaml."""
+
+    def __init__(self, engine: Engine, directory: pathlib.Path) -> None:
+        self.engine = engine
+        # What differs here: an image from this machine, and limits that podman cannot raise on this machine.
+        services: dict[str, Any] = {"prometheus": {"image": "longhaul-test/prometheus"}}
+        if engine.limits:
+            services |= {f"peerd-{i}": {"ulimits": engine.limits} for i in range(1, 5)}
+        self.override = directory / "override.yaml"
+        self.override.write_text(json.dumps({"services": services}))
+
+    def compose(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "podman_compose", "--file=compose.yaml", f"--file={self.override}"]
+        return self.engine.inside(*command, *arguments, cwd=DOCKER, timeout=STORY_S, ROUNDS="100000")
+
+    def up(self, *services: str) -> None:
+        self.compose("--profile=fourth", "up", "--detach", "--no-build", *services)
+
+    def container(self, service: str) -> str:
+        found = self.engine.podman(
+            "ps", "--all", f"--filter=label=com.docker.compose.service={service}", "--format={{.ID}}"
+        )
+        assert found, f"there is no container of {service}"
+        return found.split()[0]
+
+    def state(self, service: str) -> dict[str, Any]:
+        state: dict[str, Any] = self.engine.inspect(self.container(service))["State"]
+        return state
+
+    def said(self, trainer: str, event: str) -> list[dict[str, Any]]:
+        """What a trainer has reported, over all its starts."""
+        lines = self.engine.logs(self.container(trainer)).splitlines()
+        return [told for line in lines if line.startswith("{") and (told := json.loads(line))["event"] == event]
+
+    def rounds(self, trainer: str, after: int, size: int) -> list[dict[str, Any]]:
+        """The rounds later than one round that counted so many members."""
+        return [told for told in self.said(trainer, "round") if told["round"] > after and told["size"] == size]
+
+    def value(self, query: str) -> float | None:
+        """What Prometheus answers to a query for one number; None: nothing yet."""
+        command = ["promtool", "query", "instant", "http://127.0.0.1:9090", query]
+        try:
+            answer = self.engine.podman("exec", self.container("prometheus"), *command)
+        except RuntimeError:
+            return None  # does not serve yet
+        found = re.search(r" => (\S+) @", answer)
+        return float(found[1]) if found else None
+
+    def story(self) -> str:
+        """What all containers printed last, for a test that fails."""
+        names = self.engine.podman("ps", "--all", "--format={{.Names}}").split()
+        return "\n".join(f"--- {name}\n{self.engine.logs(name)[-2000:]}" for name in names)
+
+
+@pytest.fixture(scope="module")
+def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(engine, tmp_path_factory.mktemp("compose"))
+    try:
+        stack.up("coordinator", "prometheus", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2, 3)))
+        yield stack
+    finally:
+        print(stack.story())
+        stack.compose("--profile=fourth", "down", "--volumes", "--timeout=0")
+
+
+def test_three_hosts_train_and_the_loss_falls_while_one_is_killed_and_one_joins(stack: Stack) -> None:
+    first = until("three hosts train together", lambda: stack.rounds("trainer-1", 0, size=3))[0]
+    start = stack.said("trainer-1", "joined")[0]["loss"]
+
+    stack.engine.podman("kill", stack.container("peerd-2"))
+    assert stack.state("peerd-2")["ExitCode"] == 137
+    two = until("two hosts go on", lambda: stack.rounds("trainer-1", first["round"], size=2))[0]
+    assert not stack.rounds("trainer-1", two["round"], size=3)
+
+    stack.up("peerd-4", "trainer-4")
+    until("the fourth host has joined", lambda: stack.rounds("trainer-4", two["round"], size=3))
+    assert stack.said("trainer-4", "received")[0]["bytes"] > 0
+
+    # The trainer of the killed host tried again and again. It finds its peerd, and joins anew.
+    last = max(told["round"] for told in stack.said("trainer-1", "round"))
+    stack.engine.podman("start", stack.container("peerd-2"))
+    until("the second host is back", lambda: stack.rounds("trainer-2", last, size=4))
+    members = stack.compose("exec", "-T", "coordinator", "lhctl", "members")
+    assert {f"host-{i}" for i in (1, 2, 3, 4)} <= set(re.findall(r"host-\d", members)), members
+
+    def losses() -> list[float]:
+        told = [told for i in (1, 2, 3, 4) for told in stack.said(f"trainer-{i}", "round")]
+        return [told["loss"] for told in sorted(told, key=lambda told: told["round"]) if told["loss"] is not None]
+
+    until("the loss falls", lambda: losses()[-1] < start - 0.3)
+
+
+def test_prometheus_sees_the_coordinator_and_all_peers(stack: Stack) -> None:
+    stack.up("peerd-2", "peerd-4")
+    until("one coordinator is scraped", lambda: stack.value('sum(up{job="longhaul-coordinator"})') == 1)
+    until("four peers are scraped", lambda: stack.value('sum(up{job="longhaul-peerd"})') == 4)
+    assert stack.value("sum(longhaul_peerd_coordinator_up)") == 4
+
+
+@pytest.mark.parametrize("service", ["coordinator", "peerd-1"])
+def test_a_daemon_is_healthy(stack: Stack, service: str) -> None:
+    stack.engine.podman("healthcheck", "run", stack.container(service))
+
+
+def test_process_1_of_each_container_ends_by_sigterm(stack: Stack) -> None:
+    for service in ("trainer-1", "peerd-1", "coordinator"):
+        assert stack.state(service)["Running"]
+        stack.engine.podman("stop", "--time=60", stack.container(service))
+        assert stack.state(service)["ExitCode"] == 0, stack.engine.logs(stack.container(service))[-2000:]
+    assert "drained; closing" in stack.engine.logs(stack.container("peerd-1"))
