@@ -2,9 +2,12 @@
 
 Images are built in the machine's network, because the build installs packages. Containers run in a network namespace
 without a way out, so that published ports are free. The base image is made from Debian's packages (mmdebstrap), because
-a machine that tests may reach no registry of images. $LONGHAUL_BASE_IMAGE names one to pull instead.
+a machine that tests may reach no registry of images. Settings in the environment:
 
-$LONGHAUL_PODMAN_ROOT names a directory that keeps images between runs. Without it each run builds everything anew.
+- LONGHAUL_PODMAN_ROOT names a directory that keeps images between runs. Without it each run builds everything anew.
+- LONGHAUL_BASE_IMAGE names a base image to pull.
+- LONGHAUL_BUILD_FLAGS: more arguments of `podman build`, for instance --build-arg=BAZEL_FLAGS=--jobs=1.
+- LONGHAUL_COMPILE_ALL=1: Bazel in the image takes no compiled file from this machine's cache.
 """
 
 from __future__ import annotations
@@ -204,6 +207,7 @@ class Engine:
                 "--network=host",
                 f"--build-arg=BASE={BASE}",
                 *self._pip_settings(),
+                *shlex.split(os.environ.get("LONGHAUL_BUILD_FLAGS", "")),
                 *arguments,
                 f"--tag={name}",
                 f"--file={file}",
