@@ -99,7 +99,8 @@ class Engine:
         runtime = 'runtime = "runc"' if shutil.which("runc") else ""
         (self.root / "containers.conf").write_text(
             f"[containers]\ndefault_ulimits = {json.dumps(ulimits)}\n"
-            '[network]\nnetwork_backend = "netavark"\n'
+            # Podman keeps all engines' networks in one directory of the machine, unless told otherwise.
+            f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{self.root}/networks"\n'
             f'[engine]\n{runtime}\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
         )
         (self.root / "storage.conf").write_text(
