@@ -1,11 +1,13 @@
 // longhaul-coordinator: agrees with the peers on who takes part. See coordinator/server.h.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "base/daemon/daemon.h"
+#include "base/daemon/service_manager.h"
 #include "base/log.h"
 #include "coordinator/server.h"
 #include "coordinator/store/store.h"
@@ -37,6 +39,9 @@ ABSL_FLAG(uint64_t, journal_limit, uint64_t{1} << 30,
 
 namespace longhaul::coordinator {
 namespace {
+
+// Ending streams takes at most 2 s. The rest is for a disk that is slow at that moment.
+constexpr std::chrono::seconds kStopMax(15);
 
 int Main(int argc, char** argv) {
   const ProgramInfo info{
@@ -71,8 +76,15 @@ int Main(int argc, char** argv) {
                                             {"http", (*server)->http_address()}});
   if (!ready.ok()) return FatalExit(ready);
 
-  const int signal = WaitForStopSignal();
+  ServiceManager& manager = TheServiceManager();
+  const int signal = WaitForStopSignal(manager.alive_period(), [&] {
+    // A loop that hangs, on its disk for instance, answers no query. So it gives no sign of life.
+    (*server)->loop()->Query([&manager](const absl::StatusOr<Overview>& overview) {
+      if (overview.ok()) manager.Alive();
+    });
+  });
   Log(LogLevel::kInfo, "stopping" + LogField("signal", std::to_string(signal)));
+  manager.Stopping(kStopMax);
   (*server)->Stop();
   server->reset();
   Log(LogLevel::kInfo, "stopped");

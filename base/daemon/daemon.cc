@@ -15,7 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/daemon/service_manager.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 
 ABSL_FLAG(std::string, log_format, "text", "format of the log on stderr: text or json");
 ABSL_FLAG(std::string, log_level, "info",
@@ -123,14 +125,19 @@ int StopSignalFd() {
   return fd;
 }
 
-int WaitForStopSignal() {
+int WaitForStopSignal(std::chrono::microseconds period, const std::function<void()>& each) {
   const sigset_t signals = StopSignals();
-  int number = 0;
-  int error = 0;
-  do {
-    error = sigwait(&signals, &number);
-  } while (error == EINTR);
-  LH_CHECK(error == 0) << "sigwait: " << strerror(error);
+  const bool never = period.count() <= 0;
+  struct timespec limit {};
+  limit.tv_sec = period.count() / 1000000;
+  limit.tv_nsec = period.count() % 1000000 * 1000;
+  int number = -1;
+  while (number < 0) {
+    number = never ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &limit);
+    if (number >= 0 || errno == EINTR) continue;
+    LH_CHECK(errno == EAGAIN && !never) << "waiting for a signal: " << strerror(errno);
+    each();
+  }
   struct sigaction action {};
   action.sa_handler = ExitAtOnce;
   sigaction(SIGTERM, &action, nullptr);
@@ -168,8 +175,8 @@ absl::Status WriteReadyFile(const std::string& path,
 
 absl::Status AnnounceReady(const std::vector<std::pair<std::string, std::string>>& addresses) {
   const std::string path = absl::GetFlag(FLAGS_ready_file);
-  if (path.empty()) return absl::OkStatus();
-  return WriteReadyFile(path, addresses);
+  if (!path.empty()) LH_RETURN_IF_ERROR(WriteReadyFile(path, addresses));
+  return TheServiceManager().Ready();
 }
 
 int FatalExit(const absl::Status& status) {

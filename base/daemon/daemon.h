@@ -1,4 +1,5 @@
-// What the main() of both daemons has in common: flags, logs, signals and the ready file.
+// What the main() of both daemons has in common: flags, logs, signals, the ready file, and what the
+// service manager is told.
 //
 //   int main(int argc, char** argv) {
 //     longhaul::InitDaemon(argc, argv, {"longhaul-x", "Does x.\n\nUsage: ...", "LONGHAUL_X_"});
@@ -6,10 +7,13 @@
 //     const absl::Status ready = AnnounceReady({{"grpc", address}});
 //     if (!ready.ok()) return FatalExit(ready);
 //     WaitForStopSignal();
+//     TheServiceManager().Stopping(longest);
 //     // Drain. A second signal ends the process.
 //   }
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,12 +40,15 @@ void InitDaemon(int argc, char** argv, const ProgramInfo& info);
 // descriptor. The first call after InitDaemon() makes it, and it is never closed.
 int StopSignalFd();
 
-// Waits for SIGTERM or SIGINT and returns its number. After that, another such signal ends the
-// process at once, with exit code 1.
-int WaitForStopSignal();
+// Waits for SIGTERM or SIGINT and returns its number. Meanwhile calls `each` once in each `period`;
+// 0: never. After the signal, another such signal ends the process at once, with exit code 1.
+int WaitForStopSignal(std::chrono::microseconds period = std::chrono::microseconds(0),
+                      const std::function<void()>& each = nullptr);
 
-// Writes the file of --ready-file, if the flag was given: a JSON object with these strings. The
-// write is atomic: a reader sees either no file or the complete file.
+// Call this when the daemon serves. Writes the file of --ready-file, if the flag was given: a JSON
+// object with these strings. The write is atomic: a reader sees either no file or the complete
+// file. Then tells the service manager (service_manager.h). Unavailable: the text says which step
+// failed and why.
 absl::Status AnnounceReady(const std::vector<std::pair<std::string, std::string>>& addresses);
 
 // Writes the same file to `path`. Unavailable: the text says which step failed and why.

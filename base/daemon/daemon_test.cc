@@ -56,6 +56,19 @@ TEST(DaemonDeathTest, SecondStopSignalEndsTheProcessAtOnce) {
       ExitedWithCode(1), "");
 }
 
+TEST(DaemonDeathTest, WaitingForAStopSignalCallsBackEachPeriod) {
+  EXPECT_EXIT(
+      {
+        Init({});
+        int calls = 0;
+        const int signal = WaitForStopSignal(std::chrono::milliseconds(1), [&calls] {
+          if (++calls == 3) kill(getpid(), SIGINT);
+        });
+        exit(signal == SIGINT && calls == 3 ? 0 : 1);
+      },
+      ExitedWithCode(0), "");
+}
+
 TEST(ReadyFile, IsWholeJsonAndReplacesTheOldOne) {
   const std::string path = ::testing::TempDir() + "/ready.json";
   ASSERT_TRUE(WriteReadyFile(path, {{"grpc", "old"}}).ok());

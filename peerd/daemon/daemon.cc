@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/counters.h"
+#include "base/daemon/service_manager.h"
 #include "base/http/http_server.h"
 #include "base/ids.h"
 #include "base/log.h"
@@ -45,6 +47,9 @@ namespace {
 
 // How long the daemon waits at its end until lanes and the Unix socket are closed.
 constexpr int64_t kCloseUs = Seconds(2);
+// The service manager waits for a drain this much longer than members may take to reach their next
+// step boundary: afterwards ops in flight still have to end.
+constexpr std::chrono::seconds kDrainSpare(30);
 // How often links are looked at. Metrics are published at least as often.
 constexpr int64_t kWatchUs = Millis(500);
 // The coordinator hears of measured links at most once in this time.
@@ -231,7 +236,10 @@ absl::Status DaemonImpl::Run() {
   while (signals_ < 2) {
     HandleInbox();
     const bool watch = ring_->Now() >= watch_due_;
-    if (watch) WatchLinks();
+    if (watch) {
+      WatchLinks();
+      TheServiceManager().Alive();
+    }
     engine_->Turn();
     coordinator_up_ = engine_->welcome();
     if (watch || metrics_->wanted()) PublishMetrics();
@@ -240,6 +248,8 @@ absl::Status DaemonImpl::Run() {
   }
   if (signals_ >= 2) return absl::CancelledError("stopped by a second signal");
   Log(LogLevel::kInfo, "drained; closing");
+  // A drain that the coordinator asked for has not been announced before: it has no limit.
+  TheServiceManager().Stopping(kDrainSpare);
   ipc_->Close();
   transport_->Close();
   const Tick deadline = ring_->Now() + kCloseUs;
@@ -291,6 +301,7 @@ void DaemonImpl::OnSignal() {
   if (signals_ > 1) return;
   Log(LogLevel::kInfo,
       absl::StrCat("draining signal=", info.ssi_signo, " timeout_ms=", options_.drain_timeout_ms));
+  TheServiceManager().Stopping(std::chrono::milliseconds(options_.drain_timeout_ms) + kDrainSpare);
   engine_->OnDrain(ring_->Now() + Millis(options_.drain_timeout_ms));
 }
 
