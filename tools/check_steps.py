@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "out" / "check"
 PYTHON = sys.executable
 BAZEL = shlex.split(os.environ.get("LONGHAUL_BAZEL", "bazel"))
-PYTHON_SOURCES = ["bazel", "bench", "bench/report", "client", "coordinator", "tests", "tools"]
+PYTHON_SOURCES = ["bazel", "bench", "bench/report", "client", "coordinator", "deploy", "tests", "tools"]
 CPP = re.compile(r"^(base|bench|bazel|client|coordinator|peerd|proto|tests|tools)/.*\.(c|cc|h|hpp)$")
 
 # A failed step shows at most this many lines of its output. Its log holds all of them.
@@ -122,7 +122,15 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     ]
     strict, _ = run(
         name,
-        [*command, "client/python/longhaul", "client/examples", "client/pybuild.py", "tools", "--exclude=_e2e_test"],
+        [
+            *command,
+            "client/python/longhaul",
+            "client/examples",
+            "client/pybuild.py",
+            "deploy",
+            "tools",
+            "--exclude=_e2e_test",
+        ],
         log,
     )
     relaxed, _ = run(name, [*command, *loose, *tests], log, append=True)

@@ -2,7 +2,7 @@
 //
 // The protocol is that of sd_notify(3): a datagram with lines NAME=value, sent to the Unix socket
 // that $NOTIFY_SOCKET names. systemd keeps it stable and documents it for programs without
-// libsystemd. These few lines spare both daemons a library that brings four others with it.
+// libsystemd. These few lines spare both daemons a library that brings five others with it.
 //
 // Without a service manager that listens, every call does nothing.
 #pragma once

@@ -13,22 +13,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from engine import BASE, ROOT, Engine, why_not
+from engine import ROOT, Engine
+from images import TARGETS
+
+pytest_plugins = ["images"]
 
 DOCKER = ROOT / "deploy" / "docker"
 PROFILE = DOCKER / "seccomp-peerd.json"
-TARGETS = ("coordinator", "peerd", "trainer-example")
 DAEMONS = {"coordinator": "longhaul-coordinator", "peerd": "longhaul-peerd"}
 # How long a step of the story may take: four trainers share the processors of this machine.
 STORY_S = 600.0
-
-# Stands in for the image of Prometheus, whose registry this machine may not reach.
-PROMETHEUS = f"""
-FROM {BASE}
-RUN apt-get update && apt-get install -y --no-install-recommends prometheus && install -d -o nobody /prometheus
-USER nobody
-ENTRYPOINT ["prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
-"""
 
 
 def until(what: str, condition: Callable[[], Any], seconds: float = STORY_S) -> Any:
@@ -38,24 +32,6 @@ def until(what: str, condition: Callable[[], Any], seconds: float = STORY_S) -> 
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.2)
     return found
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with Engine() as engine:
-        engine.make_base()
-        for target in TARGETS:
-            begin = time.monotonic()
-            engine.build(
-                f"longhaul/{target}", f"--target={target}", "--build-arg=REVISION=abc", file=DOCKER / "Dockerfile"
-            )
-            print(f"built {target} in {time.monotonic() - begin:.0f} s")
-        context = tmp_path_factory.mktemp("prometheus")
-        (context / "Dockerfile").write_text(PROMETHEUS)
-        engine.build("longhaul-test/prometheus", file=context / "Dockerfile", context=context)
-        yield engine
 
 
 # ---------------------------------------------------------------------- images
