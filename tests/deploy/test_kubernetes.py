@@ -302,6 +302,7 @@ class Node:
         spec["hostAliases"] = [{"ip": "127.0.0.1", "hostnames": ["longhaul-coordinator"]}]
         spec["hostNetwork"] = True
         annotations = {}
+        profiles = self.seccomp
         for container in spec.get("initContainers", []) + spec["containers"]:
             container["image"] = container["image"].split(":")[0] + ":latest"
             container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] not in slots]
@@ -311,11 +312,12 @@ class Node:
             given = {"POD_IP": "127.0.0.1", **(environment or {})}
             container["env"] = [{"name": name, "value": value} for name, value in given.items()]
             container["args"] = [expanded(argument, given) for argument in container.get("args", [])]
-            # Podman takes a profile of the node from an annotation only.
+            # Podman takes a profile of the node from an annotation only, and none from a directory below.
             profile = container["securityContext"].get("seccompProfile", {})
             if profile.get("type") == "Localhost":
                 key = f"container.seccomp.security.alpha.kubernetes.io/{container['name']}"
-                annotations[key] = f"localhost/{profile['localhostProfile']}"
+                profiles = (self.seccomp / profile["localhostProfile"]).parent
+                annotations[key] = f"localhost/{pathlib.PurePosixPath(profile['localhostProfile']).name}"
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -324,7 +326,7 @@ class Node:
         }
         path = self.directory / f"{pod}.yaml"
         path.write_text(yaml.safe_dump_all([*more, manifest]))
-        self.engine.podman("kube", "play", f"--seccomp-profile-root={self.seccomp}", str(path))
+        self.engine.podman("kube", "play", f"--seccomp-profile-root={profiles}", str(path))
 
     def get(self, url: str) -> int:
         """The status that a page has; 0: nobody answers."""
