@@ -1,8 +1,9 @@
 // Asynchronous I/O for one thread: all input and output of the data plane goes through a Ring.
 //
-// There are two implementations. UringRing uses io_uring; uring_ring.cc is the only file that
-// includes liburing. FakeRing works in memory, for tests: transfers are partial, operations end in
-// any order, and zero-copy notices come late. One contract test runs on both.
+// There are three implementations. UringRing uses io_uring; uring_ring.cc is the only file that
+// includes liburing. EpollRing uses epoll, for hosts that refuse io_uring. FakeRing works in
+// memory, for tests: transfers are partial, operations end in any order, and zero-copy notices come
+// late. One contract test runs on all of them.
 //
 // Threads: the thread that calls RunOnce() first owns the ring. From then on only that thread calls
 // the ring. The exception is Wake(), which any thread may call. Callbacks run inside RunOnce(),
@@ -47,7 +48,7 @@ using IoId = uint64_t;
 struct RingFeatures {
   bool send_zero_copy = false;
   bool registered_buffers = false;
-  std::string description;  // for the log: the kernel, the setup flags, and what the kernel lacks
+  std::string description;  // for the log: the kernel, and what it offers and lacks
 };
 
 class Ring {
@@ -70,6 +71,7 @@ class Ring {
   // refers to the memory; the last callback (value 0) comes when the kernel has let go.
   // If nothing could be sent this way, Send() still works. -EINVAL, -EOPNOTSUPP: this socket does
   // not support zero-copy. -ENOMEM, -ENOBUFS: the limit of locked memory is reached.
+  // A ring without the feature `send_zero_copy` copies the bytes, and calls once.
   virtual IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer,
                             IoCallback done) = 0;
   // Ends with value 0 at `at` or later, or with -ECANCELED.
@@ -104,10 +106,14 @@ class Ring {
   virtual Sockets& sockets() = 0;
 };
 
+// `poll_us`, of both: RunOnce() polls for completions for so long before it sleeps. Polling saves a
+// wake-up when an operation ends soon. Its price is a busy processor. Each round of polling yields
+// the processor to other threads.
+
 // FailedPrecondition, with a text for the operator: kernel, seccomp or limits refuse io_uring.
-// `poll_us`: RunOnce() polls for completions for so long before it sleeps. Polling saves a wake-up
-// when an operation ends soon. Its price is a busy processor. Each round of polling yields the
-// processor to other threads.
 absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries, uint32_t poll_us = 0);
+// Without zero-copy sends and registered buffers. Listeners that Accept() is called for become
+// non-blocking. FailedPrecondition, with a text for the operator: limits refuse epoll.
+absl::StatusOr<std::unique_ptr<Ring>> MakeEpollRing(uint32_t poll_us = 0);
 
 }  // namespace longhaul::peerd

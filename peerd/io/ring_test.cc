@@ -1,9 +1,10 @@
-// Tests the contract of Ring on both implementations, and the promises of each one.
+// Tests the contract of Ring on all implementations, and the promises of each one.
 #include "peerd/io/ring.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -24,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "peerd/io/fake_ring.h"
 #include "peerd/io/sockets.h"
 
@@ -49,10 +51,13 @@ IoCallback Into(Seen* seen) {
   };
 }
 
+enum class Kind { kUring, kEpoll, kFake };
+
 struct Param {
   std::string name;
-  uint64_t seed;  // 0: io_uring
+  Kind kind;
   uint32_t poll_us = 0;
+  uint64_t seed = 0;  // kFake
 };
 
 std::ostream& operator<<(std::ostream& out, const Param& param) { return out << param.name; }
@@ -60,13 +65,14 @@ std::ostream& operator<<(std::ostream& out, const Param& param) { return out << 
 class RingTest : public ::testing::TestWithParam<Param> {
  protected:
   void SetUp() override {
-    if (GetParam().seed != 0) {
+    if (GetParam().kind == Kind::kFake) {
       FakeRingOptions options;
       options.seed = GetParam().seed;
       ring_ = std::make_unique<FakeRing>(options);
       return;
     }
-    auto ring = MakeUringRing(64, GetParam().poll_us);
+    auto ring = GetParam().kind == Kind::kUring ? MakeUringRing(64, GetParam().poll_us)
+                                                : MakeEpollRing(GetParam().poll_us);
     ASSERT_TRUE(ring.ok()) << ring.status();
     ring_ = *std::move(ring);
   }
@@ -115,11 +121,14 @@ class RingTest : public ::testing::TestWithParam<Param> {
   int listener_ = -1;
 };
 
-INSTANTIATE_TEST_SUITE_P(Rings, RingTest,
-                         ::testing::Values(Param{"Uring", 0}, Param{"UringThatPolls", 0, 200},
-                                           Param{"Fake1", 1}, Param{"Fake2", 2}, Param{"Fake3", 3},
-                                           Param{"Fake4", 4}, Param{"Fake5", 5}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Rings, RingTest,
+    ::testing::Values(Param{"Uring", Kind::kUring}, Param{"UringThatPolls", Kind::kUring, 200},
+                      Param{"Epoll", Kind::kEpoll}, Param{"EpollThatPolls", Kind::kEpoll, 200},
+                      Param{"Fake1", Kind::kFake, 0, 1}, Param{"Fake2", Kind::kFake, 0, 2},
+                      Param{"Fake3", Kind::kFake, 0, 3}, Param{"Fake4", Kind::kFake, 0, 4},
+                      Param{"Fake5", Kind::kFake, 0, 5}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_P(RingTest, MovesBytesInOrderAndEndsWithZero) {
   const auto [a, b] = Connected();
@@ -197,6 +206,158 @@ TEST_P(RingTest, MessagesScatterAndGather) {
   EXPECT_TRUE(Until([&] { return send.ended(); }));
   EXPECT_EQ(send.last.value, 5004);
   EXPECT_EQ(got, head + body);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, MessagesLargerThanTheConnectionHoldsAreSentWhole) {
+  const auto [a, b] = Connected();
+  const std::string sent = Pattern(20 << 20);
+  // Pieces of many sizes, so that the connection fills up within them and at their ends.
+  std::vector<iovec> parts;
+  for (size_t at = 0; at < sent.size();) {
+    const size_t bytes = std::min(sent.size() - at, parts.size() % 3 * 70001 + 1);
+    parts.push_back({const_cast<char*>(sent.data()) + at, bytes});
+    at += bytes;
+  }
+  const std::vector<iovec> before = parts;
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  ASSERT_LE(parts.size(), size_t{IOV_MAX});
+  std::string got(sent.size(), '\0');
+  Seen send, recv;
+  ring_->SendMsg(a, &message, true, Into(&send));
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  EXPECT_FALSE(send.ended());
+  ring_->Recv(b, got.data(), got.size(), true, Into(&recv));
+  EXPECT_TRUE(Until([&] { return send.ended() && recv.ended(); }));
+  EXPECT_EQ(send.last.value, static_cast<int>(sent.size()));
+  EXPECT_EQ(recv.last.value, static_cast<int>(sent.size()));
+  EXPECT_TRUE(got == sent);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_EQ(parts[i].iov_base, before[i].iov_base);
+    EXPECT_EQ(parts[i].iov_len, before[i].iov_len);
+  }
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, ACancelledTransferSaysWhatItHasMoved) {
+  const auto [a, b] = Connected();
+  const std::string sent = Pattern(40);
+  std::string got(1000, '\0');
+  Seen send, cancelled;
+  const IoId id = ring_->Recv(b, got.data(), got.size(), true, Into(&cancelled));
+  ring_->Send(a, sent.data(), sent.size(), true, Into(&send));
+  EXPECT_TRUE(Until([&] { return send.ended(); }));
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(ring_->RunOnce(ring_->Now() + 100).ok());
+  ring_->Cancel(id);
+  EXPECT_TRUE(Until([&] { return cancelled.ended(); }));
+  EXPECT_TRUE(cancelled.last.value > 0 || cancelled.last.value == -ECANCELED)
+      << cancelled.last.value;
+  size_t have = std::max(cancelled.last.value, 0);
+  while (have < sent.size()) {
+    Seen recv;
+    ring_->Recv(b, got.data() + have, got.size() - have, false, Into(&recv));
+    ASSERT_TRUE(Until([&] { return recv.ended(); }));
+    ASSERT_GT(recv.last.value, 0);
+    have += recv.last.value;
+  }
+  EXPECT_EQ(got.substr(0, have), sent);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+// The system gives the number of a closed socket to the next socket.
+TEST_P(RingTest, ASocketWithTheNumberOfAClosedOneIsServed) {
+  for (int round = 0; round < 50; ++round) {
+    const auto [a, b] = Connected();
+    char byte = 0, more = 0;
+    Seen send;
+    bool served = false;
+    const auto serve = [&, b = b](IoResult result) {
+      EXPECT_EQ(result.value, round % 2 == 0 ? 1 : -ECANCELED);
+      sockets().Close(b);
+      served = true;
+    };
+    const IoId id = ring_->Recv(b, &byte, 1, false, serve);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+    if (round % 2 == 0) {
+      ring_->Send(a, "x", 1, true, Into(&send));
+    } else {
+      ring_->Cancel(id);
+    }
+    ASSERT_TRUE(Until([&] { return served && (round % 2 != 0 || send.ended()); }));
+    sockets().Close(a);
+    const std::pair<int, int> next = Connected();
+    if (GetParam().kind != Kind::kFake) {
+      EXPECT_EQ(std::min(next.first, next.second), std::min(a, b)) << "the numbers are new";
+    }
+    Seen recv, again;
+    ring_->Recv(next.second, &more, 1, false, Into(&recv));
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+    ring_->Send(next.first, "y", 1, true, Into(&again));
+    ASSERT_TRUE(Until([&] { return recv.ended() && again.ended(); })) << "round " << round;
+    EXPECT_EQ(more, 'y');
+    sockets().Close(next.first);
+    sockets().Close(next.second);
+  }
+}
+
+TEST_P(RingTest, OperationsThatEndAtOnceKeepNoOthersWaiting) {
+  const auto [a, b] = Connected();
+  const auto [c, d] = Connected();
+  Seen first;
+  ring_->Send(a, "x", 1, true, Into(&first));
+  EXPECT_TRUE(Until([&] { return first.ended(); }));
+  bool over = false;
+  int polls = 0;
+  std::function<void()> poll = [&, b = b] {
+    ring_->PollIn(b, [&](IoResult result) {
+      EXPECT_GT(result.value, 0);
+      ++polls;
+      if (!over) poll();
+    });
+  };
+  poll();
+  char byte = 0;
+  Seen recv, send, timeout;
+  ring_->Recv(d, &byte, 1, false, Into(&recv));
+  EXPECT_TRUE(Until([&] { return polls > 100; }));
+  EXPECT_FALSE(recv.ended());
+  ring_->Send(c, "y", 1, true, Into(&send));
+  ring_->Timeout(ring_->Now() + 1000, Into(&timeout));
+  EXPECT_TRUE(Until([&] { return recv.ended() && send.ended() && timeout.ended(); }));
+  over = true;
+  const int last = polls;
+  EXPECT_TRUE(Until([&] { return polls > last; }));
+  for (const int fd : {a, b, c, d}) sockets().Close(fd);
+}
+
+// A reader and a writer of one socket wait at the same time, and end each by its own event.
+TEST_P(RingTest, BothDirectionsOfASocketWaitApart) {
+  const auto [a, b] = Connected();
+  const std::string large = Pattern(20 << 20);
+  std::string got(large.size(), '\0');
+  char byte = 0;
+  Seen send, recv, small, drain, end;
+  ring_->Send(a, large.data(), large.size(), true, Into(&send));
+  ring_->Recv(a, &byte, 1, false, Into(&recv));
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(ring_->RunOnce(ring_->Now() + 100).ok());
+  EXPECT_FALSE(send.ended());
+  EXPECT_FALSE(recv.ended());
+  ring_->Send(b, "x", 1, true, Into(&small));
+  EXPECT_TRUE(Until([&] { return small.ended() && recv.ended(); }));
+  EXPECT_FALSE(send.ended());
+  ring_->Recv(a, &byte, 1, false, Into(&end));
+  ring_->Recv(b, got.data(), got.size(), true, Into(&drain));
+  EXPECT_TRUE(Until([&] { return drain.ended() && send.ended(); }));
+  EXPECT_TRUE(got == large);
+  EXPECT_FALSE(end.ended());
+  sockets().ShutdownSend(b);
+  EXPECT_TRUE(Until([&] { return end.ended(); }));
+  EXPECT_EQ(end.last.value, 0);
   sockets().Close(a);
   sockets().Close(b);
 }
@@ -385,7 +546,7 @@ TEST_P(RingTest, MayBeDestroyedWithOperationsInFlight) {
   ring_->Recv(b, byte.get(), 1, false, [&](IoResult) { ++calls; });
   ring_->Timeout(kNever, [&](IoResult) { ++calls; });
   EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
-  if (GetParam().seed == 0) {
+  if (GetParam().kind != Kind::kFake) {
     sockets().Close(a);
     sockets().Close(b);
   }
@@ -430,16 +591,14 @@ TEST(FakeRingDeathTest, CatchesMemoryThatIsWrittenWhileOwned) {
 
 // ------------------------------------------------------------------------------ refusals
 
-// Runs `refuse` and then MakeUringRing() in a child; gives its error text.
-template <class Refuse>
-std::string TextWhenRefused(Refuse refuse) {
+// Runs `run` in a child; gives the text that it returns.
+template <class Run>
+std::string TextFromChild(Run run) {
   int fds[2];
   EXPECT_EQ(pipe(fds), 0);
   const pid_t child = fork();
   if (child == 0) {
-    refuse();
-    const auto ring = MakeUringRing(8);
-    const std::string text = ring.ok() ? "not refused" : ring.status().ToString();
+    const std::string text = run();
     [[maybe_unused]] const ssize_t n = write(fds[1], text.data(), text.size());
     _exit(0);
   }
@@ -453,16 +612,29 @@ std::string TextWhenRefused(Refuse refuse) {
   return text;
 }
 
-void AnswerSetupWith(int error) {
+// From now on this system call fails in this process.
+void Refuse(long call, int error) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog program{.len = sizeof(code) / sizeof(code[0]), .filter = code};
   prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+void AnswerSetupWith(int error) { Refuse(SYS_io_uring_setup, error); }
+
+// Runs `refuse` and then MakeUringRing() in a child; gives its error text.
+template <class Refusal>
+std::string TextWhenRefused(Refusal refuse) {
+  return TextFromChild([&] {
+    refuse();
+    const auto ring = MakeUringRing(8);
+    return ring.ok() ? std::string("not refused") : ring.status().ToString();
+  });
 }
 
 TEST(UringRefusalTest, NamesTheSeccompProfileOnEperm) {
@@ -488,6 +660,130 @@ TEST(UringRefusalTest, NamesTheLockedMemoryLimitOnEnomem) {
 TEST(UringRefusalTest, NamesTheFileLimitOnEmfile) {
   EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(EMFILE); }),
               HasSubstr("FAILED_PRECONDITION: io_uring setup refused (EMFILE)"));
+}
+
+// Linux before 5.11 has no epoll_pwait2. Old seccomp profiles answer EPERM.
+TEST(EpollRingTest, WaitsInMillisecondsWhereTheKernelHasNoFinerWait) {
+  for (const int error : {ENOSYS, EPERM}) {
+    const std::string text = TextFromChild([&]() -> std::string {
+      Refuse(SYS_epoll_pwait2, error);
+      const auto ring = MakeEpollRing();
+      if (!ring.ok()) return ring.status().ToString();
+      const Tick start = (*ring)->Now();
+      int fired = 0;
+      int64_t early = 0;
+      for (const int64_t us : {200, 1500, 4001}) {
+        (*ring)->Timeout(start + us, [&, us](IoResult) {
+          ++fired;
+          early = std::max(early, us - ((*ring)->Now() - start));
+        });
+      }
+      int turns = 0;
+      while (fired < 3 && (*ring)->Now() < start + Seconds(20)) {
+        if (!(*ring)->RunOnce(kNever).ok()) return "RunOnce failed";
+        ++turns;
+      }
+      return absl::StrCat((*ring)->features().description, "; fired=", fired, " early=", early,
+                          turns <= 10 ? "" : " too many turns");
+    });
+    EXPECT_THAT(text, HasSubstr("without epoll_pwait2"));
+    EXPECT_THAT(text, HasSubstr("; fired=3 early=0"));
+    EXPECT_THAT(text, ::testing::Not(HasSubstr("too many turns")));
+  }
+}
+
+TEST(EpollRingTest, AsksForNoMoreEventsThanItUses) {
+  auto ring = MakeEpollRing();
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  EXPECT_FALSE((*ring)->features().send_zero_copy);
+  EXPECT_FALSE((*ring)->features().registered_buffers);
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  char byte = 0;
+  Seen recv;
+  const IoId id = (*ring)->Recv(ends[0], &byte, 1, false, Into(&recv));
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  (*ring)->Cancel(id);
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  EXPECT_EQ(recv.last.value, -ECANCELED);
+  // Bytes that nobody wants to receive: the ring hears of them once at most, and then sleeps.
+  ASSERT_EQ(write(ends[1], "x", 1), 1);
+  int turns = 0;
+  for (const Tick end = (*ring)->Now() + Millis(20); (*ring)->Now() < end; ++turns) {
+    EXPECT_TRUE((*ring)->RunOnce(end).ok());
+  }
+  EXPECT_LE(turns, 5);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(EpollRingTest, ServesASocketThatTakesAnotherOnesNumberWithinACallback) {
+  auto ring = MakeEpollRing();
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  int ends[2], next[2] = {-1, -1};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  char byte = 0, more = 0;
+  Seen second;
+  (*ring)->Recv(ends[0], &byte, 1, false, [&](IoResult result) {
+    EXPECT_EQ(result.value, 1);
+    close(ends[0]);
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, next), 0);
+    ASSERT_EQ(next[0], ends[0]) << "the number is new";
+    (*ring)->Recv(next[0], &more, 1, false, Into(&second));
+  });
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  ASSERT_EQ(write(ends[1], "x", 1), 1);
+  EXPECT_TRUE((*ring)->RunOnce((*ring)->Now() + Seconds(20)).ok());
+  ASSERT_GE(next[0], 0);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  EXPECT_FALSE(second.ended());
+  ASSERT_EQ(write(next[1], "y", 1), 1);
+  EXPECT_TRUE((*ring)->RunOnce((*ring)->Now() + Seconds(20)).ok());
+  EXPECT_TRUE(second.ended());
+  EXPECT_EQ(more, 'y');
+  for (const int fd : {ends[1], next[0], next[1]}) close(fd);
+}
+
+TEST(EpollRingTest, SendsWithoutZeroCopyCallOnce) {
+  auto ring = MakeEpollRing();
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  EXPECT_EQ((*ring)->RegisterBuffer("x", 1).status().code(), absl::StatusCode::kUnimplemented);
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  Seen send;
+  (*ring)->SendZeroCopy(ends[0], "x", 1, -1, Into(&send));
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  EXPECT_EQ(send.calls, 1);
+  EXPECT_EQ(send.last.value, 1);
+  EXPECT_FALSE(send.last.more);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(EpollRingTest, DescriptorsThatAreNotOpenEndTheirOperations) {
+  auto ring = MakeEpollRing();
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  char byte = 0;
+  for (const int fd : {-1, 1 << 20}) {
+    Seen accept, recv, send, poll;
+    (*ring)->Accept(fd, Into(&accept));
+    (*ring)->Recv(fd, &byte, 1, false, Into(&recv));
+    (*ring)->Send(fd, &byte, 1, false, Into(&send));
+    (*ring)->PollIn(fd, Into(&poll));
+    EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+    for (const Seen* seen : {&accept, &recv, &send, &poll}) {
+      EXPECT_EQ(seen->calls, 1);
+      EXPECT_EQ(seen->last.value, -EBADF);
+    }
+  }
+  // epoll refuses a regular file.
+  const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(file, 0);
+  Seen recv;
+  (*ring)->Recv(file, &byte, 1, false, Into(&recv));
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  EXPECT_EQ(recv.last.value, -ENOTSOCK);
+  close(file);
 }
 
 TEST(UringBufferTest, MemoryBeyondTheLockLimitIsResourceExhausted) {

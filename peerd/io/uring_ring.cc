@@ -7,8 +7,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "peerd/io/ring.h"
+#include "peerd/io/ring_ops.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -30,24 +29,13 @@ namespace {
 constexpr uint16_t kZeroCopyReportUsage = 1u << 3;
 constexpr uint32_t kNoticeSaysCopied = 1u << 31;
 
-constexpr uint64_t kIgnored = 0;  // completions of cancel requests
+// Tags of completions that are not an operation's; the other tags are ids.
+constexpr uint64_t kIgnored = 0;  // cancel requests
 constexpr uint64_t kWakeTag = 1;  // the read of the event descriptor
-constexpr int kIndexBits = 24;    // low bits of an IoId; the high bits are a generation from 1 on
-constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
+static_assert(kWakeTag < RingOps::kIdMin);
 constexpr unsigned kBufferSlots = 16384;             // the kernel allows so many
 constexpr size_t kBufferBytesMax = size_t{1} << 30;  // the kernel allows so much in one buffer
 constexpr int64_t kDestructorWaitUs = Seconds(1);
-
-Tick MonotonicNow() {
-  timespec ts;
-  clock_gettime(CLOCK_MONOTONIC, &ts);
-  return Tick{int64_t{ts.tv_sec} * 1000000 + ts.tv_nsec / 1000};
-}
-
-std::string KernelRelease() {
-  utsname name;
-  return uname(&name) == 0 ? std::string(name.release) : std::string("unknown");
-}
 
 absl::Status SetupRefused(int error) {
   switch (error) {
@@ -137,21 +125,6 @@ class UringRing final : public Ring {
   Sockets& sockets() override { return SystemSockets(); }
 
  private:
-  // kEnding: a cancelled timer whose callback is still to come.
-  enum class Kind : uint8_t { kFree, kKernel, kTimer, kEnding };
-  struct Op {
-    IoCallback done;
-    uint64_t generation = 1;
-    Kind kind = Kind::kFree;
-  };
-  struct Timer {
-    Tick at;
-    uint64_t order;  // timers of one tick fire in the order in which they were started
-    IoId id;
-    bool operator>(const Timer& other) const {
-      return std::pair(at, order) > std::pair(other.at, other.order);
-    }
-  };
   struct Buffer {
     const uint8_t* data = nullptr;
     size_t bytes = 0;  // 0: the entry is free
@@ -162,9 +135,6 @@ class UringRing final : public Ring {
   void RegisterSparse();
   void Describe(unsigned flags, const std::vector<const char*>& missing);
 
-  IoId NewOp(Kind kind, IoCallback done);
-  Op* Find(IoId id);
-  void End(IoId id, IoResult result);
   IoId Start(io_uring_sqe& sqe, IoCallback done);
   void Push(const io_uring_sqe& sqe);
   bool TryPush(const io_uring_sqe& sqe);
@@ -175,9 +145,6 @@ class UringRing final : public Ring {
   int Poll(Tick until);
   void Reap();
   void OnCompletion(uint64_t tag, int value, unsigned flags);
-  bool TimerLive(IoId id);
-  void RunTimers();
-  void CompactTimers();
 
   const uint32_t poll_us_;
   io_uring ring_{};
@@ -187,15 +154,8 @@ class UringRing final : public Ring {
   bool report_usage_ = false;
   RingFeatures features_;
 
-  std::deque<Op> ops_;  // a slab: entries never move
-  std::vector<uint32_t> free_;
-  size_t kernel_ops_ = 0;              // ops of kind kKernel that have not ended
+  RingOps ops_;
   std::deque<io_uring_sqe> overflow_;  // entries that did not fit into the submission queue
-  std::vector<Timer> timers_;          // a heap; entries of ended ops are skipped
-  size_t timers_live_ = 0;
-  uint64_t timer_order_ = 0;
-  std::vector<absl::AnyInvocable<void()>> before_submit_;
-  std::vector<std::pair<IoId, int>> ready_;  // ops that ended without the kernel
 
   int wake_fd_ = -1;
   uint64_t wake_value_ = 0;
@@ -296,11 +256,10 @@ void UringRing::Describe(unsigned flags, const std::vector<const char*>& missing
 UringRing::~UringRing() {
   if (made_ && enabled_) {
     closing_ = true;
-    for (size_t i = 0; i < ops_.size(); ++i) {
-      if (ops_[i].kind == Kind::kKernel) Cancel(ops_[i].generation << kIndexBits | i);
-    }
+    ops_.Silence();
+    ops_.ForEach([this](IoId id) { Cancel(id); });
     const Tick deadline = MonotonicNow() + kDestructorWaitUs;
-    while (kernel_ops_ > 0 && MonotonicNow() < deadline) {
+    while (ops_.open() > 0 && MonotonicNow() < deadline) {
       FlushOverflow();
       const int rc = Enter(deadline);
       if (rc < 0 && rc != -ETIME && rc != -EINTR && rc != -EBUSY && rc != -EAGAIN) break;
@@ -313,43 +272,8 @@ UringRing::~UringRing() {
 
 // ------------------------------------------------------------------------------ operations
 
-IoId UringRing::NewOp(Kind kind, IoCallback done) {
-  if (free_.empty()) {
-    LH_CHECK(ops_.size() < kIndexMask);
-    free_.push_back(static_cast<uint32_t>(ops_.size()));
-    ops_.emplace_back();
-  }
-  const uint32_t index = free_.back();
-  free_.pop_back();
-  Op& op = ops_[index];
-  op.kind = kind;
-  op.done = std::move(done);
-  if (kind == Kind::kKernel) ++kernel_ops_;
-  return op.generation << kIndexBits | index;
-}
-
-UringRing::Op* UringRing::Find(IoId id) {
-  const uint64_t index = id & kIndexMask;
-  if (index >= ops_.size()) return nullptr;
-  Op& op = ops_[index];
-  return op.kind != Kind::kFree && op.generation == id >> kIndexBits ? &op : nullptr;
-}
-
-// The last callback of an operation. Its entry is free before the callback runs.
-void UringRing::End(IoId id, IoResult result) {
-  Op* op = Find(id);
-  LH_CHECK(op != nullptr);
-  IoCallback done = std::move(op->done);
-  op->done = nullptr;
-  if (op->kind == Kind::kKernel) --kernel_ops_;
-  op->kind = Kind::kFree;
-  ++op->generation;
-  free_.push_back(static_cast<uint32_t>(id & kIndexMask));
-  if (!closing_) done(result);
-}
-
 IoId UringRing::Start(io_uring_sqe& sqe, IoCallback done) {
-  const IoId id = NewOp(Kind::kKernel, std::move(done));
+  const IoId id = ops_.Add(std::move(done));
   sqe.user_data = id;
   Push(sqe);
   return id;
@@ -434,27 +358,12 @@ IoId UringRing::PollIn(int fd, IoCallback done) {
   return Start(sqe, std::move(done));
 }
 
-IoId UringRing::Timeout(Tick at, IoCallback done) {
-  const IoId id = NewOp(Kind::kTimer, std::move(done));
-  timers_.push_back({at, timer_order_++, id});
-  std::push_heap(timers_.begin(), timers_.end(), std::greater<>());
-  ++timers_live_;
-  return id;
-}
+IoId UringRing::Timeout(Tick at, IoCallback done) { return ops_.AddTimer(at, std::move(done)); }
 
-void UringRing::BeforeSubmit(absl::AnyInvocable<void()> run) {
-  before_submit_.push_back(std::move(run));
-}
+void UringRing::BeforeSubmit(absl::AnyInvocable<void()> run) { ops_.BeforeSubmit(std::move(run)); }
 
 void UringRing::Cancel(IoId id) {
-  Op* op = Find(id);
-  if (op == nullptr || op->kind == Kind::kEnding) return;
-  if (op->kind == Kind::kTimer) {
-    op->kind = Kind::kEnding;
-    --timers_live_;
-    ready_.emplace_back(id, -ECANCELED);
-    return;
-  }
+  if (ops_.CancelTimer(id) || !ops_.Has(id)) return;
   io_uring_sqe sqe{};
   io_uring_prep_cancel64(&sqe, id, 0);
   sqe.user_data = kIgnored;
@@ -581,11 +490,9 @@ int UringRing::Enter(Tick until) {
 
 absl::Status UringRing::RunOnce(Tick until) {
   if (!Enable()) return absl::UnavailableError("io_uring: the ring could not be enabled");
-  for (auto& run : std::exchange(before_submit_, {})) run();
+  ops_.RunBeforeSubmit();
   FlushOverflow();
-  CompactTimers();
-  if (!timers_.empty()) until = std::min(until, timers_.front().at);
-  if (!ready_.empty() || !overflow_.empty()) until = Tick{};
+  until = overflow_.empty() ? ops_.WaitUntil(until) : Tick{};
   const int rc = Enter(until);
   if (rc < 0) {
     switch (-rc) {
@@ -598,11 +505,9 @@ absl::Status UringRing::RunOnce(Tick until) {
         return absl::UnavailableError(absl::StrCat("io_uring enter: ", strerror(-rc)));
     }
   }
-  std::vector<std::pair<IoId, int>> ready;
-  ready.swap(ready_);
-  for (const auto& [id, value] : ready) End(id, {.value = value});
+  ops_.RunReady();
   Reap();
-  RunTimers();
+  ops_.RunTimers(MonotonicNow());
   return absl::OkStatus();
 }
 
@@ -627,46 +532,11 @@ void UringRing::OnCompletion(uint64_t tag, int value, unsigned flags) {
   }
   if ((flags & IORING_CQE_F_NOTIF) != 0) {
     const bool copied = report_usage_ && (static_cast<uint32_t>(value) & kNoticeSaysCopied) != 0;
-    End(tag, {.value = 0, .more = false, .copied = copied});
-    return;
-  }
-  if ((flags & IORING_CQE_F_MORE) == 0) {
-    End(tag, {.value = value});
-    return;
-  }
-  Op* op = Find(tag);
-  LH_CHECK(op != nullptr);
-  if (!closing_) op->done({.value = value, .more = true});
-}
-
-bool UringRing::TimerLive(IoId id) {
-  const Op* op = Find(id);
-  return op != nullptr && op->kind == Kind::kTimer;
-}
-
-void UringRing::RunTimers() {
-  const Tick now = MonotonicNow();
-  const uint64_t order_end = timer_order_;  // timers that callbacks start wait for the next round
-  while (!timers_.empty() && timers_.front().at <= now && timers_.front().order < order_end) {
-    const IoId id = timers_.front().id;
-    std::pop_heap(timers_.begin(), timers_.end(), std::greater<>());
-    timers_.pop_back();
-    if (!TimerLive(id)) continue;
-    --timers_live_;
-    End(id, {});
-  }
-}
-
-// Drops cancelled timers from the front of the heap. Drops all of them once they are the larger
-// part.
-void UringRing::CompactTimers() {
-  if (timers_.size() > 64 && timers_.size() > 2 * timers_live_) {
-    std::erase_if(timers_, [this](const Timer& t) { return !TimerLive(t.id); });
-    std::make_heap(timers_.begin(), timers_.end(), std::greater<>());
-  }
-  while (!timers_.empty() && !TimerLive(timers_.front().id)) {
-    std::pop_heap(timers_.begin(), timers_.end(), std::greater<>());
-    timers_.pop_back();
+    ops_.End(tag, {.value = 0, .more = false, .copied = copied});
+  } else if ((flags & IORING_CQE_F_MORE) != 0) {
+    ops_.Report(tag, {.value = value, .more = true});
+  } else {
+    ops_.End(tag, {.value = value});
   }
 }
 
