@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/flags/flag.h"
@@ -46,6 +47,9 @@ ABSL_FLAG(std::string, zero_copy, "auto",
 ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
           "default, and on loopback cubic, because cubic does not pace");
+ABSL_FLAG(std::string, io, "auto",
+          "what moves the bytes: uring (io_uring), epoll (needs more processor time), or auto "
+          "(io_uring if the system allows it, else epoll)");
 ABSL_FLAG(uint32_t, poll_us, 0,
           "microseconds that the data plane polls before it sleeps; polling makes small ops faster "
           "and keeps a processor busy; 0: never poll");
@@ -151,6 +155,12 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
         absl::StrCat("--zero-copy=", options.zero_copy, ": give auto, on or off"));
   }
   options.congestion = absl::GetFlag(FLAGS_congestion);
+  const std::string io = absl::GetFlag(FLAGS_io);
+  const std::optional<IoChoice> choice = ParseIoChoice(io);
+  if (!choice) {
+    return absl::InvalidArgumentError(absl::StrCat("--io=", io, ": give auto, uring or epoll"));
+  }
+  options.io = *choice;
   options.poll_us = absl::GetFlag(FLAGS_poll_us);
   if (options.poll_us > 10000) {
     return absl::InvalidArgumentError(

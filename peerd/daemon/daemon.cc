@@ -32,6 +32,7 @@
 #include "peerd/engine/engine.h"
 #include "peerd/engine/op_runner.h"
 #include "peerd/engine/state_runner.h"
+#include "peerd/io/open_ring.h"
 #include "peerd/io/ring.h"
 #include "peerd/io/unmapper.h"
 #include "peerd/ipc/ipc_server.h"
@@ -92,6 +93,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   absl::Status Run() override;
 
  private:
+  absl::Status MakeRing();
   // Sends to the coordinator. Puts the present address into Hello, because the core knows only the
   // address at the start.
   void Send(const control::PeerMessage& message);
@@ -110,6 +112,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   DaemonOptions options_;
   const PeerId self_;
   std::unique_ptr<Ring> ring_;
+  bool on_epoll_ = false;
   std::unique_ptr<Engine> engine_;  // listens to the transport and the IPC server
   std::unique_ptr<Transport> transport_;
   Unmapper unmapper_;  // for scratch memory
@@ -135,8 +138,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
 };
 
 absl::Status DaemonImpl::Open() {
-  LH_ASSIGN_OR_RETURN(ring_, MakeUringRing(4096, options_.poll_us));
-  Log(LogLevel::kInfo, absl::StrCat("io_uring ready ", ring_->features().description));
+  LH_RETURN_IF_ERROR(MakeRing());
 
   engine_ = std::make_unique<Engine>();
 
@@ -215,6 +217,18 @@ absl::Status DaemonImpl::Open() {
       absl::StrCat("peerd serving peer=", ToString(self_), " listen=", listen_address(),
                    " advertise=", address_.Get(), " socket=", options_.socket_path,
                    " coordinator=", absl::StrJoin(options_.coordinators, ",")));
+  return absl::OkStatus();
+}
+
+absl::Status DaemonImpl::MakeRing() {
+  LH_ASSIGN_OR_RETURN(OpenedRing opened, OpenRing(options_.io, 4096, options_.poll_us));
+  ring_ = std::move(opened.ring);
+  on_epoll_ = !opened.why_epoll.empty();
+  Log(LogLevel::kInfo, "data plane ready" + LogField("ring", ring_->features().description));
+  if (on_epoll_) {
+    Log(LogLevel::kWarning, "epoll instead of io_uring: ops take more processor time" +
+                                LogField("reason", opened.why_epoll));
+  }
   return absl::OkStatus();
 }
 
@@ -386,6 +400,7 @@ void DaemonImpl::PublishMetrics() {
   snapshot.arena_bytes = ipc.arena_bytes;
   snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;
+  snapshot.on_epoll = on_epoll_;
   AddTotals(kCoreCounters, snapshot.core, &snapshot.totals);
   AddTotals(kTransportCounters, snapshot.transport, &snapshot.totals);
   AddTotals(kStateCounters, states_->exchange()->GetStats(), &snapshot.totals);

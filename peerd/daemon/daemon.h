@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "peerd/io/open_ring.h"
 
 namespace longhaul::peerd {
 
@@ -27,6 +28,7 @@ struct DaemonOptions {
   uint32_t lanes = 0;  // 0: automatic
   uint64_t arena_limit = 0;
   uint64_t scratch_limit = 0;
+  IoChoice io = IoChoice::kAuto;
   uint32_t poll_us = 0;       // how long the reactor polls before it sleeps; 0: it does not poll
   uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
   uint64_t state_rate = 0;    // bytes of shared state sent a second; 0: no limit
@@ -56,7 +58,7 @@ class Daemon {
   virtual absl::Status Run() = 0;
 };
 
-// Opens everything that the system may refuse: io_uring, ports, the socket path. On an error
+// Opens everything that the system may refuse: the ring, ports, the socket path. On an error
 // nothing stays open.
 absl::StatusOr<std::unique_ptr<Daemon>> MakeDaemon(DaemonOptions options);
 

@@ -27,6 +27,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "peerd/io/fake_ring.h"
+#include "peerd/io/open_ring.h"
 #include "peerd/io/sockets.h"
 
 namespace longhaul::peerd {
@@ -842,6 +843,44 @@ TEST(UringBufferTest, MemoryThatIsNotAllTouchedIsNotFaultedIn) {
   munmap(mine, kPages * kPage);
   munmap(trainers, kPages * kPage);
   close(fd);
+}
+
+// ------------------------------------------------------------------------------ the choice
+
+// What OpenRing() gives where io_uring is refused.
+std::string TextOfOpenRing(IoChoice choice) {
+  return TextFromChild([&] {
+    AnswerSetupWith(EPERM);
+    const auto opened = OpenRing(choice, 8, 0);
+    if (!opened.ok()) return opened.status().ToString();
+    return absl::StrCat(opened->ring->features().description, "; ", opened->why_epoll);
+  });
+}
+
+TEST(OpenRingTest, TakesEpollWhereIoUringIsRefusedAndSaysWhy) {
+  EXPECT_THAT(TextOfOpenRing(IoChoice::kAuto),
+              ::testing::AllOf(::testing::StartsWith("epoll of Linux "),
+                               HasSubstr("; io_uring setup refused (EPERM): ")));
+  EXPECT_THAT(TextOfOpenRing(IoChoice::kEpoll), ::testing::EndsWith("; --io=epoll"));
+  EXPECT_THAT(TextOfOpenRing(IoChoice::kUring),
+              ::testing::StartsWith("FAILED_PRECONDITION: io_uring setup refused (EPERM): "));
+}
+
+TEST(OpenRingTest, TakesIoUringWhereTheSystemAllowsIt) {
+  for (const IoChoice choice : {IoChoice::kAuto, IoChoice::kUring}) {
+    const auto opened = OpenRing(choice, 8, 0);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_THAT(opened->ring->features().description, ::testing::StartsWith("io_uring of Linux "));
+    EXPECT_EQ(opened->why_epoll, "");
+  }
+}
+
+TEST(OpenRingTest, KnowsTheWordsOfTheFlag) {
+  EXPECT_EQ(ParseIoChoice("auto"), IoChoice::kAuto);
+  EXPECT_EQ(ParseIoChoice("uring"), IoChoice::kUring);
+  EXPECT_EQ(ParseIoChoice("epoll"), IoChoice::kEpoll);
+  for (const char* bad : {"", "Auto", "io_uring", "epoll "})
+    EXPECT_FALSE(ParseIoChoice(bad)) << bad;
 }
 
 // ------------------------------------------------------------------------------ addresses

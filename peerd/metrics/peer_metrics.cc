@@ -71,6 +71,9 @@ struct PeerMetrics::Impl {
                             "found that fewer carry as much")),
         coordinator(AddGauge(r, "longhaul_peerd_coordinator_up",
                              "1 while the stream to the coordinator stands")),
+        on_epoll(AddGauge(r, "longhaul_peerd_on_epoll",
+                          "1 if epoll moves the bytes, because io_uring was refused or not wanted; "
+                          "0 if io_uring does")),
         op_outcomes(BuildCounter()
                         .Name("longhaul_peerd_ops_total")
                         .Help("Ops of local members that ended, by outcome")
@@ -114,6 +117,7 @@ struct PeerMetrics::Impl {
   Gauge& lanes;
   Gauge& lanes_used;
   Gauge& coordinator;
+  Gauge& on_epoll;
   prometheus::Family<Counter>& op_outcomes;
   prometheus::Family<Counter>& op_algorithms;
   Histogram& op_seconds;
@@ -168,6 +172,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.lanes.Set(s.transport.lanes_up);
   m.lanes_used.Set(s.transport.lanes_used);
   m.coordinator.Set(s.coordinator_up ? 1 : 0);
+  m.on_epoll.Set(s.on_epoll ? 1 : 0);
   m.state_kept.Set(static_cast<double>(s.state_bytes_kept));
   m.tunnels.Set(s.transport.tunnels);
   std::map<std::string, CounterTotal> totals;

@@ -30,6 +30,7 @@ struct PeerSnapshot {
   uint64_t arena_bytes = 0;
   uint64_t state_bytes_kept = 0;
   bool coordinator_up = false;
+  bool on_epoll = false;             // the ring is not io_uring
   std::vector<CounterTotal> totals;  // of all parts of peerd; equal names are added up
 };
 

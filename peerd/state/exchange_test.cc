@@ -339,7 +339,9 @@ struct Param {
 std::ostream& operator<<(std::ostream& out, const Param& param) { return out << param.name; }
 
 std::vector<Param> Params() {
-  std::vector<Param> params = {{"OneUring", Rings::kOne, 1}, {"UringEach", Rings::kEach, 1}};
+  std::vector<Param> params = {{"OneUring", Rings::kOne, 1},
+                               {"UringEach", Rings::kEach, 1},
+                               {"EpollEach", Rings::kEpollEach, 1}};
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     params.push_back({"Fake" + std::to_string(seed), Rings::kFake, seed});
   }

@@ -595,12 +595,13 @@ std::vector<int> ConnectedTo(const std::vector<uint16_t>& ports) {
   return found;
 }
 
-TEST(RepairUringTest, EverythingArrivesOnceOverTcpWhoseConnectionsAreShutDown) {
-  for (const bool zero_copy : {false, true}) {
+TEST(RepairTcpTest, EverythingArrivesOnceOverTcpWhoseConnectionsAreShutDown) {
+  for (const auto& [rings, zero_copy] :
+       {std::pair{Rings::kEach, false}, {Rings::kEach, true}, {Rings::kEpollEach, false}}) {
     TransportOptions options;
     options.lanes = 3;
     if (zero_copy) options.zero_copy = TransportOptions::ZeroCopy::kOn;
-    PeerWorld world(Rings::kEach, 1, 2, options);
+    PeerWorld world(rings, 1, 2, options);
     Prng random(5);
     Traffic traffic(&world);
     world.Open(0, 1);

@@ -175,7 +175,8 @@ class Peer : public TransportListener {
   std::map<uint64_t, int> detached;
 };
 
-enum class Rings { kFake, kOne, kEach };
+// One FakeRing for all peers; one UringRing for all; a UringRing each; an EpollRing each.
+enum class Rings { kFake, kOne, kEach, kEpollEach };
 
 class PeerWorld {
  public:
@@ -194,8 +195,9 @@ class PeerWorld {
     if (options.listen == TransportOptions{}.listen) options.listen = "127.0.0.1:0";
     options.seed = seed;
     for (int i = 0; i < count; ++i) {
-      if (rings == Rings::kEach || (rings == Rings::kOne && i == 0)) {
-        auto ring = MakeUringRing(64);
+      const bool each = rings == Rings::kEach || rings == Rings::kEpollEach;
+      if (each || (rings == Rings::kOne && i == 0)) {
+        auto ring = rings == Rings::kEpollEach ? MakeEpollRing() : MakeUringRing(64);
         EXPECT_TRUE(ring.ok()) << ring.status();
         owned_.push_back(*std::move(ring));
       }

@@ -22,6 +22,7 @@ ABSL_FLAG(uint32_t, window, 64, "segments queued at once");
 ABSL_FLAG(uint32_t, memory_mib, 64, "sent from and received into, over and over");
 ABSL_FLAG(double, seconds, 2, "for each number of lanes");
 ABSL_FLAG(bool, zero_copy, false, "send without copying");
+ABSL_FLAG(bool, epoll, false, "epoll instead of io_uring");
 
 namespace longhaul::peerd {
 namespace {
@@ -32,7 +33,7 @@ const LinkKey kToSender{"stress", PeerId(1)};
 class Side : public TransportListener {
  public:
   Side(PeerId self, uint32_t lanes) {
-    auto ring = MakeUringRing(256);
+    auto ring = absl::GetFlag(FLAGS_epoll) ? MakeEpollRing() : MakeUringRing(256);
     LH_CHECK(ring.ok()) << ring.status().ToString();
     ring_ = *std::move(ring);
     TransportOptions options;

@@ -1,5 +1,5 @@
 // Tests whole transports: on the in-memory network, with seeds, and over loopback TCP on io_uring,
-// with one ring for all peers or one ring for each.
+// with one ring for all peers or one ring for each, and on epoll.
 #include "peerd/transport/transport.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,9 @@ class TransportTest : public ::testing::TestWithParam<Param> {
 };
 
 std::vector<Param> Params() {
-  std::vector<Param> params = {{"OneUring", Rings::kOne, 1}, {"UringEach", Rings::kEach, 1}};
+  std::vector<Param> params = {{"OneUring", Rings::kOne, 1},
+                               {"UringEach", Rings::kEach, 1},
+                               {"EpollEach", Rings::kEpollEach, 1}};
   for (uint64_t seed = 1; seed <= 6; ++seed) {
     params.push_back({"Fake" + std::to_string(seed), Rings::kFake, seed});
   }
@@ -1570,18 +1572,21 @@ TEST(TransportFakeTest, SaysThatThereIsNoDescriptorToBeHad) {
   EXPECT_THAT(status.ToString(), HasSubstr("eventfd: Too many open files"));
 }
 
-// The rate is printed and not checked, because it depends on the machine.
-TEST(TransportUringTest, ThroughputForTheRecord) {
-  PeerWorld world(Rings::kEach, 1, 2);
-  world.at(0).memory.resize(32 << 20);
-  world.at(1).memory.resize(32 << 20);
-  world.Open(0, 1);
-  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
-  const Tick start = world.Now();
-  for (uint64_t i = 0; i < 256; ++i) world.at(0).Send(PeerId(2), (i % 64) << 19, 1 << 19, i);
-  ASSERT_TRUE(world.Until([&] { return world.at(1).segments == 256; }));
-  std::printf("one thread, two rings: %.0f MB/s\n",
-              256.0 * (1 << 19) / static_cast<double>(world.Now() - start));
+// The rates are printed and not checked, because they depend on the machine.
+TEST(TransportTcpTest, ThroughputForTheRecord) {
+  for (const Rings rings : {Rings::kEach, Rings::kEpollEach}) {
+    PeerWorld world(rings, 1, 2);
+    world.at(0).memory.resize(32 << 20);
+    world.at(1).memory.resize(32 << 20);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    const Tick start = world.Now();
+    for (uint64_t i = 0; i < 256; ++i) world.at(0).Send(PeerId(2), (i % 64) << 19, 1 << 19, i);
+    ASSERT_TRUE(world.Until([&] { return world.at(1).segments == 256; }));
+    std::printf("one thread, two rings, %s: %.0f MB/s\n",
+                world.at(0).ring->features().description.c_str(),
+                256.0 * (1 << 19) / static_cast<double>(world.Now() - start));
+  }
 }
 
 }  // namespace

@@ -77,7 +77,8 @@ class TunnelWorld : public PeerWorld {
 };
 
 class TunnelTest : public testing::TestWithParam<Rings> {};
-INSTANTIATE_TEST_SUITE_P(Rings, TunnelTest, testing::Values(Rings::kFake, Rings::kEach));
+INSTANTIATE_TEST_SUITE_P(Rings, TunnelTest,
+                         testing::Values(Rings::kFake, Rings::kEach, Rings::kEpollEach));
 
 TEST_P(TunnelTest, FramesAndSegmentsArriveInBothDirections) {
   TunnelWorld world(GetParam());

@@ -204,10 +204,12 @@ def in_namespace(namespace: str) -> Iterator[None]:
 
 
 def _without_longhaul(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without LONGHAUL_ variables, except LONGHAUL_LIBRARY: programs get settings by flags only."""
-    return {
-        key: value for key, value in environment.items() if not key.startswith("LONGHAUL_") or key == "LONGHAUL_LIBRARY"
-    }
+    """The environment without LONGHAUL_ variables: programs get settings by flags only.
+
+    The exceptions name the library, and whether peerd uses io_uring or epoll.
+    """
+    kept = ("LONGHAUL_LIBRARY", "LONGHAUL_PEERD_IO")
+    return {key: value for key, value in environment.items() if not key.startswith("LONGHAUL_") or key in kept}
 
 
 class Host:

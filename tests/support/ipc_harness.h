@@ -2,7 +2,8 @@
 // scripts.
 //
 // A Harness owns the thread, the ring, the server and its socket. The test's thread calls the
-// Harness; Run() carries work over to the reactor thread. Failures are LH_CHECKs.
+// Harness; Run() carries work over to the reactor thread. Failures are LH_CHECKs. The ring is
+// io_uring, or epoll in a test that is compiled with LONGHAUL_TEST_ON_EPOLL.
 #pragma once
 
 #include <dirent.h>
@@ -197,7 +198,11 @@ class Harness {
 
  private:
   void Main(std::promise<void>* ready) {
+#ifdef LONGHAUL_TEST_ON_EPOLL
+    auto ring = MakeEpollRing();
+#else
     auto ring = MakeUringRing(256);
+#endif
     LH_CHECK(ring.ok()) << ring.status().ToString();
     Ring* const r = ring->get();
     tasks_ = std::make_unique<Mailbox<std::function<void()>>>(1024, [r] { r->Wake(); });

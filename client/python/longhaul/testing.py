@@ -99,7 +99,8 @@ class LocalCluster:
     binaries: directory of the programs; None: see find_binary().
     log_dir: directory for the logs, which stay there. None: a temporary directory that is removed with the cluster.
     coordinator: host:port of a coordinator that runs already. None: starts one.
-    coordinator_flags, peerd_flags: more flags for the programs.
+    coordinator_flags, peerd_flags: more flags for the programs. The only LONGHAUL_ variable that the programs see is
+        LONGHAUL_PEERD_IO (--io of longhaul-peerd).
     timeout: seconds that each program may take until it serves.
 
     Not thread-safe. Raises RuntimeError, with the end of its log, if a program does not serve in time.
@@ -205,8 +206,13 @@ class LocalCluster:
         ready_file = self._directory / f"{name}.json"
         log = self._logs / f"{name}.log"
         command = [str(find_binary(binary, self._binaries)), *flags, f"--ready-file={ready_file}"]
-        # Settings in the environment of the caller are not meant for this cluster.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LONGHAUL_")}
+        # Settings in the environment of the caller are not meant for this cluster. The exception says what this
+        # machine allows, or lets a whole test suite run on epoll.
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("LONGHAUL_") or key == "LONGHAUL_PEERD_IO"
+        }
         with open(log, "wb") as sink:
             process = start_tethered(
                 command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment, start_new_session=True
