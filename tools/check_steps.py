@@ -2,7 +2,7 @@
 
   tools/check             all that CI runs
   tools/check quick       for the inner loop: no long tests, no clang-tidy
-  tools/check full        the same as CI, with clang-tidy on all files, and the sanitizers
+  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, and tests on epoll
   tools/check STEP...     only these steps (a step that needs the programs builds them first)
 
 The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed step shows its
@@ -73,11 +73,12 @@ def bazel_test(*flags: str) -> Callable[[str, pathlib.Path], Result]:
     return step
 
 
-def pytest(*arguments: str) -> Callable[[str, pathlib.Path], Result]:
-    """A step that runs pytest and counts test functions."""
+def pytest(*arguments: str, settings: tuple[str, ...] = ()) -> Callable[[str, pathlib.Path], Result]:
+    """A step that runs pytest and counts test functions. settings: environment variables, NAME=value."""
 
     def step(name: str, log: pathlib.Path) -> Result:
-        code, output = run(name, [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments], log)
+        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        code, output = run(name, ["env", *settings, *command], log)
         counts = {
             what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|error|skipped)", output.splitlines()[-1])
         }
@@ -194,6 +195,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "bazel": bazel_test(*OPT),
     "python": pytest("client/python/tests"),
     "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan"),
+    "epoll": pytest("client/python/tests", "tests/e2e", "tests/chaos", settings=("LONGHAUL_PEERD_IO=epoll",)),
     "bench": pytest("bench"),
     "deploy": pytest("-rs", "tests/deploy"),
     "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
@@ -214,6 +216,7 @@ SETS = {
         "bazel",
         "python",
         "e2e",
+        "epoll",
         "bench",
         "deploy",
         "chaos",
@@ -225,7 +228,7 @@ SETS = {
     ],
     "lint": [*LINT, "tidy"],
 }
-NEED_PROGRAMS = {"python", "e2e", "bench", "chaos", "network"}
+NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "chaos", "network"}
 
 
 def prune_cache() -> None:

@@ -18,9 +18,13 @@ POINTS = int(os.environ.get("LONGHAUL_KILL_POINTS", "24"))
 SEED = int(os.environ.get("LONGHAUL_SEED", "1"))
 
 
-@pytest.mark.parametrize("victim_part", ["peerd", "host"])
-def test_survivors_agree_on_exact_sums_whenever_a_peer_is_killed(victim_part: str) -> None:
-    with LocalCluster(peers=2) as cluster, ExitStack() as stack:
+@pytest.mark.parametrize(
+    "victim_part, flags",
+    [("peerd", []), ("host", []), ("host", ["--io=epoll"])],
+    ids=["peerd", "host", "host-epoll"],
+)
+def test_survivors_agree_on_exact_sums_whenever_a_peer_is_killed(victim_part: str, flags: list[str]) -> None:
+    with LocalCluster(peers=2, peerd_flags=flags) as cluster, ExitStack() as stack:
         for _ in kill_at_many_points(
             cluster,
             trainers_of(stack, 2),
