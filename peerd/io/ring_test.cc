@@ -336,6 +336,23 @@ TEST_P(RingTest, OperationsThatEndAtOnceKeepNoOthersWaiting) {
   for (const int fd : {a, b, c, d}) sockets().Close(fd);
 }
 
+TEST_P(RingTest, AWaitWithoutEndEndsWithAnOperationThatNeedNotWait) {
+  const auto [a, b] = Connected();
+  Seen send, poll, more;
+  ring_->Send(a, "x", 1, true, Into(&send));
+  while (!send.ended()) EXPECT_TRUE(ring_->RunOnce(kNever).ok());
+  // A callback starts the next operation.
+  ring_->PollIn(b, [&, b = b](IoResult result) {
+    Into (&poll)(result);
+    ring_->PollIn(b, Into(&more));
+  });
+  while (!more.ended()) EXPECT_TRUE(ring_->RunOnce(kNever).ok());
+  EXPECT_GT(poll.last.value, 0);
+  EXPECT_GT(more.last.value, 0);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
 // A reader and a writer of one socket wait at the same time, and end each by its own event.
 TEST_P(RingTest, BothDirectionsOfASocketWaitApart) {
   const auto [a, b] = Connected();
@@ -743,6 +760,38 @@ TEST(EpollRingTest, ServesASocketThatTakesAnotherOnesNumberWithinACallback) {
   EXPECT_TRUE(second.ended());
   EXPECT_EQ(more, 'y');
   for (const int fd : {ends[1], next[0], next[1]}) close(fd);
+}
+
+TEST(EpollRingTest, TransfersOfOneDirectionDoNotOvertakeEachOther) {
+  auto ring = MakeEpollRing();
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  const std::string sent = std::string(4 << 20, 'a') + std::string(4 << 20, 'b');
+  const size_t half = sent.size() / 2;
+  std::string got(sent.size(), '\0');
+  Seen sends[2], receives[2];
+  (*ring)->Send(ends[0], sent.data(), half, true, Into(&sends[0]));
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  EXPECT_FALSE(sends[0].ended());
+  // Now there is room, and the ring has not heard of that: the second send could begin at once.
+  ssize_t have = 0;
+  for (ssize_t n; (n = read(ends[1], got.data() + have, got.size() - have)) > 0;) have += n;
+  ASSERT_GT(have, 0);
+  (*ring)->Send(ends[0], sent.data() + half, half, true, Into(&sends[1]));
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  const size_t middle = have + (sent.size() - have) / 2;
+  (*ring)->Recv(ends[1], got.data() + have, middle - have, true, Into(&receives[0]));
+  EXPECT_TRUE((*ring)->RunOnce(Tick{}).ok());
+  (*ring)->Recv(ends[1], got.data() + middle, got.size() - middle, true, Into(&receives[1]));
+  const Tick deadline = (*ring)->Now() + Seconds(20);
+  while (!receives[1].ended() && (*ring)->Now() < deadline) {
+    EXPECT_TRUE((*ring)->RunOnce(deadline).ok());
+  }
+  EXPECT_TRUE(sends[0].ended() && sends[1].ended() && receives[0].ended());
+  EXPECT_TRUE(got == sent);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(EpollRingTest, SendsWithoutZeroCopyCallOnce) {
