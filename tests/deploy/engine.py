@@ -1,7 +1,9 @@
-"""Podman with storage and a network of its own: nothing of it meets what else runs on this machine.
+"""Podman with storage, mounts and a network of its own: nothing of it meets what else runs on this machine.
 
-Images are built in the machine's network, because the build installs packages. Containers run in a network namespace
-without a way out, so that published ports are free. The base image is made from Debian's packages (mmdebstrap), because
+All of podman's commands run in one mount namespace, because rootful podman keeps the addresses and the name server of
+its networks in /run/containers, whatever its storage is. Mounts of containers end with this namespace. Images are built
+in the machine's network, because the build installs packages. Containers run in a network namespace without a way out,
+so that published ports are free. The base image is made from Debian's packages (mmdebstrap), because
 a machine that tests may reach no registry of images. Settings in the environment:
 
 - LONGHAUL_PODMAN_ROOT names a directory that keeps images between runs. Without it each run builds everything anew.
@@ -82,6 +84,7 @@ class Engine:
         self.root = pathlib.Path(kept or tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/var/tmp"))
         self.root.mkdir(parents=True, exist_ok=True)
         self.namespace = self.root.name if not kept else f"{PREFIX}{os.getpid()}-kept"
+        self._mounts: subprocess.Popen[str] | None = None
         self.limits = _hard_limits()
         self.environment = {
             **os.environ,
@@ -122,10 +125,24 @@ class Engine:
         try:
             _run(["ip", "netns", "add", self.namespace])
             _run(["ip", "-n", self.namespace, "link", "set", "lo", "up"])
+            self._enter_mounts()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _enter_mounts(self) -> None:
+        """Starts a process that keeps the mount namespace. It ends with this process."""
+        ours = self.root / "run-containers"
+        ours.mkdir(exist_ok=True)
+        script = 'mkdir -p /run/containers && mount --bind "$1" /run/containers && echo ready && exec sleep infinity'
+        keep = ["unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh", str(ours)]
+        self._mounts = subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", *keep], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert self._mounts.stdout is not None
+        if (said := self._mounts.stdout.readline()) != "ready\n":
+            raise RuntimeError(f"no mount namespace for podman: {said}{self._mounts.stdout.read()}")
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
@@ -137,6 +154,9 @@ class Engine:
             self.podman("rm", "--all", "--force", "--time=0")
             self.podman("volume", "rm", "--all", "--force")
             self.podman("network", "prune", "--force")
+        if self._mounts is not None:
+            self._mounts.kill()
+            self._mounts.communicate()
         subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, timeout=PATIENCE_S)
         if not self._kept:
             _remove_storage(self.root)
@@ -145,9 +165,21 @@ class Engine:
 
     def inside(self, *command: str, timeout: float = PATIENCE_S, cwd: pathlib.Path = ROOT, **environment: str) -> str:
         """Runs a command in the network of the containers and returns its output."""
+        command = (*self._namespaces(network=True), *command)
+        return _run(command, timeout, cwd=cwd, env={**self.environment, **environment})
+
+    def _namespaces(self, network: bool) -> list[str]:
+        """The command before a command that runs in the mount namespace, and in the network of the containers."""
+        if self._mounts is None:
+            raise RuntimeError("the engine is not open: use it in a `with` block")
         # Not `ip netns exec`, which hides the control groups.
-        where = ["nsenter", f"--net=/run/netns/{self.namespace}"]
-        return _run([*where, *command], timeout, cwd=cwd, env={**self.environment, **environment})
+        net = [f"--net=/run/netns/{self.namespace}"] if network else []
+        return ["nsenter", f"--mount=/proc/{self._mounts.pid}/ns/mnt", *net]
+
+    def path(self, place: str) -> pathlib.Path:
+        """Where a file that podman has mounted is for this process."""
+        assert self._mounts is not None
+        return pathlib.Path(f"/proc/{self._mounts.pid}/root{place}")
 
     def podman(self, *arguments: str, timeout: float = PATIENCE_S) -> str:
         return self.inside("podman", *arguments, timeout=timeout)
@@ -155,7 +187,7 @@ class Engine:
     def logs(self, container: str) -> str:
         """All that a container has printed since it was made."""
         done = subprocess.run(
-            ["podman", "logs", container],
+            [*self._namespaces(network=False), "podman", "logs", container],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -175,7 +207,7 @@ class Engine:
         if self._kept and self.podman("images", "--quiet", BASE):
             return
         if image := os.environ.get("LONGHAUL_BASE_IMAGE"):
-            _run(["podman", "pull", image], BUILD_S, env=self.environment)
+            _run([*self._namespaces(network=False), "podman", "pull", image], BUILD_S, env=self.environment)
             self.podman("tag", image, BASE)
             return
         archive = self.root / "base.tar"
@@ -202,6 +234,7 @@ class Engine:
         """Builds an image on BASE. Returns what the build printed."""
         return _run(
             [
+                *self._namespaces(network=False),
                 "podman",
                 "build",
                 "--format=docker",
@@ -268,7 +301,7 @@ def why_not() -> str:
     """Why podman cannot run here. Empty: it can."""
     if os.geteuid() != 0:
         return "podman with a network of its own needs root"
-    for program in ("podman", "buildah", "mmdebstrap", "nsenter", "ip"):
+    for program in ("podman", "buildah", "mmdebstrap", "nsenter", "unshare", "setpriv", "ip"):
         if shutil.which(program) is None:
             return f"the program {program} is missing (tools/setup installs it)"
     # The smallest container that shows whether podman, its runtime and its network work: this machine's programs.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from engine import ROOT, Engine
+from engine import PATIENCE_S, ROOT, Engine
 from images import TARGETS
 
 pytest_plugins = ["images"]
@@ -58,7 +58,7 @@ def test_an_image_is_labelled_and_its_user_is_not_root(engine: Engine, target: s
 
 @pytest.mark.parametrize("target", DAEMONS)
 def test_an_image_holds_the_stripped_program_and_no_compiler(engine: Engine, target: str) -> None:
-    place = pathlib.Path(engine.podman("image", "mount", f"longhaul/{target}").strip())
+    place = engine.path(engine.podman("image", "mount", f"longhaul/{target}").strip())
     try:
         programs = [place / "usr/local/bin" / name for name in (DAEMONS[target], "lhctl")]
         for program in programs:
@@ -77,10 +77,31 @@ def test_the_image_of_peerd_holds_the_seccomp_profile(engine: Engine) -> None:
     assert shown == PROFILE.read_text()
 
 
-def test_the_engines_own_profile_blocks_io_uring_and_peerd_names_ours(engine: Engine) -> None:
-    flags = ["--io=uring"] if "--io=" in engine.podman("run", "--rm", "longhaul/peerd", "--help") else []
+def test_under_the_engines_own_profile_peerd_runs_on_epoll_and_says_so(engine: Engine) -> None:
+    name = engine.podman("run", "--detach", "longhaul/peerd").strip()
+    ask = r"exec 3<>/dev/tcp/127.0.0.1/29701 && printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3 && cat <&3"
+    try:
+        until("peerd warns", lambda: "epoll instead of io_uring" in engine.logs(name), PATIENCE_S)
+        until("peerd is healthy", lambda: healthy(engine, name), PATIENCE_S)
+        assert "\nlonghaul_peerd_on_epoll 1\n" in engine.podman("exec", name, "bash", "-c", ask)
+        warnings = [line for line in engine.logs(name).splitlines() if "epoll instead of io_uring" in line]
+        assert len(warnings) == 1
+        assert "deploy/docker/seccomp-peerd.json" in warnings[0]
+    finally:
+        engine.podman("rm", "--force", "--time=0", name)
+
+
+def test_with_io_uring_alone_peerd_exits_and_names_the_profile(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match=r"io_uring setup refused .*deploy/docker/seccomp-peerd\.json"):
-        engine.podman("run", "--rm", "longhaul/peerd", *flags)
+        engine.podman("run", "--rm", "longhaul/peerd", "--io=uring")
+
+
+def healthy(engine: Engine, container: str) -> bool:
+    try:
+        engine.podman("healthcheck", "run", container)
+    except RuntimeError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------- the composed demo
@@ -188,7 +209,7 @@ def test_prometheus_sees_the_coordinator_and_all_peers(stack: Stack) -> None:
 
 @pytest.mark.parametrize("service", ["coordinator", "peerd-1"])
 def test_a_daemon_is_healthy(stack: Stack, service: str) -> None:
-    stack.engine.podman("healthcheck", "run", stack.container(service))
+    until("it is healthy", lambda: healthy(stack.engine, stack.container(service)), PATIENCE_S)
 
 
 def test_process_1_of_each_container_ends_by_sigterm(stack: Stack) -> None:
