@@ -2,7 +2,7 @@
 
   tools/check             all that CI runs
   tools/check quick       for the inner loop: no long tests, no clang-tidy
-  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, and tests on epoll
+  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, tests on epoll and of images
   tools/check STEP...     only these steps (a step that needs the programs builds them first)
 
 The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed step shows its
@@ -197,7 +197,8 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan"),
     "epoll": pytest("client/python/tests", "tests/e2e", "tests/chaos", settings=("LONGHAUL_PEERD_IO=epoll",)),
     "bench": pytest("bench"),
-    "deploy": pytest("-rs", "tests/deploy"),
+    "deploy": pytest("-rs", "-m", "not images", "tests/deploy"),
+    "images": pytest("-rs", "-m", "images", "tests/deploy"),
     "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
     "network": faults("tests/chaos/network", "--faults=12"),
     "tidy": clang_tidy(everything=False),
@@ -219,6 +220,7 @@ SETS = {
         "epoll",
         "bench",
         "deploy",
+        "images",
         "chaos",
         "network",
         "tidy-all",

@@ -165,8 +165,8 @@ class Engine:
 
     def inside(self, *command: str, timeout: float = PATIENCE_S, cwd: pathlib.Path = ROOT, **environment: str) -> str:
         """Runs a command in the network of the containers and returns its output."""
-        command = (*self._namespaces(network=True), *command)
-        return _run(command, timeout, cwd=cwd, env={**self.environment, **environment})
+        command = (*self._namespaces(network=True), f"--wdns={cwd}", *command)
+        return _run(command, timeout, env={**self.environment, **environment})
 
     def _namespaces(self, network: bool) -> list[str]:
         """The command before a command that runs in the mount namespace, and in the network of the containers."""

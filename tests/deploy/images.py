@@ -22,6 +22,14 @@ ENTRYPOINT ["prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--sto
 """
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that use images, because building the images takes minutes."""
+    for item in items:
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker("images")
+
+
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if reason := why_not():
