@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/cpu_time.h"
 #include "base/daemon/host_port.h"
 #include "base/status_macros.h"
 
@@ -166,6 +167,7 @@ class HttpServer::Impl {
 
  private:
   void Run() {
+    const CpuTime cpu("http");
     std::vector<struct pollfd> polls;
     while (true) {
       polls.clear();

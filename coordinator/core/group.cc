@@ -447,6 +447,7 @@ void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fa
        "member removed member=" + ToString(id) + " peer=" + ToString(member.peer) +
            " why=" + WhyText(why) + " reason=" + reason,
        out);
+  out->notices.back().cause = fault.cause;
 }
 
 void Group::Remember(MemberId member, Removal why, const std::string &reason,
@@ -613,6 +614,8 @@ GroupView Group::View() const {
                          List(waits, " ", kNamesShownMax));
   }
   view.state = record_.state;
+  view.first_vote = first_vote_;
+  view.last_step = last_step_;
   for (const MemberRecord &m : record_.members) {
     view.members.push_back({m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member),
                             m.cohort, std::nullopt, InBackground(m)});

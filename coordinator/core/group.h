@@ -337,6 +337,7 @@ class Group {
   Epoch fault_epoch_;  // the epoch whose commit ended last_fault_
   FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
+  Tick last_step_ = kNever;  // when the last ballot was decided; only for operators
 };
 
 }  // namespace longhaul::coordinator

@@ -376,6 +376,7 @@ void Group::AnswerVote(MemberId member, GroupOutput *out) {
 
 void Group::CompleteBallot() {
   ++record_.ballots;
+  last_step_ = directory_->Now();
   ballot_ = Ballot(Survivors(record_));
   first_vote_ = kNever;
   ready_.clear();

@@ -217,6 +217,7 @@ struct EventRecord {
   std::string text;  // fixed words, then key=value
   std::optional<FaultRecord> fault = std::nullopt;  // set if an epoch that froze ops is committed
   std::optional<SyncRecord> sync = std::nullopt;    // set if the kind is sync
+  std::string cause = "";  // of the removal of a member: as FaultRecord::cause; else ""
   friend bool operator==(const EventRecord&, const EventRecord&) = default;
 };
 
@@ -258,6 +259,8 @@ struct GroupView {
   // The pairs of peers between which large packets vanish.
   std::set<std::pair<PeerId, PeerId>> small_packets;
   std::optional<StateRecord> state;
+  Tick first_vote = kNever;  // when the first vote of the open ballot came; kNever: none came yet
+  Tick last_step = kNever;   // of the last ballot; kNever: none since this start of the coordinator
   // The last committed epoch that froze ops, since this start of the coordinator.
   Epoch fault_epoch;  // 0: none
   FaultRecord fault;
@@ -268,6 +271,7 @@ struct GroupView {
 };
 struct Overview {
   std::string incarnation;
+  Tick now;  // when it was made; set by the loop
   std::vector<GroupView> groups;
 };
 

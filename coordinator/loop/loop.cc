@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/cpu_time.h"
 #include "base/log.h"
 #include "base/mailbox.h"
 #include "base/mutex.h"
@@ -47,6 +48,37 @@ bool AnyMember(const Overview& overview, Predicate predicate) {
   return false;
 }
 
+// Calls `ask` with a function that takes the answer, and waits for it.
+template <class Answer>
+absl::StatusOr<Answer> Await(
+    std::chrono::milliseconds timeout,
+    const std::function<void(std::function<void(const absl::StatusOr<Answer>&)>)>& ask) {
+  struct Waiting {
+    Mutex mutex;
+    CondVar answered;
+    std::optional<absl::StatusOr<Answer>> answer ABSL_GUARDED_BY(mutex);
+  };
+  // Shared, because the answer may come after this function has returned.
+  auto waiting = std::make_shared<Waiting>();
+  ask([waiting](const absl::StatusOr<Answer>& answer) {
+    MutexLock lock(&waiting->mutex);
+    waiting->answer = answer;
+    waiting->answered.Signal();
+  });
+  const Clock::time_point deadline = Clock::now() + timeout;
+  MutexLock lock(&waiting->mutex);
+  while (!waiting->answer) {
+    const auto left = deadline - Clock::now();
+    if (left <= Clock::duration::zero()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the coordinator's loop did not answer within ", timeout.count(),
+                       " ms; its store may be slow"));
+    }
+    waiting->answered.WaitFor(&waiting->mutex, left);
+  }
+  return *std::move(waiting->answer);
+}
+
 absl::Status Stopping() {
   return absl::UnavailableError("the coordinator is stopping; try again, or the next address");
 }
@@ -67,7 +99,7 @@ class CoordinatorLoop::Impl {
         store_(std::move(store)),
         journal_(std::move(journal)),
         core_(options_.core, std::move(records)),
-        ring_worker_([this](RingOrdered ring) { (void)mailbox_.Post(std::move(ring)); }),
+        ring_worker_([this](RingOrdered ring) { (void)Post(std::move(ring)); }),
         thread_([this] { Run(); }) {}
 
   ~Impl() {
@@ -87,7 +119,7 @@ class CoordinatorLoop::Impl {
       return std::nullopt;
     }
     const SessionId session(next_session_.fetch_add(1));
-    if (!mailbox_.Post(Open{session, std::move(port)})) {
+    if (!Post(Open{session, std::move(port)})) {
       sessions_.fetch_sub(1);
       return std::nullopt;
     }
@@ -96,9 +128,9 @@ class CoordinatorLoop::Impl {
   // The mailbox refuses these two only after the loop has stopped. It has room for three mails of
   // each session: its opening, one message, and its end.
   void PostMessage(SessionId session, control::PeerMessage message) {
-    (void)mailbox_.Post(Message{session, std::move(message)});
+    (void)Post(Message{session, std::move(message)});
   }
-  void CloseSession(SessionId session) { (void)mailbox_.Post(Closed{session}); }
+  void CloseSession(SessionId session) { (void)Post(Closed{session}); }
 
   void PostRequest(Request request) {
     if (requests_.fetch_add(1) >= kRequestsMax) {
@@ -109,13 +141,17 @@ class CoordinatorLoop::Impl {
     // Shared, because the mailbox destroys a mail that it refuses, and then the request still needs
     // an answer.
     auto shared = std::make_shared<Request>(std::move(request));
-    if (mailbox_.Post(shared)) return;
+    if (Post(shared)) return;
     requests_.fetch_sub(1);
     (*shared)(nullptr, Stopping());
   }
 
   // These three are for requests only: they run on the loop's thread.
-  Overview GetOverview() const { return core_.GetOverview(); }
+  Overview GetOverview() const {
+    Overview overview = core_.GetOverview();
+    overview.now = Now();
+    return overview;
+  }
   bool HasPeer(PeerId peer) const { return core_.HasPeer(peer); }
   absl::Status StepFor(const Event& event) {
     Step(event);
@@ -126,6 +162,7 @@ class CoordinatorLoop::Impl {
   const CoreConfig& core_config() const { return options_.core; }
   const std::string& store_name() const { return store_name_; }
   size_t sessions() const { return sessions_; }
+  size_t queued() const { return queued_; }
 
  private:
   struct Open {
@@ -139,10 +176,21 @@ class CoordinatorLoop::Impl {
   struct Closed {
     SessionId session;
   };
-  using Mail = std::variant<Open, Message, Closed, RingOrdered, std::shared_ptr<Request>>;
+  using Content = std::variant<Open, Message, Closed, RingOrdered, std::shared_ptr<Request>>;
+  struct Mail {
+    Content content;
+    Clock::time_point posted;
+  };
   // The ring worker has one order at a time, so at most one answer waits.
   static constexpr size_t kRingsMax = 1;
 
+  // False: the loop has stopped, and `content` is dropped.
+  bool Post(Content content) {
+    queued_.fetch_add(1);
+    if (mailbox_.Post(Mail{std::move(content), Clock::now()})) return true;
+    queued_.fetch_sub(1);
+    return false;
+  }
   void Wake() {
     {
       MutexLock lock(&wake_mutex_);
@@ -181,6 +229,7 @@ class CoordinatorLoop::Impl {
   CoordinatorMetrics* const metrics_;
   std::atomic<size_t> sessions_{0};
   std::atomic<size_t> requests_{0};
+  std::atomic<size_t> queued_{0};  // posted, and not handled yet
   std::atomic<uint64_t> next_session_{1};
   EventLog events_;
   Mailbox<Mail> mailbox_;
@@ -204,6 +253,7 @@ class CoordinatorLoop::Impl {
 // ------------------------------------------------------------------------------ the thread
 
 void CoordinatorLoop::Impl::Run() {
+  const CpuTime cpu("loop");
   // The first step starts the clock for deadlines that were left open before a restart.
   Step(TimePassed{});
   do {
@@ -237,12 +287,15 @@ bool CoordinatorLoop::Impl::Wait() {
 }
 
 void CoordinatorLoop::Impl::Handle(Mail& mail) {
-  if (auto* open = std::get_if<Open>(&mail)) return HandleOpen(*open);
-  if (auto* message = std::get_if<Message>(&mail)) return HandleMessage(*message);
-  if (auto* closed = std::get_if<Closed>(&mail)) return HandleClosed(*closed);
-  if (auto* ring = std::get_if<RingOrdered>(&mail)) return Step(*ring);
+  metrics_->OnMail(Clock::now() - mail.posted);
+  queued_.fetch_sub(1);
+  Content& content = mail.content;
+  if (auto* open = std::get_if<Open>(&content)) return HandleOpen(*open);
+  if (auto* message = std::get_if<Message>(&content)) return HandleMessage(*message);
+  if (auto* closed = std::get_if<Closed>(&content)) return HandleClosed(*closed);
+  if (auto* ring = std::get_if<RingOrdered>(&content)) return Step(*ring);
   requests_.fetch_sub(1);
-  (*std::get<std::shared_ptr<Request>>(mail))(this, absl::OkStatus());
+  (*std::get<std::shared_ptr<Request>>(content))(this, absl::OkStatus());
 }
 
 void CoordinatorLoop::Impl::HandleOpen(Open& open) {
@@ -276,7 +329,7 @@ void CoordinatorLoop::Impl::RefuseRest(std::vector<Mail> mail) {
   mailbox_.Close();
   for (Mail& late : mailbox_.TakeAll()) mail.push_back(std::move(late));
   for (Mail& waiting : mail) {
-    if (auto* request = std::get_if<std::shared_ptr<Request>>(&waiting)) {
+    if (auto* request = std::get_if<std::shared_ptr<Request>>(&waiting.content)) {
       (**request)(nullptr, Stopping());
     }
   }
@@ -330,7 +383,7 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     const auto* notice = std::get_if<Notice>(&action);
     if (notice == nullptr) continue;
     const EventRecord& event = notice->event;
-    if (IsRemoval(event.kind)) metrics_->OnRemoval();
+    if (IsRemoval(event.kind)) metrics_->OnRemoval(event.cause);
     // A preparation that replaces another one keeps the start time of the first.
     if (event.kind == "prepare") preparing_since_.emplace(event.group, Now());
     if (event.kind == "commit") MeasureCommit(event.group, actions);
@@ -426,32 +479,22 @@ void CoordinatorLoop::Query(std::function<void(const absl::StatusOr<Overview>&)>
 }
 
 absl::StatusOr<Overview> CoordinatorLoop::QueryAndWait(std::chrono::milliseconds timeout) {
-  struct Waiting {
-    Mutex mutex;
-    CondVar answered;
-    std::optional<absl::StatusOr<Overview>> overview ABSL_GUARDED_BY(mutex);
-  };
-  // Shared, because the answer may come after this function has returned.
-  auto waiting = std::make_shared<Waiting>();
-  Query([waiting](const absl::StatusOr<Overview>& overview) {
-    MutexLock lock(&waiting->mutex);
-    waiting->overview = overview;
-    waiting->answered.Signal();
-  });
-  const Clock::time_point deadline = Clock::now() + timeout;
-  MutexLock lock(&waiting->mutex);
-  while (!waiting->overview) {
-    const auto left = deadline - Clock::now();
-    if (left <= Clock::duration::zero()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the coordinator's loop did not answer within ", timeout.count(),
-                       " ms; its store may be slow"));
-    }
-    waiting->answered.WaitFor(&waiting->mutex, left);
-  }
-  return *std::move(waiting->overview);
+  return Await<Overview>(timeout, [this](auto done) { Query(std::move(done)); });
 }
 
+absl::Status CoordinatorLoop::Ping(std::chrono::milliseconds timeout) {
+  struct Pong {};
+  return Await<Pong>(
+             timeout,
+             [this](auto done) {
+               impl_->PostRequest([done = std::move(done)](Impl*, const absl::Status& status) {
+                 done(status.ok() ? absl::StatusOr<Pong>(Pong{}) : absl::StatusOr<Pong>(status));
+               });
+             })
+      .status();
+}
+
+size_t CoordinatorLoop::queued() const { return impl_->queued(); }
 EventLog& CoordinatorLoop::events() { return impl_->events(); }
 const CoreConfig& CoordinatorLoop::core_config() const { return impl_->core_config(); }
 const std::string& CoordinatorLoop::store_name() const { return impl_->store_name(); }

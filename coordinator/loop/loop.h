@@ -89,10 +89,15 @@ class CoordinatorLoop {
   void Query(std::function<void(const absl::StatusOr<Overview>&)> done);
   // As Query(), for a thread that may wait. DeadlineExceeded: the loop did not answer in time.
   absl::StatusOr<Overview> QueryAndWait(std::chrono::milliseconds timeout);
+  // Waits until the loop has handled all that was posted before. Errors as for QueryAndWait(). Costs
+  // the loop nothing.
+  absl::Status Ping(std::chrono::milliseconds timeout);
 
   EventLog& events();
   const CoreConfig& core_config() const;
   const std::string& store_name() const;
+  // How much mail waits for the loop's thread.
+  size_t queued() const;
   // The number of open sessions.
   size_t sessions() const;
 

@@ -262,6 +262,27 @@ TEST_F(LoopTest, ADrainIsAcknowledgedOnlyWhenItIsWritten) {
   EXPECT_EQ(answer.get_future().get().code(), absl::StatusCode::kUnavailable);
 }
 
+TEST_F(LoopTest, APingIsAnsweredWhenTheMailBeforeItIsHandled) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  ASSERT_TRUE(loop_->OpenSession(port).has_value());
+  EXPECT_TRUE(loop_->Ping(kDeadline).ok());
+  EXPECT_EQ(loop_->queued(), 0u);
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_streams 1\n"));
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_loop_lag_seconds_count 2\n"));
+}
+
+TEST_F(LoopTest, CountsAMemberThatLeavesApartFromOneThatDies) {
+  Start();
+  auto a = std::make_shared<FakePort>(&journal_, "a");
+  const SessionId session = Join(a, "a", 1);
+  loop_->PostMessage(session, control::Leave{{"run", 0}, MemberId(a->member_), false, "over"});
+  ASSERT_NE(journal_.TakeUntil("a accepted"), "");
+  EXPECT_THAT(metrics_.Text(), HasSubstr("members_removed_total{cause=\"leave\"} 1\n"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("members_removed_total{cause=\"trainer_died\"} 0\n"));
+}
+
 TEST_F(LoopTest, SessionsAreBoundedAndGivenBack) {
   Start();
   auto port = std::make_shared<FakePort>(&journal_, "a");

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/cpu_time.h"
 
 namespace longhaul::coordinator {
 
@@ -28,6 +29,7 @@ void RingWorker::Submit(OrderRing order) {
 }
 
 void RingWorker::Run() {
+  const CpuTime cpu("ring");
   while (true) {
     std::optional<OrderRing> order;
     {

@@ -13,6 +13,11 @@
 
 namespace longhaul::coordinator {
 
+// The page shows so many groups (in the order of runs and numbers) and so many links of rings (the
+// slowest). So its length has a limit, whatever names peers bring.
+inline constexpr size_t kGroupsShownMax = 64;
+inline constexpr size_t kLinksShownMax = 8;
+
 // What made an epoch necessary. kAdmit: a newcomer. kRemoval: a removed member. kRing: a better
 // order of the ring. kRepair: anything else, such as a lost link or a member that leaves the
 // background.
@@ -41,7 +46,8 @@ class CoordinatorMetrics {
   // A sync refused one member; the other members went on.
   void OnSyncRefused();
   void OnStateCorrupt();
-  void OnRemoval();
+  // `cause`: as FaultRecord::cause.
+  void OnRemoval(const std::string& cause);
   void OnStreamOpened();
   void OnStreamClosed();
   // A message broke the protocol, or a stream was turned away.
@@ -51,10 +57,15 @@ class CoordinatorMetrics {
   void OnJoinRefused();
   void SetStreamsWithoutHello(size_t count);
   void OnStoreWrite(std::chrono::duration<double> took);
+  // The loop took up mail that had waited so long.
+  void OnMail(std::chrono::duration<double> waited);
+  // How much mail waits for the loop now.
+  void SetQueue(size_t mails);
   // The core handled one event, and all its actions were carried out.
   void OnStep(std::chrono::duration<double> took);
 
-  // Sets the gauges that an overview gives: runs, groups, members, pending members, preparations.
+  // Sets the gauges that an overview gives: of runs, groups, members, and links of rings. One
+  // thread calls this.
   void SetOverview(const Overview& overview);
 
   // All metrics, in Prometheus' text format.
@@ -62,6 +73,8 @@ class CoordinatorMetrics {
 
  private:
   struct Impl;
+  static void ShowGroups(const Overview& overview, Impl* impl);
+  static void ShowLinks(const Overview& overview, Impl* impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -34,6 +34,7 @@ HttpResponse Web::Handle(const std::string& path) {
 }
 
 HttpResponse Web::Metrics() {
+  metrics_->SetQueue(loop_->queued());
   // If the loop does not answer in time, the gauges keep their last values.
   const absl::StatusOr<Overview> overview = loop_->QueryAndWait(kLoopPatience);
   if (overview.ok()) metrics_->SetOverview(*overview);
@@ -42,9 +43,9 @@ HttpResponse Web::Metrics() {
 
 HttpResponse Web::Ready() {
   if (stopping_) return {503, kText, "stopping\n"};
-  const absl::StatusOr<Overview> overview = loop_->QueryAndWait(kLoopPatience);
-  if (overview.ok()) return {200, kText, "ready\n"};
-  return {503, kText, absl::StrCat(std::string(overview.status().message()), "\n")};
+  const absl::Status alive = loop_->Ping(kLoopPatience);
+  if (alive.ok()) return {200, kText, "ready\n"};
+  return {503, kText, absl::StrCat(std::string(alive.message()), "\n")};
 }
 
 }  // namespace longhaul::coordinator

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/cpu_time.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "proto/control/convert.h"
@@ -312,6 +313,7 @@ class ControlClientImpl final : public ControlClient {
 
  private:
   void Run() {
+    const CpuTime cpu("control");
     size_t address = 0;
     size_t failures = 0;  // in a row
     std::string last_reason;

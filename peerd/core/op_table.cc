@@ -9,6 +9,12 @@
 namespace longhaul::peerd {
 namespace {
 
+// Divides the time of an op among its phases. A phase that did not come to its end takes 0.
+void SetPhases(Tick complete_at, Tick moved_at, Tick posted, OpInfo* info) {
+  info->wait_us = std::max<int64_t>(0, complete_at - posted);
+  info->transfer_us = std::max<int64_t>(0, moved_at - std::max(complete_at, posted));
+}
+
 // The most READYs of one key that wait for one peer's ops. A peer that has settled an op may
 // announce the next op of the same tag, but it cannot settle that one without this peer. So one
 // READY may wait; one more is tolerated.
@@ -318,6 +324,7 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   Op& op = *it->second;
   if (op.run != Run::kRunning || op.run_attempt != event.attempt) return;
   op.run = Run::kComplete;
+  op.moved_at = now;
   if (EndsAtOnce(op) && !op.result) {
     op.result = OneShotResult{op.participants->epoch, op.participants->contributing, event.result};
   }
@@ -331,7 +338,7 @@ void OpTable::OnFinished(const AttemptFinished& event, Tick now, std::vector<Act
   resumed_ = resumed_ || op.redone;
   for (const LocalInput& input : op.inputs) {
     OpInfo info = op.info;
-    info.wait_us = std::max<int64_t>(0, op.complete_at - input.posted);
+    SetPhases(op.complete_at, op.moved_at, input.posted, &info);
     Answer(op.tag, input, Outcome(), info, now, out);
   }
 }
@@ -586,7 +593,7 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
   out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
   if (!op.Refused()) {
     finishing_.emplace(op.ordinal, Finishing{op.key.tag, op.inputs, InfoOf(op), op.complete_at,
-                                             std::exchange(op.redone, false)});
+                                             op.moved_at, std::exchange(op.redone, false)});
     return;
   }
   for (const LocalInput& input : op.inputs) {
@@ -653,7 +660,7 @@ OpInfo OpTable::InfoOf(const Op& op) {
 void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
                      std::vector<Action>* out) {
   OpInfo info = InfoOf(op);
-  if (op.complete_once) info.wait_us = std::max<int64_t>(0, op.complete_at - input.posted);
+  if (op.complete_once) SetPhases(op.complete_at, op.moved_at, input.posted, &info);
   Answer(op.key.tag, input, std::move(outcome), info, now, out);
 }
 

@@ -187,6 +187,9 @@ class OpTable {
 
     bool complete_once = false;  // in some attempt every READY was here
     Tick complete_at;            // when this was so for the first time
+    // When the last attempt that came to its end had the result. Nothing is decided by it, so it is
+    // not in the digest.
+    Tick moved_at;
     uint32_t retries = 0;
     bool redone = false;  // the newest freezing commit judged it redo
 
@@ -208,6 +211,7 @@ class OpTable {
     std::vector<LocalInput> inputs;
     OpInfo info;
     Tick complete_at;
+    Tick moved_at;
     bool redone = false;
   };
   // An op that ended Aborted before a member posted it: how many such posts are still to come.

@@ -135,6 +135,26 @@ class OpTableTest : public testing::Test {
   bool finishes_ = true;  // false: the test says when
 };
 
+TEST_F(OpTableTest, TellsHowLongAnOpWaitedAndHowLongItsBytesWentThrough) {
+  EnterThree();
+  finishes_ = false;
+  Post(7, Large());
+  Ready(2, 7, Large());
+  now_ = now_ + 100;
+  Ready(3, 7, Large());
+  now_ = now_ + 20;
+  Complete(1);
+  Done(2, 1);
+  now_ = now_ + 3;
+  Done(3, 1);
+  now_ = now_ + 4;
+  const std::vector<PostDone> done = Get<PostDone>(Finished(1));
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].info.wait_us, 100);
+  EXPECT_EQ(done[0].info.transfer_us, 20);
+  EXPECT_EQ(done[0].info.total_us, 127);
+}
+
 TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EnterThree();
   Post(7, Large());

@@ -37,6 +37,10 @@ struct OpInfo {
   int64_t total_us = 0;  // from the post to the answer
   int64_t wait_us = 0;   // from the post until every READY was here for the first time
   Algorithm algorithm = Algorithm::kAuto;  // of the last attempt
+  // From the end of wait_us until this peer had the result for the last time. Includes attempts
+  // that a fault ended. The rest of total_us is the agreement on the result, and its way into the
+  // tensors.
+  int64_t transfer_us = 0;
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };
 

@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/counters.h"
+#include "base/cpu_time.h"
 #include "base/daemon/service_manager.h"
 #include "base/http/http_server.h"
 #include "base/ids.h"
@@ -29,6 +29,7 @@
 #include "peerd/control/control_inbox.h"
 #include "peerd/core/actions.h"
 #include "peerd/daemon/advertise.h"
+#include "peerd/daemon/totals.h"
 #include "peerd/engine/engine.h"
 #include "peerd/engine/op_runner.h"
 #include "peerd/engine/state_runner.h"
@@ -101,6 +102,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   void WatchSignals();
   void OnSignal();
   void PublishMetrics();
+  std::vector<LinkSample> SampleLinks();
   void WatchLinks();
   void ProbeLinks(const std::vector<LinkStats>& stats, Tick now);
   // Runs on the HTTP server's thread.
@@ -134,6 +136,8 @@ class DaemonImpl final : public Daemon, EngineObserver {
   ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
   std::map<LinkKey, uint64_t> sent_before_;  // bytes sent, at the last ProbeLinks()
   Tick report_due_;
+  RepeatedBytes repeated_;
+  std::map<PeerId, uint64_t> repeated_by_peer_;  // of links that are up
   int signals_ = 0;
 };
 
@@ -246,6 +250,7 @@ void DaemonImpl::Send(const control::PeerMessage& message) {
 // ------------------------------------------------------------------------------ the loop
 
 absl::Status DaemonImpl::Run() {
+  const CpuTime cpu("reactor");
   WatchSignals();
   while (signals_ < 2) {
     HandleInbox();
@@ -290,7 +295,11 @@ void DaemonImpl::HandleInbox() {
 
 bool DaemonImpl::OnAction(const Action& action) {
   if (const auto* done = std::get_if<PostDone>(&action)) {
-    metrics_->ObserveOp(done->outcome.code, done->info);
+    metrics_->ObserveOp(done->outcome.code, done->info, ring_->Now());
+  } else if (const auto* step = std::get_if<StepDone>(&action)) {
+    if (step->outcome.code == Code::kOk) metrics_->ObserveStep(ring_->Now());
+  } else if (const auto* sync = std::get_if<SyncDone>(&action)) {
+    if (sync->outcome.code == Code::kOk) metrics_->ObserveSync(sync->revision);
   } else if (const auto* fault = std::get_if<FaultOver>(&action)) {
     metrics_->ObserveFault(*fault);
   }
@@ -329,6 +338,8 @@ void DaemonImpl::WatchLinks() {
     link_watch_.Add(
         seen.link.peer,
         {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing}, now);
+    repeated_.bytes += seen.bytes_repeated;
+    repeated_by_peer_[seen.link.peer] += seen.bytes_repeated;
   }
   // Hello has to be the first message of a stream, so nothing is reported before Welcome.
   if (!coordinator_up_) return;
@@ -393,19 +404,38 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
 void DaemonImpl::PublishMetrics() {
   for (const int64_t us : states_->PopHashTimes()) metrics_->ObserveStateHash(us);
   PeerSnapshot snapshot;
+  snapshot.now = ring_->Now();
   snapshot.core = engine_->core().GetStats();
   snapshot.transport = transport_->GetStats();
   const IpcStats ipc = ipc_->GetStats();
   snapshot.clients = ipc.clients;
   snapshot.arena_bytes = ipc.arena_bytes;
+  snapshot.arena_limit = options_.arena_limit;
+  snapshot.scratch_bytes = ops_->scratch_bytes();
+  snapshot.scratch_limit = ops_->scratch_limit();
+  snapshot.links = SampleLinks();
   snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;
   snapshot.on_epoll = on_epoll_;
-  AddTotals(kCoreCounters, snapshot.core, &snapshot.totals);
-  AddTotals(kTransportCounters, snapshot.transport, &snapshot.totals);
-  AddTotals(kStateCounters, states_->exchange()->GetStats(), &snapshot.totals);
-  AddTotals(kIpcCounters, ipc, &snapshot.totals);
+  snapshot.totals = Totals(
+      {snapshot.core, snapshot.transport, states_->exchange()->GetStats(), ipc, repeated_});
   metrics_->Publish(snapshot);
+}
+
+std::vector<LinkSample> DaemonImpl::SampleLinks() {
+  std::map<PeerId, LinkSample> samples;  // a peer that has a link in each of two runs counts once
+  for (const LinkStats& link : transport_->GetLinkStats()) {
+    const PeerId peer = link.link.peer;
+    const LinkWatch::Known known = link_watch_.Look(peer);
+    const auto repeated = repeated_by_peer_.find(peer);
+    samples[peer] = {peer, known.bytes_per_second, known.rtt_us,
+                     repeated == repeated_by_peer_.end() ? 0 : repeated->second};
+  }
+  std::erase_if(repeated_by_peer_,
+                [&](const auto& entry) { return !samples.contains(entry.first); });
+  std::vector<LinkSample> result;
+  for (const auto& [peer, sample] : samples) result.push_back(sample);
+  return result;
 }
 
 HttpResponse DaemonImpl::Serve(const std::string& path) {

@@ -76,6 +76,9 @@ class OpRunner final : public OpPort, private SegmentListener {
 
   // For each group, the bytes that ended attempts have moved.
   const std::map<GroupKey, OpTraffic>& Traffic() const { return traffic_; }
+  // The scratch memory that admitted ops hold, in bytes, and the most that they may hold.
+  uint64_t scratch_bytes() const { return reserved_; }
+  uint64_t scratch_limit() const { return options_.scratch_limit; }
   // True if no attempt refers to memory any more.
   bool Idle() const { return ops_.empty() && zombies_.empty(); }
 

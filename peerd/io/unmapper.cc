@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/cpu_time.h"
+
 namespace longhaul::peerd {
 namespace {
 
@@ -32,6 +34,7 @@ void Unmapper::Unmap(void* data, size_t bytes) {
 }
 
 void Unmapper::Run() {
+  const CpuTime cpu("unmap");
   for (;;) {
     Range range;
     {

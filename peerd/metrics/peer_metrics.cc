@@ -6,8 +6,14 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
+#include <set>
 #include <utility>
+
+#include "base/cpu_time.h"
+#include "base/daemon/version.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -28,7 +34,8 @@ class Follower {
  public:
   Follower(prometheus::Registry& registry, const char* name, const char* help)
       : counter_(BuildCounter().Name(name).Help(help).Register(registry).Add({})) {}
-  void Follow(uint64_t total) { counter_.Increment(static_cast<double>(total) - counter_.Value()); }
+  explicit Follower(Counter& counter) : counter_(counter) {}
+  void Follow(double total) { counter_.Increment(total - counter_.Value()); }
 
  private:
   Counter& counter_;
@@ -41,19 +48,71 @@ Histogram& AddFaultPhase(prometheus::Family<Histogram>& family, const char* phas
                                                                     0.2, 0.5, 1, 2, 5, 10, 30});
 }
 
-const char* OutcomeLabel(Code code) {
+enum OutcomeIndex : size_t { kOk, kAborted, kRefused, kFailed, kOutcomes };
+constexpr std::array<const char*, kOutcomes> kOutcomeLabels = {"ok", "aborted", "refused",
+                                                               "failed"};
+
+OutcomeIndex IndexOf(Code code) {
   switch (code) {
     case Code::kOk:
-      return "ok";
+      return OutcomeIndex::kOk;
     case Code::kAborted:
-      return "aborted";
+      return OutcomeIndex::kAborted;
     case Code::kInvalidArgument:
     case Code::kTooFewMembers:
-      return "refused";
+      return OutcomeIndex::kRefused;
     default:
-      return "failed";
+      return OutcomeIndex::kFailed;
   }
 }
+
+constexpr std::array kAlgorithms = {Algorithm::kOneShot, Algorithm::kMesh, Algorithm::kRing,
+                                    Algorithm::kLocal};
+
+prometheus::Family<Counter>& CounterFamily(prometheus::Registry& registry, const char* name,
+                                           const char* help) {
+  return BuildCounter().Name(name).Help(help).Register(registry);
+}
+prometheus::Family<Gauge>& GaugeFamily(prometheus::Registry& registry, const char* name,
+                                       const char* help) {
+  return BuildGauge().Name(name).Help(help).Register(registry);
+}
+
+// Adds one series for each value of the only label, so that later nothing is looked up by its text.
+template <size_t kSize>
+std::array<Counter*, kSize> AddCounters(prometheus::Family<Counter>& family, const char* label,
+                                        const std::array<const char*, kSize>& values) {
+  std::array<Counter*, kSize> added;
+  for (size_t i = 0; i < kSize; ++i) added[i] = &family.Add({{label, values[i]}});
+  return added;
+}
+
+std::array<const char*, kAlgorithms.size()> AlgorithmLabels() {
+  std::array<const char*, kAlgorithms.size()> labels{};
+  for (size_t i = 0; i < labels.size(); ++i) labels[i] = Name(kAlgorithms[i]);
+  return labels;
+}
+
+const std::vector<std::string>& CpuParts() {
+  static const std::vector<std::string>& parts =
+      *new std::vector<std::string>(std::begin(kCpuParts), std::end(kCpuParts));
+  return parts;
+}
+
+double SecondsOf(int64_t us) { return static_cast<double>(us) * 1e-6; }
+
+const Histogram::BucketBoundaries& OpBounds() {
+  static const auto& bounds = *new Histogram::BucketBoundaries{
+      1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100};
+  return bounds;
+}
+
+// The series of one link.
+struct LinkSeries {
+  Gauge* rate = nullptr;
+  Gauge* rtt = nullptr;
+  Counter* repeated = nullptr;
+};
 
 }  // namespace
 
@@ -64,6 +123,30 @@ struct PeerMetrics::Impl {
             AddGauge(r, "longhaul_peerd_ops_open", "Ops announced or waiting for local members")),
         clients(AddGauge(r, "longhaul_peerd_clients", "Connections on the Unix socket")),
         arena(AddGauge(r, "longhaul_peerd_arena_bytes", "Memory shared with trainers")),
+        arena_limit(AddGauge(r, "longhaul_peerd_arena_limit_bytes",
+                             "The most memory that trainers may share with peerd "
+                             "(--arena-limit); 0: no limit")),
+        scratch(
+            AddGauge(r, "longhaul_peerd_scratch_bytes", "Scratch memory that ops in flight hold")),
+        scratch_limit(AddGauge(r, "longhaul_peerd_scratch_limit_bytes",
+                               "The most scratch memory that all ops in flight may hold "
+                               "(--scratch-limit)")),
+        op_age(AddGauge(r, "longhaul_peerd_op_age_seconds",
+                        "Time since an op of a local member last ended well; since the start of "
+                        "peerd if none has")),
+        step_age(AddGauge(r, "longhaul_peerd_step_age_seconds",
+                          "Time since a local member last passed a step boundary; since the start "
+                          "of peerd if none has")),
+        revision(AddGauge(r, "longhaul_peerd_revision",
+                          "Revision of the shared state that a local member last had in common "
+                          "with its group")),
+        time(AddGauge(r, "longhaul_peerd_time_seconds",
+                      "This host's clock: seconds since 1970 when the page was made")),
+        build_info(BuildGauge()
+                       .Name("longhaul_peerd_build_info")
+                       .Help("1; the version is in the label")
+                       .Register(r)
+                       .Add({{"version", kVersion}})),
         links(AddGauge(r, "longhaul_peerd_links", "Links to other peers that are up")),
         lanes(AddGauge(r, "longhaul_peerd_lanes", "Connections of these links")),
         lanes_used(AddGauge(r, "longhaul_peerd_lanes_used",
@@ -74,20 +157,30 @@ struct PeerMetrics::Impl {
         on_epoll(AddGauge(r, "longhaul_peerd_on_epoll",
                           "1 if epoll moves the bytes, because io_uring was refused or not wanted; "
                           "0 if io_uring does")),
-        op_outcomes(BuildCounter()
-                        .Name("longhaul_peerd_ops_total")
-                        .Help("Ops of local members that ended, by outcome")
-                        .Register(r)),
-        op_algorithms(BuildCounter()
-                          .Name("longhaul_peerd_ops_done_total")
-                          .Help("Ops of local members that ended well, by the way their bytes went")
-                          .Register(r)),
+        op_outcomes(AddCounters(CounterFamily(r, "longhaul_peerd_ops_total",
+                                              "Ops of local members that ended, by outcome"),
+                                "outcome", kOutcomeLabels)),
+        op_algorithms(AddCounters(
+            CounterFamily(r, "longhaul_peerd_ops_done_total",
+                          "Ops of local members that ended well, by the way their bytes went"),
+            "algorithm", AlgorithmLabels())),
         op_seconds(BuildHistogram()
                        .Name("longhaul_peerd_op_seconds")
                        .Help("From post to outcome of ops that ended well")
                        .Register(r)
-                       .Add({}, Histogram::BucketBoundaries{1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1,
-                                                            0.3, 1, 3, 10, 30, 100})),
+                       .Add({}, OpBounds())),
+        op_phases(
+            BuildHistogram()
+                .Name("longhaul_peerd_op_phase_seconds")
+                .Help(
+                    "Parts of the time of ops that ended well: until all peers had started the op "
+                    "(wait), from there until the result was here (transfer), and until the "
+                    "trainer had its answer (commit). Inputs of small ops travel in the phase "
+                    "wait")
+                .Register(r)),
+        op_wait(op_phases.Add({{"phase", "wait"}}, OpBounds())),
+        op_transfer(op_phases.Add({{"phase", "transfer"}}, OpBounds())),
+        op_commit(op_phases.Add({{"phase", "commit"}}, OpBounds())),
         fault_seconds(
             BuildHistogram()
                 .Name("longhaul_peerd_fault_seconds")
@@ -107,26 +200,62 @@ struct PeerMetrics::Impl {
             AddGauge(r, "longhaul_peerd_state_kept_bytes",
                      "Memory of the states kept for members that are here or may come back")),
         tunnels(AddGauge(r, "longhaul_peerd_tunnels",
-                         "Lanes carried for pairs of peers that cannot reach each other")) {}
+                         "Lanes carried for pairs of peers that cannot reach each other")),
+        link_rates(GaugeFamily(r, "longhaul_peerd_link_bytes_per_second",
+                               "What the slowest measured links can carry, at most 4 of them, away "
+                               "from this peer; a lower bound while ops send little")),
+        link_rtts(GaugeFamily(r, "longhaul_peerd_link_rtt_seconds",
+                              "The shortest recent round trip on these links")),
+        link_repeated(CounterFamily(r, "longhaul_peerd_link_repeated_bytes_total",
+                                    "Bytes that TCP sent again on these links")) {
+    prometheus::Family<Counter>& family =
+        CounterFamily(r, "longhaul_peerd_cpu_seconds_total",
+                      "Processor time by part of the program: sockets, sums and decisions "
+                      "(reactor), hashing and copying of states (hash), the stream to the "
+                      "coordinator (control), giving memory back (unmap), this page (http), gRPC "
+                      "and the rest (other)");
+    for (const std::string& part : CpuParts()) cpu.emplace_back(family.Add({{"component", part}}));
+    cpu.emplace_back(family.Add({{"component", "other"}}));
+    build_info.Set(1);
+  }
+
+  void ShowLinks(std::vector<LinkSample> links);
 
   Gauge& members;
   Gauge& ops_open;
   Gauge& clients;
   Gauge& arena;
+  Gauge& arena_limit;
+  Gauge& scratch;
+  Gauge& scratch_limit;
+  Gauge& op_age;
+  Gauge& step_age;
+  Gauge& revision;
+  Gauge& time;
+  Gauge& build_info;
   Gauge& links;
   Gauge& lanes;
   Gauge& lanes_used;
   Gauge& coordinator;
   Gauge& on_epoll;
-  prometheus::Family<Counter>& op_outcomes;
-  prometheus::Family<Counter>& op_algorithms;
+  std::array<Counter*, kOutcomes> op_outcomes;
+  std::array<Counter*, kAlgorithms.size()> op_algorithms;
   Histogram& op_seconds;
+  prometheus::Family<Histogram>& op_phases;
+  Histogram& op_wait;
+  Histogram& op_transfer;
+  Histogram& op_commit;
   prometheus::Family<Histogram>& fault_seconds;
   Histogram& fault_agree;
   Histogram& fault_resume;
   Histogram& state_hash_seconds;
   Gauge& state_kept;
   Gauge& tunnels;
+  prometheus::Family<Gauge>& link_rates;
+  prometheus::Family<Gauge>& link_rtts;
+  prometheus::Family<Counter>& link_repeated;
+  std::map<PeerId, LinkSeries> link_series;
+  std::vector<Follower> cpu;                  // as CpuSeconds(CpuParts())
   std::map<std::string, Follower> followers;  // by name
   std::shared_ptr<prometheus::Registry> registry;
 };
@@ -135,14 +264,6 @@ PeerMetrics::PeerMetrics(std::function<void()> wake) : wake_(std::move(wake)) {
   auto registry = std::make_shared<prometheus::Registry>();
   impl_ = std::make_unique<Impl>(*registry);
   impl_->registry = std::move(registry);
-  // Show these series as 0 from the start, so that the first event already counts in a rate.
-  for (const Code code : {Code::kOk, Code::kAborted, Code::kInvalidArgument, Code::kUnavailable}) {
-    impl_->op_outcomes.Add({{"outcome", OutcomeLabel(code)}});
-  }
-  for (const Algorithm algorithm :
-       {Algorithm::kOneShot, Algorithm::kMesh, Algorithm::kRing, Algorithm::kLocal}) {
-    impl_->op_algorithms.Add({{"algorithm", Name(algorithm)}});
-  }
 }
 
 PeerMetrics::~PeerMetrics() = default;
@@ -157,6 +278,10 @@ std::string PeerMetrics::Text(std::chrono::milliseconds patience) {
       answered_.WaitFor(&mutex_, deadline - std::chrono::steady_clock::now());
     }
   }
+  // Only the HTTP server's thread comes here, so nobody else follows these.
+  const std::vector<double> cpu = CpuSeconds(CpuParts());
+  for (size_t i = 0; i < cpu.size(); ++i) impl_->cpu[i].Follow(cpu[i]);
+  impl_->time.SetToCurrentTime();
   return prometheus::TextSerializer().Serialize(impl_->registry->Collect());
 }
 
@@ -164,10 +289,17 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   // A Text() that asks after this line waits for the next Publish().
   const uint64_t answers = asked_;
   Impl& m = *impl_;
+  if (last_op_ == kNever) last_op_ = s.now;
+  if (last_step_ == kNever) last_step_ = s.now;
+  m.op_age.Set(SecondsOf(s.now - last_op_));
+  m.step_age.Set(SecondsOf(s.now - last_step_));
   m.members.Set(s.core.members);
   m.ops_open.Set(s.core.ops_open);
   m.clients.Set(s.clients);
   m.arena.Set(static_cast<double>(s.arena_bytes));
+  m.arena_limit.Set(static_cast<double>(s.arena_limit));
+  m.scratch.Set(static_cast<double>(s.scratch_bytes));
+  m.scratch_limit.Set(static_cast<double>(s.scratch_limit));
   m.links.Set(s.transport.links_up);
   m.lanes.Set(s.transport.lanes_up);
   m.lanes_used.Set(s.transport.lanes_used);
@@ -175,6 +307,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.on_epoll.Set(s.on_epoll ? 1 : 0);
   m.state_kept.Set(static_cast<double>(s.state_bytes_kept));
   m.tunnels.Set(s.transport.tunnels);
+  m.ShowLinks(s.links);
   std::map<std::string, CounterTotal> totals;
   for (const CounterTotal& part : s.totals) {
     totals.try_emplace(part.name, CounterTotal{part.name, part.help}).first->second.total +=
@@ -182,28 +315,64 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   }
   for (const auto& [name, counter] : totals) {
     m.followers.try_emplace(name, *m.registry, counter.name, counter.help)
-        .first->second.Follow(counter.total);
+        .first->second.Follow(static_cast<double>(counter.total));
   }
   MutexLock lock(&mutex_);
   published_ = answers;
   answered_.SignalAll();
 }
 
-void PeerMetrics::ObserveOp(Code outcome, const OpInfo& info) {
-  impl_->op_outcomes.Add({{"outcome", OutcomeLabel(outcome)}}).Increment();
+void PeerMetrics::Impl::ShowLinks(std::vector<LinkSample> samples) {
+  std::erase_if(samples, [](const LinkSample& link) { return link.bytes_per_second == 0; });
+  std::sort(samples.begin(), samples.end(), [](const LinkSample& a, const LinkSample& b) {
+    return std::pair(a.bytes_per_second, a.peer) < std::pair(b.bytes_per_second, b.peer);
+  });
+  if (samples.size() > kLinksShownMax) samples.resize(kLinksShownMax);
+  std::set<PeerId> shown;
+  for (const LinkSample& link : samples) shown.insert(link.peer);
+  std::erase_if(link_series, [&](const auto& entry) {
+    if (shown.contains(entry.first)) return false;
+    link_rates.Remove(entry.second.rate);
+    link_rtts.Remove(entry.second.rtt);
+    link_repeated.Remove(entry.second.repeated);
+    return true;
+  });
+  for (const LinkSample& link : samples) {
+    LinkSeries& series = link_series[link.peer];
+    if (series.rate == nullptr) {
+      const std::map<std::string, std::string> label = {{"peer", ToString(link.peer)}};
+      series = {&link_rates.Add(label), &link_rtts.Add(label), &link_repeated.Add(label)};
+    }
+    series.rate->Set(static_cast<double>(link.bytes_per_second));
+    series.rtt->Set(SecondsOf(link.rtt_us));
+    Follower(*series.repeated).Follow(static_cast<double>(link.bytes_repeated));
+  }
+}
+
+void PeerMetrics::ObserveOp(Code outcome, const OpInfo& info, Tick now) {
+  impl_->op_outcomes[IndexOf(outcome)]->Increment();
   if (outcome != Code::kOk) return;
-  impl_->op_algorithms.Add({{"algorithm", Name(info.algorithm)}}).Increment();
-  impl_->op_seconds.Observe(static_cast<double>(info.total_us) * 1e-6);
+  last_op_ = now;
+  for (size_t i = 0; i < kAlgorithms.size(); ++i) {
+    if (kAlgorithms[i] == info.algorithm) impl_->op_algorithms[i]->Increment();
+  }
+  impl_->op_seconds.Observe(SecondsOf(info.total_us));
+  impl_->op_wait.Observe(SecondsOf(info.wait_us));
+  impl_->op_transfer.Observe(SecondsOf(info.transfer_us));
+  impl_->op_commit.Observe(
+      SecondsOf(std::max<int64_t>(0, info.total_us - info.wait_us - info.transfer_us)));
+}
+
+void PeerMetrics::ObserveSync(uint64_t revision) {
+  impl_->revision.Set(static_cast<double>(revision));
 }
 
 void PeerMetrics::ObserveFault(const FaultOver& fault) {
-  impl_->fault_agree.Observe(static_cast<double>(fault.agree_us) * 1e-6);
+  impl_->fault_agree.Observe(SecondsOf(fault.agree_us));
   if (fault.resume_us < 0) return;
-  impl_->fault_resume.Observe(static_cast<double>(fault.resume_us) * 1e-6);
+  impl_->fault_resume.Observe(SecondsOf(fault.resume_us));
 }
 
-void PeerMetrics::ObserveStateHash(int64_t us) {
-  impl_->state_hash_seconds.Observe(static_cast<double>(us) * 1e-6);
-}
+void PeerMetrics::ObserveStateHash(int64_t us) { impl_->state_hash_seconds.Observe(SecondsOf(us)); }
 
 }  // namespace longhaul::peerd

@@ -62,6 +62,12 @@ void LinkWatch::SetSmallPackets(PeerId peer, bool small) {
   }
 }
 
+LinkWatch::Known LinkWatch::Look(PeerId peer) const {
+  const auto link = links_.find(peer);
+  if (link == links_.end()) return {};
+  return {link->second.rate, link->second.rtt_us};
+}
+
 std::optional<Tick> LinkWatch::Measured(PeerId peer) const {
   const auto link = links_.find(peer);
   if (link == links_.end() || link->second.rate == 0) return std::nullopt;

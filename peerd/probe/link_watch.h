@@ -54,6 +54,12 @@ class LinkWatch {
   void Add(PeerId peer, const RateSample& sample, Tick now);
   // Notes whether the link uses small packets because large ones vanish on its path.
   void SetSmallPackets(PeerId peer, bool small);
+  // What is known of the link. 0: unknown.
+  struct Known {
+    uint64_t bytes_per_second = 0;
+    uint32_t rtt_us = 0;
+  };
+  Known Look(PeerId peer) const;
   // When the rate was last measured; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
   // Returns the links that must be reported: those whose last report is kRepeat old, and those

@@ -1,12 +1,12 @@
 #include "peerd/state/hash_pool.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
+#include "base/cpu_time.h"
 #include "peerd/state/fresh_pages.h"
 #include "peerd/state/state_hash.h"
 
@@ -152,7 +152,6 @@ void HashPool::StartThreads() {
   if (!threads_.empty()) return;
   for (uint32_t i = 0; i < thread_count_; ++i) {
     threads_.emplace_back([this] { Run(); });
-    pthread_setname_np(threads_.back().native_handle(), "lh-hash");
   }
 }
 
@@ -204,6 +203,7 @@ HashPool::Piece HashPool::NextPiece(uint64_t limit) {
 }
 
 void HashPool::Run() {
+  const CpuTime cpu("hash");
   mutex_.Lock();
   while (true) {
     while (!ending_ && !HasWork()) work_.Wait(&mutex_);

@@ -748,6 +748,9 @@ LinkDelivery Link::PopDelivery() {
     const std::optional<TcpDelivery> lane = data.lane->Delivery();
     if (!lane) continue;
     sum.bytes_per_second += lane->bytes_per_second;
+    // A lane that was dialled again has a new socket, which counts from 0.
+    const uint64_t told = std::exchange(data.repeated_told, lane->bytes_repeated);
+    sum.bytes_repeated += lane->bytes_repeated - (told <= lane->bytes_repeated ? told : 0);
     sum.limited_by_sender = sum.limited_by_sender || lane->limited_by_sender;
     if (sum.rtt_us == 0 || (lane->rtt_us != 0 && lane->rtt_us < sum.rtt_us)) {
       sum.rtt_us = lane->rtt_us;

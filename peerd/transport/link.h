@@ -219,6 +219,7 @@ class Link final : public LaneOwner {
     uint64_t serial = 0;
     UnackedSegments segments;
     uint64_t sent_measured = 0;  // segments.sent() at the last PopDelivery()
+    uint64_t repeated_told = 0;  // by TCP on this lane's socket, at the last PopDelivery()
     uint64_t sent_dry = 0;       // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;
     Tick sent_first;  // when the first segment was put on the lane

@@ -221,6 +221,7 @@ struct LinkDelivery {
   bool limited_by_sender = false;  // there was too little to send for a full measurement
   uint32_t rtt_us = 0;             // the shortest; 0: unknown
   bool lanes_growing = false;      // the search for the best number of lanes goes on
+  uint64_t bytes_repeated = 0;     // sent again by TCP since the last call
 };
 
 // What a probe has measured, in the direction away from us.

@@ -134,6 +134,27 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   EXPECT_TRUE(world->at(1).transport->PopDeliveries().empty()) << "it sent nothing";
 }
 
+TEST_P(TransportTest, TellsOnceWhatTcpHasSentAgain) {
+  auto world = Make(2);
+  if (world->fake == nullptr) GTEST_SKIP() << "no packet is lost on loopback";
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  for (int i = 0; i < 2; ++i) world->at(i).memory.resize(4 << 20);
+  // TCP counts from the start of each connection.
+  const auto repeated_after = [&](uint64_t so_far) {
+    world->fake->SetDelivery({.bytes_per_second = 1000, .bytes_repeated = so_far});
+    const int before = world->at(1).segments;
+    world->at(0).Send(PeerId(2), 0, 4 << 20, 1000);
+    EXPECT_TRUE(world->Until([&] { return world->at(1).segments == before + 1; }));
+    return world->at(0).transport->PopDeliveries().at(0).bytes_repeated;
+  };
+  // One segment goes over one of two lanes; which one is left to chance.
+  uint64_t told = 0;
+  for (uint64_t so_far = 100; so_far <= 1000; so_far += 100) told += repeated_after(so_far);
+  EXPECT_GE(told, 1000u) << "the lane that was used last has told all of it";
+  EXPECT_LE(told, 2000u) << "nothing is told twice";
+}
+
 TEST_P(TransportTest, AFewBytesSayNothingAgainstALink) {
   auto world = Make(2);
   if (world->fake == nullptr) GTEST_SKIP() << "what TCP says of it is left to chance";

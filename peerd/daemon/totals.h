@@ -1,0 +1,33 @@
+// The counters of all parts of peerd. One list for the daemon and for docs/metrics.md.
+#pragma once
+
+#include <vector>
+
+#include "base/counters.h"
+#include "peerd/core/peer_core.h"
+#include "peerd/ipc/ipc_server.h"
+#include "peerd/metrics/peer_metrics.h"
+#include "peerd/state/state_exchange.h"
+#include "peerd/transport/transport.h"
+
+namespace longhaul::peerd {
+
+struct AllCounts {
+  PeerCore::Stats core;
+  TransportStats transport;
+  StateExchange::Stats states;
+  IpcStats ipc;
+  RepeatedBytes repeated;
+};
+
+inline std::vector<CounterTotal> Totals(const AllCounts& counts) {
+  std::vector<CounterTotal> totals;
+  AddTotals(kCoreCounters, counts.core, &totals);
+  AddTotals(kTransportCounters, counts.transport, &totals);
+  AddTotals(kStateCounters, counts.states, &totals);
+  AddTotals(kIpcCounters, counts.ipc, &totals);
+  AddTotals(kRepeatedCounters, counts.repeated, &totals);
+  return totals;
+}
+
+}  // namespace longhaul::peerd
