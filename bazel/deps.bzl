@@ -24,6 +24,7 @@ SYSTEM_LIBS = {
         "absl_symbolize",
     ],
     "crypto": ["libcrypto"],
+    "httplib": ["cpp-httplib"],
     "benchmark": ["benchmark"],
     "gmock": ["gmock", "gtest"],
     "grpcpp": ["grpc++ >= 1.51", ":protobuf"],

@@ -2,20 +2,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <httplib.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <list>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -28,6 +28,13 @@ namespace longhaul {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr char kText[] = "text/plain; charset=utf-8";
+// Written without the library, which would have to read the whole request first.
+constexpr char kTooLarge[] =
+    "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    "Content-Length: 18\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
+    "request too large\n";
 
 class Fd {
  public:
@@ -46,71 +53,192 @@ class Fd {
   int fd_;
 };
 
-const char* Reason(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 503:
-      return "Service Unavailable";
-    default:
-      return "Status";
-  }
-}
+// Both ends of one connection's bytes, for cpp-httplib. The whole request is read before the
+// library sees it: a client that sends slowly or without end never keeps the library waiting.
+//
+// Newer versions of the library ask for more functions than that of Debian 12. They are here, and
+// so no function says `override`.
+class Connection : public httplib::Stream {
+ public:
+  Connection(int fd, Clock::time_point deadline) : fd_(fd), deadline_(deadline) {}
 
-struct Request {
-  bool head = false;
-  std::string path;
+  enum class Outcome { kRead, kTooLarge, kGone };
+  Outcome ReadRequest() {
+    char buffer[4096];
+    while (request_.find("\r\n\r\n") == std::string::npos &&
+           request_.find("\n\n") == std::string::npos) {
+      if (request_.size() > kHttpRequestBytesMax) return Outcome::kTooLarge;
+      const ssize_t got = Wait(POLLIN) ? recv(fd_, buffer, sizeof buffer, 0) : -1;
+      if (got <= 0 && !(got < 0 && errno == EAGAIN)) return Outcome::kGone;
+      if (got > 0) request_.append(buffer, static_cast<size_t>(got));
+    }
+    return Outcome::kRead;
+  }
+
+  // Closing at once would reset a connection with unread bytes, and the client might lose the end
+  // of the response. So wait until the client closes.
+  void Finish() {
+    shutdown(fd_, SHUT_WR);
+    char buffer[4096];
+    while (Wait(POLLIN)) {
+      const ssize_t got = recv(fd_, buffer, sizeof buffer, 0);
+      if (got == 0 || (got < 0 && errno != EAGAIN)) return;
+    }
+  }
+
+  // The client has closed, or the server stops.
+  bool gone() const {
+    struct pollfd p {
+      fd_, POLLRDHUP, 0
+    };
+    return poll(&p, 1, 0) != 0;
+  }
+  void set_deadline(Clock::time_point deadline) { deadline_ = deadline; }
+
+  // ---- httplib::Stream
+  bool is_readable() const { return read_ < request_.size(); }
+  bool wait_readable() const { return is_readable(); }
+  bool is_writable() const { return Wait(POLLOUT); }
+  bool wait_writable() const { return is_writable(); }
+  ssize_t read(char* to, size_t size) {
+    size = std::min(size, request_.size() - read_);
+    memcpy(to, request_.data() + read_, size);
+    read_ += size;
+    return static_cast<ssize_t>(size);
+  }
+  ssize_t write(const char* from, size_t size) {
+    for (size_t sent = 0; sent < size;) {
+      if (!Wait(POLLOUT)) return -1;
+      const ssize_t n = send(fd_, from + sent, size - sent, MSG_NOSIGNAL);
+      if (n < 0 && errno != EAGAIN && errno != EINTR) return -1;
+      if (n > 0) sent += static_cast<size_t>(n);
+    }
+    return static_cast<ssize_t>(size);
+  }
+  void get_remote_ip_and_port(std::string&, int&) const {}
+  void get_local_ip_and_port(std::string&, int&) const {}
+  socket_t socket() const { return fd_; }
+  time_t duration() const { return 0; }
+
+ private:
+  // False: the deadline has passed.
+  bool Wait(short events) const {
+    while (true) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+      if (left <= 0) return false;
+      struct pollfd p {
+        fd_, events, 0
+      };
+      const int ready = poll(&p, 1, static_cast<int>(left) + 1);
+      if (ready > 0) return true;
+      if (ready < 0 && errno != EINTR) return false;
+    }
+  }
+
+  const int fd_;
+  Clock::time_point deadline_;
+  std::string request_;
+  size_t read_ = 0;
 };
 
-// Parses the first line of a request whose header is complete. The message of an error is the HTTP
-// status of the answer.
-absl::StatusOr<Request> ParseRequest(const std::string& header) {
-  const std::string line = header.substr(0, header.find_first_of("\r\n"));
-  const size_t first = line.find(' ');
-  const size_t second = first == std::string::npos ? first : line.find(' ', first + 1);
-  if (second == std::string::npos || line.compare(second + 1, 7, "HTTP/1.") != 0) {
-    return absl::InvalidArgumentError("400");
+HttpResponse Error(int status, const std::string& text) { return {status, kText, text + "\n"}; }
+
+// Says what is wrong with a request that the library has refused.
+HttpResponse Refusal(int status) {
+  if (status == 400) return Error(400, "not an HTTP request");
+  return Error(status, absl::StrCat("refused with HTTP status ", status));
+}
+
+// One use of cpp-httplib: parses the request that `connection` has read, and writes the response.
+// It listens on nothing.
+class Exchange : private httplib::Server {
+ public:
+  Exchange(Connection* connection, const HttpServer::Handler& handler, std::atomic<int>* streams,
+           const std::atomic<bool>& stopping)
+      : connection_(connection), handler_(handler), streams_(streams), stopping_(stopping) {
+    // The library takes a server without a socket for one that stops, and ends streams.
+    svr_sock_ = connection->socket();
+    set_default_headers({{"X-Content-Type-Options", "nosniff"}});
+    set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+      Write(Answer(request), &response, this);
+      return HandlerResponse::Handled;
+    });
+    set_error_handler(HandlerWithResponse([](const auto&, httplib::Response& response) {
+      if (response.body.empty()) Write(Refusal(response.status), &response, nullptr);
+      return HandlerResponse::Handled;
+    }));
   }
-  Request request;
-  const std::string method = line.substr(0, first);
-  if (method != "GET" && method != "HEAD") return absl::InvalidArgumentError("405");
-  request.head = method == "HEAD";
-  request.path = line.substr(first + 1, second - first - 1);
-  request.path = request.path.substr(0, request.path.find('?'));
-  if (request.path.empty() || request.path[0] != '/') return absl::InvalidArgumentError("400");
-  return request;
-}
+  ~Exchange() { svr_sock_ = INVALID_SOCKET; }
 
-std::string Render(const HttpResponse& response, bool head) {
-  std::string text = absl::StrCat("HTTP/1.1 ", response.status, " ", Reason(response.status),
-                                  "\r\nContent-Type: ", response.content_type,
-                                  "\r\nContent-Length: ", response.body.size(),
-                                  "\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n");
-  if (response.status == 405) text += "Allow: GET, HEAD\r\n";
-  text += "\r\n";
-  if (!head) text += response.body;
-  return text;
-}
+  void Run() { Process(this, connection_); }
 
-// A connection. The server reads the request, sends the response (`out`), and then reads what the
-// client still sends (`finishing`). Closing at once would reset the connection, and the client
-// might lose the end of the response.
-struct Connection {
-  Fd fd;
-  Clock::time_point deadline;
-  std::string in;
-  std::string out;
-  size_t sent = 0;
-  bool responding = false;
-  bool finishing = false;
+ private:
+  // The arguments depend on the version of the library: 0.11 (Debian 12), or 0.18 and later.
+  template <class Self>
+  static void Process(Self* self, httplib::Stream* connection) {
+    bool closed = false;
+    const auto plain = [](httplib::Request& request) {
+      // Responses are sent as they are: whole, and not compressed.
+      request.headers.erase("Accept-Encoding");
+      request.ranges.clear();
+    };
+    if constexpr (requires { self->process_request(*connection, true, closed, plain); }) {
+      self->process_request(*connection, true, closed, plain);
+    } else {
+      self->process_request(*connection, std::string(), 0, std::string(), 0, true, closed, plain);
+    }
+  }
+
+  HttpResponse Answer(const httplib::Request& request) {
+    if (request.method != "GET" && request.method != "HEAD") {
+      HttpResponse refused = Error(405, "only GET and HEAD");
+      refused.headers.emplace_back("Allow", "GET, HEAD");
+      return refused;
+    }
+    if (request.path.empty() || request.path[0] != '/') return Refusal(400);
+    HttpResponse response = handler_(request.path);
+    if (!response.stream || request.method == "HEAD") return response;
+    // The count falls when the last copy of the stream goes.
+    if (streams_->fetch_add(1) >= kHttpStreamsMax) {
+      streams_->fetch_sub(1);
+      return Error(503, absl::StrCat("there are ", kHttpStreamsMax,
+                                     " streams, and no more are served; close one of them"));
+    }
+    std::shared_ptr<std::atomic<int>> place(streams_, [](auto* count) { count->fetch_sub(1); });
+    response.stream = [stream = std::move(response.stream), place](std::string* piece) {
+      return stream(piece);
+    };
+    return response;
+  }
+
+  static void Write(const HttpResponse& from, httplib::Response* to, Exchange* exchange) {
+    to->status = from.status;
+    for (const auto& [name, value] : from.headers) to->set_header(name, value);
+    if (!from.stream) return to->set_content(from.body, from.content_type);
+    to->set_content_provider(from.content_type,
+                             [exchange, stream = from.stream](size_t, httplib::DataSink& sink) {
+                               return exchange->WritePiece(stream, &sink);
+                             });
+  }
+
+  // False: the connection is over.
+  bool WritePiece(const HttpStream& stream, httplib::DataSink* sink) {
+    std::string piece;
+    if (stopping_ || connection_->gone()) return false;
+    if (!stream(&piece)) {
+      sink->done();
+      return true;
+    }
+    if (piece.empty()) return true;
+    connection_->set_deadline(Clock::now() + std::chrono::seconds(kHttpSeconds));
+    return sink->write(piece.data(), piece.size());
+  }
+
+  Connection* const connection_;
+  const HttpServer::Handler& handler_;
+  std::atomic<int>* const streams_;
+  const std::atomic<bool>& stopping_;
 };
 
 absl::StatusOr<Fd> Listen(const HostPort& address) {
@@ -155,140 +283,115 @@ class HttpServer::Impl {
         wake_(std::move(wake)),
         address_(std::move(address)),
         handler_(std::move(handler)),
-        thread_([this] { Run(); }) {}
+        acceptor_([this] { AcceptAll(); }) {}
 
   ~Impl() {
-    const uint64_t one = 1;
-    LH_CHECK(write(wake_.get(), &one, sizeof one) == sizeof one);
-    thread_.join();
+    stopping_ = true;
+    Wake();
+    acceptor_.join();
   }
 
   const std::string& address() const { return address_; }
 
  private:
-  void Run() {
+  struct Client {
+    Fd fd;
+    std::atomic<bool> over{false};
+    pthread_t thread = {};
+    Impl* server = nullptr;
+  };
+
+  void AcceptAll() {
     const CpuTime cpu("http");
-    std::vector<struct pollfd> polls;
-    while (true) {
-      polls.clear();
-      polls.push_back({wake_.get(), POLLIN, 0});
-      const bool full = connections_.size() >= kHttpConnectionsMax || accept_paused_;
-      polls.push_back({full ? -1 : listener_.get(), POLLIN, 0});
-      for (const Connection& c : connections_) {
-        const bool writing = c.responding && !c.finishing;
-        polls.push_back({c.fd.get(), static_cast<short>(writing ? POLLOUT : POLLIN), 0});
-      }
-      if (poll(polls.data(), polls.size(), PollTimeoutMs()) < 0 && errno != EINTR) {
+    while (!stopping_) {
+      const bool listens = clients_.size() < kHttpConnectionsMax && !accept_paused_;
+      struct pollfd polls[2] = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+      if (poll(polls, listens ? 2 : 1, accept_paused_ ? 100 : -1) < 0 && errno != EINTR) {
         LH_CHECK(errno == ENOMEM) << "poll: " << strerror(errno);
       }
-      if (polls[0].revents != 0) return;
       accept_paused_ = false;
-      ServeConnections(polls);
-      if (polls[1].revents != 0) Accept();
+      uint64_t ignored;
+      (void)!read(wake_.get(), &ignored, sizeof ignored);
+      Reap();
+      if (listens) Accept();
     }
+    for (Client& client : clients_) shutdown(client.fd.get(), SHUT_RDWR);
+    for (Client& client : clients_) pthread_join(client.thread, nullptr);
   }
 
-  int PollTimeoutMs() const {
-    if (accept_paused_) return 100;
-    if (connections_.empty()) return -1;
-    // The first connection is the oldest, so its deadline is the next one.
-    const auto left = connections_.front().deadline - Clock::now();
-    return static_cast<int>(std::clamp<int64_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 0, 60000));
-  }
-
-  void ServeConnections(const std::vector<struct pollfd>& polls) {
-    size_t i = 2;
-    for (auto it = connections_.begin(); it != connections_.end(); ++i) {
-      const bool late = Clock::now() >= it->deadline;
-      const bool alive = !late && (polls[i].revents == 0 || Serve(&*it));
-      it = alive ? std::next(it) : connections_.erase(it);
+  // Closes the connections that are over.
+  void Reap() {
+    for (auto it = clients_.begin(); it != clients_.end();) {
+      if (!it->over) {
+        ++it;
+        continue;
+      }
+      pthread_join(it->thread, nullptr);
+      it = clients_.erase(it);
     }
   }
 
   void Accept() {
-    while (connections_.size() < kHttpConnectionsMax) {
+    while (clients_.size() < kHttpConnectionsMax) {
       Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (fd.get() < 0) {
         // No free descriptors. The listener stays readable, so wait a little to avoid a busy loop.
         accept_paused_ = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
         return;
       }
-      Connection connection;
-      connection.fd = std::move(fd);
-      connection.deadline = Clock::now() + std::chrono::seconds(kHttpSeconds);
-      connections_.push_back(std::move(connection));
-    }
-  }
-
-  // Returns false if the connection is over.
-  bool Serve(Connection* c) {
-    if (c->finishing) return Discard(c);
-    if (!c->responding && !ReadRequest(c)) return false;
-    return !c->responding || WriteResponse(c);
-  }
-
-  bool ReadRequest(Connection* c) {
-    char buffer[4096];
-    while (!c->responding) {
-      const ssize_t got = recv(c->fd.get(), buffer, sizeof buffer, 0);
-      if (got < 0) return errno == EAGAIN || errno == EINTR;
-      if (got == 0) return false;
-      c->in.append(buffer, static_cast<size_t>(got));
-      if (c->in.find("\r\n\r\n") != std::string::npos || c->in.find("\n\n") != std::string::npos) {
-        Respond(c);
-      } else if (c->in.size() > kHttpRequestBytesMax) {
-        SetResponse(c, {431, "text/plain; charset=utf-8", "request too large\n"}, false);
+      Client& client = clients_.emplace_back();
+      client.server = this;
+      client.fd = std::move(fd);
+      // Not a std::thread, which throws where the host has no more threads.
+      if (pthread_create(&client.thread, nullptr, RunClient, &client) != 0) {
+        clients_.pop_back();
+        accept_paused_ = true;
+        return;
       }
     }
-    return true;
   }
 
-  void Respond(Connection* c) {
-    const absl::StatusOr<Request> request = ParseRequest(c->in);
-    if (!request.ok()) {
-      const bool method = request.status().message() == "405";
-      SetResponse(c,
-                  {method ? 405 : 400, "text/plain; charset=utf-8",
-                   method ? "only GET and HEAD\n" : "not an HTTP request\n"},
-                  false);
-      return;
+  static void* RunClient(void* client_pointer) {
+    Client* const client = static_cast<Client*>(client_pointer);
+    Impl* const server = client->server;
+    {
+      const CpuTime cpu("http");
+      server->Serve(client->fd.get());
     }
-    SetResponse(c, handler_(request->path), request->head);
+    client->over = true;
+    server->Wake();
+    return nullptr;
   }
 
-  void SetResponse(Connection* c, const HttpResponse& response, bool head) {
-    c->out = Render(response, head);
-    c->in.clear();
-    c->responding = true;
-  }
-
-  bool WriteResponse(Connection* c) {
-    while (c->sent < c->out.size()) {
-      const ssize_t sent =
-          send(c->fd.get(), c->out.data() + c->sent, c->out.size() - c->sent, MSG_NOSIGNAL);
-      if (sent < 0) return errno == EAGAIN || errno == EINTR;
-      c->sent += static_cast<size_t>(sent);
+  void Serve(int fd) {
+    Connection connection(fd, Clock::now() + std::chrono::seconds(kHttpSeconds));
+    switch (connection.ReadRequest()) {
+      case Connection::Outcome::kGone:
+        return;
+      case Connection::Outcome::kTooLarge:
+        connection.httplib::Stream::write(kTooLarge);
+        break;
+      case Connection::Outcome::kRead:
+        Exchange(&connection, handler_, &streams_, stopping_).Run();
     }
-    shutdown(c->fd.get(), SHUT_WR);
-    c->finishing = true;
-    return Discard(c);
+    connection.Finish();
   }
 
-  bool Discard(Connection* c) {
-    char buffer[4096];
-    // Reads one buffer in each turn. So a client that sends without end blocks no other client.
-    const ssize_t got = recv(c->fd.get(), buffer, sizeof buffer, 0);
-    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+  void Wake() {
+    const uint64_t one = 1;
+    LH_CHECK(write(wake_.get(), &one, sizeof one) == sizeof one);
   }
 
   const Fd listener_;
   const Fd wake_;
   const std::string address_;
   const Handler handler_;
-  std::list<Connection> connections_;  // oldest first
+  std::atomic<int> streams_{0};
+  std::atomic<bool> stopping_{false};
+  // Only the acceptor uses these. A client's thread uses the fields of its client.
+  std::list<Client> clients_;
   bool accept_paused_ = false;
-  std::thread thread_;  // last: it uses everything above
+  std::thread acceptor_;  // last: it uses everything above
 };
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -300,7 +403,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   LH_ASSIGN_OR_RETURN(HostPort host_port, ParseHostPort(address));
   LH_ASSIGN_OR_RETURN(Fd listener, Listen(host_port));
   host_port.port = BoundPort(listener.get());
-  Fd wake(eventfd(0, EFD_CLOEXEC));
+  Fd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake.get() < 0) {
     return absl::UnavailableError(absl::StrCat("eventfd for HTTP: ", strerror(errno)));
   }

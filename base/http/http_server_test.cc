@@ -5,8 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/daemon/host_port.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -17,11 +20,35 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
+// A stream of `count` pieces; -1: of large pieces without end.
+HttpResponse Ticks(int count) {
+  HttpResponse response{200, "text/event-stream", "", {{"Cache-Control", "no-store"}}};
+  response.stream = [count](std::string* piece) mutable {
+    if (count == 0) return false;
+    *piece = count < 0 ? std::string(1 << 20, 'x') : absl::StrCat("tick ", count--, "\n");
+    return true;
+  };
+  return response;
+}
+
+// A stream without news.
+HttpResponse Silent() {
+  HttpResponse response{200, "text/event-stream", ""};
+  response.stream = [](std::string*) {
+    std::this_thread::sleep_for(kHttpStreamWait);  // as a stream does that waits for news
+    return true;
+  };
+  return response;
+}
+
 class HttpServerTest : public ::testing::Test {
  protected:
   HttpServerTest() {
     auto server = HttpServer::Start("127.0.0.1:0", [](const std::string& path) {
       if (path == "/big") return HttpResponse{200, "text/plain", std::string(8 << 20, 'x')};
+      if (path == "/ticks") return Ticks(3);
+      if (path == "/endless") return Ticks(-1);
+      if (path == "/silent") return Silent();
       if (path != "/a") return HttpResponse{404, "text/plain", "no\n"};
       return HttpResponse{200, "text/plain", "yes\n"};
     });
@@ -63,7 +90,7 @@ TEST_F(HttpServerTest, AnswersGetAndHead) {
   EXPECT_THAT(get, StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(get, HasSubstr("Content-Length: 4\r\n"));
   EXPECT_THAT(get, ::testing::EndsWith("\r\n\r\nyes\n"));
-  const std::string head = Ask("HEAD /a HTTP/1.0\n\n");
+  const std::string head = Ask("HEAD /a HTTP/1.0\r\n\r\n");
   EXPECT_THAT(head, HasSubstr("Content-Length: 4\r\n"));
   EXPECT_THAT(head, ::testing::EndsWith("\r\n\r\n"));
   EXPECT_THAT(Ask("GET /b HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 404 Not Found"));
@@ -79,9 +106,80 @@ TEST_F(HttpServerTest, RefusesWhatIsNoRequestAndLivesOn) {
   EXPECT_THAT(Ask(std::string("\x16\x03\x01\0\xff\r\n\r\n", 9)), StartsWith("HTTP/1.1 400"));
   EXPECT_THAT(Ask("GET a HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 400"));
   EXPECT_THAT(Ask("GET /a\r\n\r\n"), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(Ask("GET /a HTTP/1.1\n\n"), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(Ask("GET /a HTTP/1.1\r\nHost: h\r\nRange: bytes=x\r\n\r\n"),
+              StartsWith("HTTP/1.1 4"));
   EXPECT_THAT(Ask("GET /" + std::string(2 * kHttpRequestBytesMax, 'a')),
               StartsWith("HTTP/1.1 431"));
   EXPECT_THAT(Ask("GET /a HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, HeadersThatCostTheLibraryMostAreHarmless) {
+  // The library reads this header with a regular expression, which recurses.
+  std::string ranges = "GET /a HTTP/1.1\r\nRange: bytes=0-0";
+  while (ranges.size() < kHttpRequestBytesMax - 100) ranges += ",0-0";
+  EXPECT_THAT(Ask(ranges + "\r\n\r\n"), StartsWith("HTTP/1.1 "));
+  std::string many = "GET /a HTTP/1.1\r\n";
+  while (many.size() < kHttpRequestBytesMax - 100) many += "a:\r\n";
+  EXPECT_THAT(Ask(many + "\r\n"), StartsWith("HTTP/1.1 "));
+  // A body is neither waited for nor read.
+  EXPECT_THAT(Ask("POST /a HTTP/1.1\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"),
+              HasSubstr("HTTP/1.1 405"));
+  EXPECT_THAT(Ask("GET /a HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, AnswersAreNeitherCutNorCompressed) {
+  const std::string answer =
+      Ask("GET /big HTTP/1.1\r\nAccept-Encoding: gzip, br\r\nRange: bytes=0-9\r\n\r\n");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(answer, HasSubstr("Content-Length: 8388608\r\n"));
+  EXPECT_THAT(answer, HasSubstr("X-Content-Type-Options: nosniff\r\n"));
+}
+
+TEST_F(HttpServerTest, StreamsUntilTheSourceEnds) {
+  const std::string answer = Ask("GET /ticks HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/event-stream\r\n"));
+  EXPECT_THAT(answer, HasSubstr("Cache-Control: no-store\r\n"));
+  EXPECT_THAT(answer, ::testing::EndsWith("\r\n\r\ntick 3\ntick 2\ntick 1\n"));
+  EXPECT_THAT(Ask("HEAD /endless HTTP/1.1\r\n\r\n"), ::testing::EndsWith("\r\n\r\n"));
+}
+
+TEST_F(HttpServerTest, OneStreamTooManyIsRefusedAndAClosedOneMakesRoom) {
+  std::vector<int> streams;
+  for (int i = 0; i < kHttpStreamsMax; ++i) {
+    streams.push_back(Connect());
+    Send(streams.back(), "GET /silent HTTP/1.1\r\n\r\n");
+    char byte;
+    ASSERT_EQ(recv(streams.back(), &byte, 1, 0), 1);  // the response has begun
+  }
+  EXPECT_THAT(Ask("GET /silent HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 503"));
+  EXPECT_THAT(Ask("GET /a HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  close(streams[0]);
+  std::string answer;
+  do {  // until the server has noticed
+    answer = Ask("GET /ticks HTTP/1.1\r\n\r\n");
+  } while (answer.starts_with("HTTP/1.1 503"));
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  for (size_t i = 1; i < streams.size(); ++i) close(streams[i]);
+}
+
+TEST_F(HttpServerTest, StopsAtOnceWhileClientsReadNothing) {
+  std::vector<int> clients;
+  for (const char* path : {"/endless", "/silent", "/big", "/unfinished"}) {
+    clients.push_back(Connect());
+    const bool whole = std::string(path) != "/unfinished";
+    Send(clients.back(), absl::StrCat("GET ", path, " HTTP/1.1\r\n", whole ? "\r\n" : ""));
+    char byte;
+    if (whole) {
+      ASSERT_EQ(recv(clients.back(), &byte, 1, 0), 1);
+    }
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  server_.reset();
+  // Far less than kHttpSeconds, which the server would wait for a client.
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(kHttpSeconds / 2));
+  for (const int fd : clients) close(fd);
 }
 
 TEST_F(HttpServerTest, SilentConnectionsDoNotHoldUpOthers) {

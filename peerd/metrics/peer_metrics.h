@@ -1,6 +1,6 @@
 // The metrics of peerd for Prometheus. No other part of peerd uses prometheus-cpp.
 //
-// Threads: the HTTP server's thread calls Text(), the reactor calls everything else. The reactor
+// Threads: the HTTP server's threads call Text(), the reactor calls everything else. The reactor
 // counts in plain structs. It publishes them when Text() asks, so that a page shows the numbers of
 // the moment. If the reactor does not publish in time, the page shows what was published last.
 #pragma once

@@ -46,6 +46,7 @@ LAYERS = [
         r"proto/|base/|absl/|google/protobuf/|grpc",
         "what crosses a border knows neither side",
     ),
+    Layer(r"base/http/", r"base/|absl/|httplib\.h", "base is below everything"),
     Layer(r"base/", r"base/|absl/", "base is below everything"),
     Layer(r"coordinator/solver/", _BASE_VALUES, "the solver sees base values only"),
     Layer(
@@ -75,7 +76,7 @@ LAYERS = [
     ),
     Layer(
         r"coordinator/web/",
-        r"coordinator/(loop|metrics|web)/|base/|absl/",
+        r"coordinator/core/records\.h|coordinator/(loop|metrics|web)/|base/|absl/",
         "pages reach the core and the store through the loop only",
     ),
     Layer(
@@ -153,6 +154,7 @@ CONFINED = [
         r"coordinator/(grpc|journal)/|peerd/control/|proto/|tools/lhctl/|tests/|bench/",
         "gRPC and protobuf stay at the border",
     ),
+    Confined(r"httplib\.h$", r"base/http/", "one file knows cpp-httplib"),
     Confined(r"liburing(/.*)?\.h$", r"peerd/io/", "one file knows io_uring"),
     Confined(
         r"prometheus/",
@@ -171,7 +173,7 @@ CONFINED = [
 LIBURING_FILES = 1
 
 # <...> headers of other projects that count like quoted ones.
-_FOREIGN = re.compile(r"absl/|grpc|google/|prometheus/|liburing|sqlite3|openssl/|gtest/|gmock/|longhaul/")
+_FOREIGN = re.compile(r"absl/|grpc|google/|prometheus/|liburing|sqlite3|httplib|openssl/|gtest/|gmock/|longhaul/")
 
 
 def _layer_findings(path: str, include: sources.Include) -> list[sources.Finding]:
