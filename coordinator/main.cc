@@ -18,7 +18,7 @@ ABSL_FLAG(std::string, admin, "127.0.0.1:29602",
           "address for lhctl (gRPC); whoever reaches it may evict members and drain peers; empty: "
           "none");
 ABSL_FLAG(std::string, http, "127.0.0.1:29601",
-          "address of /metrics, /healthz and /readyz; empty: none");
+          "address of the status page, /metrics, /healthz and /readyz; empty: none");
 ABSL_FLAG(std::string, store, "",
           "where to keep what must survive a restart: sqlite:PATH, or memory (nothing survives; a "
           "restart removes all members); default: sqlite:/var/lib/longhaul/coordinator.db, or in "

@@ -199,6 +199,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "bench": pytest("bench"),
     "deploy": pytest("-rs", "-m", "not images", "tests/deploy"),
     "images": pytest("-rs", "-m", "images", "tests/deploy"),
+    "observe": pytest("-rs", "tests/observe"),
     "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
     "network": faults("tests/chaos/network", "--faults=12"),
     "tidy": clang_tidy(everything=False),
@@ -209,7 +210,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
 }
 LINT = ["format", "ruff", "ruff-format", "mypy"]
 SETS = {
-    "default": ["build", *LINT, "bazel", "python", "e2e", "bench", "deploy", "chaos", "network", "tidy"],
+    "default": ["build", *LINT, "bazel", "python", "e2e", "bench", "deploy", "observe", "chaos", "network", "tidy"],
     "quick": ["build", *LINT, "unit", "python"],
     "full": [
         "build",
@@ -221,6 +222,7 @@ SETS = {
         "bench",
         "deploy",
         "images",
+        "observe",
         "chaos",
         "network",
         "tidy-all",
@@ -230,7 +232,7 @@ SETS = {
     ],
     "lint": [*LINT, "tidy"],
 }
-NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "chaos", "network"}
+NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "observe", "chaos", "network"}
 
 
 def prune_cache() -> None:

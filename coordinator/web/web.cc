@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/daemon/version.h"
 #include "base/status_macros.h"
+#include "coordinator/web/page.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -13,7 +15,42 @@ constexpr std::chrono::milliseconds kLoopPatience{1000};
 constexpr char kText[] = "text/plain; charset=utf-8";
 constexpr char kPrometheus[] = "text/plain; version=0.0.4; charset=utf-8";
 
+constexpr char kPaths[] = "/ (status page) /status.json /status.events /metrics /healthz /readyz\n";
+
+// What the page shows is new with each request, and for nobody's eyes but the reader's.
+HttpResponse Fresh(std::string content_type, std::string body) {
+  return {200,
+          std::move(content_type),
+          std::move(body),
+          {{"Cache-Control", "no-store"}, {"Cross-Origin-Resource-Policy", "same-origin"}}};
+}
+
+HttpResponse Page() {
+  HttpResponse response = Fresh("text/html; charset=utf-8", kPageHtml);
+  response.headers.emplace_back("Content-Security-Policy", kPagePolicy);
+  response.headers.emplace_back("Referrer-Policy", "no-referrer");
+  response.headers.emplace_back("X-Frame-Options", "DENY");
+  return response;
+}
+
+StatusFeed::Options FeedOptions(CoordinatorLoop* loop) {
+  StatusFeed::Options options;
+  options.overview = [loop] { return loop->QueryAndWait(kLoopPatience); };
+  options.streams = [loop] { return loop->sessions(); };
+  options.events = &loop->events();
+  options.incarnation = loop->core_config().incarnation;
+  options.version = kVersion;
+  options.store = loop->store_name();
+  options.detect_ms = loop->core_config().detect_ms;
+  return options;
+}
+
 }  // namespace
+
+Web::Web(CoordinatorLoop* loop, CoordinatorMetrics* metrics)
+    : loop_(loop), metrics_(metrics), feed_(FeedOptions(loop)) {}
+
+Web::~Web() { feed_.Stop(); }
 
 absl::StatusOr<std::unique_ptr<Web>> Web::Start(const std::string& address, CoordinatorLoop* loop,
                                                 CoordinatorMetrics* metrics) {
@@ -29,8 +66,14 @@ HttpResponse Web::Handle(const std::string& path) {
   if (path == "/metrics") return Metrics();
   if (path == "/healthz") return {200, kText, "ok\n"};
   if (path == "/readyz") return Ready();
-  if (path == "/") return {200, kText, "longhaul-coordinator: /metrics /healthz /readyz\n"};
-  return {404, kText, "not found; there are /metrics /healthz /readyz\n"};
+  if (path == "/") return Page();
+  if (path == "/status.json") return Status();
+  if (path == "/status.events") {
+    HttpResponse response = Fresh("text/event-stream", "");
+    response.stream = feed_.Stream();
+    return response;
+  }
+  return {404, kText, absl::StrCat("not found; there are ", kPaths)};
 }
 
 HttpResponse Web::Metrics() {
@@ -46,6 +89,12 @@ HttpResponse Web::Ready() {
   const absl::Status alive = loop_->Ping(kLoopPatience);
   if (alive.ok()) return {200, kText, "ready\n"};
   return {503, kText, absl::StrCat(std::string(alive.message()), "\n")};
+}
+
+HttpResponse Web::Status() {
+  const auto snapshot = feed_.Snapshot();
+  if (snapshot.ok()) return Fresh("application/json", **snapshot);
+  return {503, kText, absl::StrCat(std::string(snapshot.status().message()), "\n")};
 }
 
 }  // namespace longhaul::coordinator

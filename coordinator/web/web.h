@@ -1,10 +1,14 @@
-// The HTTP port of the coordinator. It answers three paths:
-//   /metrics  all metrics, for Prometheus
-//   /healthz  200 while the process lives
-//   /readyz   200 while the coordinator's loop answers and the coordinator does not stop; else 503
+// The HTTP port of the coordinator. It answers these paths:
+//   /               the status page
+//   /status.json    what the page shows, as one snapshot (status_feed.h)
+//   /status.events  the same as server-sent events: a snapshot, then what changes
+//   /metrics        all metrics, for Prometheus
+//   /healthz        200 while the process lives
+//   /readyz         200 while the coordinator's loop answers and the coordinator does not stop;
+//                   else 503
 //
-// Owns the HTTP server and its thread, on which requests are answered. One thread starts and
-// destroys it.
+// All of it only reads. Owns the HTTP server and its threads, on which requests are answered. One
+// thread starts and destroys it.
 #pragma once
 
 #include <atomic>
@@ -15,6 +19,7 @@
 #include "base/http/http_server.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
+#include "coordinator/web/status_feed.h"
 
 namespace longhaul::coordinator {
 
@@ -26,22 +31,27 @@ class Web {
                                                     CoordinatorLoop* loop,
                                                     CoordinatorMetrics* metrics);
 
+  // Ends all streams and closes all connections.
+  ~Web();
+
   // "host:port", with the port that was bound.
   const std::string& address() const { return server_->address(); }
   // From now on /readyz answers 503. Any thread may call it.
   void SetStopping() { stopping_ = true; }
 
  private:
-  Web(CoordinatorLoop* loop, CoordinatorMetrics* metrics) : loop_(loop), metrics_(metrics) {}
+  Web(CoordinatorLoop* loop, CoordinatorMetrics* metrics);
 
   HttpResponse Handle(const std::string& path);
   HttpResponse Metrics();
   HttpResponse Ready();
+  HttpResponse Status();
 
   CoordinatorLoop* const loop_;
   CoordinatorMetrics* const metrics_;
   std::atomic<bool> stopping_{false};
-  std::unique_ptr<HttpServer> server_;  // last: its thread uses everything above
+  StatusFeed feed_;
+  std::unique_ptr<HttpServer> server_;  // last: its threads use everything above
 };
 
 }  // namespace longhaul::coordinator
