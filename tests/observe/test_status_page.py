@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -31,11 +33,11 @@ PATIENCE_S = 60
 # The coordinator makes at most four frames a second, so an event needs about 0.3 s to the page. This machine may be busy.
 EVENT_S_MAX = 10
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PATH: install Debian's package chromium")
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium in PATH: install Debian's package chromium, or name one in LONGHAUL_CHROMIUM")
     with sync_playwright() as playwright:
         # The sandbox of Chromium needs namespaces, which containers of CI often lack. The page is our own.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -67,9 +69,9 @@ class Cluster:
 
 
 class Watched:
-    """A page, and everything that went wrong on it."""
+    """A page, and everything that went wrong on it. told: what the page gets in place of the coordinator's stream."""
 
-    def __init__(self, browser: Browser, url: str, **options: Any) -> None:
+    def __init__(self, browser: Browser, url: str, told: str | None = None, **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
@@ -77,8 +79,13 @@ class Watched:
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
         self.page.on("requestfailed", lambda request: self.problems.append(f"request failed: {request.url}"))
         self.page.on("request", lambda request: self._on_request(request, url))
+        if told is not None:
+            self.page.route("**/status.events", lambda r: r.fulfill(content_type="text/event-stream", body=told))
         self.page.goto(url)
-        expect(self.page.locator("#live")).to_have_text("live", timeout=PATIENCE_S * 1000)
+        # A stream that is told ends at once, and the page says so.
+        expect(self.page.locator("#live")).to_have_text(
+            re.compile("live" if told is None else "live|lost"), timeout=PATIENCE_S * 1000
+        )
         # From now on, note when the row of each new event appears: [kind, milliseconds after the event].
         self.page.evaluate(
             """() => {
@@ -192,6 +199,74 @@ def test_page_goes_on_after_the_coordinator_restarted(browser: Browser, tmp_path
         stack.callback(again.kill)
         expect(watched.page.locator("#live")).to_have_text("live", timeout=PATIENCE_S * 1000)
         until(lambda: watched.page.evaluate("() => head.incarnation") != first, "the new coordinator on the page")
+
+
+def frame_of(members: int, hostile: str) -> dict[str, Any]:
+    """A snapshot of one group with everything that the page can show. Its form is that of status_feed.h."""
+    group = "big/0"
+    ids = [f"m{i}" for i in range(1, members + 1)]
+    peers = [f"p{i:x}" for i in range(1, members + 1)]
+    values: dict[str, Any] = {
+        "head": {"incarnation": "a", "version": "9", "store": "s", "detect_ms": 1500, "streams": members, "error": ""},
+        f"g:{group}": {
+            **{"run": "big", "group": 0, "epoch": 7, "preparing": 8, "members": ids, "ring": peers},
+            "blocked": [{"a": peers[0], "b": peers[2], "relay": peers[1], "reason": hostile}],
+            **{"ring_epoch": 0, "ring_gain": ""},
+        },
+        f"w:{group}": {"waiting": True, "verdict": "epoch 8 is being prepared", "facts": ["one fact", hostile]},
+    }
+    for i, (member, peer) in enumerate(zip(ids, peers)):
+        values[f"m:{group}/{member}"] = {
+            **{"peer": peer, "name": hostile, "cohort": "", "background": False, "voting": i % 2 == 0},
+            "joined": 0 if i == members - 1 else 1,
+        }
+        values[f"p:{group}/{peer}"] = {
+            "host": hostile,
+            "endpoint": "10.0.0.1:1",
+            "attached": i != 1,
+            "draining": i == 2,
+        }
+        values[f"l:{group}/{peer}"] = [1, 2, 3, 4]
+        values[f"k:{group}/{peer}"] = [125_000_000, 12_000, 1]
+    values[f"m:{group}/m1"]["fetch"] = {
+        **{"bytes_done": 250_000_000, "bytes_total": 1_000_000_000},
+        **{"bytes_per_second": 50_000_000, "sources": 3},
+    }
+    now = int(time.time() * 1000)
+    events = [
+        {"sequence": i, "time_ms": now - 1000 * i, "kind": kind, "group": group, "epoch": 7, "text": hostile}
+        for i, kind in enumerate(("commit", "death", "sync"), start=1)
+    ]
+    return {"version": 5, "base": 0, "tick_ms": 1, "time_ms": now, "set": values, "gone": [], "events": events}
+
+
+def test_page_draws_200_members_and_takes_foreign_names_for_text(browser: Browser) -> None:
+    hostile = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    with LocalCluster(peers=0) as cluster:
+        url = f"http://{cluster.http}/"
+        body = f"data: {json.dumps(frame_of(200, hostile))}\n\n"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+            first_load = len(page.read()) + len(body)
+        print("first load with 200 members:", first_load, "bytes")
+        assert first_load < 1_000_000
+        watched = Watched(browser, url, body)
+        watched.members(200)
+        for selector, text in {
+            "#tiles": "7 \u2192 8",
+            "#verdict": "epoch 8 is being prepared",
+            "#facts": hostile,
+            "#members": hostile,
+            "#events": hostile,
+            "#transfers": "250\u00a0MB",
+        }.items():
+            watched.shows(selector, text)
+        page_of = watched.page.evaluate
+        assert page_of("() => byId('transfers').querySelector('.bar div').style.width") == "25%"
+        assert page_of("() => document.querySelectorAll('#ring .blocked').length") == 1
+        assert page_of("() => document.querySelectorAll('#ring .node.bad').length") == 1
+        assert page_of("() => document.querySelectorAll('#timeline .dot').length") == 3
+        assert page_of("() => document.querySelectorAll('img').length") == 0
+        assert watched.problems == []
 
 
 def test_answers_have_strict_headers() -> None:
