@@ -107,18 +107,19 @@ TEST_F(HttpServerTest, RefusesWhatIsNoRequestAndLivesOn) {
   EXPECT_THAT(Ask("GET a HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 400"));
   EXPECT_THAT(Ask("GET /a\r\n\r\n"), StartsWith("HTTP/1.1 400"));
   EXPECT_THAT(Ask("GET /a HTTP/1.1\n\n"), StartsWith("HTTP/1.1 400"));
-  EXPECT_THAT(Ask("GET /a HTTP/1.1\r\nHost: h\r\nRange: bytes=x\r\n\r\n"),
-              StartsWith("HTTP/1.1 4"));
   EXPECT_THAT(Ask("GET /" + std::string(2 * kHttpRequestBytesMax, 'a')),
               StartsWith("HTTP/1.1 431"));
   EXPECT_THAT(Ask("GET /a HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(HttpServerTest, HeadersThatCostTheLibraryMostAreHarmless) {
-  // The library reads this header with a regular expression, which recurses.
-  std::string ranges = "GET /a HTTP/1.1\r\nRange: bytes=0-0";
-  while (ranges.size() < kHttpRequestBytesMax - 100) ranges += ",0-0";
-  EXPECT_THAT(Ask(ranges + "\r\n\r\n"), StartsWith("HTTP/1.1 "));
+  // The library would read the first header with a regular expression, and overflow the stack.
+  for (const char* name :
+       {"Range", "rANGE", "Accept-Encoding", "Connection", "Content-Type", "Cookie", "Host"}) {
+    std::string ranges = absl::StrCat("GET /a HTTP/1.1\r\n", name, ": bytes=-");
+    while (ranges.size() < kHttpRequestBytesMax - 100) ranges += ",-";
+    EXPECT_THAT(Ask(ranges + "\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  }
   std::string many = "GET /a HTTP/1.1\r\n";
   while (many.size() < kHttpRequestBytesMax - 100) many += "a:\r\n";
   EXPECT_THAT(Ask(many + "\r\n"), StartsWith("HTTP/1.1 "));
