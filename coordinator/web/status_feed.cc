@@ -407,8 +407,8 @@ bool StatusFeed::Next(Reader* reader, std::string* piece) {
   }
   if (stopping_) return false;
   if (builds_ < reader->wanted || reader->version == version_) {
-    if (Clock::now() - reader->sent_at < kFeedComment) return true;
-    *piece = ":\n\n";
+    if (Clock::now() - reader->sent_at < options_.alive) return true;
+    *piece = "event: alive\ndata: 1\n\n";
   } else if (reader->version == 0 || frames_.front().version > reader->version + 1) {
     *piece = absl::StrCat("data: ", *SnapshotLocked(), "\n\n");
   } else {

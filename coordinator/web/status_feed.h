@@ -51,8 +51,9 @@ inline constexpr size_t kFeedEventsMax = 200;
 inline constexpr size_t kFeedRoutineMax = 40;
 // A page that has missed more frames than this gets a snapshot.
 inline constexpr size_t kFeedFramesMax = 32;
-// A stream without news sends a comment this often, or a proxy might close it.
-inline constexpr std::chrono::seconds kFeedComment{10};
+// A stream without news says this often that it is alive: pages notice when a connection is dead,
+// and proxies do not close it.
+inline constexpr std::chrono::milliseconds kFeedAlive{10000};
 
 class StatusFeed {
  public:
@@ -68,6 +69,7 @@ class StatusFeed {
     uint32_t detect_ms = 0;
     // Least time between two frames.
     std::chrono::milliseconds interval = kFeedIntervalMin;
+    std::chrono::milliseconds alive = kFeedAlive;
   };
 
   explicit StatusFeed(Options options);
@@ -78,7 +80,8 @@ class StatusFeed {
 
   // A snapshot that is not older than the pause between two frames. Unavailable: the feed stops.
   absl::StatusOr<std::shared_ptr<const std::string>> Snapshot();
-  // A stream of server-sent events: a snapshot, then each frame. The feed must outlive it.
+  // A stream of server-sent events: a snapshot, then each frame; and events `alive`, while there is
+  // no news. The feed must outlive it.
   HttpStream Stream();
   // All streams end, and Snapshot() fails. The thread may still be asking the loop.
   void Stop();

@@ -64,6 +64,7 @@ class StatusFeedTest : public ::testing::Test {
     options.store = "memory";
     options.detect_ms = 1500;
     options.interval = interval;
+    options.alive = alive_;
     feed_ = std::make_unique<StatusFeed>(std::move(options));
   }
   void Set(Overview overview) {
@@ -77,11 +78,10 @@ class StatusFeedTest : public ::testing::Test {
   void Happens(const std::string& kind, const std::string& text) {
     events_.Append({kind, {"demo", 0}, Epoch(4), MemberId(1), PeerId(), text}, 1000000);
   }
-  // The next piece that is no comment.
+  // The next piece that is news.
   static std::string Read(const HttpStream& stream) {
     std::string piece;
-    while (piece.empty() || piece[0] == ':') {
-      piece.clear();
+    while (piece.empty()) {
       if (!stream(&piece)) return "the stream is over";
     }
     return piece;
@@ -98,6 +98,7 @@ class StatusFeedTest : public ::testing::Test {
   Mutex mutex_;
   Overview overview_ ABSL_GUARDED_BY(mutex_) = MakeOverview(2);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::milliseconds alive_ = std::chrono::hours(1);
   std::unique_ptr<StatusFeed> feed_;
 };
 
@@ -149,6 +150,14 @@ TEST_F(StatusFeedTest, SaysNothingWhileNothingChanges) {
     ASSERT_TRUE(stream(&piece));
     ASSERT_EQ(piece, "");
   }
+}
+
+TEST_F(StatusFeedTest, SaysThatItIsAliveWhileNothingChanges) {
+  alive_ = std::chrono::milliseconds(1);
+  Start();
+  const HttpStream stream = feed_->Stream();
+  ReadUntil(stream, "\"base\":0");
+  EXPECT_EQ(Read(stream), "event: alive\ndata: 1\n\n");
 }
 
 TEST_F(StatusFeedTest, StreamsShareTheWorkAndNobodyCausesNone) {

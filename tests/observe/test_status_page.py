@@ -200,6 +200,11 @@ def test_page_goes_on_after_the_coordinator_restarted(browser: Browser, tmp_path
         expect(watched.page.locator("#live")).to_have_text("live", timeout=PATIENCE_S * 1000)
         until(lambda: watched.page.evaluate("() => head.incarnation") != first, "the new coordinator on the page")
 
+        # A connection that is dead without a sign, as after a sleep of this computer.
+        watched.page.evaluate("() => { window.dead = source; heard = -SILENCE_MS; }")
+        until(lambda: bool(watched.page.evaluate("() => source !== window.dead && version > 0")), "a new connection")
+        expect(watched.page.locator("#live")).to_have_text("live", timeout=PATIENCE_S * 1000)
+
 
 def frame_of(members: int, hostile: str) -> dict[str, Any]:
     """A snapshot of one group with everything that the page can show. Its form is that of status_feed.h."""
