@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
 #include <map>
 #include <set>
 #include <utility>
@@ -29,6 +30,12 @@ constexpr size_t kBatch = 64;
 grpc::Status ToGrpc(const absl::Status& status) {
   // Abseil and gRPC number their codes alike, as google.rpc.Code does.
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
+}
+
+int64_t WallTimeUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 grpc::Status BadRequest(const std::string& what) {
@@ -350,6 +357,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     response->set_detect_ms(loop_->core_config().detect_ms);
     response->set_store(CleanText(loop_->store_name(), SIZE_MAX));
     response->set_streams(static_cast<uint32_t>(loop_->sessions()));
+    response->set_time_us(WallTimeUs());
     return ForEach(context, request->selector(),
                    [response](const GroupView& group) { Fill(group, response->add_groups()); });
   }

@@ -125,6 +125,56 @@ class Lhctl(unittest.TestCase):
                 for text in (self.peers_address, "port for peers (--listen)", "--admin", "127.0.0.1:29602"):
                     self.assertIn(text, result.stderr)
 
+    def doctor(self, *args, address=None, expect=0):
+        """The verdicts of lhctl doctor, by check, and what was seen."""
+        result = self.lhctl("doctor", "--json", "--pid=0", *args, address=address)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        report = json.loads(result.stdout)
+        for check in report["checks"]:
+            self.assertTrue(check["seen"] and check["why"], check)
+            if check["verdict"] in ("advice", "wrong"):
+                self.assertTrue(check["do"], check)
+        self.assertEqual(report["wrong"], sum(check["verdict"] == "wrong" for check in report["checks"]))
+        return {check["check"]: (check["verdict"], check["seen"]) for check in report["checks"]}
+
+    # The data port that a peerd of this host would have may be taken by one that runs beside this test.
+    OTHERS = ("data port", "nofile", "kernel")
+
+    def test_doctor_asks_the_coordinator(self):
+        found = self.doctor_of_this_machine()
+        self.assertEqual(found["admin"][0], "ok")
+        self.assertIn(self.address, found["admin"][1])
+        self.assertEqual(found["timeouts"][0], "ok")
+        self.assertIn("detect_ms is 1500", found["timeouts"][1])
+        self.assertRegex(found["clock"][1], r"(ahead of|behind) the coordinator's, give or take")
+        self.assertEqual(found["members"], ("ok", "no other host is a member now, so no data port was tried"))
+
+    def test_doctor_takes_the_port_for_peers(self):
+        found = self.doctor_of_this_machine(address=self.peers_address)
+        self.assertEqual(found["coordinator"][0], "ok")
+        self.assertIn(f"a coordinator answers at {self.peers_address}", found["coordinator"][1])
+        self.assertEqual(found["admin"][0], "unknown")
+
+    def test_doctor_without_a_coordinator_names_the_address(self):
+        found = self.doctor_of_this_machine(address="127.0.0.1:1", wrong=["admin"])
+        self.assertIn("127.0.0.1:1: Connection refused", found["admin"][1])
+        self.assertEqual(found["timeouts"][0], "unknown")
+        self.assertEqual(found["members"][0], "unknown")
+
+    def doctor_of_this_machine(self, address=None, wrong=()):
+        """Doctor's findings. Exactly `wrong` is wrong, besides what this machine itself may have."""
+        result = self.lhctl("doctor", "--json", "--pid=0", address=address)
+        report = json.loads(result.stdout)
+        found = [check["check"] for check in report["checks"] if check["verdict"] == "wrong"]
+        self.assertEqual([check for check in found if check not in self.OTHERS], list(wrong), result.stdout)
+        return self.doctor(address=address, expect=1 if found else 0)
+
+    def test_doctor_prints_a_line_for_each_check(self):
+        lines = self.lhctl("doctor", "--pid=0").stdout.splitlines()
+        self.assertRegex(lines[-1], r"^\d+ wrong, \d+ advice, \d+ unknown, \d+ ok$")
+        for line in lines[:-2]:
+            self.assertRegex(line, r"^(ok|unknown|advice|wrong) +\S.*\. Why: .*\.$")
+
     def test_follow_goes_on_when_the_coordinator_is_killed_and_started_again(self):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as directory:
             store = os.path.join(directory, "store.db")
@@ -188,7 +238,7 @@ class Lhctl(unittest.TestCase):
     def test_help(self):
         result = self.lhctl("--help")
         self.assertEqual(result.returncode, 0)
-        for command in ("status", "runs", "members", "ring", "why", "events", "drain", "evict"):
+        for command in ("status", "runs", "members", "ring", "why", "events", "doctor", "drain", "evict"):
             self.assertIn(f"\n  {command} ", result.stdout)
 
 

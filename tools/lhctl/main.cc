@@ -16,14 +16,23 @@
 #include "base/daemon/host_port.h"
 #include "base/log.h"
 #include "tools/lhctl/admin_client.h"
+#include "tools/lhctl/doctor.h"
+#include "tools/lhctl/examine.h"
 #include "tools/lhctl/render.h"
 
-ABSL_FLAG(std::string, coordinator, "127.0.0.1:29602",
+namespace {
+constexpr char kDefaultCoordinator[] = "127.0.0.1:29602";
+}
+
+ABSL_FLAG(std::string, coordinator, kDefaultCoordinator,
           "--admin addresses of coordinators, host:port[,host:port...]; lhctl tries them in turn");
 ABSL_FLAG(bool, json, false, "print JSON instead of tables");
 ABSL_FLAG(bool, follow, false, "events: go on and print new events as they happen");
 ABSL_FLAG(uint32_t, backlog, 0,
           "events: print at most so many past events; 0: all that the coordinator remembers");
+ABSL_FLAG(int32_t, pid, -1,
+          "doctor: the process of longhaul-peerd to look at; -1: the first one that runs here; 0: "
+          "none");
 ABSL_FLAG(std::string, reason, "", "drain, evict: a reason, for the members and for the log");
 
 namespace longhaul {
@@ -45,10 +54,14 @@ const ProgramInfo kInfo{
     "  ring [SELECTION]           peers in ring order, with their traffic\n"
     "  why [SELECTION]            why a group waits\n"
     "  events [SELECTION]         what happened; --follow goes on, also across restarts\n"
+    "  doctor                     what hinders Longhaul on this host, and what to do about it; "
+    "needs\n"
+    "                             no coordinator, no peerd and no rights; takes the coordinator's\n"
+    "                             address for peers, too, to try the way to it\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
     "\n"
-    "Exit codes: 0 done, 1 failed, 2 bad usage.",
+    "Exit codes: 0 done, 1 failed (doctor: something is wrong), 2 bad usage.",
     "LONGHAUL_LHCTL_"};
 
 [[noreturn]] void Usage(const std::string& problem) {
@@ -131,6 +144,17 @@ int Evict(AdminClient& client, const std::string& name) {
   return 0;
 }
 
+int Doctor(AdminClient&, const std::string&) {
+  ExamineOptions options;
+  // Main() has checked the list.
+  options.coordinators = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  options.coordinators_named = absl::GetFlag(FLAGS_coordinator) != kDefaultCoordinator;
+  if (const int32_t pid = absl::GetFlag(FLAGS_pid); pid >= 0) options.choice.pid = pid;
+  const std::vector<Finding> findings = Diagnose(Examine(options));
+  Print(absl::GetFlag(FLAGS_json) ? RenderFindingsJson(findings) : RenderFindings(findings));
+  return ExitCodeOf(findings);
+}
+
 struct Command {
   size_t arguments_min;
   size_t arguments_max;
@@ -165,6 +189,7 @@ const std::map<std::string, Command>& Commands() {
           return Show(client.Explain(ParseSelector(selection)), RenderWhy);
         }}},
       {"events", {0, 1, Events}},
+      {"doctor", {0, 0, Doctor}},
       {"drain", {1, 1, Drain}},
       {"evict", {1, 1, Evict}},
   };

@@ -16,19 +16,6 @@ namespace {
 
 constexpr int kRingShownMax = 8;
 
-std::string Printable(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are control characters, too.
-    const bool c1 =
-        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if (c1) ++i;
-    out += byte < 0x20 || byte == 0x7f || c1 ? '?' : text[i];
-  }
-  return out;
-}
-
 // How many columns UTF-8 text takes: one for each character.
 size_t Width(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
@@ -123,6 +110,19 @@ std::string PeerState(const v1::PeerStatus& peer) {
 }
 
 }  // namespace
+
+std::string Printable(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    // U+0080 to U+009F are control characters, too.
+    const bool c1 =
+        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (c1) ++i;
+    out += byte < 0x20 || byte == 0x7f || c1 ? '?' : text[i];
+  }
+  return out;
+}
 
 std::string RenderTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;

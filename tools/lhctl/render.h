@@ -27,6 +27,9 @@ std::string RenderEvent(const v1::Event& event);
 // JSON of any response, on one line or on several. Ends with a newline.
 std::string RenderJson(const google::protobuf::Message& message, bool one_line);
 
+// The text with a '?' in place of each control character.
+std::string Printable(const std::string& text);
+
 // "1.5 GiB", for instance.
 std::string RenderBytes(uint64_t bytes);
 

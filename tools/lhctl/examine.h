@@ -1,0 +1,24 @@
+// Looks at this host, at its longhaul-peerd, at the coordinator and at the ways to them, for
+// `lhctl doctor`. Blocks for up to some seconds: ways on which nothing answers take 3 s each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/lhctl/doctor.h"
+
+namespace longhaul {
+
+struct ExamineOptions {
+  HostPlaces places;
+  PeerdChoice choice;
+  // Addresses from the operator: ports for operators, or ports for peers. Each one is asked which
+  // it is.
+  std::vector<std::string> coordinators;
+  // The operator gave these addresses; they are no defaults.
+  bool coordinators_named = false;
+};
+
+Symptoms Examine(const ExamineOptions& options);
+
+}  // namespace longhaul
