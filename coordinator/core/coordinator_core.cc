@@ -40,6 +40,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Tick NextDeadline() const;
   bool HasPeer(PeerId peer) const { return peers_.contains(peer); }
   Overview GetOverview() const;
+  // What is known of the link from one peer to another.
+  std::optional<DirectionView> Direction(PeerId from, PeerId to) const;
   void CheckInvariants() const;
   uint64_t Digest() const;
 
@@ -1213,6 +1215,15 @@ bool CoordinatorCore::Impl::Draining(PeerId peer) const {
 
 // ------------------------------------------------------------------------------ view and checks
 
+std::optional<DirectionView> CoordinatorCore::Impl::Direction(PeerId from, PeerId to) const {
+  const std::optional<MeasuredLink> link = links_.Find(from, to, now_);
+  if (!link) return std::nullopt;
+  const auto age_s = static_cast<uint32_t>((now_ - link->at) / Seconds(1));
+  return DirectionView{from, to,
+                       LinkView{link->bytes_per_second, link->rtt_us, age_s, link->at_least},
+                       link->small_packets};
+}
+
 Overview CoordinatorCore::Impl::GetOverview() const {
   Overview overview;
   overview.incarnation = config_.incarnation;
@@ -1237,11 +1248,7 @@ Overview CoordinatorCore::Impl::GetOverview() const {
     view.small_packets = links_.SmallPackets(group.Ring(), now_);
     for (size_t i = 0; i < view.ring.size(); ++i) {
       const PeerId next = view.ring[(i + 1) % view.ring.size()].peer;
-      const std::optional<MeasuredLink> link = links_.Find(view.ring[i].peer, next, now_);
-      if (!link) continue;
-      view.ring[i].next =
-          LinkView{link->bytes_per_second, link->rtt_us,
-                   static_cast<uint32_t>((now_ - link->at) / Seconds(1)), link->at_least};
+      if (const auto link = Direction(view.ring[i].peer, next)) view.ring[i].next = link->link;
     }
     for (MemberView& member : view.members) {
       for (const control::FetchLoad& fetch : peers_.at(member.peer).fetches) {
@@ -1349,6 +1356,16 @@ std::vector<Action> CoordinatorCore::Step(const Event& event, Tick now) {
 Tick CoordinatorCore::NextDeadline() const { return impl_->NextDeadline(); }
 bool CoordinatorCore::HasPeer(PeerId peer) const { return impl_->HasPeer(peer); }
 Overview CoordinatorCore::GetOverview() const { return impl_->GetOverview(); }
+std::vector<DirectionView> CoordinatorCore::LinksOf(const GroupView& group) const {
+  std::vector<DirectionView> links;
+  for (const PeerView& from : group.ring) {
+    for (const PeerView& to : group.ring) {
+      if (from.peer == to.peer) continue;
+      if (const auto link = impl_->Direction(from.peer, to.peer)) links.push_back(*link);
+    }
+  }
+  return links;
+}
 void CoordinatorCore::CheckInvariants() const { impl_->CheckInvariants(); }
 uint64_t CoordinatorCore::Digest() const { return impl_->Digest(); }
 CoordinatorCore CoordinatorCore::Clone() const {

@@ -133,6 +133,14 @@ RingOrdered Solve(const OrderRing& order);
 
 // ------------------------------------------------------------------------------ the core
 
+// One direction between two peers of a group, as measured.
+struct DirectionView {
+  PeerId from;
+  PeerId to;
+  LinkView link;
+  bool small_packets = false;  // large packets vanish on the way
+};
+
 class CoordinatorCore {
  public:
   // `records`: what the store holds; empty for a new store. Aborts the process (LH_CHECK) unless
@@ -151,6 +159,9 @@ class CoordinatorCore {
   bool HasPeer(PeerId peer) const;
   // Returns what operators see of all groups, in order of run and group number.
   Overview GetOverview() const;
+  // What is known of the links between the peers of this group's ring, ordered by the ring: first
+  // by `from`, then by `to`. Costs time that grows with the square of the peers.
+  std::vector<DirectionView> LinksOf(const GroupView& group) const;
 
   // Aborts the process with a reason if an internal invariant is broken. Tests call this after each
   // step.

@@ -103,6 +103,30 @@ TEST_F(RingOrderTest, TheNextBoundaryAdoptsABetterRingWithoutAFreeze) {
   EXPECT_EQ(h_.Take(P(2)).back(), "VoteResult m2 number=2 epoch=3");
 }
 
+TEST_F(RingOrderTest, OperatorsAreShownEachMeasuredDirection) {
+  Enter(3);
+  EXPECT_TRUE(h_.core().LinksOf(h_.View()).empty());
+  control::LinkReport report;
+  report.links.push_back({P(2), P(1), 5 * kMega, 40000, 0, true, true});
+  report.links.push_back({P(2), P(9), kMega, 0, 0});  // no peer of this group
+  h_.Say(P(2), report);
+  h_.Wait(2500);
+  const std::vector<DirectionView> links = h_.core().LinksOf(h_.View());
+  ASSERT_EQ(links.size(), 2u);
+  // Of the direction that nobody measured, the round trip is known.
+  EXPECT_EQ(links[0].from, P(1));
+  EXPECT_EQ(links[0].to, P(2));
+  EXPECT_EQ(links[0].link.bytes_per_second, 0u);
+  EXPECT_EQ(links[0].link.rtt_us, 40000u);
+  EXPECT_FALSE(links[0].small_packets);
+  EXPECT_EQ(links[1].from, P(2));
+  EXPECT_EQ(links[1].to, P(1));
+  EXPECT_EQ(links[1].link.bytes_per_second, 5 * kMega);
+  EXPECT_EQ(links[1].link.age_s, 2u);
+  EXPECT_TRUE(links[1].link.at_least);
+  EXPECT_TRUE(links[1].small_packets);
+}
+
 TEST_F(RingOrderTest, AllPeersHearWhatTheLinksCostWhenAnEpochIsPrepared) {
   Enter(4);
   EXPECT_EQ(h_.Prepared(P(1)).cost, control::LinkCost{});

@@ -80,6 +80,20 @@ void Fill(const MemberView& member, v1::MemberStatus* status) {
   fetch->set_sources(member.fetch->sources);
 }
 
+void Fill(const LinkView& view, v1::Link* link) {
+  link->set_bytes_per_second(view.bytes_per_second);
+  link->set_rtt_us(view.rtt_us);
+  link->set_age_s(view.age_s);
+  link->set_at_least(view.at_least);
+}
+
+void Fill(const BlockedRecord& blocked, v1::BlockedStatus* status) {
+  status->set_a(ToString(blocked.pair.a));
+  status->set_b(ToString(blocked.pair.b));
+  status->set_reason(CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
+  if (blocked.pair.relay) status->set_relay(ToString(blocked.pair.relay));
+}
+
 void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->set_peer(ToString(peer.peer));
   status->set_host(CleanText(peer.host, LH_ERROR_TEXT_BYTES_MAX));
@@ -90,11 +104,7 @@ void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->set_ops_settled(peer.load.ops_settled);
   status->set_bytes_sent(peer.load.bytes_sent);
   status->set_bytes_received(peer.load.bytes_received);
-  if (!peer.next) return;
-  status->mutable_next()->set_bytes_per_second(peer.next->bytes_per_second);
-  status->mutable_next()->set_rtt_us(peer.next->rtt_us);
-  status->mutable_next()->set_age_s(peer.next->age_s);
-  status->mutable_next()->set_at_least(peer.next->at_least);
+  if (peer.next) Fill(*peer.next, status->mutable_next());
 }
 
 void Fill(const GroupView& group, v1::GroupStatus* status) {
@@ -105,17 +115,28 @@ void Fill(const GroupView& group, v1::GroupStatus* status) {
   status->set_waiting_for(CleanText(group.waiting_for, SIZE_MAX));
   for (const MemberView& member : group.members) Fill(member, status->add_members());
   for (const PeerView& peer : group.ring) Fill(peer, status->add_ring());
-  for (const BlockedRecord& blocked : group.blocked) {
-    v1::BlockedStatus* const b = status->add_blocked();
-    b->set_a(ToString(blocked.pair.a));
-    b->set_b(ToString(blocked.pair.b));
-    b->set_reason(CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
-  }
+  for (const BlockedRecord& blocked : group.blocked) Fill(blocked, status->add_blocked());
   status->set_ring_epoch(group.ring_epoch.value());
   status->set_ring_gain(group.ring_gain);
   if (!group.state) return;
   status->mutable_state()->set_revision(group.state->revision);
   status->mutable_state()->set_digest(ToString(group.state->state));
+}
+
+void Fill(const GroupView& view, const std::vector<DirectionView>& links,
+          v1::GetLinksResponse::Group* group) {
+  group->set_run(view.group.run);
+  group->set_group(view.group.group);
+  group->set_epoch(view.committed.value());
+  for (const PeerView& peer : view.ring) Fill(peer, group->add_peers());
+  for (const DirectionView& each : links) {
+    v1::GetLinksResponse::Direction* const direction = group->add_links();
+    direction->set_from(ToString(each.from));
+    direction->set_to(ToString(each.to));
+    Fill(each.link, direction->mutable_link());
+    direction->set_small_packets(each.small_packets);
+  }
+  for (const BlockedRecord& blocked : view.blocked) Fill(blocked, group->add_blocked());
 }
 
 void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event* proto) {
@@ -373,6 +394,23 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
       ring->set_ring_gain(group.ring_gain);
       for (const PeerView& peer : group.ring) Fill(peer, ring->add_peers());
     });
+  }
+
+  Unary* GetLinks(Context* context, const v1::GetLinksRequest* request,
+                  v1::GetLinksResponse* response) override {
+    Unary* reactor = context->DefaultReactor();
+    loop_->QueryLinks([reactor, request, response](const absl::StatusOr<Overview>& overview,
+                                                   const CoordinatorLoop::LinksOf& links_of) {
+      if (!overview.ok()) return reactor->Finish(ToGrpc(overview.status()));
+      const auto groups = Select(request->selector(), *overview);
+      if (groups.ok()) {
+        for (const GroupView* group : *groups) {
+          Fill(*group, links_of(*group), response->add_groups());
+        }
+      }
+      reactor->Finish(ToGrpc(groups.status()));
+    });
+    return reactor;
   }
 
   Unary* Explain(Context* context, const v1::ExplainRequest* request,

@@ -476,6 +476,7 @@ TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
     ASSERT_TRUE(admin_->GetOverview(&context, request, &overview).ok());
     EXPECT_EQ(overview.incarnation(), "c1");
     EXPECT_EQ(overview.streams(), 2u);
+    EXPECT_GT(overview.time_us(), int64_t{1600000000} * 1000000);
     ASSERT_EQ(overview.groups_size(), 1);
     EXPECT_EQ(overview.groups(0).members(0).member(), other);
     EXPECT_EQ(overview.groups(0).members(0).peer(), "p20");
@@ -488,6 +489,24 @@ TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
     ASSERT_TRUE(admin_->GetRing(&context, request, &rings).ok());
     ASSERT_EQ(rings.rings_size(), 2);
     EXPECT_EQ(rings.rings(0).peers(0).endpoint(), "10.0.0.1:29700");
+  }
+  {
+    grpc::ClientContext context;
+    v1::GetLinksRequest request;
+    request.mutable_selector()->set_run("beta");
+    v1::GetLinksResponse links;
+    ASSERT_TRUE(admin_->GetLinks(&context, request, &links).ok());
+    ASSERT_EQ(links.groups_size(), 1);
+    EXPECT_EQ(links.groups(0).peers(0).peer(), "p20");
+    EXPECT_EQ(links.groups(0).links_size(), 0);
+  }
+  {
+    grpc::ClientContext context;
+    v1::GetLinksRequest request;
+    request.mutable_selector()->set_run("gamma");
+    v1::GetLinksResponse links;
+    EXPECT_EQ(admin_->GetLinks(&context, request, &links).error_code(),
+              grpc::StatusCode::NOT_FOUND);
   }
   {
     grpc::ClientContext context;

@@ -146,12 +146,13 @@ class CoordinatorLoop::Impl {
     (*shared)(nullptr, Stopping());
   }
 
-  // These three are for requests only: they run on the loop's thread.
+  // These four are for requests only: they run on the loop's thread.
   Overview GetOverview() const {
     Overview overview = core_.GetOverview();
     overview.now = Now();
     return overview;
   }
+  std::vector<DirectionView> LinksOf(const GroupView& group) const { return core_.LinksOf(group); }
   bool HasPeer(PeerId peer) const { return core_.HasPeer(peer); }
   absl::Status StepFor(const Event& event) {
     Step(event);
@@ -475,6 +476,14 @@ void CoordinatorLoop::Drain(DrainPeer request, Done done) {
 void CoordinatorLoop::Query(std::function<void(const absl::StatusOr<Overview>&)> done) {
   impl_->PostRequest([done = std::move(done)](Impl* loop, const absl::Status& status) {
     done(loop == nullptr ? absl::StatusOr<Overview>(status) : loop->GetOverview());
+  });
+}
+
+void CoordinatorLoop::QueryLinks(
+    std::function<void(const absl::StatusOr<Overview>&, const LinksOf&)> done) {
+  impl_->PostRequest([done = std::move(done)](Impl* loop, const absl::Status& status) {
+    done(loop == nullptr ? absl::StatusOr<Overview>(status) : loop->GetOverview(),
+         [loop](const GroupView& group) { return loop->LinksOf(group); });
   });
 }
 

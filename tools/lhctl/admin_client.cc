@@ -156,6 +156,12 @@ absl::StatusOr<v1::GetRingResponse> AdminClient::GetRing(const v1::Selector& sel
   return impl_->Call(&v1::Admin::Stub::GetRing, request);
 }
 
+absl::StatusOr<v1::GetLinksResponse> AdminClient::GetLinks(const v1::Selector& selector) {
+  v1::GetLinksRequest request;
+  *request.mutable_selector() = selector;
+  return impl_->Call(&v1::Admin::Stub::GetLinks, request);
+}
+
 absl::StatusOr<v1::ExplainResponse> AdminClient::Explain(const v1::Selector& selector) {
   v1::ExplainRequest request;
   *request.mutable_selector() = selector;

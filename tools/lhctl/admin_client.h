@@ -26,6 +26,7 @@ class AdminClient {
   absl::StatusOr<v1::ListRunsResponse> ListRuns();
   absl::StatusOr<v1::GetOverviewResponse> GetOverview(const v1::Selector& selector);
   absl::StatusOr<v1::GetRingResponse> GetRing(const v1::Selector& selector);
+  absl::StatusOr<v1::GetLinksResponse> GetLinks(const v1::Selector& selector);
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::Selector& selector);
   absl::Status Drain(const v1::DrainRequest& request);
   absl::Status Evict(const v1::EvictRequest& request);

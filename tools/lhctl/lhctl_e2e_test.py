@@ -62,6 +62,7 @@ class Lhctl(unittest.TestCase):
             ("runs", "no runs\n"),
             ("members", "no members\n"),
             ("ring", "no peers\n"),
+            ("links", "no links: no group has two peers\n"),
             ("why", "no runs\n"),
             ("events", ""),
         ]:
@@ -84,6 +85,7 @@ class Lhctl(unittest.TestCase):
         for args, text in [
             (["status", "nowhere"], "no run 'nowhere'"),
             (["ring", "nowhere/3"], "no group 3 of run 'nowhere'"),
+            (["links", "nowhere"], "no run 'nowhere'"),
             (["drain", "p1f"], "no peer p1f"),
             (["drain", "host1"], "write it as in `lhctl ring`"),
             (["evict", "demo/0/m3"], "no member m3 in demo/0"),
@@ -238,7 +240,7 @@ class Lhctl(unittest.TestCase):
     def test_help(self):
         result = self.lhctl("--help")
         self.assertEqual(result.returncode, 0)
-        for command in ("status", "runs", "members", "ring", "why", "events", "doctor", "drain", "evict"):
+        for command in ("status", "runs", "members", "ring", "links", "why", "events", "doctor", "drain", "evict"):
             self.assertIn(f"\n  {command} ", result.stdout)
 
 

@@ -1,6 +1,8 @@
 // lhctl: the operator's command line.
 //
 // Exit codes: 0 done; 1 failed (no coordinator answers, or it refuses); 2 bad usage.
+#include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -18,6 +20,7 @@
 #include "tools/lhctl/admin_client.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
+#include "tools/lhctl/links.h"
 #include "tools/lhctl/render.h"
 
 namespace {
@@ -52,6 +55,7 @@ const ProgramInfo kInfo{
     "  runs                       runs with their number of members\n"
     "  members [SELECTION]        members in rank order\n"
     "  ring [SELECTION]           peers in ring order, with their traffic\n"
+    "  links [SELECTION]          links between peers: rate and round trip, what is blocked\n"
     "  why [SELECTION]            why a group waits\n"
     "  events [SELECTION]         what happened; --follow goes on, also across restarts\n"
     "  doctor                     what hinders Longhaul on this host, and what to do about it; "
@@ -149,7 +153,12 @@ int Doctor(AdminClient&, const std::string&) {
   // Main() has checked the list.
   options.coordinators = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
   options.coordinators_named = absl::GetFlag(FLAGS_coordinator) != kDefaultCoordinator;
-  if (const int32_t pid = absl::GetFlag(FLAGS_pid); pid >= 0) options.choice.pid = pid;
+  if (const int32_t pid = absl::GetFlag(FLAGS_pid); pid >= 0) {
+    if (pid > 0 && kill(pid, 0) != 0 && errno == ESRCH) {
+      Usage(absl::StrCat("--pid=", pid, ": no such process here"));
+    }
+    options.choice.pid = pid;
+  }
   const std::vector<Finding> findings = Diagnose(Examine(options));
   Print(absl::GetFlag(FLAGS_json) ? RenderFindingsJson(findings) : RenderFindings(findings));
   return ExitCodeOf(findings);
@@ -182,6 +191,11 @@ const std::map<std::string, Command>& Commands() {
        {0, 1,
         [](AdminClient& client, const std::string& selection) {
           return Show(client.GetRing(ParseSelector(selection)), RenderRing);
+        }}},
+      {"links",
+       {0, 1,
+        [](AdminClient& client, const std::string& selection) {
+          return Show(client.GetLinks(ParseSelector(selection)), RenderLinks);
         }}},
       {"why",
        {0, 1,
