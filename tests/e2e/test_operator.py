@@ -1,4 +1,4 @@
-"""Tests of what lhctl shows of a group that trains: doctor and links."""
+"""Tests of what lhctl shows of a group that trains: doctor, links and top."""
 
 from __future__ import annotations
 
@@ -156,3 +156,25 @@ def test_links_are_shown_once_they_are_measured(group: Group) -> None:
         cells = line.split()
         assert cells[0] == peers[number] and cells[2 + number] == "-", line
     assert group.lhctl("links", "nowhere").returncode == 1
+
+
+def test_top_shows_what_moves(group: Group) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        result = group.lhctl("top", "demo", "--once")
+        assert result.returncode == 0, result.stderr
+        assert "\x1b" not in result.stdout
+        lines = result.stdout.splitlines()
+        assert lines[0].startswith("coordinator "), lines
+        titles, row = lines[2].split(), lines[3].split()
+        assert titles[:7] == ["GROUP", "EPOCH", "MEMBERS", "PENDING", "REVISION", "OPEN", "OPS/S"]
+        assert row[0] == "demo/0" and row[2:4] == [str(PEERS), "0"], row
+        peers = [line.split() for line in lines[6 : 6 + PEERS]]
+        assert [peer[0] for peer in peers] == ["demo/0"] * PEERS
+        assert all(peer[3] == "attached" for peer in peers), lines
+        # Ops may be slower than one in a second.
+        if float(row[6]) > 0 and all(float(peer[5]) > 0 for peer in peers):
+            break
+        assert time.monotonic() < until, lines
+    assert all(line.endswith("working") for line in lines[6 : 6 + PEERS]), lines
+    assert group.lhctl("top", "nowhere", "--once").returncode == 1

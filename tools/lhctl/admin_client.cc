@@ -15,7 +15,6 @@
 namespace longhaul {
 namespace {
 
-constexpr std::chrono::seconds kDeadline{10};
 // The pauses of FollowEvents(): the first one, and the longest.
 constexpr std::chrono::milliseconds kPauseMin{100};
 constexpr std::chrono::milliseconds kPauseMax{2000};
@@ -52,7 +51,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 class AdminClient::Impl {
  public:
-  explicit Impl(std::vector<std::string> addresses) : addresses_(std::move(addresses)) {}
+  Impl(std::vector<std::string> addresses, std::chrono::milliseconds deadline)
+      : addresses_(std::move(addresses)), deadline_(deadline) {}
 
   // Runs `call` at each address until one answers.
   absl::Status Try(const std::function<grpc::Status(v1::Admin::Stub*)>& call) {
@@ -79,7 +79,7 @@ class AdminClient::Impl {
     Response response;
     const absl::Status status = Try([&](v1::Admin::Stub* stub) {
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+      context.set_deadline(std::chrono::system_clock::now() + deadline_);
       return (stub->*method)(&context, request, &response);
     });
     if (!status.ok()) return status;
@@ -132,10 +132,11 @@ class AdminClient::Impl {
   }
 
   const std::vector<std::string> addresses_;
+  const std::chrono::milliseconds deadline_;
 };
 
-AdminClient::AdminClient(std::vector<std::string> addresses)
-    : impl_(std::make_unique<Impl>(std::move(addresses))) {
+AdminClient::AdminClient(std::vector<std::string> addresses, std::chrono::milliseconds deadline)
+    : impl_(std::make_unique<Impl>(std::move(addresses), deadline)) {
   control::InitGrpc();
 }
 AdminClient::~AdminClient() = default;

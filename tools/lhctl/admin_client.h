@@ -2,6 +2,7 @@
 // call changes nothing in the client; the next call begins anew. No gRPC type appears here.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,8 +17,9 @@ namespace longhaul {
 class AdminClient {
  public:
   // `addresses` are --admin addresses of coordinators. Each call tries them in turn until one
-  // answers.
-  explicit AdminClient(std::vector<std::string> addresses);
+  // answers. Calls other than for events take at most `deadline` for each address.
+  explicit AdminClient(std::vector<std::string> addresses,
+                       std::chrono::milliseconds deadline = std::chrono::seconds(10));
   ~AdminClient();
 
   // All calls have these errors. Unavailable: no address answers; the text names the addresses.

@@ -1,11 +1,14 @@
 """Tests lhctl against a running coordinator that has no runs: commands, JSON, errors and exit codes."""
 
+import fcntl
 import json
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -70,6 +73,9 @@ class Lhctl(unittest.TestCase):
                 result = self.lhctl(command)
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.assertTrue(result.stdout.endswith(text), result.stdout)
+        top = self.lhctl("top", "--once")
+        self.assertEqual(top.returncode, 0, top.stderr)
+        self.assertRegex(top.stdout, r"^coordinator \S+  version \S+  peers 0  groups 0\n\nno runs\n$")
         status = json.loads(self.lhctl("status", "--json").stdout)
         self.assertEqual(status["detect_ms"], 1500)
         self.assertEqual(status["store"], "memory")
@@ -103,6 +109,7 @@ class Lhctl(unittest.TestCase):
             (["frobnicate"], "unknown command 'frobnicate'"),
             (["drain"], "drain needs an argument"),
             (["runs", "x"], "unexpected argument 'x'"),
+            (["top", "--json"], "top prints no JSON"),
             (["evict", "m3"], "'m3' is not RUN/GROUP/MEMBER"),
             (["status", "demo/x"], "'x' is not a group's number"),
             (["status", "--jsno"], "unknown flag --jsno"),
@@ -211,6 +218,64 @@ class Lhctl(unittest.TestCase):
                 follow.wait()
                 follow.stdout.close()
 
+    def test_top_goes_on_when_the_coordinator_is_killed_and_started_again(self):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as directory:
+            store = os.path.join(directory, "store.db")
+            first, address = self.start(directory, store, "127.0.0.1:0")
+            top = subprocess.Popen([LHCTL, f"--coordinator={address}", "top"], stdout=subprocess.PIPE, text=True)
+            try:
+                before = self.line_of(top, "coordinator ")
+                first.kill()
+                first.wait()
+                self.assertIn("127.0.0.1", self.line_of(top, "NO ANSWER for "))
+                self.start(directory, store, address)
+                while (after := self.line_of(top, "coordinator ")) == before:
+                    pass
+                self.assertNotIn("NO ANSWER", top.stdout.readline())
+            finally:
+                top.kill()
+                top.wait()
+                top.stdout.close()
+        self.assertNotEqual(before.split()[1], after.split()[1])
+
+    def line_of(self, process, beginning):
+        """The next line of the process that begins so."""
+        until = time.monotonic() + DEADLINE_S
+        for line in process.stdout:
+            self.assertNotIn("\x1b", line)
+            if line.startswith(beginning):
+                return line
+            self.assertLess(time.monotonic(), until)
+        self.fail(f"the output ended without {beginning!r}")
+
+    def test_top_on_a_terminal_stays_within_its_size(self):
+        ours, theirs = os.openpty()
+        self.addCleanup(os.close, ours)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 3, 20, 0, 0))
+        top = subprocess.Popen([LHCTL, f"--coordinator={self.address}", "top"], stdout=theirs)
+        os.close(theirs)
+        try:
+            screen = b""
+            while screen.count(b"\x1b[J") < 2:
+                screen += os.read(ours, 4096)
+        finally:
+            top.kill()
+            top.wait()
+        # A terminal gets a carriage return for each newline.
+        one = screen.split(b"\x1b[J")[0].removeprefix(b"\x1b[2J").removeprefix(b"\x1b[H")
+        lines = one.replace(b"\x1b[K", b"").split(b"\r\n")
+        self.assertEqual(lines[1:], [b"2 more lines", b""])
+        self.assertRegex(lines[0], rb"^coordinator .{8}$")
+
+    def test_top_needs_a_coordinator_at_first_and_ends_with_its_reader(self):
+        absent = self.lhctl("top", address="127.0.0.1:1")
+        self.assertEqual((absent.returncode, absent.stdout), (1, ""))
+        self.assertIn("no coordinator answers (127.0.0.1:1:", absent.stderr)
+        with subprocess.Popen([LHCTL, f"--coordinator={self.address}", "top"], stdout=subprocess.PIPE) as top:
+            top.stdout.readline()
+            top.stdout.close()
+            self.assertNotEqual(top.wait(timeout=DEADLINE_S), 0)
+
     def start(self, directory, store, admin):
         ready_file = os.path.join(directory, "ready.json")
         if os.path.exists(ready_file):
@@ -240,7 +305,7 @@ class Lhctl(unittest.TestCase):
     def test_help(self):
         result = self.lhctl("--help")
         self.assertEqual(result.returncode, 0)
-        for command in ("status", "runs", "members", "ring", "links", "why", "events", "doctor", "drain", "evict"):
+        for command in ("status", "runs", "members", "ring", "links", "why", "top", "events", "doctor", "drain", "evict"):
             self.assertIn(f"\n  {command} ", result.stdout)
 
 

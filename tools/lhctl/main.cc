@@ -5,10 +5,14 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
@@ -22,6 +26,7 @@
 #include "tools/lhctl/examine.h"
 #include "tools/lhctl/links.h"
 #include "tools/lhctl/render.h"
+#include "tools/lhctl/top.h"
 
 namespace {
 constexpr char kDefaultCoordinator[] = "127.0.0.1:29602";
@@ -33,6 +38,7 @@ ABSL_FLAG(bool, json, false, "print JSON instead of tables");
 ABSL_FLAG(bool, follow, false, "events: go on and print new events as they happen");
 ABSL_FLAG(uint32_t, backlog, 0,
           "events: print at most so many past events; 0: all that the coordinator remembers");
+ABSL_FLAG(bool, once, false, "top: print one table, after a second, and end");
 ABSL_FLAG(int32_t, pid, -1,
           "doctor: the process of longhaul-peerd to look at; -1: the first one that runs here; 0: "
           "none");
@@ -57,6 +63,7 @@ const ProgramInfo kInfo{
     "  ring [SELECTION]           peers in ring order, with their traffic\n"
     "  links [SELECTION]          links between peers: rate and round trip, what is blocked\n"
     "  why [SELECTION]            why a group waits\n"
+    "  top [SELECTION]            groups and peers with their rates, anew each second; --once\n"
     "  events [SELECTION]         what happened; --follow goes on, also across restarts\n"
     "  doctor                     what hinders Longhaul on this host, and what to do about it; "
     "needs\n"
@@ -124,6 +131,56 @@ int Events(AdminClient& client, const std::string& selection) {
               fprintf(stderr, "lhctl: the stream of events ended, trying again: %s\n", why.c_str());
             });
   return ended.ok() ? 0 : Fail(ended);
+}
+
+// A hanging coordinator must not stop the clock of `lhctl top` for long.
+constexpr std::chrono::milliseconds kTopDeadline{2000};
+constexpr std::chrono::milliseconds kTopInterval{1000};
+
+// Shows the text in place of the one before on a terminal, and below it elsewhere.
+void PrintScreen(const Top& top, bool terminal) {
+  if (!terminal) return Print(top.Render(0, 0) + "\n");
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) size = {};
+  // The last row stays free: a newline there would scroll.
+  const size_t rows = size.ws_row > 1 ? size.ws_row - 1 : 0;
+  std::string text = "\x1b[H";
+  for (const char c : top.Render(rows, size.ws_col)) {
+    // Erases what is left of the line before.
+    if (c == '\n') text += "\x1b[K";
+    text += c;
+  }
+  Print(text + "\x1b[J");
+}
+
+int ShowTop(AdminClient&, const std::string& selection) {
+  if (absl::GetFlag(FLAGS_json)) {
+    Usage("top prints no JSON; `lhctl status --json` has the figures, as totals");
+  }
+  const v1::Selector selector = ParseSelector(selection);
+  AdminClient client(*ParseAddressList(absl::GetFlag(FLAGS_coordinator)), kTopDeadline);
+  const bool once = absl::GetFlag(FLAGS_once);
+  const bool terminal = !once && isatty(STDOUT_FILENO) != 0;
+  Top top;
+  if (terminal) Print("\x1b[2J");
+  for (uint64_t round = 0;; ++round) {
+    const auto begun = std::chrono::steady_clock::now();
+    const absl::StatusOr<v1::GetOverviewResponse> overview = client.GetOverview(selector);
+    const int64_t now_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                               std::chrono::steady_clock::now().time_since_epoch())
+                               .count();
+    if (overview.ok()) {
+      top.Update(*overview, now_us);
+    } else {
+      // A run may not be back yet when the coordinator is. So only the first answer may be no.
+      if (round == 0 || once) return Fail(overview.status());
+      top.Lost(std::string(overview.status().message()), now_us);
+    }
+    // Rates need two answers.
+    if (!once || round > 0) PrintScreen(top, terminal);
+    if (once && round > 0) return 0;
+    std::this_thread::sleep_until(begun + kTopInterval);
+  }
 }
 
 int Drain(AdminClient& client, const std::string& peer) {
@@ -202,6 +259,7 @@ const std::map<std::string, Command>& Commands() {
         [](AdminClient& client, const std::string& selection) {
           return Show(client.Explain(ParseSelector(selection)), RenderWhy);
         }}},
+      {"top", {0, 1, ShowTop}},
       {"events", {0, 1, Events}},
       {"doctor", {0, 0, Doctor}},
       {"drain", {1, 1, Drain}},

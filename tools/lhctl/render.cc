@@ -61,13 +61,6 @@ std::string State(const v1::GroupStatus& group) {
   return around.empty() ? text : absl::StrCat(text, ", blocked pairs: ", around);
 }
 
-std::string MemberState(const v1::MemberStatus& member) {
-  if (member.joined() == 0) return "pending";
-  if (member.has_fetch()) return member.background() ? "fetching (background)" : "fetching";
-  if (member.background()) return "background";
-  return member.voting() ? "at boundary" : "working";
-}
-
 // A table of the members that fetch shared state, and of their progress; "" if no member does.
 std::string RenderFetches(const v1::GetOverviewResponse& overview) {
   std::vector<std::vector<std::string>> rows = {
@@ -89,24 +82,6 @@ std::string RenderFetches(const v1::GetOverviewResponse& overview) {
     }
   }
   return rows.size() == 1 ? "" : RenderTable(rows);
-}
-
-// Three cells about the link to the next peer: its bandwidth, its round-trip time, and the age of
-// the measurement.
-std::vector<std::string> LinkCells(const v1::PeerStatus& peer) {
-  if (!peer.has_next()) return {"-", "-", "-"};
-  const v1::Link& link = peer.next();
-  const char* const bound = link.at_least() ? ">= " : "";
-  return {link.bytes_per_second() == 0
-              ? "-"
-              : absl::StrCat(bound, RenderBytes(link.bytes_per_second()), "/s"),
-          link.rtt_us() == 0 ? "-" : absl::StrFormat("%.1f ms", link.rtt_us() / 1000.0),
-          absl::StrCat(link.age_s(), " s ago")};
-}
-
-std::string PeerState(const v1::PeerStatus& peer) {
-  if (!peer.attached()) return "away";
-  return peer.draining() ? "draining" : "attached";
 }
 
 }  // namespace
@@ -139,6 +114,29 @@ std::string RenderTable(const std::vector<std::vector<std::string>>& rows) {
     text += '\n';
   }
   return text;
+}
+
+std::string MemberState(const v1::MemberStatus& member) {
+  if (member.joined() == 0) return "pending";
+  if (member.has_fetch()) return member.background() ? "fetching (background)" : "fetching";
+  if (member.background()) return "background";
+  return member.voting() ? "at boundary" : "working";
+}
+
+std::string PeerState(const v1::PeerStatus& peer) {
+  if (!peer.attached()) return "away";
+  return peer.draining() ? "draining" : "attached";
+}
+
+std::vector<std::string> LinkCells(const v1::PeerStatus& peer) {
+  if (!peer.has_next()) return {"-", "-", "-"};
+  const v1::Link& link = peer.next();
+  const char* const bound = link.at_least() ? ">= " : "";
+  return {link.bytes_per_second() == 0
+              ? "-"
+              : absl::StrCat(bound, RenderBytes(link.bytes_per_second()), "/s"),
+          link.rtt_us() == 0 ? "-" : absl::StrFormat("%.1f ms", link.rtt_us() / 1000.0),
+          absl::StrCat(link.age_s(), " s ago")};
 }
 
 std::string RenderBytes(uint64_t bytes) {

@@ -30,6 +30,14 @@ std::string RenderJson(const google::protobuf::Message& message, bool one_line);
 // The text with a '?' in place of each control character.
 std::string Printable(const std::string& text);
 
+// What a member is doing: "at boundary", for instance.
+std::string MemberState(const v1::MemberStatus& member);
+// Whether a peer is there: "attached", for instance.
+std::string PeerState(const v1::PeerStatus& peer);
+// Three cells about the link to the next peer: its bandwidth, its round-trip time, and the age of
+// the measurement.
+std::vector<std::string> LinkCells(const v1::PeerStatus& peer);
+
 // "1.5 GiB", for instance.
 std::string RenderBytes(uint64_t bytes);
 
