@@ -92,8 +92,8 @@ class CoordinatorLoop {
   void QueryLinks(std::function<void(const absl::StatusOr<Overview>&, const LinksOf&)> done);
   // As Query(), for a thread that may wait. DeadlineExceeded: the loop did not answer in time.
   absl::StatusOr<Overview> QueryAndWait(std::chrono::milliseconds timeout);
-  // Waits until the loop has handled all that was posted before. Errors as for QueryAndWait(). Costs
-  // the loop nothing.
+  // Waits until the loop has handled all that was posted before. Errors as for QueryAndWait().
+  // Costs the loop nothing.
   absl::Status Ping(std::chrono::milliseconds timeout);
 
   EventLog& events();

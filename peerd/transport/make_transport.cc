@@ -836,7 +836,8 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
       // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const LinkDelivery delivery = peer.link->PopDelivery();
-      if (delivery.bytes_per_second != 0 || delivery.bytes_repeated != 0) result.push_back(delivery);
+      if (delivery.bytes_per_second != 0 || delivery.bytes_repeated != 0)
+        result.push_back(delivery);
     }
   }
   return result;

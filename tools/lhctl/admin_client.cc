@@ -103,7 +103,7 @@ class AdminClient::Impl {
       if (answered) begun(rest);
       v1::Event event;
       while (reader->Read(&event)) each(event);
-      const grpc::Status status = reader->Finish();
+      grpc::Status status = reader->Finish();
       if (!answered || status.ok()) return status;
       ended = FromGrpc(status);
       return grpc::Status::OK;
@@ -194,7 +194,7 @@ absl::Status AdminClient::FollowEvents(v1::WatchEventsRequest request,
       pause = kPauseMin;
       request = rest;
     };
-    const absl::Status ended = impl_->Watch(request, begun, [&](const v1::Event& event) {
+    absl::Status ended = impl_->Watch(request, begun, [&](const v1::Event& event) {
       request.set_after_sequence(event.sequence());
       each(event);
     });

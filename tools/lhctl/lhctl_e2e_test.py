@@ -305,7 +305,19 @@ class Lhctl(unittest.TestCase):
     def test_help(self):
         result = self.lhctl("--help")
         self.assertEqual(result.returncode, 0)
-        for command in ("status", "runs", "members", "ring", "links", "why", "top", "events", "doctor", "drain", "evict"):
+        for command in (
+            "status",
+            "runs",
+            "members",
+            "ring",
+            "links",
+            "why",
+            "top",
+            "events",
+            "doctor",
+            "drain",
+            "evict",
+        ):
             self.assertIn(f"\n  {command} ", result.stdout)
 
 

@@ -42,7 +42,7 @@ std::string RingText(const v1::GroupStatus& group) {
 }
 
 std::string State(const v1::GroupStatus& group) {
-  const std::string waiting = Printable(group.waiting_for());
+  std::string waiting = Printable(group.waiting_for());
   if (group.preparing() != 0) {
     return absl::StrCat("preparing ", group.preparing(), waiting.empty() ? "" : ": ", waiting);
   }

@@ -126,7 +126,9 @@ class LocalCluster:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._coordinator: subprocess.Popen[bytes] | None = None
         self.peers: list[Peer] = []  #: in the order of their start; killed ones stay in the list
-        self.http: str | None = None  #: host:port of the coordinator's status page and /metrics; None if it was not started here
+        self.http: str | None = (
+            None  #: host:port of the coordinator's status page and /metrics; None if it was not started here
+        )
         self.admin: str | None = None  #: host:port for lhctl --coordinator=...; None if it was not started here
         try:
             if coordinator is None:
