@@ -101,6 +101,7 @@ class Connection : public httplib::Stream {
   void set_deadline(Clock::time_point deadline) { deadline_ = deadline; }
 
   // ---- httplib::Stream
+  // NOLINTBEGIN(modernize-use-override)
   bool is_readable() const { return read_ < request_.size(); }
   bool wait_readable() const { return is_readable(); }
   bool is_writable() const { return Wait(POLLOUT); }
@@ -124,6 +125,7 @@ class Connection : public httplib::Stream {
   void get_local_ip_and_port(std::string&, int&) const {}
   socket_t socket() const { return fd_; }
   time_t duration() const { return 0; }
+  // NOLINTEND(modernize-use-override)
 
  private:
   // Renames the header "Range". The library reads it with a regular expression that recurses, and a
@@ -185,7 +187,7 @@ class Exchange : private httplib::Server {
       return HandlerResponse::Handled;
     }));
   }
-  ~Exchange() { svr_sock_ = INVALID_SOCKET; }
+  ~Exchange() override { svr_sock_ = INVALID_SOCKET; }
 
   void Run() { Process(this, connection_); }
 

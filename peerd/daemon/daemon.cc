@@ -434,6 +434,7 @@ std::vector<LinkSample> DaemonImpl::SampleLinks() {
   std::erase_if(repeated_by_peer_,
                 [&](const auto& entry) { return !samples.contains(entry.first); });
   std::vector<LinkSample> result;
+  result.reserve(samples.size());
   for (const auto& [peer, sample] : samples) result.push_back(sample);
   return result;
 }

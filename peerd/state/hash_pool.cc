@@ -111,7 +111,8 @@ HashPool::JobId HashPool::HashTensors(const std::vector<std::span<const uint8_t>
   return Open(std::move(job));
 }
 
-HashPool::JobId HashPool::CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
+HashPool::JobId HashPool::CopyChunks(const std::vector<Copy>& chunks,
+                                     std::shared_ptr<const void> holder,
                                      std::function<void(const std::vector<Hash128>&)> done) {
   auto job = std::make_shared<Job>();
   job->holder = std::move(holder);

@@ -65,7 +65,7 @@ class HashPool final : public Hasher {
                     std::shared_ptr<const void> holder, std::function<void(Digests)> done);
   // Copies the chunks, each of at most kStateChunkBytes, and passes the digest of each copy to
   // `done`. `holder` keeps both `from` and `to` mapped. `done` runs as for HashTensors().
-  JobId CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
+  JobId CopyChunks(const std::vector<Copy>& chunks, std::shared_ptr<const void> holder,
                    std::function<void(const std::vector<Hash128>&)> done);
   // Cancels a job; does nothing if `done` has run. Otherwise `done` never runs, and is destroyed.
   // Chunks that no thread has begun to read are dropped. If chunks are being hashed, the holder is

@@ -255,7 +255,7 @@ bool KeptStates::Copy(const Name& name, const std::shared_ptr<const MemoryState>
     // The digest is unknown while the chunk is written.
     kept.state->digests[id.tensor][id.chunk] = {};
   }
-  kept.job = pool_->CopyChunks(std::move(copies), Both(state, kept.state),
+  kept.job = pool_->CopyChunks(copies, Both(state, kept.state),
                                [this, name, ids = std::move(ids), wanted = std::move(wanted),
                                 done = std::move(done)](const std::vector<Hash128>& digests) {
                                  Kept& copied = entries_.at(name);
@@ -365,7 +365,7 @@ HashPool::JobId KeptStates::CopyTo(const std::shared_ptr<const KeptState>& kept,
   for (const ChunkId& id : ids) {
     copies.push_back(CopyOf(*kept, id, state->BeginFetch(id.tensor, id.chunk)));
   }
-  return pool_->CopyChunks(std::move(copies), Both(kept, state),
+  return pool_->CopyChunks(copies, Both(kept, state),
                            [kept, state, ids = std::move(ids),
                             done = std::move(done)](const std::vector<Hash128>& digests) {
                              for (size_t i = 0; i < ids.size(); ++i) {

@@ -573,6 +573,7 @@ std::string RenderFindings(const std::vector<Finding>& findings) {
 
 std::string RenderFindingsJson(const std::vector<Finding>& findings) {
   std::vector<std::string> checks;
+  checks.reserve(findings.size());
   for (const Finding& f : findings) {
     checks.push_back(absl::StrCat("  {\"check\": ", Quoted(f.check), ", \"verdict\": ",
                                   Quoted(Name(f.verdict)), ", \"seen\": ", Quoted(f.seen),
