@@ -1,8 +1,9 @@
 // What the coordinator remembers across a restart, and what it shows an operator. Plain values.
 //
 // Each record lists its fields (base/fields.h). The text in stores and journals and the digest are
-// made from that list, so a new field needs a declaration and an entry in the list. A field that a
-// store of the same schema does not have gets its default.
+// made from that list, so a new field needs a declaration and an entry in the list. A field that an
+// older store does not have gets its default. The version of the store's schema rises with each
+// change of these fields (kSchemaVersion in store/sqlite_store.cc).
 #pragma once
 
 #include <cstddef>

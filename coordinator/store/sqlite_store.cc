@@ -9,12 +9,15 @@
 // reported, and leaves none half done. A disk that reports a flush too early may lose the last
 // transactions; peers that come back then show that they are missing (Group::Attach). A mutation
 // writes only the records that it changes, usually one or a few.
+//
+// A store of an older schema is copied to PATH-schema-N and then migrated, in one transaction.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -22,6 +25,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/fields_json.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/store/files.h"
 #include "coordinator/store/store.h"
@@ -31,7 +35,10 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
-constexpr int kSchemaVersion = 5;
+// Rises with each change of a record's fields, because an older release refuses fields that it does
+// not know. A test compares what is written with testdata/schema_N.sql.
+constexpr int kSchemaVersion = 6;
+constexpr int kOldestMigrated = 5;
 constexpr int kBusyTimeoutMs = 5000;
 
 // `name` and `number` say what the record belongs to: a run and a group in it; only a run; only a
@@ -39,8 +46,29 @@ constexpr int kBusyTimeoutMs = 5000;
 constexpr char kSchema[] = R"(
 CREATE TABLE records(
   kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, place INTEGER NOT NULL,
-  record TEXT NOT NULL, PRIMARY KEY(kind, name, number, place)) WITHOUT ROWID;
+  record TEXT NOT NULL CHECK(json_valid(record)),
+  PRIMARY KEY(kind, name, number, place)) STRICT, WITHOUT ROWID;
 )";
+
+// Makes a store of the next schema from one of schema `from`. A new field needs no SQL: an old
+// record does not have it, and the field gets its default.
+struct Migration {
+  int from;
+  const char* sql;
+};
+constexpr Migration kMigrations[] = {
+    // The table did not check what was written to it.
+    {5, R"(
+CREATE TABLE records_6(
+  kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, place INTEGER NOT NULL,
+  record TEXT NOT NULL CHECK(json_valid(record)),
+  PRIMARY KEY(kind, name, number, place)) STRICT, WITHOUT ROWID;
+INSERT INTO records_6 SELECT kind, name, number, place, record FROM records;
+DROP TABLE records;
+ALTER TABLE records_6 RENAME TO records;
+)"},
+};
+static_assert(std::size(kMigrations) == kSchemaVersion - kOldestMigrated);
 constexpr char kStore[] = "store";
 constexpr char kRuns[] = "runs";
 constexpr char kGroups[] = "groups";
@@ -93,9 +121,8 @@ std::string Columns() {
 
 template <HasFields T>
 std::string View(const std::string& kind, const std::string& key) {
-  return absl::StrCat("DROP VIEW IF EXISTS ", kind, "; CREATE VIEW ", kind, " AS SELECT ", key,
-                      Columns<T>(), " FROM records WHERE kind='", kind,
-                      "' ORDER BY name, number, place;");
+  return absl::StrCat("CREATE VIEW ", kind, " AS SELECT ", key, Columns<T>(),
+                      " FROM records WHERE kind='", kind, "' ORDER BY name, number, place;");
 }
 
 std::string Views() {
@@ -182,6 +209,11 @@ class SqliteStore final : public Store {
 
   absl::Status CheckFormat();
   absl::Status Configure();
+  // Makes this version's schema from schema `from` (0: the file is new), and reads all records. The
+  // caller has begun a transaction.
+  absl::Status Migrate(int from);
+  absl::Status DropViews();
+  absl::Status CopyTo(const std::string& path);
 
   // Calls take(key, place, text) for each record of a kind. `take` returns what is wrong with the
   // record, or "" if nothing is.
@@ -265,11 +297,7 @@ absl::Status SqliteStore::Open() {
   sqlite3_extended_result_codes(db_, 1);
   sqlite3_busy_timeout(db_, kBusyTimeoutMs);
   LH_RETURN_IF_ERROR(CheckFormat());
-  LH_RETURN_IF_ERROR(Configure());
-  absl::StatusOr<Records> records = Load();
-  if (!records.ok()) return records.status();
-  records_ = *std::move(records);
-  return absl::OkStatus();
+  return Configure();
 }
 
 // Refuses a file that this version cannot use, before anything is written to it.
@@ -289,12 +317,15 @@ absl::Status SqliteStore::CheckFormat() {
         absl::StrCat("store ", path_, " was written by a newer coordinator: its schema is ", number,
                      ", this version knows up to ", kSchemaVersion, "; run the newer one"));
   }
-  if (number < kSchemaVersion) {
+  // Early builds wrote schema 5 with other tables.
+  LH_ASSIGN_OR_RETURN(const std::string found,
+                      Pragma("SELECT count(*) FROM sqlite_master WHERE name='records'"));
+  if (number < kOldestMigrated || found == "0") {
     return absl::FailedPreconditionError(absl::StrCat(
-        "store ", path_, " was written by an older coordinator: its schema is ", number,
-        ", this version writes ", kSchemaVersion,
-        "; end the runs with the older one, or move the file away: then all members have to join "
-        "again"));
+        "store ", path_, " was written by a much older coordinator: its schema is ", number,
+        ", this version migrates schemas from ", kOldestMigrated,
+        " on; open it with a release in between first, or move the file away: then all members "
+        "have to join again"));
   }
   LH_ASSIGN_OR_RETURN(const std::string check, Pragma("PRAGMA quick_check(1)"));
   if (check != "ok") return Corrupt(check);
@@ -310,10 +341,81 @@ absl::Status SqliteStore::Configure() {
   }
   LH_RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
   LH_ASSIGN_OR_RETURN(const std::string version, Pragma("PRAGMA user_version"));
-  return Execute(absl::StrCat("BEGIN IMMEDIATE;", version == "0" ? kSchema : "", Views(),
-                              "PRAGMA application_id=", kApplicationId,
-                              ";PRAGMA user_version=", kSchemaVersion, ";COMMIT")
-                     .c_str());
+  int from = 0;
+  if (!absl::SimpleAtoi(version, &from)) return Corrupt("it has no version");
+  const bool older = from != 0 && from != kSchemaVersion;
+  const std::string copy = absl::StrCat(path_, "-schema-", from);
+  if (older) LH_RETURN_IF_ERROR(CopyTo(copy));
+  LH_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+  absl::Status status = Migrate(from);
+  if (status.ok()) status = Execute("COMMIT");
+  if (!status.ok()) {
+    sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
+    return status;
+  }
+  if (older) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("store migrated from_schema=", from, " to_schema=", kSchemaVersion,
+                     LogField("path", path_), LogField("copy_of_the_old_one", copy)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::Migrate(int from) {
+  // SQLite refuses to rename a table while a view names one that is gone.
+  LH_RETURN_IF_ERROR(DropViews());
+  if (from == 0) LH_RETURN_IF_ERROR(Execute(kSchema));
+  for (const Migration& migration : kMigrations) {
+    if (from != 0 && from <= migration.from) LH_RETURN_IF_ERROR(Execute(migration.sql));
+  }
+  LH_RETURN_IF_ERROR(Execute(absl::StrCat(Views(), "PRAGMA application_id=", kApplicationId,
+                                          ";PRAGMA user_version=", kSchemaVersion)
+                                 .c_str()));
+  // Read before the commit: a store that cannot be read stays as it was.
+  absl::StatusOr<Records> records = Load();
+  if (!records.ok()) return records.status();
+  records_ = *std::move(records);
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::DropViews() {
+  std::string sql;
+  {
+    LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                        Prepare("SELECT format('DROP VIEW \"%w\";', name) FROM sqlite_master "
+                                "WHERE type='view'"));
+    Statement statement(prepared);
+    int step = 0;
+    while ((step = statement.Step()) == SQLITE_ROW) sql += statement.TakeText();
+    if (step != SQLITE_DONE) return Error("cannot read");
+  }
+  return Execute(sql.c_str());
+}
+
+absl::StatusOr<Fd> OpenFile(const std::string& path) {
+  // The file holds secrets from which epoch tokens derive, so only the owner may read it.
+  Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (fd.get() >= 0) return fd;
+  return absl::UnavailableError(absl::StrCat("cannot open store ", path, ": ", strerror(errno)));
+}
+
+absl::Status SqliteStore::CopyTo(const std::string& path) {
+  // SQLite writes into a file that is there if it is empty. So only the owner may read this one.
+  LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));
+  absl::Status status;
+  if (ftruncate(file.get(), 0) != 0) {
+    status = absl::UnavailableError(strerror(errno));
+  } else {
+    LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare("VACUUM INTO ?"));
+    Statement statement(prepared);
+    status = Run(statement.Text(path));
+  }
+  if (status.ok() && fsync(file.get()) != 0) status = absl::UnavailableError(strerror(errno));
+  if (status.ok()) return status;
+  unlink(path.c_str());
+  return absl::UnavailableError(
+      absl::StrCat("store ", path_, " is of an older release, and cannot ", "be copied to ", path,
+                   " before it is migrated: ", status.message(), "; the store has not changed"));
 }
 
 // ------------------------------------------------------------------------------ reading
@@ -456,15 +558,6 @@ absl::Status SqliteStore::Write(const DeleteGroup& gone) {
     if (status.ok()) status = Delete(list.name, gone.group, 0);
   });
   return status;
-}
-
-// ------------------------------------------------------------------------------ the files
-
-absl::StatusOr<Fd> OpenFile(const std::string& path) {
-  // The file holds secrets from which epoch tokens derive, so only the owner may read it.
-  Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (fd.get() >= 0) return fd;
-  return absl::UnavailableError(absl::StrCat("cannot open store ", path, ": ", strerror(errno)));
 }
 
 }  // namespace

@@ -36,12 +36,13 @@ class Store {
 std::unique_ptr<Store> MakeMemoryStore();
 
 // Opens the file, or creates it and its directory, for the owner only. The store holds the lock
-// `PATH-lock` until it is destroyed. Errors:
-//   FailedPrecondition  another coordinator uses the file; another program wrote it, or another
-//                       release in another format; it is not a regular file; or its file system
-//                       has no write-ahead log
+// `PATH-lock` until it is destroyed. A store of an older schema N is migrated; a copy of it stays
+// in `PATH-schema-N`. After an error the file is as it was. Errors:
+//   FailedPrecondition  another coordinator uses the file; another program wrote it, or a newer
+//                       release, or one that is too old; it is not a regular file; or its file
+//                       system has no write-ahead log
 //   DataLoss            the file is corrupt
-//   Unavailable         the file cannot be opened
+//   Unavailable         the file cannot be opened, or not be migrated
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
 
 // The `system_directory` that the daemon gives to DefaultStore().
