@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "base/daemon/host_port.h"
 #include "base/log.h"
 #include "tools/lhctl/admin_client.h"
+#include "tools/lhctl/bench.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
 #include "tools/lhctl/links.h"
@@ -42,6 +44,15 @@ ABSL_FLAG(bool, once, false, "top: print one table, after a second, and end");
 ABSL_FLAG(int32_t, pid, -1,
           "doctor: the process of longhaul-peerd to look at; -1: the first one that runs here; 0: "
           "none");
+ABSL_FLAG(std::string, run, "bench",
+          "bench: name of the run; the same for all members, and used by nobody else");
+ABSL_FLAG(uint32_t, world_size, 0, "bench: number of members to wait for; at least 2");
+ABSL_FLAG(std::string, sizes, "256,4K,1M,16M,64M", "bench: sizes of the tensor in bytes");
+ABSL_FLAG(std::string, algorithm, "auto", "bench: auto, oneshot, mesh or ring");
+ABSL_FLAG(double, seconds, 1, "bench: about how long to measure each size");
+ABSL_FLAG(uint32_t, timeout_s, 120, "bench: seconds to wait for members, or for an op");
+ABSL_FLAG(std::string, peerd, "",
+          "bench: path of the socket of longhaul-peerd; default: where trainers look for it");
 ABSL_FLAG(std::string, reason, "", "drain, evict: a reason, for the members and for the log");
 
 namespace longhaul {
@@ -69,6 +80,9 @@ const ProgramInfo kInfo{
     "needs\n"
     "                             no coordinator, no peerd and no rights; takes the coordinator's\n"
     "                             address for peers, too, to try the way to it\n"
+    "  bench --world-size=N       measures all-reduce between N hosts: run it on each of them, "
+    "beside\n"
+    "                             longhaul-peerd; needs no coordinator's address\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
     "\n"
@@ -221,6 +235,41 @@ int Doctor(AdminClient&, const std::string&) {
   return ExitCodeOf(findings);
 }
 
+std::atomic<bool> bench_stops{false};
+
+int Bench(AdminClient&, const std::string&) {
+  BenchOptions options;
+  options.run = absl::GetFlag(FLAGS_run);
+  options.world_size = absl::GetFlag(FLAGS_world_size);
+  options.seconds = absl::GetFlag(FLAGS_seconds);
+  options.timeout_ms = int64_t{1000} * absl::GetFlag(FLAGS_timeout_s);
+  options.peerd = absl::GetFlag(FLAGS_peerd);
+  if (options.world_size < 2) Usage("bench needs --world-size of at least 2: the number of hosts");
+  if (!(options.seconds > 0 && options.seconds <= 3600)) Usage("--seconds: give 0.001 to 3600");
+  if (options.timeout_ms == 0) Usage("--timeout-s: give at least 1");
+  const auto sizes = ParseSizes(absl::GetFlag(FLAGS_sizes));
+  if (!sizes.ok()) Usage(absl::StrCat("--sizes: ", sizes.status().message()));
+  options.sizes = *sizes;
+  const auto algorithm = ParseAlgorithm(absl::GetFlag(FLAGS_algorithm));
+  if (!algorithm.ok()) Usage(absl::StrCat("--algorithm: ", algorithm.status().message()));
+  options.algorithm = *algorithm;
+
+  // The first signal makes this member leave. The second one ends the process.
+  struct sigaction leave {};
+  leave.sa_handler = [](int) { bench_stops = true; };
+  leave.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &leave, nullptr);
+
+  const bool json = absl::GetFlag(FLAGS_json);
+  std::vector<BenchRow> rows;
+  const absl::Status ended = RunBench(options, bench_stops, [&](const BenchRow& row) {
+    if (!json) Print(absl::StrCat(rows.empty() ? BenchHead(row.world_size) : "", BenchLine(row)));
+    rows.push_back(row);
+  });
+  if (json && !rows.empty()) Print(BenchJson(rows));
+  return ended.ok() ? 0 : Fail(ended);
+}
+
 struct Command {
   size_t arguments_min;
   size_t arguments_max;
@@ -262,6 +311,7 @@ const std::map<std::string, Command>& Commands() {
       {"top", {0, 1, ShowTop}},
       {"events", {0, 1, Events}},
       {"doctor", {0, 0, Doctor}},
+      {"bench", {0, 0, Bench}},
       {"drain", {1, 1, Drain}},
       {"evict", {1, 1, Evict}},
   };
