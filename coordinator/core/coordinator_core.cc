@@ -55,6 +55,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Tick Now() const override { return now_; }
 
  private:
+  // Since the last message of a stream.
+  uint32_t UnheardMs(SessionId session) const;
+
   struct Session {
     PeerId peer;  // 0 before Hello
     // If no message comes before this time, the peer counts as dead from then on if another peer
@@ -1202,6 +1205,12 @@ bool CoordinatorCore::Impl::Attached(PeerId peer) const {
   return it != peers_.end() && it->second.session;
 }
 
+uint32_t CoordinatorCore::Impl::UnheardMs(SessionId session) const {
+  const int64_t lease = int64_t{kLease} * Millis(config_.detect_ms);
+  const int64_t us = lease - (sessions_.at(session).silent_at - now_);
+  return static_cast<uint32_t>(std::clamp<int64_t>(us / Millis(1), 0, UINT32_MAX));
+}
+
 bool CoordinatorCore::Impl::HeardWithin(PeerId peer, int64_t us) const {
   if (!Attached(peer)) return false;
   const int64_t lease = int64_t{kLease} * Millis(config_.detect_ms);
@@ -1240,6 +1249,7 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       shown.host = peer.record.host;
       if (!peer.record.endpoints.empty()) shown.endpoint = peer.record.endpoints.front();
       shown.attached = static_cast<bool>(peer.session);
+      if (shown.attached) shown.unheard_ms = UnheardMs(peer.session);
       shown.draining = peer.draining;
       shown.load.group = key;
       const auto load = peer.loads.find(key);
@@ -1328,7 +1338,12 @@ uint64_t CoordinatorCore::Impl::Digest() const {
   for (const auto& [id, peer] : peers_) {
     digest.Add(id).Add(peer.session).Add(uint64_t{peer.closed}).Add(peer.dead_at).Add(peer.ended);
     digest.Add(peer.quiet_at);
-    digest.Add(peer.draining).Add(peer.drain_reason).Add(peer.record).Add(peer.loads);
+    digest.Add(peer.draining).Add(peer.drain_reason).Add(peer.record);
+    // What heartbeats tell besides explains, and decides nothing.
+    for (const auto& [key, load] : peer.loads) {
+      digest.Add(key).Add(load.ops_open).Add(load.ops_settled);
+      digest.Add(load.bytes_sent).Add(load.bytes_received);
+    }
   }
   digest.Add(runs_).Add(groups_).Add(empty_since_);
   return digest.value();

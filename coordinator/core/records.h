@@ -244,6 +244,7 @@ struct PeerView {
   std::string host;
   std::string endpoint;
   bool attached = false;
+  uint32_t unheard_ms = 0;  // while attached: since its last message
   bool draining = false;
   control::GroupLoad load;
   std::optional<LinkView> next = std::nullopt;  // the link to the next peer of the ring
@@ -273,6 +274,8 @@ struct GroupView {
 struct Overview {
   std::string incarnation;
   Tick now;  // when it was made; set by the loop
+  // The longest write of the store that ended in the last ten seconds; set by the loop.
+  uint32_t slow_write_ms = 0;
   std::vector<GroupView> groups;
 };
 

@@ -416,15 +416,21 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
   Unary* Explain(Context* context, const v1::ExplainRequest* request,
                  v1::ExplainResponse* response) override {
     const uint32_t detect_ms = loop_->core_config().detect_ms;
-    return ForEach(context, request->selector(), [response, detect_ms](const GroupView& group) {
-      const Explanation explanation = coordinator::Explain(group, detect_ms);
-      v1::ExplainResponse::Group* proto = response->add_groups();
-      proto->set_run(group.group.run);
-      proto->set_group(group.group.group);
-      proto->set_verdict(CleanText(explanation.verdict, SIZE_MAX));
-      for (const std::string& fact : explanation.facts) {
-        proto->add_facts(CleanText(fact, SIZE_MAX));
+    return Answer(context, [request, response, detect_ms](const Overview& overview) {
+      const auto groups = Select(request->selector(), overview);
+      if (!groups.ok()) return groups.status();
+      for (const GroupView* group : *groups) {
+        const Explanation explanation =
+            coordinator::Explain(*group, detect_ms, overview.slow_write_ms);
+        v1::ExplainResponse::Group* proto = response->add_groups();
+        proto->set_run(group->group.run);
+        proto->set_group(group->group.group);
+        proto->set_verdict(CleanText(explanation.verdict, SIZE_MAX));
+        for (const std::string& fact : explanation.facts) {
+          proto->add_facts(CleanText(fact, SIZE_MAX));
+        }
       }
+      return absl::OkStatus();
     });
   }
 

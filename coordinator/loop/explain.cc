@@ -1,8 +1,12 @@
 #include "coordinator/loop/explain.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/core/leases.h"
 
@@ -38,18 +42,284 @@ std::string MemberName(const MemberView& member) {
                              : absl::StrCat(ToString(member.member), "(", member.name, ")");
 }
 
-std::string Verdict(const GroupView& group, uint32_t ops_open, size_t admitted) {
+// An op that is open for less than this is no cause, nor is a lane that stalls for less.
+constexpr uint32_t kSlowMs = 300;
+// Nor is a link that needs less for what waits on it: that is an op on its way.
+constexpr uint64_t kSlowLinkMs = 1000;
+// A write of the store that takes longer keeps all groups waiting.
+constexpr uint32_t kSlowWriteMs = 300;
+// Peers beat every detect_ms / 3, so after this share of detect_ms two beats are missing.
+constexpr double kUnheardShare = 0.8;
+constexpr size_t kWitnessesMax = 3;
+
+std::string Seconds(uint64_t ms) {
+  return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1000);
+}
+
+std::string Mega(uint64_t bytes) {
+  return absl::StrFormat("%.1f MB", static_cast<double>(bytes) / 1e6);
+}
+
+std::string HostOf(const PeerView& peer) {
+  return absl::StrCat("peer ", ToString(peer.peer), " (host ", peer.host.empty() ? "?" : peer.host,
+                      ")");
+}
+
+// What is known of one group, in the forms that the search for the cause needs.
+class Search {
+ public:
+  Search(const GroupView& group, uint32_t detect_ms) : group_(group), detect_ms_(detect_ms) {
+    for (const PeerView& peer : group.ring) {
+      peers_[peer.peer] = &peer;
+      if (!peer.attached || Unheard(peer)) continue;
+      const std::optional<control::OldestOp>& oldest = peer.load.oldest;
+      if (oldest && oldest->age_ms >= kSlowMs) witnesses_.push_back(&peer);
+    }
+    std::stable_sort(witnesses_.begin(), witnesses_.end(), [](const auto* a, const auto* b) {
+      return a->load.oldest->age_ms > b->load.oldest->age_ms;
+    });
+  }
+
+  // The cause of waiting ops, in one sentence; "": ops do not wait, or nobody told why.
+  std::string Cause() const {
+    std::string cause = SilentPeer();
+    if (cause.empty() && !witnesses_.empty()) {
+      cause = MissingMembers(*witnesses_[0]);
+      if (cause.empty()) cause = WorstLink();
+    }
+    return cause;
+  }
+
+  // What the peers with the oldest ops tell.
+  std::vector<std::string> Witnesses() const {
+    std::vector<std::string> facts;
+    for (const PeerView* peer : witnesses_) {
+      if (facts.size() == kWitnessesMax) break;
+      facts.push_back(Testimony(*peer));
+    }
+    return facts;
+  }
+
+ private:
+  bool Unheard(const PeerView& peer) const { return peer.unheard_ms > kUnheardShare * detect_ms_; }
+  const PeerView* Find(PeerId peer) const {
+    const auto it = peers_.find(peer);
+    return it == peers_.end() ? nullptr : it->second;
+  }
+  std::string Name(PeerId id) const {
+    const PeerView* peer = Find(id);
+    return peer == nullptr ? "peer " + ToString(id) : HostOf(*peer);
+  }
+  std::string MembersOf(PeerId peer) const {
+    std::vector<std::string> names;
+    for (const MemberView& member : group_.members) {
+      if (member.peer == peer && member.joined) names.push_back(MemberName(member));
+    }
+    return List(names);
+  }
+
+  // A peer of which the coordinator hears nothing, while it hears another one.
+  std::string SilentPeer() const {
+    const PeerView* silent = nullptr;
+    bool heard = false;
+    for (const PeerView& peer : group_.ring) {
+      if (peer.attached && !Unheard(peer)) {
+        heard = true;
+      } else if (silent == nullptr || (peer.attached && peer.unheard_ms > silent->unheard_ms)) {
+        silent = &peer;
+      }
+    }
+    if (silent == nullptr || !heard) return "";
+    return absl::StrCat(HostOf(*silent), " with ", MembersOf(silent->peer), " ",
+                        silent->attached ? "was last heard " + Seconds(silent->unheard_ms) + " ago"
+                                         : "has no control stream",
+                        ": its longhaul-peerd stands still, or its host or network is gone");
+  }
+
+  // Members that have not called the op that `witness` has.
+  std::string MissingMembers(const PeerView& witness) const {
+    const control::OldestOp& op = *witness.load.oldest;
+    std::vector<std::string> missing;
+    if (op.phase == control::OpPhase::kStart) {
+      for (const MemberView& member : group_.members) {
+        const auto& awaited = op.members;
+        if (std::find(awaited.begin(), awaited.end(), member.member) != awaited.end()) {
+          missing.push_back(MemberName(member) + " at " + HostOf(witness));
+        }
+      }
+    } else if (op.phase == control::OpPhase::kReady) {
+      for (const PeerId id : op.peers) {
+        const PeerView* peer = Find(id);
+        if (peer == nullptr) continue;
+        const std::optional<control::OldestOp>& theirs = peer->load.oldest;
+        const bool has_it = theirs && theirs->tag == op.tag && theirs->boundary == op.boundary;
+        // It has told everybody, but that has not arrived: a matter of the link.
+        if (has_it && theirs->phase != control::OpPhase::kStart) continue;
+        if (has_it && !theirs->members.empty()) {
+          const std::string more = MissingMembers(*peer);
+          if (!more.empty()) return more;
+        }
+        missing.push_back(MembersOf(id) + " at " + HostOf(*peer));
+      }
+    }
+    if (missing.empty()) return "";
+    return absl::StrCat(List(missing), missing.size() == 1 ? " has" : " have",
+                        " not called the op with tag ", op.tag, ", which others called ",
+                        Seconds(op.age_ms), " ago: a trainer computes longer, or stands still");
+  }
+
+  // How long a link keeps a peer waiting, in milliseconds.
+  uint64_t WaitMs(const control::WorstLane& lane) const {
+    uint64_t ms = lane.stalled_ms;
+    // PINGs come every detect_ms / 3, so a shorter silence says nothing.
+    if (lane.silent_ms >= detect_ms_ / 2) ms = std::max<uint64_t>(ms, lane.silent_ms);
+    if (lane.bytes_per_second == 0) return ms;
+    const uint64_t needed =
+        lane.waiting_bytes / std::max<uint64_t>(lane.bytes_per_second / 1000, 1);
+    return needed < kSlowLinkMs ? ms : std::max(ms, needed);
+  }
+
+  std::string WorstLink() const {
+    const PeerView* at = nullptr;
+    std::map<PeerId, size_t> accusers;
+    for (const PeerView& peer : group_.ring) {
+      const std::optional<control::WorstLane>& worst = peer.load.worst;
+      if (!worst || !peer.attached || Unheard(peer) || WaitMs(*worst) < kSlowMs) continue;
+      // The group has gone on without that peer; its last fault says so.
+      if (Find(worst->peer) == nullptr) continue;
+      ++accusers[worst->peer];
+      if (at == nullptr || WaitMs(*worst) > WaitMs(*at->load.worst)) at = &peer;
+    }
+    if (at == nullptr) return "";
+    for (const auto& [peer, count] : accusers) {
+      if (count < 2 || count + 1 < group_.ring.size()) continue;
+      return absl::StrCat("all other peers wait for ", Name(peer), " with ", MembersOf(peer),
+                          ": its host or its network is slow or cut off; ", Describe(*at));
+    }
+    return Describe(*at);
+  }
+
+  // What keeps `peer` waiting on its worst link.
+  std::string Describe(const PeerView& peer) const {
+    const control::WorstLane& lane = *peer.load.worst;
+    const std::string from = HostOf(peer);
+    const std::string to = Name(lane.peer);
+    const PeerView* other = Find(lane.peer);
+    const bool mutual = other != nullptr && other->load.worst &&
+                        other->load.worst->peer == peer.peer && other->load.worst->silent_ms != 0;
+    if (lane.silent_ms >= std::max<uint32_t>(lane.stalled_ms, detect_ms_ / 2)) {
+      return absl::StrCat("nothing from ", to, " has reached ", from, " for ",
+                          Seconds(lane.silent_ms),
+                          mutual ? ", nor the other way: the path between them is cut"
+                                 : ": the path from the former to the latter is cut or very slow");
+    }
+    const std::string where =
+        lane.lane == 0 ? "the control lane" : absl::StrCat("data lane ", lane.lane);
+    if (lane.stalled_ms >= kSlowMs) {
+      return absl::StrCat("the link from ", from, " to ", to, " stalls: ", where,
+                          " has had bytes for ", Seconds(lane.stalled_ms),
+                          " and got no acknowledgement; ", Mega(lane.waiting_bytes), " wait");
+    }
+    return absl::StrCat("the link from ", from, " to ", to, " is slow: ", Mega(lane.waiting_bytes),
+                        " wait, and it carries ", Mega(lane.bytes_per_second), "/s (",
+                        Seconds(WaitMs(lane)), "); its worst lane is ", where, ", round trip ",
+                        absl::StrFormat("%.1f ms", lane.rtt_us / 1000.0));
+  }
+
+  std::string Testimony(const PeerView& peer) const {
+    const control::OldestOp& op = *peer.load.oldest;
+    std::string text = absl::StrCat(HostOf(peer), ": its oldest op, tag ", op.tag, ", is open for ",
+                                    Seconds(op.age_ms), " and ");
+    std::vector<std::string> awaited;
+    for (const PeerId id : op.peers) awaited.push_back(ToString(id));
+    for (const MemberId id : op.members) awaited.push_back(ToString(id));
+    const std::string whom = List(awaited);
+    switch (op.phase) {
+      case control::OpPhase::kStart:
+        return text + "waits for " + whom + ", which did not call it";
+      case control::OpPhase::kReady:
+        return text + "waits until it was called at " + whom;
+      case control::OpPhase::kTransfer:
+        return text + "moves its bytes";
+      case control::OpPhase::kDone:
+        return text + "has its result, and waits for " + whom;
+      case control::OpPhase::kFinish:
+        return text + "copies its result";
+      case control::OpPhase::kFrozen:
+        return text + "waits for the next epoch";
+    }
+    return text;
+  }
+
+  const GroupView& group_;
+  const uint32_t detect_ms_;
+  std::map<PeerId, const PeerView*> peers_;
+  std::vector<const PeerView*> witnesses_;  // peers whose oldest op is slow, the slowest first
+};
+
+// Whether all members that have not voted are at peers with an op in flight. Then the ballot waits
+// for these ops.
+bool VotesWaitForOps(const GroupView& group) {
+  std::set<PeerId> busy;
+  for (const PeerView& peer : group.ring) {
+    if (peer.load.ops_open > 0) busy.insert(peer.peer);
+  }
+  for (const MemberView& member : group.members) {
+    if (member.joined && !member.voting && !busy.contains(member.peer)) return false;
+  }
+  return true;
+}
+
+// Members that fetch the state while the others wait for them.
+std::string Fetches(const GroupView& group) {
+  for (const MemberView& member : group.members) {
+    if (!member.fetch || member.background) continue;
+    const control::FetchProgress& fetch = *member.fetch;
+    return absl::StrCat(MemberName(member), " at peer ", ToString(member.peer),
+                        " fetches the shared state: ", Mega(fetch.bytes_done),
+                        fetch.bytes_total == 0 ? "" : " of " + Mega(fetch.bytes_total), ", ",
+                        Mega(fetch.bytes_per_second), "/s from ", fetch.sources,
+                        fetch.sources == 1 ? " source" : " sources");
+  }
+  return "";
+}
+
+std::string Blocked(const BlockedRecord& blocked) {
+  return absl::StrCat("peers ", ToString(blocked.pair.a), " and ", ToString(blocked.pair.b),
+                      " cannot reach each other (", blocked.reason, ")",
+                      blocked.pair.relay ? absl::StrCat("; their link goes through the relay ",
+                                                        ToString(blocked.pair.relay))
+                                         : "",
+                      "; open the data port between them");
+}
+
+std::string LastFault(const GroupView& group) {
+  if (!group.fault_epoch) return "";
+  return absl::StrCat("the last epoch after a fault was epoch ", ToString(group.fault_epoch), ": ",
+                      group.fault.cause, group.fault.subject.empty() ? "" : " of ",
+                      group.fault.subject, ", seen by ", group.fault.detector, " after ",
+                      group.fault.detect_ms, " ms of silence, committed within ",
+                      group.fault.agree_ms, " ms");
+}
+
+std::string Verdict(const GroupView& group, const std::string& cause, uint32_t ops_open,
+                    size_t admitted) {
   if (group.preparing) {
     return absl::StrCat("epoch ", ToString(group.preparing), " is being prepared: ",
-                        group.waiting_for.empty() ? "about to be committed" : group.waiting_for);
+                        group.waiting_for.empty() ? "about to be committed" : group.waiting_for,
+                        cause.empty() ? "" : "; " + cause);
   }
+  const std::string fetches = Fetches(group);
+  if (!cause.empty() && (group.waiting_for.empty() || VotesWaitForOps(group))) return cause;
+  if (!fetches.empty()) return fetches;
   if (!group.waiting_for.empty()) return group.waiting_for;
   if (admitted == 0) return "the group has no admitted member";
-  if (ops_open > 0) {
-    return absl::StrCat("the coordinator waits for nothing; a peer has up to ", ops_open,
-                        " ops in flight");
-  }
-  return "the coordinator waits for nothing; no op is in flight";
+  if (!group.blocked.empty()) return Blocked(group.blocked.front());
+  const std::string fault = LastFault(group);
+  return absl::StrCat("the coordinator waits for nothing; ",
+                      ops_open > 0 ? absl::StrCat("a peer has up to ", ops_open, " ops in flight")
+                                   : "no op is in flight",
+                      fault.empty() ? "" : "; " + fault);
 }
 
 void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::string>* facts) {
@@ -69,28 +339,14 @@ void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::strin
 }
 
 void AddFaults(const GroupView& group, std::vector<std::string>* facts) {
-  for (const BlockedRecord& blocked : group.blocked) {
-    facts->push_back(absl::StrCat(
-        "peers ", ToString(blocked.pair.a), " and ", ToString(blocked.pair.b),
-        " cannot reach each other (", blocked.reason, ")",
-        blocked.pair.relay
-            ? absl::StrCat("; their link goes through the relay ", ToString(blocked.pair.relay))
-            : "",
-        "; open the data port between them"));
-  }
+  for (const BlockedRecord& blocked : group.blocked) facts->push_back(Blocked(blocked));
   for (const auto& [a, b] : group.small_packets) {
     facts->push_back(
         absl::StrCat("large packets vanish between ", ToString(a), " and ", ToString(b),
                      "; their link uses small packets and is slower: check the MTU of the path, "
                      "and let ICMP \"fragmentation needed\" through"));
   }
-  if (group.fault_epoch) {
-    facts->push_back(absl::StrCat(
-        "the last epoch after a fault was epoch ", ToString(group.fault_epoch), ": ",
-        group.fault.cause, group.fault.subject.empty() ? "" : " of ", group.fault.subject,
-        ", seen by ", group.fault.detector, " after ", group.fault.detect_ms,
-        " ms of silence, committed within ", group.fault.agree_ms, " ms"));
-  }
+  if (const std::string fault = LastFault(group); !fault.empty()) facts->push_back(fault);
 }
 
 void AddVotes(const GroupView& group, std::vector<std::string>* facts) {
@@ -146,13 +402,25 @@ void AddOps(const GroupView& group, std::vector<std::string>* facts) {
 
 }  // namespace
 
-Explanation Explain(const GroupView& group, uint32_t detect_ms) {
+Explanation Explain(const GroupView& group, uint32_t detect_ms, uint32_t slow_write_ms) {
   uint32_t ops_open = 0;
   for (const PeerView& peer : group.ring) ops_open = std::max(ops_open, peer.load.ops_open);
   size_t admitted = 0;
   for (const MemberView& member : group.members) admitted += member.joined ? 1 : 0;
+  const Search search(group, detect_ms);
   Explanation explanation;
-  explanation.verdict = Verdict(group, ops_open, admitted);
+  explanation.verdict = Verdict(group, search.Cause(), ops_open, admitted);
+  if (slow_write_ms >= kSlowWriteMs) {
+    explanation.verdict = absl::StrCat(
+        "the coordinator's store is slow: a write took ", Seconds(slow_write_ms),
+        ", and every step boundary, join and repair waits for one; look at its disk. Besides: ",
+        explanation.verdict);
+  }
+  explanation.facts = search.Witnesses();
+  if (!group.waiting_for.empty() &&
+      explanation.verdict.find(group.waiting_for) == std::string::npos) {
+    explanation.facts.push_back(group.waiting_for);
+  }
   AddPeers(group, detect_ms, &explanation.facts);
   AddVotes(group, &explanation.facts);
   AddOps(group, &explanation.facts);

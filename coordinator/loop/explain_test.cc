@@ -51,7 +51,9 @@ TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
   group.ring[1].attached = false;
   group.ring[0].draining = true;
   const Explanation e = Explain(group, 1500);
-  EXPECT_EQ(e.verdict, "epoch 4 is being prepared: waiting for pb");
+  EXPECT_EQ(e.verdict,
+            "epoch 4 is being prepared: waiting for pb; peer pb (host h2) with m2 has no control "
+            "stream: its longhaul-peerd stands still, or its host or network is gone");
   EXPECT_THAT(e.facts,
               ElementsAre(HasSubstr("peer pa (host h1, 10.0.0.1:1) is draining: its "
                                     "members m1 leave"),
@@ -97,6 +99,125 @@ TEST(Explain, NamesTheLinksOnWhichLargePacketsVanish) {
               ElementsAre("large packets vanish between pa and pb; their link uses small packets "
                           "and is slower: check the MTU of the path, and let ICMP \"fragmentation "
                           "needed\" through"));
+}
+
+// ------------------------------------------------------------------------------ the cause
+
+control::OldestOp OpenOp(control::OpPhase phase, uint32_t age_ms) {
+  control::OldestOp op;
+  op.tag = 7;
+  op.boundary = Epoch(3);
+  op.phase = phase;
+  op.age_ms = age_ms;
+  return op;
+}
+
+GroupView ThreePeers() {
+  GroupView group = TwoPeers();
+  group.members.push_back({MemberId(3), PeerId(0xc), "", Epoch(1), false});
+  group.ring.push_back({.peer = PeerId(0xc), .host = "h3", .attached = true});
+  for (PeerView& peer : group.ring) peer.load.ops_open = 4;
+  return group;
+}
+
+TEST(Explain, NamesTheMemberThatHasNotCalledTheOldestOp) {
+  GroupView group = ThreePeers();
+  for (const size_t i : {0, 2}) {
+    group.ring[i].load.oldest = OpenOp(control::OpPhase::kReady, 2100 + 100 * i);
+    group.ring[i].load.oldest->peers = {PeerId(0xb)};
+  }
+  group.ring[1].load.ops_open = 0;
+  const Explanation e = Explain(group, 1500);
+  EXPECT_EQ(e.verdict,
+            "m2 at peer pb (host h2) has not called the op with tag 7, which others called 2.3 s "
+            "ago: a trainer computes longer, or stands still");
+  EXPECT_EQ(e.facts[0],
+            "peer pc (host h3): its oldest op, tag 7, is open for 2.3 s and waits until it was "
+            "called at pb");
+}
+
+TEST(Explain, NamesTheLocalMemberThatHasNotCalledIt) {
+  GroupView group = ThreePeers();
+  group.members.push_back({MemberId(4), PeerId(0xb), "late", Epoch(1), false});
+  group.ring[0].load.oldest = OpenOp(control::OpPhase::kReady, 900);
+  group.ring[0].load.oldest->peers = {PeerId(0xb)};
+  group.ring[1].load.oldest = OpenOp(control::OpPhase::kStart, 800);
+  group.ring[1].load.oldest->members = {MemberId(4)};
+  EXPECT_THAT(Explain(group, 1500).verdict,
+              HasSubstr("m4(late) at peer pb (host h2) has not called the op with tag 7"));
+}
+
+TEST(Explain, AnOpThatIsYoungHasNoCause) {
+  GroupView group = ThreePeers();
+  group.ring[0].load.oldest = OpenOp(control::OpPhase::kReady, 100);
+  group.ring[0].load.oldest->peers = {PeerId(0xb)};
+  EXPECT_THAT(Explain(group, 1500).verdict, HasSubstr("the coordinator waits for nothing"));
+}
+
+TEST(Explain, NamesTheSlowLink) {
+  GroupView group = ThreePeers();
+  for (PeerView& peer : group.ring) peer.load.oldest = OpenOp(control::OpPhase::kTransfer, 3000);
+  control::WorstLane lane;
+  lane.peer = PeerId(0xb);
+  lane.lane = 3;
+  lane.waiting_bytes = 12000000;
+  lane.bytes_per_second = 2000000;
+  lane.rtt_us = 40000;
+  group.ring[0].load.worst = lane;
+  lane.peer = PeerId(0xc);
+  lane.bytes_per_second = 20000000;
+  group.ring[1].load.worst = lane;
+  EXPECT_EQ(Explain(group, 1500).verdict,
+            "the link from peer pa (host h1) to peer pb (host h2) is slow: 12.0 MB wait, and it "
+            "carries 2.0 MB/s (6.0 s); its worst lane is data lane 3, round trip 40.0 ms");
+  lane = {.peer = PeerId(0xb), .lane = 2, .stalled_ms = 9000, .waiting_bytes = 1000000};
+  group.ring[0].load.worst = lane;
+  EXPECT_THAT(Explain(group, 1500).verdict,
+              HasSubstr("to peer pb (host h2) stalls: data lane 2 has had bytes for 9.0 s"));
+}
+
+TEST(Explain, TellsAPathThatIsCutFromAPeerThatIsSilent) {
+  GroupView group = ThreePeers();
+  group.ring[0].load.oldest = OpenOp(control::OpPhase::kDone, 1400);
+  group.ring[0].load.worst = control::WorstLane{.peer = PeerId(0xb), .silent_ms = 1300};
+  EXPECT_EQ(Explain(group, 1500).verdict,
+            "nothing from peer pb (host h2) has reached peer pa (host h1) for 1.3 s: the path from "
+            "the former to the latter is cut or very slow");
+  group.ring[1].load.worst = control::WorstLane{.peer = PeerId(0xa), .silent_ms = 1200};
+  EXPECT_THAT(Explain(group, 1500).verdict, HasSubstr("the path between them is cut"));
+  group.ring[1].load.worst = std::nullopt;
+  group.ring[2].load.worst = control::WorstLane{.peer = PeerId(0xb), .silent_ms = 1200};
+  EXPECT_THAT(Explain(group, 1500).verdict,
+              HasSubstr("all other peers wait for peer pb (host h2) with m2: its host"));
+  group.ring[1].unheard_ms = 1300;
+  EXPECT_EQ(Explain(group, 1500).verdict,
+            "peer pb (host h2) with m2 was last heard 1.3 s ago: its longhaul-peerd stands still, "
+            "or its host or network is gone");
+}
+
+TEST(Explain, AMissingVoteIsTheCauseUnlessItsMemberIsInAnOp) {
+  GroupView group = ThreePeers();
+  group.waiting_for = "waiting for 1 of 3 votes: m2";
+  group.members[0].voting = group.members[2].voting = true;
+  group.ring[1].load.oldest = OpenOp(control::OpPhase::kTransfer, 3000);
+  group.ring[1].load.worst = control::WorstLane{.peer = PeerId(0xa), .stalled_ms = 2000};
+  EXPECT_THAT(Explain(group, 1500).verdict, HasSubstr("to peer pa (host h1) stalls"));
+  EXPECT_THAT(Explain(group, 1500).facts, ::testing::Contains("waiting for 1 of 3 votes: m2"));
+  group.ring[1].load = {};
+  EXPECT_EQ(Explain(group, 1500).verdict, "waiting for 1 of 3 votes: m2");
+}
+
+TEST(Explain, NamesTheFetchTheStoreAndTheBlockedPair) {
+  GroupView group = ThreePeers();
+  for (PeerView& peer : group.ring) peer.load = {};
+  group.blocked = {{{PeerId(0xa), PeerId(0xb), PeerId(0xc)}, "no route"}};
+  EXPECT_THAT(Explain(group, 1500).verdict, HasSubstr("peers pa and pb cannot reach each other"));
+  group.waiting_for = "sync waiting for 1 of 3 members: m3";
+  group.members[2].fetch = control::FetchProgress{12000000, 40000000, 3000000, 2};
+  EXPECT_EQ(Explain(group, 1500).verdict,
+            "m3 at peer pc fetches the shared state: 12.0 MB of 40.0 MB, 3.0 MB/s from 2 sources");
+  EXPECT_THAT(Explain(group, 1500, 1800).verdict,
+              HasSubstr("the coordinator's store is slow: a write took 1.8 s"));
 }
 
 TEST(Explain, LongListsAreCut) {

@@ -48,6 +48,34 @@ bool AnyMember(const Overview& overview, Predicate predicate) {
   return false;
 }
 
+// The longest write of the store in the last five to ten seconds.
+class SlowWrites {
+ public:
+  void Add(Tick now, Clock::duration took) {
+    Turn(now);
+    const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(took).count();
+    worst_ms_ = std::max(worst_ms_, static_cast<uint32_t>(std::min<int64_t>(ms, UINT32_MAX)));
+  }
+  uint32_t WorstMs(Tick now) {
+    Turn(now);
+    return std::max(worst_ms_, before_ms_);
+  }
+
+ private:
+  static constexpr int64_t kPartUs = Seconds(5);
+
+  void Turn(Tick now) {
+    if (now - part_since_ < kPartUs) return;
+    before_ms_ = now - part_since_ < 2 * kPartUs ? worst_ms_ : 0;
+    worst_ms_ = 0;
+    part_since_ = now;
+  }
+
+  Tick part_since_;
+  uint32_t worst_ms_ = 0;   // of this part
+  uint32_t before_ms_ = 0;  // of the part before
+};
+
 // Calls `ask` with a function that takes the answer, and waits for it.
 template <class Answer>
 absl::StatusOr<Answer> Await(
@@ -147,9 +175,10 @@ class CoordinatorLoop::Impl {
   }
 
   // These four are for requests only: they run on the loop's thread.
-  Overview GetOverview() const {
+  Overview GetOverview() {
     Overview overview = core_.GetOverview();
     overview.now = Now();
+    overview.slow_write_ms = slow_writes_.WorstMs(overview.now);
     return overview;
   }
   std::vector<DirectionView> LinksOf(const GroupView& group) const { return core_.LinksOf(group); }
@@ -232,6 +261,7 @@ class CoordinatorLoop::Impl {
   std::atomic<size_t> requests_{0};
   std::atomic<size_t> queued_{0};  // posted, and not handled yet
   std::atomic<uint64_t> next_session_{1};
+  SlowWrites slow_writes_;
   EventLog events_;
   Mailbox<Mail> mailbox_;
   Mutex wake_mutex_;
@@ -361,7 +391,9 @@ void CoordinatorLoop::Impl::Carry(ToPeer& action) {
 void CoordinatorLoop::Impl::Carry(Persist& action) {
   const Clock::time_point begun = Clock::now();
   const absl::Status applied = store_->Apply(action.mutations);
-  metrics_->OnStoreWrite(Clock::now() - begun);
+  const Clock::duration took = Clock::now() - begun;
+  metrics_->OnStoreWrite(took);
+  slow_writes_.Add(Now(), took);
   if (!applied.ok()) Fail(applied);
 }
 

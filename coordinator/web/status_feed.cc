@@ -137,8 +137,8 @@ GroupValue ToValue(const GroupView& view) {
   return value;
 }
 
-WaitValue ToWait(const GroupView& view, uint32_t detect_ms) {
-  const Explanation explanation = Explain(view, detect_ms);
+WaitValue ToWait(const GroupView& view, uint32_t detect_ms, uint32_t slow_write_ms) {
+  const Explanation explanation = Explain(view, detect_ms, slow_write_ms);
   WaitValue value;
   value.waiting = !view.waiting_for.empty() || view.preparing;
   value.verdict = Clean(explanation.verdict);
@@ -166,10 +166,10 @@ std::string ToJsonText(const StampedEvent& stamped) {
 
 using ValueMap = std::map<std::string, std::string>;
 
-void AddGroup(const GroupView& view, uint32_t detect_ms, ValueMap* values) {
+void AddGroup(const GroupView& view, uint32_t detect_ms, uint32_t slow_write_ms, ValueMap* values) {
   const std::string name = Clean(ToString(view.group));
   values->emplace("g:" + name, ToJson(ToValue(view)));
-  values->emplace("w:" + name, ToJson(ToWait(view, detect_ms)));
+  values->emplace("w:" + name, ToJson(ToWait(view, detect_ms, slow_write_ms)));
   for (const MemberView& m : view.members) {
     values->emplace(absl::StrCat("m:", name, "/", ToString(m.member)),
                     ToJson(MemberValue{m.peer, Clean(m.name), Clean(m.cohort), m.joined, m.voting,
@@ -300,7 +300,9 @@ ValueMap StatusFeed::Values(const absl::StatusOr<Overview>& overview) const {
   head.streams = options_.streams();
   ValueMap values;
   if (overview.ok()) {
-    for (const GroupView& group : overview->groups) AddGroup(group, options_.detect_ms, &values);
+    for (const GroupView& group : overview->groups) {
+      AddGroup(group, options_.detect_ms, overview->slow_write_ms, &values);
+    }
   } else {
     head.error = Clean(std::string(overview.status().message()));
   }

@@ -316,6 +316,75 @@ void OpTable::NoteComplete(Op& op, Tick now) {
   op.complete_at = now;
 }
 
+// ------------------------------------------------------------------------------ for people
+
+std::optional<control::OldestOp> OpTable::Oldest(Tick now) const {
+  // An op that has been posted by several members is as old as its first post.
+  const auto posted_at = [](const std::vector<LocalInput>& inputs) {
+    Tick first = kNever;
+    for (const LocalInput& input : inputs) first = std::min(first, input.posted);
+    return first;
+  };
+  Tick since = kNever;
+  const Op* waiting = nullptr;
+  const Finishing* finishing = nullptr;
+  for (const auto& [key, op] : ops_) {
+    const Tick posted = posted_at(op.inputs);
+    if (posted >= since) continue;
+    since = posted;
+    waiting = &op;
+  }
+  for (const auto& [ordinal, op] : finishing_) {
+    const Tick posted = posted_at(op.inputs);
+    if (posted >= since) continue;
+    since = posted;
+    finishing = &op;
+  }
+  if (since == kNever) return std::nullopt;
+  control::OldestOp oldest;
+  oldest.age_ms = static_cast<uint32_t>(std::clamp<int64_t>((now - since) / 1000, 0, UINT32_MAX));
+  if (finishing != nullptr) {
+    oldest.tag = finishing->tag;
+    oldest.phase = control::OpPhase::kFinish;
+  } else {
+    ExplainOp(*waiting, &oldest);
+  }
+  return oldest;
+}
+
+void OpTable::ExplainOp(const Op& op, control::OldestOp* oldest) const {
+  oldest->tag = op.key.tag;
+  oldest->boundary = op.key.boundary;
+  const auto await = [oldest](auto id, auto* list) {
+    if (list->size() < control::kAwaitedMax) list->push_back(id);
+    ++oldest->awaited;
+  };
+  if (frozen_ || op.halted || op.run == Run::kStopping) {
+    oldest->phase = control::OpPhase::kFrozen;
+  } else if (!op.announced) {
+    oldest->phase = control::OpPhase::kStart;
+    for (const control::MemberInfo& member : history_->For(op.key.boundary)->members) {
+      if (member.peer != self_) continue;
+      const bool here =
+          std::any_of(op.inputs.begin(), op.inputs.end(),
+                      [&](const LocalInput& input) { return input.member == member.member; });
+      if (!here) await(member.member, &oldest->members);
+    }
+  } else if (!op.AllReady()) {
+    oldest->phase = control::OpPhase::kReady;
+    for (const PeerId peer : op.participants->ring) {
+      if (peer != self_ && !op.readies.contains(peer)) await(peer, &oldest->peers);
+    }
+  } else if (!op.done) {
+    oldest->phase = control::OpPhase::kTransfer;
+  } else {
+    oldest->phase = control::OpPhase::kDone;
+    for (const PeerId peer : op.participants->ring) {
+      if (peer != self_ && !op.dones.contains(peer)) await(peer, &oldest->peers);
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------ the driver
 
 void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out) {

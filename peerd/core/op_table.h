@@ -138,6 +138,9 @@ class OpTable {
   // Begins anew. No local member is admitted any more, no op is open, and the history is empty.
   void Reset();
 
+  // The op that has been open for the longest time, and what it waits for. nullopt: no op is open.
+  // `now` is that of the last event or later. For people: nothing is decided by it.
+  std::optional<control::OldestOp> Oldest(Tick now) const;
   uint32_t open() const { return static_cast<uint32_t>(ops_.size() + finishing_.size()); }
   uint64_t settled() const { return settled_; }
 
@@ -221,6 +224,7 @@ class OpTable {
   };
   using EarlyFrame = std::variant<PeerReady, PeerDone>;
 
+  void ExplainOp(const Op& op, control::OldestOp* oldest) const;
   // Takes all steps of the op that are possible now. The op may be gone afterwards.
   void Advance(Op& op, Tick now, std::vector<Action>* out);
   void AdvanceAll(Tick now, std::vector<Action>* out);

@@ -76,6 +76,7 @@ class PeerCore::Impl {
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
   void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
+  void SetWorstLanes(std::map<std::string, control::WorstLane> worst);
   void SetProgress(LocalId local, const control::FetchProgress& progress) {
     syncs_.SetProgress(local, progress);
   }
@@ -185,6 +186,7 @@ class PeerCore::Impl {
   bool refused_ = false;         // this peer refused the coordinator: messages are ignored
   bool welcomed_ = false;        // a Welcome was accepted on this stream
   Tick coordinator_down_since_;
+  std::map<std::string, control::WorstLane> worst_;  // by run
   Tick beat_due_ = kNever;
   std::optional<Drain> drain_;
 
@@ -633,6 +635,10 @@ void PeerCore::Impl::SweepHeartbeat() {
     if (!members_.HasAdmitted(key)) continue;
     beat.loads.push_back(
         {key, group->ops.open(), group->ops.settled(), group->bytes_sent, group->bytes_received});
+    control::GroupLoad& load = beat.loads.back();
+    load.oldest = group->ops.Oldest(now_);
+    if (!load.oldest) continue;
+    if (const auto worst = worst_.find(key.run); worst != worst_.end()) load.worst = worst->second;
   }
   beat.fetches = syncs_.Fetches();
   Send(std::move(beat));
@@ -732,6 +738,10 @@ void PeerCore::Impl::SetBytes(const GroupKey& group, uint64_t sent, uint64_t rec
   }
 }
 
+void PeerCore::Impl::SetWorstLanes(std::map<std::string, control::WorstLane> worst) {
+  worst_ = std::move(worst);
+}
+
 PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
   MembersView view;
   const LocalMember* const local = members_.Find(id);
@@ -815,6 +825,7 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
   clone->welcomed_ = welcomed_;
   clone->coordinator_down_since_ = coordinator_down_since_;
   clone->beat_due_ = beat_due_;
+  clone->worst_ = worst_;
   clone->drain_ = drain_;
   return clone;
 }
@@ -861,6 +872,9 @@ std::vector<Action> PeerCore::Step(const Event& event, Tick now) { return impl_-
 Tick PeerCore::NextDeadline() const { return impl_->NextDeadline(); }
 void PeerCore::SetBytes(const GroupKey& group, uint64_t sent, uint64_t received) {
   impl_->SetBytes(group, sent, received);
+}
+void PeerCore::SetWorstLanes(std::map<std::string, control::WorstLane> worst) {
+  impl_->SetWorstLanes(std::move(worst));
 }
 
 void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress) {

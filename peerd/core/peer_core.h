@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,6 +59,9 @@ class PeerCore {
 
   // Sets the bytes that ops of the group have moved so far, for the next heartbeat.
   void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
+  // Sets the lanes on which this peer waits longest, for each run at most one, for the heartbeats
+  // of groups with an open op. A run that is not named has none.
+  void SetWorstLanes(std::map<std::string, control::WorstLane> worst);
   // Sets how far the transfer of a local member is, for heartbeats; ignored if it has none.
   void SetProgress(LocalId local, const control::FetchProgress& progress);
 

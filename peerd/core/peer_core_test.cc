@@ -308,7 +308,8 @@ TEST_F(PeerCoreTest, HeartbeatsCarryTheLoadAndFollowTheCoordinatorsKnob) {
   now_ = core_.NextDeadline();
   const auto beat = Sent<control::Heartbeat>(Give(TimePassed{}));
   ASSERT_EQ(beat.size(), 1u);
-  EXPECT_EQ(beat[0].loads.at(0), (control::GroupLoad{kGroup, 1, 0, 10, 20}));
+  const control::OldestOp oldest{7, Epoch(1), control::OpPhase::kReady, 100, {}, {PeerId(2)}, 1};
+  EXPECT_EQ(beat[0].loads.at(0), (control::GroupLoad{kGroup, 1, 0, 10, 20, oldest}));
   EXPECT_EQ(core_.NextDeadline(), now_ + Millis(100));
   Give(CoordinatorDown{});
   EXPECT_EQ(core_.NextDeadline(), kNever);

@@ -104,6 +104,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   void PublishMetrics();
   std::vector<LinkSample> SampleLinks();
   void WatchLinks();
+  void TellWorstLanes();
   void ProbeLinks(const std::vector<LinkStats>& stats, Tick now);
   // Runs on the HTTP server's thread.
   HttpResponse Serve(const std::string& path);
@@ -341,6 +342,7 @@ void DaemonImpl::WatchLinks() {
     repeated_.bytes += seen.bytes_repeated;
     repeated_by_peer_[seen.link.peer] += seen.bytes_repeated;
   }
+  TellWorstLanes();
   // Hello has to be the first message of a stream, so nothing is reported before Welcome.
   if (!coordinator_up_) return;
   const std::vector<LinkStats> links = transport_->GetLinkStats();
@@ -358,6 +360,19 @@ void DaemonImpl::WatchLinks() {
   link_watch_.Keep(peers);
   const control::LinkReport report = link_watch_.PopReport(now);
   if (!report.links.empty()) control_->Send(report);
+}
+
+void DaemonImpl::TellWorstLanes() {
+  const auto ms = [](int64_t us) {
+    return static_cast<uint32_t>(std::clamp<int64_t>(us / 1000, 0, UINT32_MAX));
+  };
+  std::map<std::string, control::WorstLane> worst;
+  for (const LinkWait& wait : transport_->PopWaits()) {
+    worst[wait.link.run] = {wait.link.peer,      wait.lane,          ms(wait.silent_us),
+                            ms(wait.stalled_us), wait.waiting_bytes, wait.bytes_per_second,
+                            wait.rtt_us};
+  }
+  engine_->core().SetWorstLanes(std::move(worst));
 }
 
 void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {

@@ -64,6 +64,8 @@ struct TcpDelivery {
   uint64_t bytes_arrived = 0;      // arrived, also behind gaps; exact to a packet
   uint64_t bytes_sent = 0;         // sent; a byte that was sent again counts again
   uint64_t bytes_repeated = 0;     // sent again
+  uint64_t bytes_waiting = 0;      // not sent, or not acknowledged
+  int64_t unheard_us = 0;          // since the last acknowledgement
 };
 
 // Every descriptor is close-on-exec and non-blocking; only listeners block. Threads: the owner of

@@ -24,7 +24,10 @@ std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
                      .bytes_acked = info.tcpi_bytes_acked,
                      .bytes_arrived = uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss,
                      .bytes_sent = info.tcpi_bytes_sent,
-                     .bytes_repeated = info.tcpi_bytes_retrans};
+                     .bytes_repeated = info.tcpi_bytes_retrans,
+                     .bytes_waiting = uint64_t{info.tcpi_notsent_bytes} +
+                                      uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss,
+                     .unheard_us = int64_t{info.tcpi_last_ack_recv} * 1000};
 }
 
 }  // namespace longhaul::peerd

@@ -22,6 +22,10 @@ constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
 
+// PopWait(): how many data lanes it looks at, and from when on a wait is unusual.
+constexpr uint32_t kLanesLookedAtMax = 32;
+constexpr int64_t kWaitUsMin = Millis(100);
+
 // A link that sent less than this since the last measurement was limited by its sender, unless more
 // segments wait.
 constexpr uint64_t kMeasuredBytesMin = 1 << 20;
@@ -757,6 +761,52 @@ LinkDelivery Link::PopDelivery() {
     }
   }
   return sum;
+}
+
+LinkWait Link::PopWait(Tick now, int64_t* us) {
+  LinkWait wait{.link = options_.key,
+                .silent_us = now - last_heard(),
+                .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us_, 0, UINT32_MAX))};
+  wait.waiting_bytes = queue_.bytes();
+  uint32_t looked_at = 0;
+  for (DataLane& data : data_) {
+    const bool idle = data.segments.segments().empty();
+    if (!data.lane || idle || looked_at == kLanesLookedAtMax) {
+      data.stalled_since = kNever;
+      continue;
+    }
+    ++looked_at;
+    const std::optional<TcpDelivery> lane = data.lane->Delivery();
+    if (!lane) continue;
+    wait.waiting_bytes += lane->bytes_waiting;
+    const uint64_t seen = std::exchange(data.acked_seen, lane->bytes_acked);
+    if (lane->bytes_waiting == 0) {
+      data.stalled_since = kNever;
+      continue;
+    }
+    wait.bytes_per_second += lane->bytes_per_second;
+    // The last acknowledgement says since when the lane stalls, unless the lane was idle then.
+    if (seen != lane->bytes_acked) {
+      data.stalled_since = now + -lane->unheard_us;
+    } else if (data.stalled_since == kNever) {
+      data.stalled_since = now;
+    }
+    if (now - data.stalled_since < wait.stalled_us) continue;
+    wait.stalled_us = now - data.stalled_since;
+    wait.lane = data.lane->index() + 1;
+  }
+  *us = wait.stalled_us;
+  if (wait.bytes_per_second != 0) {
+    const double needed_s =
+        static_cast<double>(wait.waiting_bytes) / static_cast<double>(wait.bytes_per_second);
+    *us = std::max(*us, static_cast<int64_t>(std::min(needed_s, 1e6) * 1e6));
+  }
+  // A PING comes every third of detect_ms, so a shorter silence says nothing.
+  if (const int64_t interval = Millis(detect_ms_) / kPingsPerDetect; wait.silent_us > interval) {
+    *us = std::max(*us, wait.silent_us);
+  }
+  if (*us < kWaitUsMin) *us = 0;
+  return wait;
 }
 
 uint64_t Link::arrived_bytes() const {

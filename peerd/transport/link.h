@@ -208,6 +208,9 @@ class Link final : public LaneOwner {
   size_t unacked() const { return unacked_; }
   // Returns what the data lanes that were used since the last call have delivered.
   LinkDelivery PopDelivery();
+  // Returns how long this link keeps us waiting, and on which lane. `*us`: the longest of the
+  // silence, the stall, and the time that TCP needs for what waits; 0 if nothing is unusual.
+  LinkWait PopWait(Tick now, int64_t* us);
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
   uint64_t arrived_bytes() const;
 
@@ -223,6 +226,10 @@ class Link final : public LaneOwner {
     uint64_t sent_dry = 0;       // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;
     Tick sent_first;  // when the first segment was put on the lane
+    // As PopWait() saw the lane last: what TCP had delivered, and since when it has had bytes and
+    // delivered none of them. kNever: it had none.
+    uint64_t acked_seen = 0;
+    Tick stalled_since = kNever;
     // Only for a lost lane:
     bool barren = false;    // nothing that it carried ever arrived (black_hole.h)
     bool told = false;      // LANE_LOST was sent

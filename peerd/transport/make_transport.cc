@@ -77,6 +77,7 @@ class TransportImpl final : public Transport,
   void SetDetectMs(uint32_t detect_ms) override;
   TransportStats GetStats() const override;
   std::vector<LinkStats> GetLinkStats() const override;
+  std::vector<LinkWait> PopWaits() override;
   std::vector<LinkDelivery> PopDeliveries() override;
   bool StartProbe(const LinkKey& key) override { return probing_.Start(key); }
   std::optional<LinkProbe> PopProbe() override { return probing_.PopResult(); }
@@ -839,6 +840,24 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
       if (delivery.bytes_per_second != 0 || delivery.bytes_repeated != 0)
         result.push_back(delivery);
     }
+  }
+  return result;
+}
+
+std::vector<LinkWait> TransportImpl::PopWaits() {
+  std::vector<LinkWait> result;
+  for (const auto& [name, run] : runs_.all()) {
+    std::optional<LinkWait> worst;
+    int64_t worst_us = 0;
+    for (const auto& [id, peer] : run.peers) {
+      if (peer.link == nullptr || !peer.link->open()) continue;
+      int64_t us = 0;
+      LinkWait wait = peer.link->PopWait(ring_->Now(), &us);
+      if (us <= worst_us) continue;
+      worst_us = us;
+      worst = std::move(wait);
+    }
+    if (worst) result.push_back(*std::move(worst));
   }
   return result;
 }

@@ -31,6 +31,13 @@ std::deque<OutgoingSegment>* SegmentQueue::Turn() {
   return chunks_ahead_ < 0 ? &chunks_ : &ops_;
 }
 
+uint64_t SegmentQueue::bytes() const {
+  uint64_t sum = 0;
+  for (const OutgoingSegment& segment : ops_) sum += segment.header.payload_bytes;
+  for (const OutgoingSegment& segment : chunks_) sum += segment.header.payload_bytes;
+  return sum;
+}
+
 const OutgoingSegment* SegmentQueue::Next() {
   const std::deque<OutgoingSegment>* const queue = Turn();
   return queue == nullptr ? nullptr : &queue->front();

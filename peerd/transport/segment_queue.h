@@ -21,6 +21,8 @@ class SegmentQueue {
   void PushFront(const std::vector<OutgoingSegment>& segments);
   bool empty() const { return ops_.empty() && chunks_.empty(); }
   size_t size() const { return ops_.size() + chunks_.size(); }
+  // The payload of all segments. Takes time in proportion to size().
+  uint64_t bytes() const;
   // Returns the segment whose turn it is; nullptr: nothing waits.
   const OutgoingSegment* Next();
   // Takes the segment that Next() returns. Something must wait.

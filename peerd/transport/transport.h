@@ -224,6 +224,17 @@ struct LinkDelivery {
   uint64_t bytes_repeated = 0;     // sent again by TCP since the last call
 };
 
+// How long a link keeps us waiting for the peer, and on which of its lanes.
+struct LinkWait {
+  LinkKey link;
+  uint32_t lane = 0;              // 0: the control lane; data lanes count from 1
+  int64_t silent_us = 0;          // since something was last heard on any lane
+  int64_t stalled_us = 0;         // for how long the lane has had bytes, and no acknowledgement
+  uint64_t waiting_bytes = 0;     // of the whole link: not sent, or not acknowledged by TCP
+  uint64_t bytes_per_second = 0;  // at which TCP delivers on the whole link; 0: unknown
+  uint32_t rtt_us = 0;            // of the last PING; 0: unknown
+};
+
 // What a probe has measured, in the direction away from us.
 struct LinkProbe {
   LinkKey link;
@@ -316,6 +327,10 @@ class Transport : public Links {
   // Returns the straight links whose data lanes were used since the last call. Each such lane costs
   // a system call.
   virtual std::vector<LinkDelivery> PopDeliveries() = 0;
+  // Returns, for each run, the link that keeps us waiting longest; nothing for a run without such a
+  // link. Each lane on which segments are under way costs a system call, up to 32 lanes of a link.
+  // What stalls is found by comparison with the last call, so call this at regular times.
+  virtual std::vector<LinkWait> PopWaits() = 0;
 
   // Starts to measure the rate of a link that is up. Dials as many connections as the link has data
   // lanes (at most kProbeConnectionsMax) and sends at most kProbeBytesMax over them, which the peer

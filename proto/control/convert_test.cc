@@ -101,10 +101,22 @@ class Generator {
   LinkLost MakeLinkLost() {
     return {Group(), Make<Epoch>(), Make<PeerId>(), Words(), Count(LH_DETECT_MS_MAX)};
   }
+  OldestOp MakeOldestOp() {
+    OldestOp op{prng_.Next(), Make<Epoch>(), static_cast<OpPhase>(1 + prng_.Below(6)), Small()};
+    for (uint32_t i = Count(kAwaitedMax); i > 0; --i) op.members.push_back(MemberId(i));
+    for (uint32_t i = Count(kAwaitedMax); i > 0; --i) op.peers.push_back(PeerId(i));
+    op.awaited = Small();
+    return op;
+  }
   Heartbeat MakeHeartbeat() {
     Heartbeat m;
     for (uint32_t i = Count(3); i > 0; --i) {
       m.loads.push_back({Group(), Small(), prng_.Next(), prng_.Next(), prng_.Next()});
+      if (prng_.Chance(0.5)) m.loads.back().oldest = MakeOldestOp();
+      if (prng_.Chance(0.5)) {
+        m.loads.back().worst =
+            WorstLane{Make<PeerId>(), Small(), Small(), Small(), prng_.Next(), prng_.Next(), Small()};
+      }
     }
     for (uint32_t i = Count(3); i > 0; --i) {
       m.fetches.push_back(

@@ -222,14 +222,67 @@ struct LinkLost {
              LH_FIELD(silent_ms, rule::Capped{LH_DETECT_MS_MAX}));
 };
 
+// What an open op waits for:
+// - start: local members that have not called it
+// - ready: other peers' READY, so members there that have not called it
+// - transfer: bytes
+// - done: other peers' DONE
+// - finish: the result is being put into the targets
+// - frozen: the next epoch
+enum class OpPhase : uint8_t {
+  kStart = 1,
+  kReady = 2,
+  kTransfer = 3,
+  kDone = 4,
+  kFinish = 5,
+  kFrozen = 6
+};
+constexpr auto NamesOf(OpPhase) {
+  return EnumNames{1, {"start", "ready", "transfer", "done", "finish", "frozen"}};
+}
+
+// How many of those whom an op awaits are named.
+inline constexpr size_t kAwaitedMax = 8;
+
+// The op of a group that has been open for the longest time at a peer.
+struct OldestOp {
+  uint64_t tag = 0;
+  Epoch boundary;
+  OpPhase phase = OpPhase::kStart;
+  uint32_t age_ms = 0;            // since the first local member called it
+  std::vector<MemberId> members;  // phase start: the local members that are awaited
+  std::vector<PeerId> peers;      // phases ready and done: the peers that are awaited
+  uint32_t awaited = 0;           // how many there are of both, also those that are not named
+  LH_FIELDS(OldestOp, LH_FIELD(tag), LH_FIELD(boundary), LH_FIELD(phase), LH_FIELD(age_ms),
+            LH_FIELD(members, rule::List{0, kAwaitedMax}),
+            LH_FIELD(peers, rule::List{0, kAwaitedMax}), LH_FIELD(awaited));
+};
+
+// The lane on which a peer waits longest for another peer of the run.
+struct WorstLane {
+  PeerId peer;
+  uint32_t lane = 0;              // 0: the control lane; data lanes count from 1
+  uint32_t silent_ms = 0;         // for how long nothing came from the peer, on any lane
+  uint32_t stalled_ms = 0;        // for how long TCP has had bytes there, and no acknowledgement
+  uint64_t waiting_bytes = 0;     // of the whole link: not sent, or not acknowledged by TCP
+  uint64_t bytes_per_second = 0;  // at which TCP delivers on the whole link; 0: unknown
+  uint32_t rtt_us = 0;            // of the last PING; 0: unknown
+  LH_FIELDS(WorstLane, LH_FIELD(peer, rule::Needed{}), LH_FIELD(lane), LH_FIELD(silent_ms),
+            LH_FIELD(stalled_ms), LH_FIELD(waiting_bytes), LH_FIELD(bytes_per_second),
+            LH_FIELD(rtt_us));
+};
+
+// The coordinator decides nothing by `oldest` and `worst`: they explain what a group waits for.
 struct GroupLoad {
   GroupKey group;
   uint32_t ops_open = 0;
   uint64_t ops_settled = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
+  std::optional<OldestOp> oldest = std::nullopt;  // unset: no op is open
+  std::optional<WorstLane> worst = std::nullopt;  // unset: nothing waits on any link
   LH_FIELDS(GroupLoad, LH_FIELD(group), LH_FIELD(ops_open), LH_FIELD(ops_settled),
-            LH_FIELD(bytes_sent), LH_FIELD(bytes_received));
+            LH_FIELD(bytes_sent), LH_FIELD(bytes_received), LH_FIELD(oldest), LH_FIELD(worst));
 };
 
 // The progress of a fetch of shared state.
