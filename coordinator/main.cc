@@ -7,8 +7,11 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "base/daemon/daemon.h"
+#include "base/daemon/dumps.h"
 #include "base/daemon/service_manager.h"
+#include "base/daemon/version.h"
 #include "base/log.h"
+#include "base/recorder.h"
 #include "coordinator/server.h"
 #include "coordinator/store/store.h"
 
@@ -66,6 +69,12 @@ int Main(int argc, char** argv) {
       std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));
   options.journal.path = absl::GetFlag(FLAGS_journal);
   options.journal.bytes_max = absl::GetFlag(FLAGS_journal_limit);
+  // Never destroyed: a crash may come at any time, also while the process ends. The coordinator
+  // runs no ops.
+  static auto& recorder = *new Recorder(info.name, kVersion, /*ops=*/1);
+  Dumps dumps({DumpDir(), info.name}, &recorder);
+  options.recorder = &recorder;
+  options.dumps = &dumps;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   if (absl::IsInvalidArgument(server.status())) {
     ExitUsage(info, std::string(server.status().message()));

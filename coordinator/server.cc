@@ -17,6 +17,7 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "coordinator/event_recorder.h"
 #include "coordinator/store/store.h"
 
 namespace longhaul::coordinator {
@@ -132,6 +133,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   loop.core.store = StoreName(options);
   loop.core.entropy = RandomBytes(32);
   loop.journal = options.journal;
+  if (options.recorder != nullptr) {
+    loop.observe = [ring = &options.recorder->events(), dumps = options.dumps](
+                       const EventRecord& event, Tick now) {
+      RecordEvent(event, now, ring);
+      if (dumps != nullptr && IsFault(event)) dumps->Fault(event.text);
+    };
+  }
   loop.fatal = options.fatal ? options.fatal : ExitOnFatal;
   LH_ASSIGN_OR_RETURN(server->loop_,
                       CoordinatorLoop::Start(std::move(loop), std::move(store), &server->metrics_));

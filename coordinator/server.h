@@ -13,6 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/daemon/dumps.h"
+#include "base/recorder.h"
 #include "coordinator/grpc/grpc_server.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
@@ -30,8 +32,10 @@ struct ServerOptions {
   std::string admin;                   // for operators; empty: no such port
   std::string http;                    // for metrics; empty: no such port
   std::string store = "memory";
-  CoreConfig core;         // Start() sets incarnation, store and entropy
-  JournalOptions journal;  // without a path no journal is written
+  CoreConfig core;               // Start() sets incarnation, store and entropy
+  JournalOptions journal;        // without a path no journal is written
+  Recorder* recorder = nullptr;  // the flight recorder, if any; outlives the server
+  Dumps* dumps = nullptr;        // its files after faults, if any; outlives the server
   // Called once, on the loop's thread, after the store failed. Default: writes a log line and ends
   // the process with exit code 1.
   std::function<void(const absl::Status&)> fatal;

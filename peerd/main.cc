@@ -14,9 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/daemon/daemon.h"
+#include "base/daemon/dumps.h"
 #include "base/daemon/host_port.h"
 #include "base/daemon/version.h"
 #include "base/log.h"
+#include "base/recorder.h"
 #include "peerd/daemon/daemon.h"
 #include "proto/wire/limits.h"
 
@@ -195,6 +197,11 @@ int Main(int argc, char** argv) {
   absl::StatusOr<DaemonOptions> options = OptionsFromFlags();
   if (!options.ok()) ExitUsage(info, std::string(options.status().message()));
   options->signal_fd = StopSignalFd();
+  // Never destroyed: a crash may come at any time, also while the process ends.
+  static auto& recorder = *new Recorder(info.name, kVersion);
+  Dumps dumps({DumpDir(), info.name}, &recorder);
+  options->recorder = &recorder;
+  options->dumps = &dumps;
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = MakeDaemon(*std::move(options));
   if (!daemon.ok()) return FatalExit(daemon.status());
   const absl::Status ready = AnnounceReady({{"socket", (*daemon)->socket_path()},

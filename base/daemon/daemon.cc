@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/daemon/dumps.h"
 #include "base/daemon/service_manager.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -24,6 +25,9 @@ ABSL_FLAG(std::string, log_level, "info",
           "least level that is logged: debug, info, warning, error");
 ABSL_FLAG(std::string, ready_file, "",
           "file to write the bound addresses to, as JSON, once the daemon serves");
+ABSL_FLAG(std::string, dump_dir, "",
+          "directory for the flight recorder's files: one after a crash or a failed check, and one "
+          "after a fault of the run; at most 16 files of 2.5 MiB are kept; empty: none is written");
 
 namespace longhaul {
 namespace {
@@ -57,13 +61,25 @@ void SetUpLog(const ProgramInfo& info) {
   }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Runs in the handler of a fatal signal. null: the report is complete.
+void WriteCrashReport(const char* line) {
+  if (line != nullptr && write(STDERR_FILENO, line, strlen(line)) < 0) {
+    // stderr is gone. The recording is still worth its file.
+  }
+  internal::OnCrashReport(line);
+}
+#endif
+
 void SetUpSignals() {
   const sigset_t signals = StopSignals();
   LH_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
   signal(SIGPIPE, SIG_IGN);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // Sanitizers install their own handlers.
-  absl::InstallFailureSignalHandler(absl::FailureSignalHandlerOptions());
+  absl::FailureSignalHandlerOptions options;
+  options.writerfn = WriteCrashReport;
+  absl::InstallFailureSignalHandler(options);
 #endif
 }
 
@@ -178,6 +194,8 @@ absl::Status AnnounceReady(const std::vector<std::pair<std::string, std::string>
   if (!path.empty()) LH_RETURN_IF_ERROR(WriteReadyFile(path, addresses));
   return TheServiceManager().Ready();
 }
+
+std::string DumpDir() { return absl::GetFlag(FLAGS_dump_dir); }
 
 int FatalExit(const absl::Status& status) {
   Log(LogLevel::kError, std::string(status.message()));

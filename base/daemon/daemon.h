@@ -24,15 +24,15 @@
 namespace longhaul {
 
 // Call this first in main(), before there is a second thread. InitDaemon()
-// - parses the flags, among them --log-format, --log-level and --ready-file. It exits with 0 for
-//   --help and --version, and with 2 for wrong usage, such as positional arguments
+// - parses the flags, among them --log-format, --log-level, --ready-file and --dump-dir. It exits
+//   with 0 for --help and --version, and with 2 for wrong usage, such as positional arguments
 // - ignores SIGPIPE
 // - blocks SIGTERM and SIGINT in this and all later threads, for StopSignalFd()
 // - raises the soft limit of open files to the hard limit
 // - turns off the deadlock detector of Abseil. Debian builds Abseil with the detector on. It makes
 //   locks several times slower, and aborts the process when locks are taken in an order that might
 //   deadlock
-// - makes a crash print a stack trace
+// - makes a crash print a stack trace, and write what base/daemon/dumps.h says
 // - removes a ready file that an earlier process left
 void InitDaemon(int argc, char** argv, const ProgramInfo& info);
 
@@ -54,6 +54,9 @@ absl::Status AnnounceReady(const std::vector<std::pair<std::string, std::string>
 // Writes the same file to `path`. Unavailable: the text says which step failed and why.
 absl::Status WriteReadyFile(const std::string& path,
                             const std::vector<std::pair<std::string, std::string>>& addresses);
+
+// The value of --dump-dir, for base/daemon/dumps.h.
+std::string DumpDir();
 
 // Logs the failure and returns the exit code for main(): 2 for InvalidArgument (wrong usage),
 // else 1.

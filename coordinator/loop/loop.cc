@@ -408,6 +408,7 @@ void CoordinatorLoop::Impl::Carry(Notice& action) {
   const EventRecord& event = action.event;
   const std::string group = event.group.run.empty() ? "" : LogField("group", ToString(event.group));
   Log(LogLevel::kInfo, event.text + group);
+  if (options_.observe) options_.observe(event, Now());
   events_.Append(std::move(action.event), WallTimeUs());
 }
 

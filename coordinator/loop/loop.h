@@ -54,6 +54,8 @@ class CoordinatorLoop {
     std::function<void(const absl::Status&)> fatal;
     // The clock, which only the loop's thread calls. Default: the system's monotonic clock.
     std::function<Tick()> now;
+    // Called for each event, on the loop's thread. Default: nobody listens.
+    std::function<void(const EventRecord&, Tick)> observe;
     // Where to write the journal; without a path none is written.
     JournalOptions journal;
   };

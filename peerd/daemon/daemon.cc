@@ -29,6 +29,7 @@
 #include "peerd/control/control_inbox.h"
 #include "peerd/core/actions.h"
 #include "peerd/daemon/advertise.h"
+#include "peerd/daemon/peer_recorder.h"
 #include "peerd/daemon/totals.h"
 #include "peerd/engine/engine.h"
 #include "peerd/engine/op_runner.h"
@@ -110,6 +111,10 @@ class DaemonImpl final : public Daemon, EngineObserver {
   HttpResponse Serve(const std::string& path);
 
   // ---- EngineObserver
+  bool OnEvent(Event* event) override {
+    recorder_.OnEvent(*event, ring_->Now());
+    return true;
+  }
   bool OnAction(const Action& action) override;
 
   DaemonOptions options_;
@@ -130,6 +135,8 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<ControlClient> control_;
 
   ControlInbox inbox_;
+  PeerRecorder recorder_{options_.recorder,
+                         [this](std::string_view why) { options_.dumps->Fault(why); }};
 
   std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), also for other threads
   Tick watch_due_;
@@ -144,6 +151,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
 
 absl::Status DaemonImpl::Open() {
   LH_RETURN_IF_ERROR(MakeRing());
+  options_.recorder->SetPeer(self_.value());
 
   engine_ = std::make_unique<Engine>();
 
@@ -295,6 +303,7 @@ void DaemonImpl::HandleInbox() {
 }
 
 bool DaemonImpl::OnAction(const Action& action) {
+  recorder_.OnAction(action, ring_->Now());
   if (const auto* done = std::get_if<PostDone>(&action)) {
     metrics_->ObserveOp(done->outcome.code, done->info, ring_->Now());
   } else if (const auto* step = std::get_if<StepDone>(&action)) {
@@ -332,6 +341,7 @@ void DaemonImpl::OnSignal() {
 void DaemonImpl::WatchLinks() {
   const Tick now = ring_->Now();
   watch_due_ = now + kWatchUs;
+  recorder_.OnLanesLost(transport_->GetStats().lanes_lost, now);
   for (const auto& [group, traffic] : ops_->Traffic()) {
     engine_->core().SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }

@@ -12,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/daemon/dumps.h"
+#include "base/recorder.h"
 #include "peerd/io/open_ring.h"
 
 namespace longhaul::peerd {
@@ -40,7 +42,9 @@ struct DaemonOptions {
   uint32_t probe_interval_s = 0;   // between two probes of links; 0: links are not probed
   std::string zero_copy = "auto";  // auto, on, off
   std::string congestion;
-  int signal_fd = -1;  // a signalfd of SIGTERM and SIGINT; -1: signals are not watched
+  Recorder* recorder = nullptr;  // the flight recorder; outlives the daemon
+  Dumps* dumps = nullptr;        // its files after faults; outlives the daemon
+  int signal_fd = -1;            // a signalfd of SIGTERM and SIGINT; -1: signals are not watched
 };
 
 class Daemon {

@@ -5,12 +5,14 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <thread>
@@ -22,11 +24,13 @@
 #include "base/daemon/flags.h"
 #include "base/daemon/host_port.h"
 #include "base/log.h"
+#include "base/recorder.h"
 #include "tools/lhctl/admin_client.h"
 #include "tools/lhctl/bench.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
 #include "tools/lhctl/links.h"
+#include "tools/lhctl/recordings.h"
 #include "tools/lhctl/render.h"
 #include "tools/lhctl/top.h"
 
@@ -53,6 +57,8 @@ ABSL_FLAG(double, seconds, 1, "bench: about how long to measure each size");
 ABSL_FLAG(uint32_t, timeout_s, 120, "bench: seconds to wait for members, or for an op");
 ABSL_FLAG(std::string, peerd, "",
           "bench: path of the socket of longhaul-peerd; default: where trainers look for it");
+ABSL_FLAG(std::vector<std::string>, file, {},
+          "dump, trace: files of --dump-dir to read, separated by commas; needs no coordinator");
 ABSL_FLAG(std::string, reason, "", "drain, evict: a reason, for the members and for the log");
 
 namespace longhaul {
@@ -83,6 +89,10 @@ const ProgramInfo kInfo{
     "  bench --world-size=N       measures all-reduce between N hosts: run it on each of them, "
     "beside\n"
     "                             longhaul-peerd; needs no coordinator's address\n"
+    "  dump                       the flight recorder of a process: its last ops and events; from\n"
+    "                             a file that a crash or a fault left, with --file=PATH\n"
+    "  trace [SELECTION]          the last ops of all peers on one timeline, as JSON for\n"
+    "                             ui.perfetto.dev; from --file=PATH[,PATH...]\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
     "\n"
@@ -150,6 +160,9 @@ int Events(AdminClient& client, const std::string& selection) {
 // A hanging coordinator must not stop the clock of `lhctl top` for long.
 constexpr std::chrono::milliseconds kTopDeadline{2000};
 constexpr std::chrono::milliseconds kTopInterval{1000};
+
+// A recording has less than 3 MiB. More is no recording.
+constexpr size_t kRecordingFileMax = 16 << 20;
 
 // Shows the text in place of the one before on a terminal, and below it elsewhere.
 void PrintScreen(const Top& top, bool terminal) {
@@ -270,6 +283,52 @@ int Bench(AdminClient&, const std::string&) {
   return ended.ok() ? 0 : Fail(ended);
 }
 
+absl::StatusOr<Recording> ReadRecordingFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes;
+  std::vector<char> buffer(1 << 16);
+  while (bytes.size() <= kRecordingFileMax && file.good()) {
+    file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    bytes.append(buffer.data(), static_cast<size_t>(file.gcount()));
+  }
+  if (bytes.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("cannot read ", path, ": ", errno != 0 ? strerror(errno) : "it is empty"));
+  }
+  absl::StatusOr<Recording> recording = ParseRecording(bytes);
+  if (recording.ok()) return recording;
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": ", std::string(recording.status().message())));
+}
+
+int Dump(AdminClient&, const std::string&) {
+  const std::vector<std::string> files = absl::GetFlag(FLAGS_file);
+  if (files.empty()) Usage("dump needs --file=PATH");
+  for (const std::string& path : files) {
+    const absl::StatusOr<Recording> recording = ReadRecordingFile(path);
+    if (!recording.ok()) return Fail(recording.status());
+    Print(absl::GetFlag(FLAGS_json) ? RenderRecordingJson(*recording)
+                                    : RenderRecording(*recording));
+  }
+  return 0;
+}
+
+int Trace(AdminClient&, const std::string& selection) {
+  const v1::Selector selector = ParseSelector(selection);
+  TraceOptions options{
+      selector.run(), selector.has_group() ? int64_t{selector.group()} : int64_t{-1}, {}};
+  const std::vector<std::string> files = absl::GetFlag(FLAGS_file);
+  if (files.empty()) Usage("trace needs --file=PATH[,PATH...]");
+  std::vector<TracedRecording> recordings;
+  for (const std::string& path : files) {
+    absl::StatusOr<Recording> recording = ReadRecordingFile(path);
+    if (!recording.ok()) return Fail(recording.status());
+    recordings.push_back({*std::move(recording)});
+  }
+  Print(RenderTrace(recordings, options));
+  return 0;
+}
+
 struct Command {
   size_t arguments_min;
   size_t arguments_max;
@@ -312,6 +371,8 @@ const std::map<std::string, Command>& Commands() {
       {"events", {0, 1, Events}},
       {"doctor", {0, 0, Doctor}},
       {"bench", {0, 0, Bench}},
+      {"dump", {0, 0, Dump}},
+      {"trace", {0, 1, Trace}},
       {"drain", {1, 1, Drain}},
       {"evict", {1, 1, Evict}},
   };
