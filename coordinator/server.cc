@@ -143,17 +143,20 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   loop.fatal = options.fatal ? options.fatal : ExitOnFatal;
   LH_ASSIGN_OR_RETURN(server->loop_,
                       CoordinatorLoop::Start(std::move(loop), std::move(store), &server->metrics_));
+  server->desk_ = std::make_unique<RecordingDesk>(options.recorder);
   if (!options.http.empty()) {
     LH_ASSIGN_OR_RETURN(server->web_,
                         Web::Start(options.http, server->loop_.get(), &server->metrics_));
   }
   if (!options.admin.empty()) {
-    LH_ASSIGN_OR_RETURN(server->admin_,
-                        GrpcServer::StartForOperators(options.admin, server->loop_.get()));
+    LH_ASSIGN_OR_RETURN(
+        server->admin_,
+        GrpcServer::StartForOperators(options.admin, server->loop_.get(), server->desk_.get()));
   }
   // The last step: from here on peers connect.
-  LH_ASSIGN_OR_RETURN(server->grpc_, GrpcServer::StartForPeers(options.listen, server->loop_.get(),
-                                                               &server->metrics_));
+  LH_ASSIGN_OR_RETURN(server->grpc_,
+                      GrpcServer::StartForPeers(options.listen, server->loop_.get(),
+                                                &server->metrics_, server->desk_.get()));
   Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
                            LogField("admin", server->admin_address()) +
                            LogField("http", server->http_address()) +

@@ -16,6 +16,7 @@
 #include "base/daemon/dumps.h"
 #include "base/recorder.h"
 #include "coordinator/grpc/grpc_server.h"
+#include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/web/web.h"
@@ -67,6 +68,7 @@ class Server {
   Server() = default;
 
   CoordinatorMetrics metrics_;
+  std::unique_ptr<RecordingDesk> desk_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<GrpcServer> admin_;

@@ -166,6 +166,16 @@ void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event
   proto->mutable_fault()->set_subject(event.fault->subject);
 }
 
+void Fill(const RecordingAnswer& answer, v1::ReadRecordingResponse* response) {
+  response->set_snapshot(answer.piece.snapshot);
+  response->set_total(answer.piece.total);
+  response->set_data(answer.piece.data);
+  response->set_asked_us(answer.asked_us);
+  response->set_received_us(answer.piece.received_us);
+  response->set_sent_us(answer.piece.sent_us);
+  response->set_answered_us(answer.answered_us);
+}
+
 void Fill(const Overview& overview, v1::ListRunsResponse* response) {
   std::map<std::string, v1::ListRunsResponse::Run*> runs;
   for (const GroupView& group : overview.groups) {
@@ -332,9 +342,34 @@ void Watcher::OnDone() {
 
 // ------------------------------------------------------------------------------ the service
 
+// A call of ReadRecording. It ends when the peer answers, or when the caller gives up.
+class RecordingCall final : public grpc::ServerUnaryReactor {
+ public:
+  RecordingCall(RecordingDesk* desk, v1::ReadRecordingResponse* response)
+      : desk_(desk), response_(response) {}
+
+  // Called before the service returns the call to gRPC. gRPC calls OnCancel() and OnDone() later.
+  void Begin(PeerId peer, const control::ReadRecording& request) {
+    request_ = desk_->Ask(peer, request,
+                          [this](const absl::StatusOr<RecordingAnswer>& answer) { End(answer); });
+  }
+  void OnCancel() override { desk_->Cancel(request_); }
+  void OnDone() override { delete this; }
+
+ private:
+  void End(const absl::StatusOr<RecordingAnswer>& answer) {
+    if (answer.ok()) Fill(*answer, response_);
+    Finish(ToGrpc(answer.status()));
+  }
+
+  RecordingDesk* const desk_;
+  v1::ReadRecordingResponse* const response_;
+  uint64_t request_ = 0;
+};
+
 class AdminService final : public DrainableService, private v1::Admin::CallbackService {
  public:
-  explicit AdminService(CoordinatorLoop* loop) : loop_(loop) {}
+  AdminService(CoordinatorLoop* loop, RecordingDesk* desk) : loop_(loop), desk_(desk) {}
 
   grpc::Service* service() override { return this; }
   void EndStreams() override { watchers_.StopAll(); }
@@ -478,14 +513,40 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     return watcher;
   }
 
+  Unary* ReadRecording(Context* context, const v1::ReadRecordingRequest* request,
+                       v1::ReadRecordingResponse* response) override {
+    control::ReadRecording read;
+    read.snapshot = request->snapshot();
+    read.offset = request->offset();
+    read.ops_max = request->ops_max();
+    read.events_max = request->events_max();
+    if (request->peer().empty()) {
+      Unary* reactor = context->DefaultReactor();
+      const absl::StatusOr<RecordingAnswer> answer = desk_->AskSelf(read);
+      if (answer.ok()) Fill(*answer, response);
+      reactor->Finish(ToGrpc(answer.status()));
+      return reactor;
+    }
+    PeerId peer;
+    if (!ParseId(request->peer(), &peer) || !peer) {
+      Unary* reactor = context->DefaultReactor();
+      reactor->Finish(BadRequest("peer: write it as in `lhctl ring`, for instance p1f"));
+      return reactor;
+    }
+    auto* call = new RecordingCall(desk_, response);
+    call->Begin(peer, read);
+    return call;
+  }
+
   CoordinatorLoop* const loop_;
+  RecordingDesk* const desk_;
   Watchers watchers_;
 };
 
 }  // namespace
 
-std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop) {
-  return std::make_unique<AdminService>(loop);
+std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop, RecordingDesk* desk) {
+  return std::make_unique<AdminService>(loop, desk);
 }
 
 }  // namespace longhaul::coordinator

@@ -14,6 +14,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <set>
@@ -26,6 +27,7 @@
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
 #include "proto/control/convert.h"
+#include "proto/control/recording.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
 #include "proto/wire/limits.h"
 
@@ -43,13 +45,12 @@ grpc::ByteBuffer ToBuffer(const std::string& bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-absl::StatusOr<control::PeerMessage> Parse(const grpc::ByteBuffer& buffer) {
+absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
   grpc::Slice slice;
   if (!buffer.DumpToSingleSlice(&slice).ok()) {
     return absl::InvalidArgumentError("message cannot be decompressed");
   }
-  return control::ParsePeerMessage(
-      std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+  return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
 }
 
 grpc::StatusCode CodeOf(StreamEnd end) {
@@ -74,10 +75,16 @@ grpc::Status ShuttingDown() {
 class AttachService;
 
 // The state of one stream. The stream's reactor, the loop and the service share it. Any thread.
-class Stream final : public SessionPort, public std::enable_shared_from_this<Stream> {
+class Stream final : public SessionPort,
+                     public RecordingStream,
+                     public std::enable_shared_from_this<Stream> {
  public:
-  Stream(AttachService* service, grpc::CallbackServerContext* context)
-      : service_(service), context_(context), client_(context->peer()) {}
+  Stream(AttachService* service, grpc::CallbackServerContext* context, RecordingDesk* desk)
+      : service_(service),
+        context_(context),
+        desk_(desk),
+        client_(context->peer()),
+        records_(context->client_metadata().contains(control::kRecordingMetadata)) {}
 
   // Makes the reactor, which deletes itself when the call is over. Call this once, before any other
   // method.
@@ -89,6 +96,9 @@ class Stream final : public SessionPort, public std::enable_shared_from_this<Str
   void Send(const control::CoordinatorMessage& message) override;
   void Close(StreamEnd end, const std::string& reason) override;
   void Accepted() override;
+
+  // ---- RecordingStream
+  void SendBytes(std::string bytes) override;
 
   const std::string& client() const { return client_; }
 
@@ -109,14 +119,21 @@ class Stream final : public SessionPort, public std::enable_shared_from_this<Str
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refused(const std::string& why);
+  // A message about recordings came. It does not go to the loop.
+  void OnRecordingMessage(const std::string& bytes);
 
   AttachService* const service_;
   grpc::CallbackServerContext* const context_;
+  RecordingDesk* const desk_;
   const std::string client_;
+  const bool records_;  // the peer answers requests for recordings
   CoordinatorLoop* loop_ = nullptr;
   CoordinatorMetrics* metrics_ = nullptr;
   std::optional<SessionId> session_;
   bool greeted_ = false;  // the peer has sent a message; only OnReadDone() uses this
+  // The peer of the stream's Hello; set before the loop sees the Hello.
+  PeerId hello_;
+  std::atomic<bool> welcomed_ = false;  // the coordinator has accepted the Hello
 
   Mutex mutex_;
   Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null when the call is over
@@ -133,8 +150,8 @@ class AttachService final
     : public DrainableService,
       private v1::Coordinator::WithRawCallbackMethod_Attach<v1::Coordinator::Service> {
  public:
-  AttachService(CoordinatorLoop* loop, CoordinatorMetrics* metrics)
-      : loop_(loop), metrics_(metrics) {}
+  AttachService(CoordinatorLoop* loop, CoordinatorMetrics* metrics, RecordingDesk* desk)
+      : loop_(loop), metrics_(metrics), desk_(desk) {}
 
   grpc::Service* service() override { return this; }
 
@@ -162,7 +179,7 @@ class AttachService final
 
  private:
   Reactor* Attach(grpc::CallbackServerContext* context) override {
-    auto stream = std::make_shared<Stream>(this, context);
+    auto stream = std::make_shared<Stream>(this, context, desk_);
     Reactor* const reactor = stream->MakeReactor();
     bool draining = false;
     std::shared_ptr<Stream> put_out;
@@ -215,6 +232,7 @@ class AttachService final
 
   CoordinatorLoop* const loop_;
   CoordinatorMetrics* const metrics_;
+  RecordingDesk* const desk_;
   Mutex mutex_;
   std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
   // The streams that have not said Hello, oldest first.
@@ -268,7 +286,15 @@ void Stream::Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics) {
 }
 
 void Stream::Send(const control::CoordinatorMessage& message) {
-  std::string bytes = control::Serialize(message);
+  SendBytes(control::Serialize(message));
+  // Only now the Hello is known to be no stranger's.
+  if (std::holds_alternative<control::Welcome>(message)) {
+    welcomed_ = true;
+    if (records_) desk_->Add(hello_, shared_from_this());
+  }
+}
+
+void Stream::SendBytes(std::string bytes) {
   MutexLock lock(&mutex_);
   if (closing_) return;
   if (queue_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
@@ -296,16 +322,36 @@ void Stream::Accepted() {
 
 void Stream::OnReadDone(bool ok) {
   if (!ok) return End(grpc::Status::OK);
-  absl::StatusOr<control::PeerMessage> message = Parse(incoming_);
+  absl::StatusOr<std::string> bytes = BytesOf(incoming_);
   incoming_.Clear();
+  if (bytes.ok() && welcomed_ && control::IsRecordingMessage(*bytes)) {
+    return OnRecordingMessage(*bytes);
+  }
+  absl::StatusOr<control::PeerMessage> message =
+      bytes.ok() ? control::ParsePeerMessage(*bytes) : bytes.status();
   if (!message.ok()) {
     const std::string why(message.status().message());
     Refused(why);
     return End({grpc::StatusCode::INVALID_ARGUMENT, why});
   }
   // Any first message counts. The core ends a stream whose first message is not Hello.
-  if (!std::exchange(greeted_, true)) service_->Greeted(*this);
+  if (!std::exchange(greeted_, true)) {
+    if (const auto* hello = std::get_if<control::Hello>(&*message)) hello_ = hello->peer;
+    service_->Greeted(*this);
+  }
   loop_->PostMessage(*session_, *std::move(message));
+}
+
+void Stream::OnRecordingMessage(const std::string& bytes) {
+  absl::StatusOr<control::RecordingPiece> piece = control::ParseRecordingPiece(bytes);
+  if (!piece.ok()) {
+    const std::string why(piece.status().message());
+    Refused(why);
+    return End({grpc::StatusCode::INVALID_ARGUMENT, why});
+  }
+  desk_->OnPiece(hello_, *std::move(piece));
+  MutexLock lock(&mutex_);
+  StartReadLocked();
 }
 
 void Stream::OnWriteDone(bool ok) {
@@ -322,6 +368,7 @@ void Stream::OnDone() {
     reactor_ = nullptr;
     closing_ = true;
   }
+  if (welcomed_) desk_->Remove(hello_, this);
   if (session_) loop_->CloseSession(*session_);
   service_->Forget(shared_from_this());
 }
@@ -358,8 +405,9 @@ void Stream::Refused(const std::string& why) {
 }  // namespace
 
 std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
-                                                    CoordinatorMetrics* metrics) {
-  return std::make_unique<AttachService>(loop, metrics);
+                                                    CoordinatorMetrics* metrics,
+                                                    RecordingDesk* desk) {
+  return std::make_unique<AttachService>(loop, metrics, desk);
 }
 
 }  // namespace longhaul::coordinator

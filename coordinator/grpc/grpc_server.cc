@@ -136,15 +136,16 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(std::unique_ptr<Im
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(const std::string& address,
                                                                       CoordinatorLoop* loop,
-                                                                      CoordinatorMetrics* metrics) {
-  return Start(std::make_unique<Impl>(MakeAttachService(loop, metrics), "longhaul.v1.Coordinator",
-                                      "--listen"),
+                                                                      CoordinatorMetrics* metrics,
+                                                                      RecordingDesk* desk) {
+  return Start(std::make_unique<Impl>(MakeAttachService(loop, metrics, desk),
+                                      "longhaul.v1.Coordinator", "--listen"),
                address, loop->core_config().detect_ms);
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForOperators(
-    const std::string& address, CoordinatorLoop* loop) {
-  return Start(std::make_unique<Impl>(MakeAdminService(loop), "longhaul.v1.Admin", "--admin"),
+    const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk) {
+  return Start(std::make_unique<Impl>(MakeAdminService(loop, desk), "longhaul.v1.Admin", "--admin"),
                address, loop->core_config().detect_ms);
 }
 

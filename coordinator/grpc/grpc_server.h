@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
 
@@ -21,17 +22,19 @@ namespace longhaul::coordinator {
 class GrpcServer {
  public:
   // StartForPeers() and StartForOperators() serve on `address` ("host:port"; port 0: any free
-  // port). `loop` and `metrics` must outlive the server. InvalidArgument: `address` is not an
-  // address. Unavailable: the server cannot listen there; the text says why and names the flag that
-  // chooses the address. After an error nothing listens.
+  // port). `loop`, `metrics` and `desk` must outlive the server. InvalidArgument: `address` is not
+  // an address. Unavailable: the server cannot listen there; the text says why and names the flag
+  // that chooses the address. After an error nothing listens.
   //
   // StartForPeers() offers the service Coordinator (--listen): the control streams of peers.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
                                                                    CoordinatorLoop* loop,
-                                                                   CoordinatorMetrics* metrics);
+                                                                   CoordinatorMetrics* metrics,
+                                                                   RecordingDesk* desk);
   // StartForOperators() offers the service Admin (--admin): questions and orders of operators.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(const std::string& address,
-                                                                       CoordinatorLoop* loop);
+                                                                       CoordinatorLoop* loop,
+                                                                       RecordingDesk* desk);
   // Calls Stop() with a grace of one second, unless the server was stopped.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;

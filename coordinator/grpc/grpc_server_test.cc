@@ -83,10 +83,10 @@ class GrpcServerTest : public ::testing::Test {
     options.core.detect_ms = 30000;
     options.core.entropy = std::string(32, 'e');
     loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-    auto server = GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_);
+    auto server = GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get());
+    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get(), &desk_);
     EXPECT_TRUE(operators.ok()) << operators.status();
     operators_ = *std::move(operators);
     channel_ = Channel(*server_);
@@ -150,6 +150,7 @@ class GrpcServerTest : public ::testing::Test {
   }
 
   CoordinatorMetrics metrics_;
+  RecordingDesk desk_{nullptr};
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<GrpcServer> operators_;
@@ -213,7 +214,7 @@ TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
   operators_.reset();
   loop_.reset();
   loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_);
+  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_);
   peers_ = v1::Coordinator::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   {
@@ -412,11 +413,11 @@ TEST_F(GrpcServerTest, StopDoesNotWaitForAClientThatDoesNotRead) {
 }
 
 TEST_F(GrpcServerTest, SecondServerOnThePortIsRefusedWithTheReason) {
-  const auto second = GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_);
+  const auto second = GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_, &desk_);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()),
               HasSubstr("another process has the port, stop it or choose another --listen"));
-  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get());
+  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get(), &desk_);
   EXPECT_THAT(std::string(operators.status().message()), HasSubstr("choose another --admin"));
 }
 

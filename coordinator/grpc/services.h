@@ -1,9 +1,11 @@
 // The two gRPC services of the coordinator, without gRPC's headers: those take seconds to compile.
-// A service owns its streams; gRPC's threads call it. The loop and the metrics must outlive it.
+// A service owns its streams; gRPC's threads call it. The loop, the metrics and the desk must
+// outlive it.
 #pragma once
 
 #include <memory>
 
+#include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
 
@@ -23,8 +25,9 @@ class DrainableService {
 
 // For peers: the service Coordinator.
 std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
-                                                    CoordinatorMetrics* metrics);
+                                                    CoordinatorMetrics* metrics,
+                                                    RecordingDesk* desk);
 // For operators: the service Admin.
-std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop);
+std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop, RecordingDesk* desk);
 
 }  // namespace longhaul::coordinator

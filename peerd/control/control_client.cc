@@ -20,6 +20,7 @@
 #include "base/mutex.h"
 #include "proto/control/convert.h"
 #include "proto/control/grpc/support.h"
+#include "proto/control/recording.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
@@ -75,13 +76,12 @@ const char* CodeName(grpc::StatusCode code) {
   }
 }
 
-absl::StatusOr<control::CoordinatorMessage> Parse(const grpc::ByteBuffer& buffer) {
+absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
   grpc::Slice slice;
   if (!buffer.DumpToSingleSlice(&slice).ok()) {
     return absl::InvalidArgumentError("message cannot be decompressed");
   }
-  return control::ParseCoordinatorMessage(
-      std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+  return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
 }
 
 // One try at one address, from connecting to the end of the stream. The hold (AddHold) keeps gRPC
@@ -98,14 +98,17 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
         detect_ms_(detect_ms) {}
 
   void Start() {
+    if (callbacks_->recording) context_.AddMetadata(control::kRecordingMetadata, "1");
     stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
     AddHold();
     StartCall();
   }
 
   bool Send(const control::PeerMessage& message) {
-    const bool hello = std::holds_alternative<control::Hello>(message);
-    std::string bytes = control::Serialize(message);
+    return SendBytes(control::Serialize(message), std::holds_alternative<control::Hello>(message));
+  }
+
+  bool SendBytes(std::string bytes, bool hello) {
     MutexLock lock(&mutex_);
     if (!standing_ || closing_ || hello == said_hello_) return false;
     if (queue_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
@@ -186,8 +189,13 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
 
   void OnReadDone(bool ok) override {
     if (!ok) return Close();
-    absl::StatusOr<control::CoordinatorMessage> message = Parse(incoming_);
+    absl::StatusOr<std::string> bytes = BytesOf(incoming_);
     incoming_.Clear();
+    if (bytes.ok() && callbacks_->recording && control::IsRecordingMessage(*bytes)) {
+      return OnRecordingMessage(*bytes);
+    }
+    absl::StatusOr<control::CoordinatorMessage> message =
+        bytes.ok() ? control::ParseCoordinatorMessage(*bytes) : bytes.status();
     if (!message.ok()) {
       return GiveUp(absl::StrCat("the coordinator sent a message against the protocol: ",
                                  std::string(message.status().message())));
@@ -199,6 +207,15 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
       if (welcome != nullptr) detect_ms_ = welcome->detect_ms;
     }
     if (!callbacks_->message(*std::move(message))) return GiveUp(kBehind);
+    Read();
+  }
+
+  void OnRecordingMessage(const std::string& bytes) {
+    const int64_t received_us = control::WallClockUs();
+    const absl::StatusOr<control::ReadRecording> request = control::ParseReadRecording(bytes);
+    if (!request.ok()) return GiveUp(std::string(request.status().message()));
+    (void)SendBytes(control::Serialize(callbacks_->recording(*request, received_us)),
+                    /*hello=*/false);
     Read();
   }
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "proto/control/messages.h"
+#include "proto/control/recording.h"
 
 namespace longhaul::peerd {
 
@@ -40,6 +41,10 @@ struct ControlClientCallbacks {
   std::function<bool(control::CoordinatorMessage)> message;
   // A standing stream has ended, or a try to connect has failed. `reason` names the address.
   std::function<void(std::string reason)> disconnected;
+  // Answers a request for the flight recorder's recording that came at `received_us`. May be null:
+  // then the peer does not offer it. Unlike the others, this one gives no news to the owner.
+  std::function<control::RecordingPiece(const control::ReadRecording&, int64_t received_us)>
+      recording;
 };
 
 class ControlClient {

@@ -135,6 +135,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<ControlClient> control_;
 
   ControlInbox inbox_;
+  control::RecordingSource recording_{options_.recorder};
   PeerRecorder recorder_{options_.recorder,
                          [this](std::string_view why) { options_.dumps->Fault(why); }};
 
@@ -204,6 +205,9 @@ absl::Status DaemonImpl::Open() {
   callbacks.disconnected = [this](std::string reason) { inbox_.End(std::move(reason)); };
   callbacks.message = [this](control::CoordinatorMessage message) {
     return inbox_.Add(std::move(message));
+  };
+  callbacks.recording = [this](const control::ReadRecording& request, int64_t received_us) {
+    return recording_.Answer(request, received_us);
   };
   control_ = MakeControlClient(control, std::move(callbacks));
 

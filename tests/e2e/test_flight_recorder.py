@@ -132,3 +132,61 @@ def test_a_fault_leaves_recordings_of_the_survivors(cluster: LocalCluster, dumps
     recording = json.loads(lhctl("dump", f"--file={file}", "--json"))
     assert recording["process"] == "coordinator"
     assert "fault" in {event["kind"] for event in recording["events"]}
+
+
+def test_dump_and_trace_of_running_processes(cluster: LocalCluster) -> None:
+    assert cluster.admin is not None
+    comms = join_all(cluster, "live")
+    reduce_all(comms, TAGS)
+    coordinator = f"--coordinator={cluster.admin}"
+    trace = json.loads(lhctl(coordinator, "trace", "live"))
+    assert trace["metadata"]["not_answered"] == []
+    # All processes are on one host, so the clocks are one, and the bounds have to say no less.
+    clocks = trace["metadata"]["clocks"]
+    assert len(clocks) == 4
+    for clock in clocks:
+        assert abs(clock["offset_us"]) <= clock["error_us"], clock
+    check_trace(trace, peers=3, slack_us=2 * max(clock["error_us"] for clock in clocks))
+    arrows = [event for event in trace["traceEvents"] if event["ph"] == "s"]
+    # An arrow is left out where the clocks are not known well enough to draw it forwards.
+    assert 0 < len(arrows) <= 2 * len(TAGS)
+
+    names = [clock["process"] for clock in clocks]
+    assert names.count("coordinator") == 1
+    for name in names:
+        peer = [] if name == "coordinator" else [name]
+        recording = json.loads(lhctl(coordinator, "dump", *peer, "--json"))
+        assert recording["process"] == name
+        tags = [int(op["tag"]) for op in recording["ops"]]
+        assert tags == (TAGS if peer else [])
+        assert recording["events"]
+        few = json.loads(lhctl(coordinator, "dump", *peer, "--json", "--last=2"))
+        assert [int(op["tag"]) for op in few["ops"]] == tags[-2:]
+        assert len(few["events"]) == 2
+    assert "no peer p1" in lhctl(coordinator, "dump", "p1", code=1)
+    assert "write it as in" in lhctl(coordinator, "dump", "nonsense", code=1)
+    assert "lhctl runs" in lhctl(coordinator, "trace", "another", code=1)
+
+
+def test_a_long_recording_comes_whole(cluster: LocalCluster) -> None:
+    comms = join_all(cluster, "long")
+    reduce_all(comms, list(range(1, 601)), count=16)
+    trace = json.loads(lhctl(f"--coordinator={cluster.admin}", "trace", "long/0"))
+    for slices in ops_of(trace).values():
+        assert [int(s["args"]["tag"]) for s in slices] == list(range(1, 601))
+
+
+def test_a_peer_that_hangs_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
+    comms = join_all(cluster, "hang")
+    reduce_all(comms, TAGS)
+    command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "trace", "hang", "--timeout-ms=300"]
+    cluster.peers[1].process.send_signal(signal.SIGSTOP)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    finally:
+        cluster.peers[1].process.send_signal(signal.SIGCONT)
+    assert done.returncode == 1
+    assert "no recording of p" in done.stderr
+    trace = json.loads(done.stdout)
+    assert len(trace["metadata"]["not_answered"]) == 1
+    assert len(ops_of(trace)) == 2

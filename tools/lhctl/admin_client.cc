@@ -76,10 +76,16 @@ class AdminClient::Impl {
   absl::StatusOr<Response> Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
                                                                         const Request&, Response*),
                                 const Request& request) {
+    return Call(method, request, deadline_);
+  }
+  template <class Request, class Response>
+  absl::StatusOr<Response> Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
+                                                                        const Request&, Response*),
+                                const Request& request, std::chrono::milliseconds deadline) {
     Response response;
     const absl::Status status = Try([&](v1::Admin::Stub* stub) {
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + deadline_);
+      context.set_deadline(std::chrono::system_clock::now() + deadline);
       return (stub->*method)(&context, request, &response);
     });
     if (!status.ok()) return status;
@@ -167,6 +173,11 @@ absl::StatusOr<v1::ExplainResponse> AdminClient::Explain(const v1::Selector& sel
   v1::ExplainRequest request;
   *request.mutable_selector() = selector;
   return impl_->Call(&v1::Admin::Stub::Explain, request);
+}
+
+absl::StatusOr<v1::ReadRecordingResponse> AdminClient::ReadRecording(
+    const v1::ReadRecordingRequest& request, std::chrono::milliseconds patience) {
+  return impl_->Call(&v1::Admin::Stub::ReadRecording, request, patience);
 }
 
 absl::Status AdminClient::Drain(const v1::DrainRequest& request) {

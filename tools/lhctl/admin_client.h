@@ -30,6 +30,9 @@ class AdminClient {
   absl::StatusOr<v1::GetRingResponse> GetRing(const v1::Selector& selector);
   absl::StatusOr<v1::GetLinksResponse> GetLinks(const v1::Selector& selector);
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::Selector& selector);
+  // Gives up after `patience`: a peer that hangs does not answer.
+  absl::StatusOr<v1::ReadRecordingResponse> ReadRecording(const v1::ReadRecordingRequest& request,
+                                                          std::chrono::milliseconds patience);
   absl::Status Drain(const v1::DrainRequest& request);
   absl::Status Evict(const v1::EvictRequest& request);
   // Calls `each` for every event, until the stream ends.

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "absl/flags/flag.h"
@@ -29,6 +30,7 @@
 #include "tools/lhctl/bench.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
+#include "tools/lhctl/fetch_recording.h"
 #include "tools/lhctl/links.h"
 #include "tools/lhctl/recordings.h"
 #include "tools/lhctl/render.h"
@@ -59,6 +61,11 @@ ABSL_FLAG(std::string, peerd, "",
           "bench: path of the socket of longhaul-peerd; default: where trainers look for it");
 ABSL_FLAG(std::vector<std::string>, file, {},
           "dump, trace: files of --dump-dir to read, separated by commas; needs no coordinator");
+ABSL_FLAG(uint32_t, last, 0,
+          "dump, trace: at most so many ops and events of each process, the last ones; 0: 1000 for "
+          "trace, all for dump");
+ABSL_FLAG(uint32_t, timeout_ms, 5000,
+          "dump, trace: how long a peer may take for each piece of 64 KiB");
 ABSL_FLAG(std::string, reason, "", "drain, evict: a reason, for the members and for the log");
 
 namespace longhaul {
@@ -91,8 +98,11 @@ const ProgramInfo kInfo{
     "                             longhaul-peerd; needs no coordinator's address\n"
     "  dump                       the flight recorder of a process: its last ops and events; from\n"
     "                             a file that a crash or a fault left, with --file=PATH\n"
+    "  dump [PEER]                the flight recorder of a peer, or of the coordinator: its last "
+    "ops\n"
+    "                             and events; or --file=PATH: a file that a crash or a fault left\n"
     "  trace [SELECTION]          the last ops of all peers on one timeline, as JSON for\n"
-    "                             ui.perfetto.dev; from --file=PATH[,PATH...]\n"
+    "                             ui.perfetto.dev; or --file=PATH[,PATH...]\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
     "\n"
@@ -163,6 +173,8 @@ constexpr std::chrono::milliseconds kTopInterval{1000};
 
 // A recording has less than 3 MiB. More is no recording.
 constexpr size_t kRecordingFileMax = 16 << 20;
+// How many peers `lhctl trace` asks at once.
+constexpr size_t kFetchThreads = 8;
 
 // Shows the text in place of the one before on a terminal, and below it elsewhere.
 void PrintScreen(const Top& top, bool terminal) {
@@ -301,9 +313,24 @@ absl::StatusOr<Recording> ReadRecordingFile(const std::string& path) {
       absl::StrCat(path, ": ", std::string(recording.status().message())));
 }
 
-int Dump(AdminClient&, const std::string&) {
+absl::StatusOr<TracedRecording> Fetch(AdminClient& client, const std::string& peer, uint32_t last) {
+  const std::chrono::milliseconds patience(absl::GetFlag(FLAGS_timeout_ms));
+  return FetchRecording(peer, {last, last}, [&](const v1::ReadRecordingRequest& request) {
+    return client.ReadRecording(request, patience);
+  });
+}
+
+int Dump(AdminClient& client, const std::string& peer) {
   const std::vector<std::string> files = absl::GetFlag(FLAGS_file);
-  if (files.empty()) Usage("dump needs --file=PATH");
+  if (files.empty()) {
+    const uint32_t last = absl::GetFlag(FLAGS_last);
+    const auto traced = Fetch(client, peer, last == 0 ? UINT32_MAX : last);
+    if (!traced.ok()) return Fail(traced.status());
+    Print(absl::GetFlag(FLAGS_json) ? RenderRecordingJson(traced->recording)
+                                    : RenderRecording(traced->recording));
+    return 0;
+  }
+  if (!peer.empty()) Usage("dump: give a PEER or --file, not both");
   for (const std::string& path : files) {
     const absl::StatusOr<Recording> recording = ReadRecordingFile(path);
     if (!recording.ok()) return Fail(recording.status());
@@ -313,20 +340,60 @@ int Dump(AdminClient&, const std::string&) {
   return 0;
 }
 
-int Trace(AdminClient&, const std::string& selection) {
+// Asks the coordinator and all peers of the selection, several at a time. `silent` gets the names
+// of those that gave no recording, and why.
+absl::Status FetchAll(AdminClient& client, const v1::Selector& selector,
+                      std::vector<TracedRecording>* recordings, std::vector<std::string>* silent) {
+  const absl::StatusOr<v1::GetOverviewResponse> overview = client.GetOverview(selector);
+  if (!overview.ok()) return overview.status();
+  std::set<std::string> peers = {""};  // the coordinator
+  for (const v1::GroupStatus& group : overview->groups()) {
+    for (const v1::PeerStatus& peer : group.ring()) peers.insert(peer.peer());
+    for (const v1::MemberStatus& member : group.members()) peers.insert(member.peer());
+  }
+  const std::vector<std::string> names(peers.begin(), peers.end());
+  std::vector<absl::StatusOr<TracedRecording>> fetched(names.size(), absl::UnknownError(""));
+  const uint32_t last = absl::GetFlag(FLAGS_last) == 0 ? 1000 : absl::GetFlag(FLAGS_last);
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < std::min(kFetchThreads, names.size()); ++t) {
+    threads.emplace_back([&] {
+      AdminClient own(*ParseAddressList(absl::GetFlag(FLAGS_coordinator)));
+      for (size_t i = next++; i < names.size(); i = next++) fetched[i] = Fetch(own, names[i], last);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (fetched[i].ok()) {
+      recordings->push_back(*std::move(fetched[i]));
+    } else {
+      silent->push_back(absl::StrCat(names[i].empty() ? "coordinator" : names[i], ": ",
+                                     std::string(fetched[i].status().message())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int Trace(AdminClient& client, const std::string& selection) {
   const v1::Selector selector = ParseSelector(selection);
   TraceOptions options{
       selector.run(), selector.has_group() ? int64_t{selector.group()} : int64_t{-1}, {}};
   const std::vector<std::string> files = absl::GetFlag(FLAGS_file);
-  if (files.empty()) Usage("trace needs --file=PATH[,PATH...]");
   std::vector<TracedRecording> recordings;
+  if (files.empty()) {
+    const absl::Status fetched = FetchAll(client, selector, &recordings, &options.silent);
+    if (!fetched.ok()) return Fail(fetched);
+  }
   for (const std::string& path : files) {
     absl::StatusOr<Recording> recording = ReadRecordingFile(path);
     if (!recording.ok()) return Fail(recording.status());
     recordings.push_back({*std::move(recording)});
   }
   Print(RenderTrace(recordings, options));
-  return 0;
+  for (const std::string& why : options.silent) {
+    fprintf(stderr, "lhctl: no recording of %s\n", Printable(why).c_str());
+  }
+  return options.silent.empty() ? 0 : 1;
 }
 
 struct Command {
@@ -372,6 +439,7 @@ const std::map<std::string, Command>& Commands() {
       {"doctor", {0, 0, Doctor}},
       {"bench", {0, 0, Bench}},
       {"dump", {0, 0, Dump}},
+      {"dump", {0, 1, Dump}},
       {"trace", {0, 1, Trace}},
       {"drain", {1, 1, Drain}},
       {"evict", {1, 1, Evict}},
