@@ -286,12 +286,12 @@ void Stream::Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics) {
 }
 
 void Stream::Send(const control::CoordinatorMessage& message) {
-  SendBytes(control::Serialize(message));
-  // Only now the Hello is known to be no stranger's.
+  // Only now the Hello is known to be no stranger's. A peer that has its Welcome can be asked.
   if (std::holds_alternative<control::Welcome>(message)) {
     welcomed_ = true;
     if (records_) desk_->Add(hello_, shared_from_this());
   }
+  SendBytes(control::Serialize(message));
 }
 
 void Stream::SendBytes(std::string bytes) {

@@ -4,6 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <future>
 #include <map>
 #include <string>
@@ -14,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/control/messages.h"
+#include "proto/control/recording.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
 #include "proto/wire/limits.h"
@@ -49,7 +51,9 @@ v1::PeerMessage Join(const std::string& run) {
 
 // One Attach call: the peer's end of a control stream.
 struct Attached {
-  explicit Attached(v1::Coordinator::Stub* stub) {
+  // `records`: the peer says that it answers requests for recordings.
+  explicit Attached(v1::Coordinator::Stub* stub, bool records = false) {
+    if (records) context.AddMetadata(control::kRecordingMetadata, "1");
     // Cancels calls that never end, so that the test fails and shows where it waited.
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     stream = stub->Attach(&context);
@@ -199,6 +203,84 @@ TEST_F(GrpcServerTest, APeerOfAnotherProtocolIsToldBothNumbers) {
   EXPECT_THAT(status.error_message(),
               HasSubstr("speaks protocol " + std::to_string(control::kProtocolVersion - 1) +
                         ", this coordinator " + std::to_string(control::kProtocolVersion)));
+}
+
+// ------------------------------------------------------------------------------ recordings
+
+// A message about recordings, as a message of the protocol with unknown fields.
+v1::PeerMessage Unknown(const control::RecordingPiece& piece) {
+  v1::PeerMessage message;
+  EXPECT_TRUE(message.ParseFromString(control::Serialize(piece)));
+  return message;
+}
+
+TEST_F(GrpcServerTest, APeersPieceReachesTheOperator) {
+  Attached attached(peers_.get(), /*records=*/true);
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached.Write(Hello(0x1f)));
+  ASSERT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  v1::ReadRecordingResponse response;
+  auto asked = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    v1::ReadRecordingRequest request;
+    request.set_peer("p1f");
+    request.set_offset(7);
+    return admin_->ReadRecording(&context, request, &response);
+  });
+  ASSERT_TRUE(attached.stream->Read(&message));
+  const auto read = control::ParseReadRecording(message.SerializeAsString());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->offset, 7u);
+  control::RecordingPiece piece;
+  piece.request = read->request;
+  piece.data = "abc";
+  piece.received_us = 5;
+  ASSERT_TRUE(attached.Write(Unknown(piece)));
+  const grpc::Status status = asked.get();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.data(), "abc");
+  EXPECT_EQ(response.received_us(), 5);
+  EXPECT_GT(response.asked_us(), 0);
+}
+
+TEST_F(GrpcServerTest, APeerThatDoesNotAnswerCostsTheCallerItsDeadlineOnly) {
+  Attached attached(peers_.get(), /*records=*/true);
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached.Write(Hello(0x1f)));
+  ASSERT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  v1::ReadRecordingRequest request;
+  request.set_peer("p1f");
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  v1::ReadRecordingResponse response;
+  EXPECT_EQ(admin_->ReadRecording(&context, request, &response).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+}
+
+TEST_F(GrpcServerTest, APeerWithoutARecorderIsNotAsked) {
+  Attached attached(peers_.get());
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached.Write(Hello(0x1f)));
+  ASSERT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  grpc::ClientContext context;
+  v1::ReadRecordingRequest request;
+  request.set_peer("p1f");
+  v1::ReadRecordingResponse response;
+  EXPECT_EQ(admin_->ReadRecording(&context, request, &response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(GrpcServerTest, APieceFromAStrangerOrOneTooLongEndsTheStream) {
+  EXPECT_EQ(SendBytes(control::Serialize(control::RecordingPiece{1})).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  Attached attached(peers_.get(), /*records=*/true);
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached.Write(Hello(0x1f)));
+  ASSERT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  control::RecordingPiece piece;
+  piece.data = std::string(control::kPieceBytesMax + 1, 'x');
+  attached.Write(Unknown(piece));
+  EXPECT_EQ(attached.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 // Members join, vote, die and are evicted, over real connections.
