@@ -96,8 +96,6 @@ const ProgramInfo kInfo{
     "  bench --world-size=N       measures all-reduce between N hosts: run it on each of them, "
     "beside\n"
     "                             longhaul-peerd; needs no coordinator's address\n"
-    "  dump                       the flight recorder of a process: its last ops and events; from\n"
-    "                             a file that a crash or a fault left, with --file=PATH\n"
     "  dump [PEER]                the flight recorder of a peer, or of the coordinator: its last "
     "ops\n"
     "                             and events; or --file=PATH: a file that a crash or a fault left\n"
@@ -438,7 +436,6 @@ const std::map<std::string, Command>& Commands() {
       {"events", {0, 1, Events}},
       {"doctor", {0, 0, Doctor}},
       {"bench", {0, 0, Bench}},
-      {"dump", {0, 0, Dump}},
       {"dump", {0, 1, Dump}},
       {"trace", {0, 1, Trace}},
       {"drain", {1, 1, Drain}},
