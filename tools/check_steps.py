@@ -2,7 +2,7 @@
 
   tools/check             all that CI runs
   tools/check quick       for the inner loop: no long tests, no clang-tidy
-  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, tests on epoll and of images
+  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, tests on epoll, of images and alerts
   tools/check STEP...     only these steps (a step that needs the programs builds them first)
 
 The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed step shows its
@@ -118,7 +118,7 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     loose = ["--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--allow-any-generics"]
     tests = [
         path
-        for path in ("client/python/tests", "tests/e2e", "tests/chaos", "tests/wan", "tests/deploy")
+        for path in ("client/python/tests", "tests/e2e", "tests/chaos", "tests/wan", "tests/deploy", "tests/observe")
         if any((ROOT / path).glob("*.py"))
     ]
     strict, _ = run(
@@ -199,7 +199,8 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "bench": pytest("bench"),
     "deploy": pytest("-rs", "-m", "not images", "tests/deploy"),
     "images": pytest("-rs", "-m", "images", "tests/deploy"),
-    "observe": pytest("-rs", "tests/observe"),
+    "observe": pytest("-rs", "-m", "not churn", "tests/observe"),
+    "churn": pytest("-rs", "-m", "churn", "tests/observe"),
     "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
     "network": faults("tests/chaos/network", "--faults=12"),
     "tidy": clang_tidy(everything=False),
@@ -223,6 +224,7 @@ SETS = {
         "deploy",
         "images",
         "observe",
+        "churn",
         "chaos",
         "network",
         "tidy-all",
@@ -232,7 +234,7 @@ SETS = {
     ],
     "lint": [*LINT, "tidy"],
 }
-NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "observe", "chaos", "network"}
+NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "observe", "churn", "chaos", "network"}
 
 
 def prune_cache() -> None:

@@ -184,6 +184,13 @@ class Prometheus:
         return found
 
 
+def named(legend: str, labels: dict[str, str]) -> str:
+    """The legend of a series, as Grafana makes it."""
+    for name in re.findall(r"\{\{(\w+)\}\}", legend):
+        legend = legend.replace("{{%s}}" % name, labels.get(name, ""))
+    return legend
+
+
 def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pathlib.Path) -> None:
     """Draws panels of a dashboard, two in a row, from what Prometheus has."""
     import matplotlib
@@ -207,9 +214,7 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
                 labels = dict(series["metric"])
                 if "instance" in labels:
                     labels["instance"] = peers.setdefault(labels["instance"], f"host {len(peers) + 1}")
-                legend = re.sub(
-                    r"\{\{(\w+)\}\}", lambda found, known=labels: known.get(found[1], ""), target["legendFormat"]
-                )
+                legend = named(target["legendFormat"], labels)
                 points = {t - prometheus.begin: v * factor for t, v in series["values"]}
                 lines.append((legend, points))
         if defaults["custom"].get("stacking", {}).get("mode") == "normal":
