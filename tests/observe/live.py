@@ -1,7 +1,7 @@
 """A Prometheus with the rules and dashboards of deploy/, which scrapes each second.
 
-So that alerts fire within seconds, all times of the rules are divided by SCALE: the ranges, `for`, and the two numbers
-of LonghaulTrainingStalled that are times. Everything else is as in deploy/prometheus/rules.yml.
+So that alerts fire within seconds, all times of the rules are divided by SCALE: the ranges, `for`, and the
+numbers of LonghaulTrainingStalled and LonghaulOpStalled that are times. Everything else is as in deploy/prometheus/rules.yml.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOK_S = 0.2
 INTERVAL = "10s"
 JOBS = ("longhaul-coordinator", "longhaul-peerd")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000}
-_TIME_LIMITS = re.compile(r"((?:ballot_wait|step_age)_seconds > )(\d+)")
+_TIME_LIMITS = re.compile(r"((?:ballot_wait|step_age|op_age)_seconds > )(\d+)")
 Json = dict[str, Any]
 
 

@@ -87,11 +87,12 @@ def test_every_panel_has_data_while_members_join_die_and_freeze(
     members(4)
     prometheus.clears("LonghaulMemberMissing", "LonghaulPeerUnreachable")
 
-    # A trainer freezes: all wait for it.
+    # A trainer freezes: all wait for it, at the boundary or in an op.
+    stalled = {"LonghaulTrainingStalled", "LonghaulOpStalled"}
     trainers[1].send_signal(signal.SIGSTOP)
-    prometheus.fires("LonghaulTrainingStalled")
+    until(lambda: bool(stalled & prometheus.firing()), f"one of {stalled} fires")
     trainers[1].send_signal(signal.SIGCONT)
-    prometheus.clears("LonghaulTrainingStalled")
+    prometheus.clears(*stalled)
 
     # The coordinator freezes.
     os.kill(cluster.coordinator_pid, signal.SIGSTOP)
@@ -157,6 +158,7 @@ class Site:
     """Hosts h0, h1 and h2 train; h3 has low limits of memory; the clock of h4 can be set. h3 and h4 do not train."""
 
     TRAINING = 3
+    STEP_AGE = 'max (longhaul_coordinator_group_step_age_seconds{run="demo"})'
 
     def __init__(self, stack: contextlib.ExitStack, logs: pathlib.Path) -> None:
         self.wan = stack.enter_context(
@@ -213,6 +215,21 @@ class Site:
     def hungry(self, host: Host) -> Process:
         return self.start(host, "hungry", "8", "--op-megabytes=4", "--algorithm=ring")
 
+    def freeze(self, host: Host) -> None:
+        """Stops the trainer of a host in its step, so that the others wait for it in an op."""
+
+        def stopped_in_step() -> bool:
+            self.trainers[host].signal(signal.SIGSTOP)
+            until(lambda: (self.prometheus.value(self.STEP_AGE) or 0) > 2, "no step passes")
+            if (self.prometheus.value("sum (longhaul_peerd_ops_open)") or 0) > 0:
+                return True
+            # It stands at the boundary.
+            self.trainers[host].signal(signal.SIGCONT)
+            until(lambda: (self.prometheus.value(self.STEP_AGE) or 0) < 2, "steps pass again")
+            return False
+
+        until(stopped_in_step, f"the trainer of {host.name} stands still in its step")
+
     def members(self, count: int) -> None:
         """Waits until the run has so many members."""
         query = 'sum (longhaul_coordinator_group_members{run="demo"})'
@@ -254,11 +271,11 @@ def test_each_alert_fires_in_a_staged_fault_and_clears(stack: contextlib.ExitSta
 
     # A trainer stands still, and a clock is wrong.
     site.set_clock(60)
-    site.trainers[h2].signal(signal.SIGSTOP)
-    fires("LonghaulTrainingStalled", "LonghaulClockSkew")
+    site.freeze(h2)
+    fires("LonghaulOpStalled", "LonghaulTrainingStalled", "LonghaulClockSkew")
     site.trainers[h2].signal(signal.SIGCONT)
     site.set_clock(0)
-    prometheus.clears("LonghaulTrainingStalled", "LonghaulClockSkew")
+    prometheus.clears("LonghaulOpStalled", "LonghaulTrainingStalled", "LonghaulClockSkew")
 
     # A host has too little memory, and packets get lost.
     hungry = [site.hungry(host) for host in (h0, h3)]
@@ -320,8 +337,7 @@ def test_each_alert_fires_in_a_staged_fault_and_clears(stack: contextlib.ExitSta
         how = rng.choice([signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
         site.trainers[host].signal(how)
         if how == signal.SIGSTOP:
-            age = "max (longhaul_coordinator_ballot_wait_seconds)"
-            until(lambda query=age: (prometheus.value(query) or 0) > 2, "the others wait")  # type: ignore[misc]
+            until(lambda: (prometheus.value(site.STEP_AGE) or 0) > 2, "the others wait")
             site.trainers[host].signal(signal.SIGCONT)
         else:
             site.members(site.TRAINING - 1)
