@@ -199,7 +199,8 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
     from matplotlib import pyplot
 
     (path,) = (path for path in FILES if path.stem == board)
-    chosen = [next(panel for panel in panels(path) if panel["title"] == title) for title in titles]
+    lines = {panel["title"]: panel for panel in panels(path) if panel["type"] == "timeseries"}
+    chosen = [lines[title] for title in titles]
     rows = math.ceil(len(chosen) / 2)
     figure, axes = pyplot.subplots(rows, 2, figsize=(11, 2.7 * rows), squeeze=False)
     units = {"s": "s", "Bps": "MB/s", "percentunit": "%", "bytes": "MB", "ops": "/s", "none": ""}
@@ -208,7 +209,7 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
     for panel, axis in zip(chosen, axes.flat):
         defaults = panel["fieldConfig"]["defaults"]
         factor = factors.get(defaults["unit"], 1)
-        lines = []
+        drawn = []
         for target in panel["targets"]:
             for series in prometheus.course(filled(target["expr"], INTERVAL)):
                 labels = dict(series["metric"])
@@ -216,14 +217,14 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
                     labels["instance"] = peers.setdefault(labels["instance"], f"host {len(peers) + 1}")
                 legend = named(target["legendFormat"], labels)
                 points = {t - prometheus.begin: v * factor for t, v in series["values"]}
-                lines.append((legend, points))
+                drawn.append((legend, points))
         if defaults["custom"].get("stacking", {}).get("mode") == "normal":
-            times = sorted({t for _, points in lines for t in points})
+            times = sorted({t for _, points in drawn for t in points})
             axis.stackplot(
-                times, [[p.get(t, 0) for t in times] for _, p in lines], labels=[n for n, _ in lines], alpha=0.75
+                times, [[p.get(t, 0) for t in times] for _, p in drawn], labels=[n for n, _ in drawn], alpha=0.75
             )
         else:
-            for legend, points in lines:
+            for legend, points in drawn:
                 # A gap stays a gap.
                 times = [float(t) for t in range(math.floor(min(points)), math.ceil(max(points)) + 1)]
                 known = {round(t): v for t, v in points.items()}
@@ -240,7 +241,7 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
         axis.tick_params(labelsize=8)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-        if len(lines) <= 8:
+        if len(drawn) <= 8:
             axis.legend(fontsize=7, loc="upper left", framealpha=0.6)
     for axis in axes[-1]:
         axis.set_xlabel("seconds", fontsize=8)
