@@ -282,11 +282,17 @@ def run() -> Page:
     page.lines(
         "Waiting for a step",
         "s",
-        "How long each group's open ballot has waited for the votes of all members, and the time since its last step. "
+        "How long each group's open ballot has waited for the votes of all members, and the time since its last step, of groups with members. "
         "See the alert LonghaulTrainingStalled in the runbook.",
         [
-            ('longhaul_coordinator_group_ballot_wait_seconds{run=~"$run"}', "{{run}}/{{group}}: ballot"),
-            ('longhaul_coordinator_group_step_age_seconds{run=~"$run"}', "{{run}}/{{group}}: last step"),
+            (
+                'longhaul_coordinator_group_ballot_wait_seconds{run=~"$run"} and longhaul_coordinator_group_members > 0',
+                "{{run}}/{{group}}: ballot",
+            ),
+            (
+                'longhaul_coordinator_group_step_age_seconds{run=~"$run"} and longhaul_coordinator_group_members > 0',
+                "{{run}}/{{group}}: last step",
+            ),
         ],
     )
 

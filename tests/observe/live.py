@@ -209,7 +209,7 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
     for panel, axis in zip(chosen, axes.flat):
         defaults = panel["fieldConfig"]["defaults"]
         factor = factors.get(defaults["unit"], 1)
-        drawn = []
+        drawn: list[tuple[str, dict[float, float]]] = []
         for target in panel["targets"]:
             for series in prometheus.course(filled(target["expr"], INTERVAL)):
                 labels = dict(series["metric"])
@@ -219,14 +219,17 @@ def draw(prometheus: Prometheus, board: str, titles: Iterable[str], picture: pat
                 points = {t - prometheus.begin: v * factor for t, v in series["values"]}
                 drawn.append((legend, points))
         if defaults["custom"].get("stacking", {}).get("mode") == "normal":
-            times = sorted({t for _, points in drawn for t in points})
+            # A gap stays a gap.
+            seconds = {round(t) for _, points in drawn for t in points}
+            times = list(range(min(seconds), max(seconds) + 1))
+            drawn = [(legend, {round(t): v for t, v in points.items()}) for legend, points in drawn]
             axis.stackplot(
                 times, [[p.get(t, 0) for t in times] for _, p in drawn], labels=[n for n, _ in drawn], alpha=0.75
             )
         else:
             for legend, points in drawn:
                 # A gap stays a gap.
-                times = [float(t) for t in range(math.floor(min(points)), math.ceil(max(points)) + 1)]
+                times = list(range(math.floor(min(points)), math.ceil(max(points)) + 1))
                 known = {round(t): v for t, v in points.items()}
                 axis.plot(times, [known.get(round(t), math.nan) for t in times], label=legend, linewidth=1.2)
         for mark in dashboard(path)["annotations"]["list"]:
