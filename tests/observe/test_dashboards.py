@@ -47,7 +47,7 @@ def test_every_panel_has_data_while_members_join_die_and_freeze(
     stack: contextlib.ExitStack, tmp_path: pathlib.Path
 ) -> None:
     flags = ["--detect-ms=1000", f"--store=sqlite:{tmp_path}/coordinator.db"]
-    cluster = stack.enter_context(LocalCluster(peers=4, coordinator_flags=flags))
+    cluster = stack.enter_context(LocalCluster(peers=4, coordinator_flags=flags, log_dir=tmp_path))
     prometheus = Prometheus(tmp_path)
     stack.callback(prometheus.close)
 
@@ -100,7 +100,11 @@ def test_every_panel_has_data_while_members_join_die_and_freeze(
         prometheus.fires("LonghaulCoordinatorUnreachable")
     finally:
         os.kill(cluster.coordinator_pid, signal.SIGCONT)
-    prometheus.clears("LonghaulCoordinatorUnreachable")
+    try:
+        prometheus.clears("LonghaulCoordinatorUnreachable")
+    except AssertionError:
+        print((tmp_path / "coordinator.log").read_text()[-4000:])
+        raise
 
     # No link was lost without a death, and nothing measured a better ring.
     without = {"repair|ring"}
