@@ -275,6 +275,10 @@ class CoordinatorLoop::Impl {
   CoordinatorCore core_;
   std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
   std::map<GroupKey, Tick> preparing_since_;
+  // Groups that lost a member since their last epoch. A group without members never has another
+  // epoch, so the number has a limit; beyond it, an epoch may count as a repair.
+  std::set<GroupKey> removed_from_;
+  static constexpr size_t kRemovedFromMax = 4096;
   bool failed_ = false;
   RingWorker ring_worker_;  // posts to the mailbox
 
@@ -417,7 +421,12 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     const auto* notice = std::get_if<Notice>(&action);
     if (notice == nullptr) continue;
     const EventRecord& event = notice->event;
-    if (IsRemoval(event.kind)) metrics_->OnRemoval(event.cause);
+    if (IsRemoval(event.kind)) {
+      metrics_->OnRemoval(event.cause);
+      // The epoch without the member may come several steps later.
+      if (removed_from_.size() == kRemovedFromMax) removed_from_.clear();
+      removed_from_.insert(event.group);
+    }
     // A preparation that replaces another one keeps the start time of the first.
     if (event.kind == "prepare") preparing_since_.emplace(event.group, Now());
     if (event.kind == "commit") MeasureCommit(event.group, actions);
@@ -441,11 +450,10 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
 
 void CoordinatorLoop::Impl::MeasureCommit(const GroupKey& group,
                                           const std::vector<Action>& actions) {
-  EpochCause cause = EpochCause::kRepair;
+  EpochCause cause = removed_from_.erase(group) > 0 ? EpochCause::kRemoval : EpochCause::kRepair;
   for (const Action& action : actions) {
     const auto* notice = std::get_if<Notice>(&action);
     if (notice == nullptr || notice->event.group != group) continue;
-    if (IsRemoval(notice->event.kind)) cause = EpochCause::kRemoval;
     if (notice->event.kind == "admit" && cause == EpochCause::kRepair) cause = EpochCause::kAdmit;
     if (notice->event.kind == "ring" && cause == EpochCause::kRepair) cause = EpochCause::kRing;
   }

@@ -114,8 +114,8 @@ class Generator {
       m.loads.push_back({Group(), Small(), prng_.Next(), prng_.Next(), prng_.Next()});
       if (prng_.Chance(0.5)) m.loads.back().oldest = MakeOldestOp();
       if (prng_.Chance(0.5)) {
-        m.loads.back().worst =
-            WorstLane{Make<PeerId>(), Small(), Small(), Small(), prng_.Next(), prng_.Next(), Small()};
+        m.loads.back().worst = WorstLane{Make<PeerId>(), Small(),      Small(), Small(),
+                                         prng_.Next(),   prng_.Next(), Small()};
       }
     }
     for (uint32_t i = Count(3); i > 0; --i) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,18 +37,36 @@ def test_bytes_of_an_op_are_on_the_page_when_the_op_has_ended() -> None:
         assert cluster.peers[0].metric("longhaul_peerd_members") == 0
 
 
+def page_of_coordinator(cluster: LocalCluster) -> list[str]:
+    with urllib.request.urlopen(f"http://{cluster.http}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text.splitlines()
+
+
+def test_an_epoch_without_a_member_counts_as_a_removal() -> None:
+    with LocalCluster(peers=2) as cluster:
+        first = lh.join("metrics", peerd=cluster.socket(0))
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(lh.join, "metrics", peerd=cluster.socket(1), timeout=60)
+            while first.world_size < 2:
+                first.begin_step(timeout=60)
+            second = joining.result()
+        assert second.world_size == 2
+        second.leave()
+        while first.world_size == 2:
+            time.sleep(0.01)
+        lines = page_of_coordinator(cluster)
+        assert 'longhaul_coordinator_epochs_total{cause="admit"} 2' in lines
+        assert 'longhaul_coordinator_epochs_total{cause="removal"} 1' in lines
+        assert 'longhaul_coordinator_epochs_total{cause="repair"} 0' in lines
+
+
 def test_a_member_is_on_the_coordinators_page_when_its_join_has_returned() -> None:
     with LocalCluster(peers=1) as cluster:
-
-        def page() -> list[str]:
-            with urllib.request.urlopen(f"http://{cluster.http}/metrics", timeout=10) as answer:
-                text: str = answer.read().decode()
-                return text.splitlines()
-
         comms = []
         for members in range(1, 11):
             comms.append(lh.join("metrics", group=members, peerd=cluster.socket(0)))
-            lines = page()
+            lines = page_of_coordinator(cluster)
             assert f"longhaul_coordinator_members {members}" in lines
             assert f"longhaul_coordinator_groups {members}" in lines
             assert f'longhaul_coordinator_epochs_total{{cause="admit"}} {members}' in lines

@@ -72,7 +72,7 @@ class Stage:
 
     def member(self, number: int) -> str:
         (group,) = self.wan.status()["groups"]
-        return next(member["member"] for member in group["members"] if member["peer"] == self.peer(number))
+        return next(str(member["member"]) for member in group["members"] if member["peer"] == self.peer(number))
 
     def why(self) -> str:
         try:
