@@ -68,7 +68,7 @@ void RecordingDesk::OnPiece(PeerId from, control::RecordingPiece piece) {
   waiting.done(Finished({std::move(piece), waiting.asked_us, now}));
 }
 
-uint64_t RecordingDesk::Ask(PeerId peer, control::ReadRecording request, Done done) {
+uint64_t RecordingDesk::Ask(PeerId peer, control::ReadRecording request, const Done& done) {
   std::shared_ptr<RecordingStream> stream;
   absl::Status refused;
   {
@@ -84,7 +84,7 @@ uint64_t RecordingDesk::Ask(PeerId peer, control::ReadRecording request, Done do
           absl::StrCat(kRequestsMax, " requests for recordings wait for peers already; try again"));
     } else {
       request.request = next_request_++;
-      waiting_[request.request] = {peer, control::WallClockUs(), std::move(done)};
+      waiting_[request.request] = {peer, control::WallClockUs(), done};
     }
   }
   if (!refused.ok()) {

@@ -57,7 +57,7 @@ class RecordingDesk {
   // Asks the peer. `done` gets the answer, or why there is none: NotFound (no such peer is
   // attached, or it has no recorder), ResourceExhausted, Unavailable, or FailedPrecondition with
   // the peer's text. Returns the number of the request, for Cancel().
-  uint64_t Ask(PeerId peer, control::ReadRecording request, Done done);
+  uint64_t Ask(PeerId peer, control::ReadRecording request, const Done& done);
   // Ends the request with Cancelled, unless it has ended.
   void Cancel(uint64_t request);
   // Reads the recording of this process.

@@ -156,7 +156,7 @@ class Search {
         // It has told everybody, but that has not arrived: a matter of the link.
         if (has_it && theirs->phase != control::OpPhase::kStart) continue;
         if (has_it && !theirs->members.empty()) {
-          const std::string more = MissingMembers(*peer);
+          std::string more = MissingMembers(*peer);
           if (!more.empty()) return more;
         }
         missing.push_back(MembersOf(id) + " at " + HostOf(*peer));
@@ -309,7 +309,7 @@ std::string Verdict(const GroupView& group, const std::string& cause, uint32_t o
                         group.waiting_for.empty() ? "about to be committed" : group.waiting_for,
                         cause.empty() ? "" : "; " + cause);
   }
-  const std::string fetches = Fetches(group);
+  std::string fetches = Fetches(group);
   if (!cause.empty() && (group.waiting_for.empty() || VotesWaitForOps(group))) return cause;
   if (!fetches.empty()) return fetches;
   if (!group.waiting_for.empty()) return group.waiting_for;
