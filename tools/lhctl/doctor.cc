@@ -22,6 +22,8 @@ constexpr uint64_t kNofileGood = 8192;  // as docs/operations.md says
 constexpr uint64_t kNofileMin = 1024;
 constexpr uint64_t kBufferBytesGood = 4 << 20;
 constexpr uint32_t kMtuGood = 1280;  // the least of IPv6
+// The largest packet of IPv4: the path over a loopback interface of 65536 carries no larger one.
+constexpr uint32_t kPacketMax = 65535;
 // A way is long from this round trip on: links then begin with several lanes.
 constexpr uint32_t kLongWayUs = 5000;
 constexpr int64_t kClockGoodUs = 1000000;
@@ -172,7 +174,7 @@ Finding Mtu(const Symptoms& s) {
   const auto add = [&](const Reached& reached) {
     if (!reached.error.empty() || reached.interface.empty()) return;
     interfaces[reached.interface] = reached.mtu;
-    if (reached.path_mtu > 0 && reached.path_mtu < reached.mtu) {
+    if (reached.path_mtu > 0 && reached.path_mtu < std::min(reached.mtu, kPacketMax)) {
       narrow.push_back(absl::StrCat(reached.address, " (", reached.path_mtu, ")"));
     }
   };

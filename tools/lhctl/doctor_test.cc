@@ -176,6 +176,11 @@ TEST(Doctor, NamesPathsThatCarryLessThanTheInterface) {
   const Finding f = Find(s, "mtu");
   EXPECT_EQ(f.verdict, Verdict::kAdvice);
   EXPECT_THAT(f.seen, HasSubstr("10.0.0.3:29700 (1400)"));
+
+  s.members[1].interface = "lo";
+  s.members[1].mtu = 65536;
+  s.members[1].path_mtu = 65535;  // the most that IPv4 carries
+  EXPECT_EQ(Find(s, "mtu").verdict, Verdict::kOk);
 }
 
 TEST(Doctor, SettingsForLongWaysMatterOnLongWaysOnly) {
