@@ -151,10 +151,6 @@ class Member:
         self.comm: Any = None
 
     def meet(self, peerd: str, run: str, size: int) -> None:
-        """Joins, and meets the others at boundaries until all are there."""
-        self.comm = self.lh.join(run=run, peerd=peerd, timeout=self.PATIENCE_S)
-        while self.comm.world_size < size:
-            self.comm.begin_step(timeout=self.PATIENCE_S)
-            time.sleep(0.01)
-        # A member that sees all others may be one boundary ahead of them. This op makes it wait.
+        """Joins together with the others."""
+        self.comm = self.lh.join(run=run, peerd=peerd, timeout=self.PATIENCE_S, members=size)
         self.comm.all_reduce(self.np.zeros(1, "float32"), tag=1 << 40, timeout=self.PATIENCE_S)

@@ -114,6 +114,10 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
     status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u is possible",
                       call, (unsigned)given->step_deadline_ms, LH_STEP_DEADLINE_MS_MAX);
   }
+  if (status == LH_OK && given->members > LH_MEMBERS_MAX) {
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: members is %u; a group has at most %d members",
+                      call, (unsigned)given->members, LH_MEMBERS_MAX);
+  }
   if (status == LH_OK && (unsigned)given->mode > LH_BACKGROUND) {
     status = lhi_fail(LH_INVALID_ARGUMENT, "%s: mode is %d; give LH_BLOCKING or LH_BACKGROUND",
                       call, (int)given->mode);
@@ -165,8 +169,9 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   request.u.join.group = given->group;
   memcpy(request.u.join.run, given->run, strlen(given->run));
   request.u.join.step_deadline_ms = given->step_deadline_ms;
-  request.u.join.cohort_size = given->cohort_size;
+  request.u.join.cohort_size = (uint16_t)given->cohort_size;
   request.u.join.background = given->mode == LH_BACKGROUND;
+  request.u.join.members = (uint16_t)given->members;
   if (given->cohort != NULL) memcpy(request.u.join.cohort, given->cohort, strlen(given->cohort));
   if (given->name != NULL) memcpy(request.u.join.name, given->name, strlen(given->name));
   lhi_send(client, &request, -1);
@@ -209,10 +214,14 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
   if (lhi_wait_locked(op, lhi_deadline_ns(given.timeout_ms))) {
     status = lhi_outcome_locked(op);
   } else {
-    status = lhi_fail(LH_DEADLINE_EXCEEDED,
-                      "lh_join: not admitted to %s/%u within %lld ms; the request is withdrawn; a "
-                      "newcomer is admitted when all members stand at a step boundary",
-                      given.run, (unsigned)given.group, (long long)given.timeout_ms);
+    /* Peerd's answer to the withdrawn request says what the member waited for. */
+    pthread_mutex_unlock(&client->mutex);
+    (void)lh_leave(comm, client->answer_ns / 1000000);
+    pthread_mutex_lock(&client->mutex);
+    status = lhi_fail(
+        LH_DEADLINE_EXCEEDED, "lh_join: not admitted to %s/%u within %lld ms; %s", given.run,
+        (unsigned)given.group, (long long)given.timeout_ms,
+        op->state == LHI_ENDED && op->text != NULL ? op->text : "the request is withdrawn");
   }
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);

@@ -287,10 +287,11 @@ TEST_F(ClientTest, AJoinNamesItsCohortAndDeadline) {
   options.cohort = "host-7";
   options.cohort_size = 2;
   options.step_deadline_ms = 5000;
+  options.members = 4;
   ASSERT_EQ(lh_join(client_, &options, &comm_), LH_OK) << lh_last_error();
-  EXPECT_EQ(
-      harness_->Events(),
-      (std::vector<std::string>{"join 1 run/0 tester cohort host-7 of 2 step_deadline_ms 5000"}));
+  EXPECT_EQ(harness_->Events(),
+            (std::vector<std::string>{
+                "join 1 run/0 tester cohort host-7 of 2 members 4 step_deadline_ms 5000"}));
 }
 
 TEST_F(ClientTest, AJoinMayNameItsMember) {
@@ -324,6 +325,8 @@ TEST_F(ClientTest, JoinChecksItsOptions) {
   });
   refused("step_deadline_ms",
           [](lh_join_options* o) { o->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1; });
+  refused("members is 1025; a group has at most 1024 members",
+          [](lh_join_options* o) { o->members = 1025; });
   refused("on_fault", [](lh_join_options* o) { o->on_fault = LH_AS_JOINED; });
   refused("name", [](lh_join_options* o) { o->name = "not a name"; });
   EXPECT_TRUE(harness_->Events().empty());

@@ -552,7 +552,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   if (Group* group = FindGroup(join.group)) {
     const MemberId known = group->FindRequest(peer, join.request);
     if (known) {
-      Send(peer, control::JoinPending{join.request, join.group, known});
+      Send(peer, group->PendingOf(known));
       return std::nullopt;
     }
   }
@@ -606,6 +606,10 @@ std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& 
   if (local >= LH_LOCAL_MEMBERS_MAX) {
     return what + "the peer has " + std::to_string(local) +
            " members of the group, the most it can have (LH_LOCAL_MEMBERS_MAX)";
+  }
+  if (group != groups_.end()) {
+    const std::string objection = group->second.ObjectionTo(join);
+    if (!objection.empty()) return what + objection;
   }
   const size_t groups = local > 0 ? 0 : GroupsOf(peer).size();
   if (groups >= LH_GROUPS_MAX) {

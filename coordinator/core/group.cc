@@ -148,12 +148,17 @@ void Group::Join(const PeerRecord &peer, const control::Join &join, MemberId mem
   if (!join.cohort.empty()) record.after = kCohortIncomplete;
   record.step_deadline_ms = join.step_deadline_ms;
   if (join.background) record.background_until = control::kInBackground;
+  record.members = join.members;
+  record.named = join.named;
   record_.members.push_back(record);
-  out->messages.emplace_back(peer.peer, control::JoinPending{join.request, record_.group, member});
+  std::erase_if(left_assembly_,
+                [&](const auto &left) { return left.first.starts_with(join.name + " at "); });
+  out->messages.emplace_back(peer.peer, PendingOf(member));
   Note("join", member, peer.peer,
        "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) + " name=" +
            Clean(join.name) + (join.cohort.empty() ? "" : " cohort=" + Clean(join.cohort)) +
-           (join.background ? " mode=background" : ""),
+           (join.background ? " mode=background" : "") +
+           (join.members > 0 ? " members=" + std::to_string(join.members) : ""),
        out);
 }
 
@@ -364,6 +369,7 @@ void Group::Advance(Tick now, GroupOutput *out) {
   if (record_.state != before) agreed_for_.merge(BackgroundPeers());
   SendAgreed(out);
   if (CountComing() != pending_told_) SendPendingCount(out);
+  TellAssembly(out);
 }
 
 // ------------------------------------------------------------------------------
@@ -433,6 +439,7 @@ void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fa
     sync_.Leave(id);
     if (ballot_.voted().empty()) first_vote_ = kNever;
   } else {
+    LeaveAssembly(member, why == Removal::kLeft ? "it gave up" : reason);
     std::erase_if(record_.members, [id](const MemberRecord &m) { return m.member == id; });
     if (CountMembers(member.peer) == 0) {
       std::erase_if(record_.peers, [&](const PeerRecord &p) { return p.peer == member.peer; });
@@ -589,6 +596,8 @@ std::set<MemberId> Group::Admissible() const {
   std::set<MemberId> members;
   for (const MemberRecord &m : record_.members) {
     if (m.after >= ballot || !MayAdmit(m)) continue;
+    // A member that waits for no others joins the group after it has formed.
+    if (m.members == 0 && AssemblySize() > 0) continue;
     if (!IsAdmitted(m) && directory_->Attached(m.peer) && !directory_->Draining(m.peer)) {
       members.insert(m.member);
     }
@@ -714,6 +723,8 @@ void Group::AddTo(Digester *digest) const {
   trials_.AddTo(digest);
   pauses_.AddTo(digest);
   digest->Add(pause_over_);
+  digest->Add(assembly_told_).Add(left_assembly_.size());
+  for (const auto &[name, why] : left_assembly_) digest->Add(name).Add(why);
   digest->Add(gone_.size());
   for (const auto &[member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);
   digest->Add(uint64_t{fault_.has_value()});

@@ -9,7 +9,8 @@
 //   sync_ballot.h          shared state
 //   trials.h, pauses.h     whether members can reach newcomers
 // group.cc has the inputs, the removal of members and the view; group_epochs.cc prepares and
-// commits epochs; group_links.cc handles links that are lost or cannot be built.
+// commits epochs; group_assembly.cc forms the first epoch when joins wait for each other;
+// group_links.cc handles links that are lost or cannot be built.
 //
 //   idle --(all votes are in, and a pending member may be admitted)--> preparing
 //   idle --(no member is admitted, and a pending one may be)--> preparing
@@ -92,7 +93,11 @@ class Group {
   // Returns the member that a Join of this peer with this request number has made; 0 if there is no
   // such member.
   MemberId FindRequest(PeerId peer, uint64_t request) const;
-  // Adds a pending member. The owner has checked the limits.
+  // The answer to the Join that has made this pending member.
+  control::JoinPending PendingOf(MemberId member) const;
+  // Returns why the group cannot take this Join; "": it can.
+  std::string ObjectionTo(const control::Join &join) const;
+  // Adds a pending member. The owner has checked the limits and ObjectionTo().
   void Join(const PeerRecord &peer, const control::Join &join, MemberId member, GroupOutput *out);
   void Leave(PeerId peer, const control::Leave &leave, GroupOutput *out);
   Violation Vote(PeerId peer, const control::Vote &vote, GroupOutput *out);
@@ -205,6 +210,20 @@ class Group {
   std::string WaitingForGrace() const;
   std::string WaitingForVotes() const;
   std::string WaitingForCohort() const;
+
+  // ---- the assembly: pending members of a group without admitted members that asked to be
+  // admitted together
+  // The number of members that they wait for; 0: there is no assembly.
+  uint32_t AssemblySize() const;
+  // The members that a preparation admits into a group without admitted members. With an assembly:
+  // as many as it waits for, or none.
+  std::set<MemberId> Founders() const;
+  // Says who has come, and who has left again. "": there is no assembly.
+  std::string AssemblyText() const;
+  // The pending member is being removed.
+  void LeaveAssembly(const MemberRecord &member, const std::string &why);
+  // Sends AssemblyText() to the members that wait, if it has changed.
+  void TellAssembly(GroupOutput *out);
 
   void Apply(const Decision &decision, Tick now, GroupOutput *out);
   void Prepare(const Decision &decision, Tick now, GroupOutput *out);
@@ -337,6 +356,9 @@ class Group {
   Epoch fault_epoch_;  // the epoch whose commit ended last_fault_
   FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
+  std::string assembly_told_;
+  // Who has left the assembly, and why: the last kNamesShownMax of them. For people.
+  std::vector<std::pair<std::string, std::string>> left_assembly_;
   Tick last_step_ = kNever;  // when the last ballot was decided; only for operators
 };
 

@@ -27,7 +27,7 @@ Group::Decision Group::DecideInPreparation() const {
   decision.joiners = preparation_->joiners;
   decision.raised = preparation_->raised;
   // Without admitted members nobody votes, so newcomers that have come since are admitted, too.
-  if (!admitted) decision.joiners.merge(Admissible());
+  if (!admitted) decision.joiners = Founders();
   decision.freeze = admitted && (preparation_->freeze || AnyDeparts(record_) || !repair_.empty());
   decision.reorder = preparation_->reorders && !decision.freeze && !Better().empty();
   if (ballot_.electorate().empty() && decision.joiners.empty()) {
@@ -58,7 +58,7 @@ Group::Decision Group::DecideIdle() const {
   }
   decision.why = WaitingForCohort();
   if (!decision.why.empty()) return decision;
-  if (!admission_tried_) decision.joiners = Admissible();
+  if (!admission_tried_) decision.joiners = admitted ? Admissible() : Founders();
   if (admitted) decision.raised = ready_;
   // A better ring gets an epoch of its own, and only if all peers are attached, so that the members
   // do not wait long for it.
@@ -67,6 +67,8 @@ Group::Decision Group::DecideIdle() const {
     decision.act = Act::kPrepare;
   } else if (admitted) {
     decision.act = Act::kAnswerVotes;
+  } else if (AssemblySize() > 0) {
+    decision.why = "waiting for more members: " + AssemblyText();
   } else if (CountPending(record_) > 0) {
     decision.why =
         "waiting for a pending member whose peer is attached and "

@@ -274,7 +274,7 @@ control::BlockedPairs Group::BlockedBefore() const {
 
 std::set<MemberId> Group::Waiting() const {
   // If the preparation admits no newcomer, votes may be missing, and nobody may be admitted.
-  if (!preparation_ || preparation_->joiners.empty()) return {};
+  if (!preparation_ || preparation_->joiners.empty() || AssemblySize() > 0) return {};
   std::set<MemberId> waiting = Admissible();
   for (MemberId joiner : preparation_->joiners) waiting.erase(joiner);
   return waiting;

@@ -118,10 +118,18 @@ void SortMembers(const std::vector<PeerId> &ring, const std::set<MemberId> &newc
                  std::vector<MemberRecord> *members) {
   std::map<PeerId, size_t> position;
   for (PeerId peer : ring) position.emplace(peer, position.size());
+  const bool first = std::none_of(members->begin(), members->end(), [&](const MemberRecord &m) {
+    return IsAdmitted(m) && !newcomers.contains(m.member);
+  });
+  // Part of the list; whether a name does not decide; the name; place in the ring; member. The
+  // peers of a first ring stand in the order of their ids.
+  using Rank = std::tuple<int, bool, std::string, size_t, MemberId>;
   const auto rank = [&](const MemberRecord &m) {
-    if (newcomers.contains(m.member)) return std::tuple(1, position.at(m.peer), m.member);
-    return IsAdmitted(m) ? std::tuple(0, size_t{0}, MemberId())
-                         : std::tuple(2, size_t{0}, m.member);
+    if (!newcomers.contains(m.member)) {
+      return IsAdmitted(m) ? Rank(0, false, "", 0, MemberId()) : Rank(2, false, "", 0, m.member);
+    }
+    const bool by_name = first && m.members > 0 && m.named;
+    return Rank(1, !by_name, by_name ? m.name : "", position.at(m.peer), m.member);
   };
   std::stable_sort(
       members->begin(), members->end(),

@@ -70,13 +70,16 @@ struct MemberRecord {
   // As MemberInfo::background_until. kInBackground also for a pending member that is to be admitted
   // in the background.
   Epoch background_until;
+  // As in control::Join.
+  uint32_t members = 0;
+  bool named = false;
   // Set from the decision to remove the member until the commit of an epoch without the member.
   // Stored, so that the decision survives a restart of the coordinator.
   std::optional<Departure> departs;
   LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
             LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
             LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms),
-            LH_FIELD(background_until), LH_FIELD(departs));
+            LH_FIELD(background_until), LH_FIELD(members), LH_FIELD(named), LH_FIELD(departs));
 };
 
 struct PeerRecord {

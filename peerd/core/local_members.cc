@@ -41,7 +41,16 @@ Action VoteOf(const LocalMember& local, const std::optional<control::SyncOffer>&
 
 Action JoinOf(const LocalMember& local) {
   return ToCoordinator{control::Join{local.id.value(), local.group, local.name, local.cohort,
-                                     local.cohort_size, local.step_deadline_ms, local.background}};
+                                     local.cohort_size, local.step_deadline_ms, local.background,
+                                     local.members, local.named}};
+}
+
+// What a member that is not admitted waits for.
+std::string WhyPending(const LocalMember& local) {
+  if (!local.member) return "the coordinator has not taken the request yet";
+  if (!local.present.empty()) return local.present;
+  return "a newcomer is admitted when all members stand at a step boundary (begin_step() or "
+         "step())";
 }
 
 const Outcome kNoMember{Code::kEvicted,
@@ -74,6 +83,8 @@ void LocalMembers::Join(const LocalJoin& join, std::vector<Action>* out) {
   local.cohort_size = join.cohort_size;
   local.step_deadline_ms = join.step_deadline_ms;
   local.background = join.background;
+  local.members = join.members;
+  local.named = join.named;
   out->push_back(JoinOf(local));
   members_.emplace(join.local, std::move(local));
 }
@@ -129,7 +140,7 @@ void LocalMembers::Leave(LocalId id, std::vector<Action>* out) {
     local->leave_open = true;
     return;
   }
-  Withdraw(*local, {Code::kAborted, "the join was withdrawn"}, out);
+  Withdraw(*local, {Code::kAborted, "the join was withdrawn: " + WhyPending(*local)}, out);
   out->push_back(LeaveDone{id, {}});
 }
 
@@ -185,6 +196,7 @@ void LocalMembers::Pending(const control::JoinPending& message, std::vector<Acti
   // member of that number.
   if (message.member < local->member) return;
   local->member = message.member;
+  local->present = message.present;
 }
 
 void LocalMembers::Refused(const control::JoinRefused& message, std::vector<Action>* out) {
@@ -461,9 +473,9 @@ void LocalMembers::AddTo(Digester* digest) const {
                 uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
                 uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5 |
                 uint64_t{local.step_passed} << 6 | uint64_t{local.background} << 7 |
-                uint64_t{local.step_ready} << 8);
+                uint64_t{local.step_ready} << 8 | uint64_t{local.named} << 9);
     digest->Add(local.cohort).Add(uint64_t{local.cohort_size});
-    digest->Add(uint64_t{local.step_deadline_ms});
+    digest->Add(uint64_t{local.step_deadline_ms}).Add(uint64_t{local.members}).Add(local.present);
     digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);
     digest->Add(local.leave_by).Add(local.removed ? local.removed->text : "-");
   }

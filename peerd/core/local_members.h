@@ -42,7 +42,10 @@ struct LocalMember {
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
   bool background = false;  // it asked to join in the background
-  MemberId member;          // 0 while asking
+  uint32_t members = 0;     // as in control::Join
+  bool named = false;
+  std::string present;  // JoinPending::present
+  MemberId member;      // 0 while asking
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK
   Epoch boundary;               // EpochRecord::boundary at its last step boundary

@@ -108,6 +108,24 @@ TEST_F(LocalMembersTest, OneMoreThanTheMostIsRefused) {
   EXPECT_EQ(Get<JoinDone>(Join(1000)).at(0).outcome.code, Code::kUnavailable);
 }
 
+TEST_F(LocalMembersTest, AJoinThatIsWithdrawnSaysWhatItWaitedFor) {
+  const auto why = [this](uint64_t id) { return Get<JoinDone>(Leave(id)).at(0).outcome.text; };
+  Join(1);
+  EXPECT_EQ(why(1), "the join was withdrawn: the coordinator has not taken the request yet");
+  Join(2);
+  Pending(2, 2);
+  EXPECT_EQ(why(2),
+            "the join was withdrawn: a newcomer is admitted when all members stand at a step "
+            "boundary (begin_step() or step())");
+  Do([&] { members_.Join({LocalId(3), kGroup, "name", "", 0, 0, false, 4, true}, &out_); });
+  ASSERT_EQ(Sent<control::Join>().size(), 1u);
+  EXPECT_EQ(Sent<control::Join>()[0].members, 4u);
+  EXPECT_TRUE(Sent<control::Join>()[0].named);
+  Do([&] { members_.Pending({3, kGroup, MemberId(3), "1 of 4"}, &out_); });
+  Do([&] { members_.Pending({3, kGroup, MemberId(3), "2 of 4"}, &out_); });
+  EXPECT_EQ(why(3), "the join was withdrawn: 2 of 4");
+}
+
 TEST_F(LocalMembersTest, ANumberThatAnotherOneHasIsNotTaken) {
   Join(1);
   Join(2);

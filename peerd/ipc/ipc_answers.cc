@@ -152,7 +152,8 @@ void Server::LeaveDone(LocalId local, const Outcome& outcome) {
     Answer(*member->client, std::exchange(member->leave_call, 0), outcome);
     return;
   }
-  const Outcome left{Code::kAborted, "the member has left"};
+  const Outcome left{Code::kAborted,
+                     member->admitted ? "the member has left" : "the join was withdrawn"};
   if (!member->admitted) Answer(*member->client, member->join_call, left);
   Forget(local, left);
 }

@@ -152,7 +152,9 @@ void Server::Join(Client& client) {
                     wish.cohort,
                     wish.cohort_size,
                     wish.step_deadline_ms,
-                    wish.background != 0});
+                    wish.background != 0,
+                    wish.members,
+                    wish.name[0] != '\0'});
 }
 
 void Server::Leave(Client& client) {

@@ -51,6 +51,8 @@ class Generator {
     }
     m.step_deadline_ms = Count(LH_STEP_DEADLINE_MS_MAX);
     m.background = prng_.Chance(0.5);
+    m.members = Count(LH_MEMBERS_MAX);
+    m.named = prng_.Chance(0.5);
     return m;
   }
   Leave MakeLeave() { return {Group(), Make<MemberId>(), prng_.Chance(0.5), Words()}; }
@@ -127,7 +129,7 @@ class Generator {
   Draining MakeDraining() { return {}; }
 
   Welcome MakeWelcome() { return {Words(), 1 + Small(), Secret(), Any(), Any()}; }
-  JoinPending MakeJoinPending() { return {Any(), Group(), Make<MemberId>()}; }
+  JoinPending MakeJoinPending() { return {Any(), Group(), Make<MemberId>(), Words()}; }
   JoinRefused MakeJoinRefused() {
     return {Any(), Group(), {static_cast<Code>(1 + prng_.Below(9)), Words()}};
   }

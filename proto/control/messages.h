@@ -96,12 +96,20 @@ struct Join {
   // The member joins in the background: no sync waits until it has the group's state. Its
   // MemberInfo::background_until is kInBackground at first, unless the group is empty.
   bool background = false;
+  // While the group has no admitted member, the coordinator holds this join until this many such
+  // joins wait. Then it admits them together, in the order of their names; see `named`. 0: the
+  // member does not wait for others.
+  uint32_t members = 0;
+  // The trainer chose the name. Members without a chosen name stand behind the others in the first
+  // epoch, in the order of their peers.
+  bool named = false;
   std::string Fault() const;
   LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
              LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}),
              LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}), LH_FIELD(cohort_size),
              LH_FIELD(step_deadline_ms, rule::Range{0, LH_STEP_DEADLINE_MS_MAX}),
-             LH_FIELD(background));
+             LH_FIELD(background), LH_FIELD(members, rule::Range{0, LH_MEMBERS_MAX}),
+             LH_FIELD(named));
 };
 
 // A member leaves, or its trainer died (`died`). The member is pending or admitted.
@@ -409,8 +417,11 @@ struct JoinPending {
   uint64_t request = 0;
   GroupKey group;
   MemberId member;
+  // For people: who has come, if the member waits until Join::members members have. The
+  // coordinator sends the message again when this changes. "": the member does not wait for that.
+  std::string present;
   LH_MESSAGE(JoinPending, join_pending, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
-             LH_FIELD(member, rule::Needed{}));
+             LH_FIELD(member, rule::Needed{}), LH_FIELD(present, kText));
 };
 
 struct JoinRefused {

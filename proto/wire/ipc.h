@@ -26,7 +26,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 10
+#define LH_IPC_VERSION 11
 
 enum lh_ipc_type {
   /* requests */
@@ -76,9 +76,11 @@ struct lh_ipc_region {
 
 struct lh_ipc_join {
   uint32_t group;
-  uint32_t step_deadline_ms;                 /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
-  uint32_t cohort_size;                      /* members of the cohort; 0: no cohort */
-  uint32_t background;                       /* 1: the member joins in the background */
+  uint32_t step_deadline_ms; /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
+  uint16_t cohort_size;      /* members of the cohort; 0: no cohort */
+  uint16_t members;    /* for an empty group: wait until this many such members have come; 0: do not
+                          wait. At most LH_MEMBERS_MAX */
+  uint32_t background; /* 1: the member joins in the background */
   char run[LH_RUN_NAME_BYTES_MAX + 8];       /* NUL-terminated */
   char cohort[LH_COHORT_NAME_BYTES_MAX + 8]; /* NUL-terminated; "": none */
   char name[LH_MEMBER_NAME_BYTES_MAX + 8];   /* NUL-terminated; "": the name in HELLO */

@@ -132,6 +132,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       break;
     case LH_IPC_JOIN:
       if (request.member != 0) return "member in a request that has none";
+      if (request.u.join.members > LH_MEMBERS_MAX) return "a join that waits for too many members";
       if (request.u.join.background > 1) return "unknown mode of a join";
       if (!IsIpcName(request.u.join.run, LH_RUN_NAME_BYTES_MAX)) return "malformed run name";
       if (request.u.join.step_deadline_ms > LH_STEP_DEADLINE_MS_MAX)

@@ -212,6 +212,14 @@ TEST(IpcProtocolErrorTest, ACohortHasANameAndASize) {
   EXPECT_FALSE(Fine(join));
 }
 
+TEST(IpcProtocolErrorTest, AJoinWaitsForAtMostTheMembersOfAGroup) {
+  lh_ipc_request join = Join();
+  join.u.join.members = LH_MEMBERS_MAX;
+  EXPECT_TRUE(Fine(join));
+  join.u.join.members = LH_MEMBERS_MAX + 1;
+  EXPECT_FALSE(Fine(join));
+}
+
 TEST(IpcProtocolErrorTest, LeaveNamesEitherMemberOrJoin) {
   lh_ipc_request leave = Request(LH_IPC_LEAVE);
   EXPECT_FALSE(Fine(leave));

@@ -125,7 +125,7 @@ BLOCKS = [
 def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(PRELUDE + ("" if "lh.join(" in block else JOINS) + block)
-    waits_for = re.search(r"world_size < (\d+)", block)
+    waits_for = re.search(r"members=(\d+)", block)
     with LocalCluster(peers=1) as cluster:
         programs = [
             subprocess.Popen(

@@ -78,6 +78,13 @@ class Trainer:
         assert "error" not in result, result
         return result
 
+    def do_wrong(self, name: str, timeout: float = 90, **arguments: Any) -> dict[str, Any]:
+        """As do(), for a command that ends with an error of Longhaul. Returns {"error": its class, "text": ...}."""
+        self.start(name, **arguments)
+        result = self.finish(timeout)
+        assert "error" in result, result
+        return result
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()

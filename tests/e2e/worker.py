@@ -61,19 +61,19 @@ class Worker:
         timeout: float = 60,
         called: str | None = None,
         mode: Any = "blocking",
+        members: int | None = None,
     ) -> dict[str, Any]:
         self.prepared = (0, False)
-        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, name=called, join_mode=mode)
+        self.comm = lh.join(
+            run=run, group=group, peerd=socket, timeout=timeout, members=members, name=called, join_mode=mode
+        )
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def assemble(self, socket: str, run: str, size: int, group: int = 0, timeout: float = 60) -> dict[str, Any]:
-        """Joins, and passes boundaries until `size` members are there. All of them have to run this command."""
+        """Forms a group of `size` members. All of them have to run this command."""
         # The peerd and its arena may be others than before.
         self.prepared = (0, False)
-        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout)
-        while self.comm.world_size < size:
-            self.comm.begin_step(timeout=timeout)
-            time.sleep(0.01)
+        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, members=size)
         # A member's first boundary call may return at once, because that boundary admitted it. After this op that is
         # over for all members.
         self.comm.all_reduce(np.zeros(1, np.float32), tag=1 << 32, timeout=timeout)

@@ -151,6 +151,7 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
   const auto [it, fresh] = epochs_.emplace(std::pair(prepare.group.group, prepare.epoch), prepare);
   if (fresh) {
     ++counts_.epochs;
+    CheckAssembly(prepare, group->second);
     if (prepare.freeze) {
       ++counts_.freezes;
       CheckFreeze(prepare);
@@ -171,10 +172,34 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
   }
 }
 
+// Members that wait for each other begin as one group, of the size that they asked for.
+void Checker::CheckAssembly(const control::PrepareEpoch& prepare,
+                            const coordinator::GroupRecord& group) {
+  uint32_t size = 0;
+  std::vector<std::string> names;
+  for (const control::MemberInfo& info : prepare.members) {
+    if (info.joined != prepare.epoch) return;  // a later epoch: newcomers join one by one
+    for (const coordinator::MemberRecord& record : group.members) {
+      if (record.member == info.member) size = std::max(size, record.members);
+    }
+    names.push_back(info.name);
+  }
+  if (size == 0) return;
+  ++counts_.assemblies;
+  if (prepare.members.size() != size) {
+    Fail("epoch " + longhaul::ToString(prepare.epoch) + " has " +
+         std::to_string(prepare.members.size()) + " members, who waited for " +
+         std::to_string(size));
+  }
+  if (!std::is_sorted(names.begin(), names.end())) {
+    Fail("the ranks of epoch " + longhaul::ToString(prepare.epoch) + " do not follow the names");
+  }
+}
+
 void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& member) const {
   const Terms& asked = terms_.at(local);
   if (member.cohort == asked.cohort && member.cohort_size == asked.cohort_size &&
-      member.step_deadline_ms == asked.step_deadline_ms &&
+      member.step_deadline_ms == asked.step_deadline_ms && member.members == asked.members &&
       (asked.background || member.background_until != control::kInBackground)) {
     return;
   }

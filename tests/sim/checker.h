@@ -44,6 +44,7 @@ struct Terms {
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
   bool background = false;
+  uint32_t members = 0;
 };
 
 class Checker {
@@ -145,6 +146,7 @@ class Checker {
     uint64_t syncs_fetched = 0;  // syncs that brought bytes
     uint64_t syncs_resumed = 0;  // syncs that used chunks that a peer had kept
     uint64_t background = 0;     // members that came out of the background
+    uint64_t assemblies = 0;     // first epochs of members that waited for each other
     uint64_t taken = 0;          // states that were taken in the background
     uint64_t rings = 0;          // rings that got a better order
   };
@@ -187,6 +189,7 @@ class Checker {
   void Admit(const control::PrepareEpoch& prepare);
   void CheckFreeze(const control::PrepareEpoch& prepare) const;
   void OnDepartures(const coordinator::GroupRecord& group);
+  void CheckAssembly(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   void CheckTerms(const Local& local, const coordinator::MemberRecord& member) const;
   void CheckCohorts(const coordinator::Records& durable);
   void CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record);

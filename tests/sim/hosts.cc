@@ -985,7 +985,7 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
   FromTrainer([this, local, group, name, asked] {
     Asks(local).join = true;
     engine_->OnJoin({local, group, name, asked.cohort, asked.cohort_size, asked.step_deadline_ms,
-                     asked.background});
+                     asked.background, asked.members, asked.members > 0});
     Wake();
   });
   return local;

@@ -230,7 +230,7 @@ enum class FaultKind {
 class RandomRun {
  public:
   RandomRun(uint64_t seed, Planted planted, Story::Mode mode)
-      : prng_(seed ^ 0x5eed), sim_(Draw(seed, planted, mode)) {}
+      : seed_(seed), prng_(seed ^ 0x5eed), sim_(Draw(seed, planted, mode)) {}
 
   SeedResult Run();
 
@@ -241,6 +241,8 @@ class RandomRun {
   void AddPeersAndTrainers();
   void AddTrainers(PeerHost* peer, Tick start);
   void AddCohort(PeerHost* peer, Tick start);
+  // In some runs the first trainers of each group wait for each other.
+  void Assemble();
   TrainerPlan DrawPlan();
   bool Has(FaultKind kind) const {
     return std::find(kinds_.begin(), kinds_.end(), kind) != kinds_.end();
@@ -257,6 +259,7 @@ class RandomRun {
     return prng_.Between(static_cast<int64_t>(us * low), static_cast<int64_t>(us * high));
   }
 
+  const uint64_t seed_;
   Prng prng_;
   uint32_t detect_ms_ = 0;
   int64_t think_us_ = 0;
@@ -360,6 +363,23 @@ void RandomRun::AddTrainers(PeerHost* peer, Tick start) {
   }
 }
 
+void RandomRun::Assemble() {
+  Prng draws(seed_ ^ 0xa55e);  // a separate generator, see kTwoPairs
+  if (cohorts_ || !draws.Chance(0.2)) return;
+  for (uint32_t group = 0; group < groups_; ++group) {
+    std::vector<Trainer*> trainers;
+    for (const auto& trainer : sim_.trainers()) {
+      if (trainer->group() == group) trainers.push_back(trainer.get());
+    }
+    if (trainers.empty()) continue;
+    const auto size =
+        static_cast<uint32_t>(draws.Between(1, static_cast<int64_t>(trainers.size())));
+    for (Trainer* trainer : trainers) {
+      if (draws.Chance(0.9)) trainer->WaitForMembers(size);
+    }
+  }
+}
+
 void RandomRun::AddPeersAndTrainers() {
   groups_ = prng_.Chance(0.25) ? 2 : 1;
   cohorts_ = groups_ > 1 && prng_.Chance(0.4);
@@ -367,6 +387,7 @@ void RandomRun::AddPeersAndTrainers() {
   const bool routes = Has(FaultKind::kFlap) || Has(FaultKind::kNoRoute);
   const int64_t peers = routes ? prng_.Between(3, 6) : prng_.Chance(0.1) ? 1 : prng_.Between(2, 5);
   for (int64_t i = 0; i < peers; ++i) AddTrainers(sim_.AddPeer(), Tick{});
+  Assemble();
   for (int64_t late = prng_.Between(0, 3); late > 0; --late) {
     sim_.world().At(Tick{prng_.Between(0, quiet_.us)}, [this] {
       PeerHost* const peer = prng_.Chance(0.6) ? sim_.AddPeer() : AnyPeer();

@@ -115,8 +115,12 @@ void Trainer::Join() {
   background_steps_ = 0;
   CheckState();
   tensors_->Register();
+  Terms terms = plan_.terms;
+  terms.members = std::exchange(waits_for_, 0);
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
-  local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
+  local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, terms);
+  // One of those that it waits for may never come.
+  if (terms.members > 0) After(Millis(500), Seconds(5), [this] { GiveUpJoin(); });
   // A fellow may have ended before this trainer joins.
   for (const Trainer* fellow : fellows_) {
     if (fellow->finished()) After(Millis(1), Millis(5), [this] { GiveUpJoin(); });

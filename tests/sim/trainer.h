@@ -57,6 +57,8 @@ class Trainer final : public TrainerSide {
   // The other trainers of its cohort. When one of them has ended, the trainers that still wait
   // for their admission are ended too, as a launcher would do.
   void SetFellows(std::vector<Trainer*> fellows) { fellows_ = std::move(fellows); }
+  // In its first life the trainer joins with this number of members (control::Join::members).
+  void WaitForMembers(uint32_t members) { waits_for_ = members; }
   void Start();
   void Die();
   // For `us`, the trainer starts nothing new.
@@ -166,6 +168,7 @@ class Trainer final : public TrainerSide {
   bool in_step_ = false;           // the open sync belongs to a step
   bool again_ = false;             // the last sync was aborted
   bool changed_ = true;            // trained since the last sync that ended well
+  uint32_t waits_for_ = 0;         // see WaitForMembers()
   bool held_ = false;              // in the background: the peer holds the state
   uint64_t background_steps_ = 0;  // boundaries passed in the background
   uint64_t refusals_ = 0;          // refusals of its state in a row

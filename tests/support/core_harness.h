@@ -621,7 +621,8 @@ struct Describer {
   }
   std::string operator()(const control::Welcome&) const { return "Welcome"; }
   std::string operator()(const control::JoinPending& m) const {
-    return "JoinPending " + std::to_string(m.request) + " " + ToString(m.member);
+    return "JoinPending " + std::to_string(m.request) + " " + ToString(m.member) +
+           (m.present.empty() ? "" : " " + m.present);
   }
   std::string operator()(const control::JoinRefused& m) const {
     return "JoinRefused " + std::to_string(m.request) + " " + m.outcome.text;

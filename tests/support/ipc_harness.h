@@ -46,6 +46,7 @@ class ScriptedHandler : public TrainerRequests {
     if (!join.cohort.empty()) {
       events.back() += " cohort " + join.cohort + " of " + std::to_string(join.cohort_size);
     }
+    if (join.members != 0) events.back() += " members " + std::to_string(join.members);
     if (join.step_deadline_ms != 0) {
       events.back() += " step_deadline_ms " + std::to_string(join.step_deadline_ms);
     }

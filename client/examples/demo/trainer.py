@@ -77,14 +77,10 @@ def main() -> None:
         return
 
     outer = Outer(parameters_to_vector(local.model.parameters()).detach())
-    comm = lh.join(args.run, timeout=None, state=outer.state)
+    comm = lh.join(args.run, timeout=None, members=args.start_with or None, state=outer.state)
     leaving = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     say("joined", member=comm.member_id, epoch=comm.epoch, loss=local.judge())
-    # A step boundary waits for all members, but not for hosts that have not joined yet. So pass boundaries until enough
-    # hosts are there. Test what begin_step() returns; Comm.begin_step() says why.
-    while args.start_with and comm.begin_step().world_size < args.start_with:
-        time.sleep(0.05)
     while outer.state.revision < args.rounds and not leaving.is_set():
         with comm.step(outer.state) as step:  # all members have equal parameters and momentum here
             if step.sync and step.sync.bytes:

@@ -236,15 +236,22 @@ typedef struct lh_join_options {
    * the same name in the group (lh_kept_revision()). */
   const char *name;
   lh_join_mode mode;
+  /* For programs that start together: if the group has no members, wait until this many members
+   * have joined with this number (at most 1024). All are admitted at once, so lh_world() then shows
+   * `members` as the size to all of them. Ranks follow the names; members without a name stand
+   * behind the others, in the order of their peerds. All joins give the same number. If the group
+   * has members, and always with 0, the join does not wait for others. */
+  uint32_t members;
 } lh_join_options;
 #define LH_JOIN_OPTIONS_INIT \
-  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL, LH_BLOCKING }
+  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL, LH_BLOCKING, 0 }
 
 /* Joins a group and waits for admission. The first member of a group is admitted at once. A later
  * one is admitted when all members stand at a step boundary. So a thread that joins one group twice
  * waits in vain: the first member cannot reach a boundary while its thread waits here.
  * NULL for `options` means the defaults.
- * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. LH_UNAVAILABLE:
+ * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. The text says what
+ * it waited for; with `members`, who has come and who has left again. LH_UNAVAILABLE:
  * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or
  * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why. */
 LH_API lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out);

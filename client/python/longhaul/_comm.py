@@ -138,13 +138,7 @@ class Comm:
         that admitted it. Exception: the newcomer has started an all-reduce or a sync before. So all members run the
         same loop, with the boundary at the top or at the end.
 
-        To wait for n members, test what this call returns:
-
-            while comm.begin_step().world_size < n:
-                time.sleep(0.05)
-
-        Do not write `while comm.world_size < n: comm.begin_step()`. A newcomer that finds n members calls begin_step()
-        once less often than the others, and all wait for each other for ever.
+        To begin with n members, use `join(members=n)`.
 
         timeout: seconds; None: no limit. Raises DeadlineExceeded if not all members have come; this member still counts
         as standing at the boundary, and the next call waits at the same one. Raises FailedPrecondition if step() with a

@@ -8,7 +8,7 @@ from typing import Literal
 from . import _native
 from ._arena import Client, PathLike, client_of
 from ._comm import Comm
-from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, number_of
+from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, error, number_of
 from ._member import Member
 from ._state import State
 from ._sync import check_state
@@ -20,6 +20,7 @@ def join(
     peerd: PathLike | None = None,
     timeout: float | None = 60,
     *,
+    members: int | None = None,
     cohort: tuple[str, int] | None = None,
     step_deadline: float | None = None,
     on_fault: str = "retry",
@@ -29,7 +30,8 @@ def join(
 ) -> Comm:
     """Joins a group of a run, through the peerd on this host. Returns the new member.
 
-    The first member of a group is admitted at once. A later one is admitted when all members stand at a step boundary
+    With `members`, programs that start together wait for each other here, and begin as one group. Without it, the
+    first member of a group is admitted at once. A later one is admitted when all members stand at a step boundary
     (`Comm.begin_step` or `Comm.step`); until then this call waits. So join each member in a thread or process of its
     own: while this call waits, no other member of the same thread reaches a boundary.
 
@@ -40,6 +42,11 @@ def join(
     timeout: seconds until admission, the wait for peerd included; None: no limit. At the timeout the request to join
         is withdrawn. If no coordinator serves peerd for 10 s (`--coordinator-timeout-ms` of peerd), the join ends with
         Unavailable earlier.
+    members: if the group has no members, wait until this many have joined with the same number (1 to 1024). All of
+        them are admitted at once: `world_size` is `members` for all when this call returns, and the epoch is the
+        first of the group. The ranks follow the names. Members without `name` stand behind the others, in the order of
+        the ids of their peerds. A join without `members` waits until the group has formed. If the group has members,
+        for instance when a program comes back after a crash, `members` has no meaning. None: do not wait for others.
     cohort: (name, size) of a set of members on this host that belong together, usually one in each of several groups,
         such as the shards of one host. Each of them joins from its own process or thread, with the same name and size
         (at most 64). None is admitted before all have asked to join. When one of them leaves, dies or is removed, all
@@ -58,13 +65,14 @@ def join(
         that you write to with `State.touch`.
 
     Raises
-    DeadlineExceeded: not admitted in time.
+    DeadlineExceeded: not admitted in time. With `members`, the message says who has come, and who has left again.
+    FailedPrecondition: other joins wait for another number of `members`.
     Unavailable: peerd or the coordinator cannot be reached, the other members cannot reach this host, peerd drains, or
         peerd has 64 members already. The message says which.
     InvalidArgument: an argument is wrong.
     Evicted: removed before admission; the message says why.
     """
-    options = _join_options(run, group, cohort, step_deadline, on_fault, name, join_mode)
+    options = _join_options(run, group, members, cohort, step_deadline, on_fault, name, join_mode)
     if state is not None:
         check_state(state)
     deadline = _native.Deadline(timeout)
@@ -82,6 +90,7 @@ def join(
 def _join_options(
     run: str,
     group: int,
+    members: int | None,
     cohort: tuple[str, int] | None,
     step_deadline: float | None,
     on_fault: str,
@@ -93,6 +102,10 @@ def _join_options(
     options.run = run.encode()
     options.group = number_of(group, f"{what}: group", (1 << 32) - 1)
     options.timeout_ms = _native.FOREVER  # _admitted() waits with its own deadline
+    if members is not None:
+        options.members = number_of(members, f"{what}: members", _native.MEMBERS_MAX)
+        if members == 0:
+            raise InvalidArgument(f"{what}: members is 0; give the number of members to wait for, or None")
     if cohort is not None:
         try:
             name, size = cohort
@@ -136,6 +149,12 @@ def _join(
         raise
 
 
+def _why_withdrawn(op: ctypes.c_void_p) -> str:
+    if _native.library().lh_op_wait(op, 0) in (_native.OK, _native.DEADLINE_EXCEEDED):
+        return "the join was withdrawn"
+    return str(error(_native.DEADLINE_EXCEEDED, "").args[0]).removeprefix(": ")
+
+
 def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
     lib = _native.library()
     what = f"joining run {run} group {group}"
@@ -148,9 +167,9 @@ def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int
         )
         status = _native.wait(op, deadline)
         if status == _native.DEADLINE_EXCEEDED:
-            raise DeadlineExceeded(
-                f"{what}: not admitted in time; a newcomer is admitted when all members call begin_step() or step()"
-            )
+            # peerd's answer to the withdrawn request says what the member waited for.
+            lib.lh_leave(member.handle, 1000)
+            raise DeadlineExceeded(f"{what}: not admitted in time; {_why_withdrawn(op)}")
         check(status, what)
     except BaseException:
         member.free()  # withdraws the request to join

@@ -48,6 +48,7 @@ STAGED = 2
 ALL_TENSORS = 0xFFFFFFFF
 REVISION_MAX = 1 << 63
 NO_REVISION = (1 << 64) - 1
+MEMBERS_MAX = 1024
 JOIN_MODES = {"blocking": 0, "background": 1}
 STRATEGIES = {"popular": 1, "receive": 2, "send": 3}
 HASH_MODES = {"always": 0, "on_change": 1}
@@ -89,6 +90,7 @@ class JoinOptions(_Sized):
         ("on_fault", c_int),
         ("name", c_char_p),
         ("mode", c_int),
+        ("members", c_uint32),
     ]
 
 

@@ -1,0 +1,104 @@
+#include <algorithm>
+
+#include "coordinator/core/group.h"
+#include "coordinator/core/text.h"
+
+// The part of Group that forms the first epoch of an empty group, when joins wait for each other
+// (control::Join::members).
+namespace longhaul::coordinator {
+namespace {
+
+// How a member is called in texts for people: "trainer-3 at host-a".
+std::string PersonalName(const MemberRecord &member, const PeerRecord &peer) {
+  return member.name + " at " + (peer.host.empty() ? ToString(peer.peer) : peer.host);
+}
+
+// "a, b, c and 5 more".
+std::string Names(const std::vector<std::string> &names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kNamesShownMax); ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  const size_t more = names.size() - std::min(names.size(), kNamesShownMax);
+  return more == 0 ? text : text + " and " + std::to_string(more) + " more";
+}
+
+}  // namespace
+
+uint32_t Group::AssemblySize() const {
+  if (AnyAdmitted(record_)) return 0;
+  for (const MemberRecord &member : record_.members) {
+    if (member.members > 0) return member.members;
+  }
+  return 0;
+}
+
+std::set<MemberId> Group::Founders() const {
+  const std::set<MemberId> admissible = Admissible();
+  std::set<MemberId> founders = preparation_ ? preparation_->joiners : std::set<MemberId>{};
+  const uint32_t size = AssemblySize();
+  if (size == 0) {
+    founders.insert(admissible.begin(), admissible.end());
+    return founders;
+  }
+  // The group has the size that its members asked for, even if more members have come meanwhile.
+  for (const MemberId member : admissible) {
+    if (founders.size() < size) founders.insert(member);
+  }
+  return founders.size() < size ? std::set<MemberId>{} : founders;
+}
+
+std::string Group::AssemblyText() const {
+  const uint32_t size = AssemblySize();
+  if (size == 0) return "";
+  std::vector<std::string> present;
+  for (const MemberRecord &member : record_.members) {
+    if (member.members == 0) continue;
+    std::string name = PersonalName(member, PeerOf(member.peer));
+    if (member.after == kCohortIncomplete)
+      name += " (its cohort " + member.cohort + " is incomplete)";
+    if (directory_->Draining(member.peer)) name += " (draining)";
+    if (!directory_->Attached(member.peer)) name += " (its peerd is not connected)";
+    present.push_back(std::move(name));
+  }
+  std::vector<std::string> left;
+  for (const auto &[name, why] : left_assembly_) left.push_back(name + " (" + why + ")");
+  std::string text = std::to_string(present.size()) + " of " + std::to_string(size) +
+                     " members have come: " + Names(present);
+  if (!left.empty()) text += "; came and left again: " + Names(left);
+  return Clean(std::move(text));
+}
+
+void Group::LeaveAssembly(const MemberRecord &member, const std::string &why) {
+  if (member.members == 0 || AnyAdmitted(record_)) return;
+  left_assembly_.emplace_back(PersonalName(member, PeerOf(member.peer)), why);
+  if (left_assembly_.size() > kNamesShownMax) left_assembly_.erase(left_assembly_.begin());
+}
+
+void Group::TellAssembly(GroupOutput *out) {
+  if (AssemblySize() == 0) left_assembly_.clear();
+  std::string text = AssemblyText();
+  if (text == assembly_told_) return;
+  assembly_told_ = std::move(text);
+  for (const MemberRecord &member : record_.members) {
+    if (!IsAdmitted(member) && member.members > 0) {
+      out->messages.emplace_back(member.peer, PendingOf(member.member));
+    }
+  }
+}
+
+control::JoinPending Group::PendingOf(MemberId id) const {
+  const MemberRecord &member = *Find(id);
+  const bool waits = member.members > 0 && !IsAdmitted(member);
+  return {member.request, record_.group, id, waits ? AssemblyText() : ""};
+}
+
+std::string Group::ObjectionTo(const control::Join &join) const {
+  const uint32_t size = AssemblySize();
+  if (size == 0 || join.members == 0 || join.members == size) return "";
+  return "the join waits for " + std::to_string(join.members) +
+         " members, and those that have come wait for " + std::to_string(size) +
+         ": give all the same number";
+}
+
+}  // namespace longhaul::coordinator
