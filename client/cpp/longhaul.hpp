@@ -43,6 +43,12 @@ class Error : public std::runtime_error {
   lh_status status_;
 };
 
+// What a collective did; see lh_op_info_t. `members`: the ids of the members whose tensors are in
+// the result, in rank order.
+struct OpInfo : lh_op_info_t {
+  std::vector<uint64_t> members;
+};
+
 namespace internal {
 
 inline void Check(lh_status status) {
@@ -53,6 +59,18 @@ inline void Check(lh_status status) {
   std::fprintf(stderr, "longhaul: %s: %s\n", lh_strerror(status), lh_last_error());
   std::abort();
 #endif
+}
+
+// Calls call(&info), and returns the info that it has filled in.
+template <class Call>
+OpInfo InfoFrom(Call call) {
+  constexpr uint32_t kMembersMax = 1024;
+  OpInfo info{LH_OP_INFO_INIT, std::vector<uint64_t>(kMembersMax)};
+  info.lh_op_info_t::members = info.members.data();
+  info.members_capacity = kMembersMax;
+  Check(call(&info));
+  info.members.resize(info.world_size);
+  return info;
 }
 
 template <class T>
@@ -110,10 +128,8 @@ class Op {
     return finished != 0;
   }
   // What the all-reduce did. Throws if there is no outcome yet.
-  lh_op_info_t Info() const {
-    lh_op_info_t info = LH_OP_INFO_INIT;
-    internal::Check(lh_op_info(op_, &info));
-    return info;
+  OpInfo Info() const {
+    return internal::InfoFrom([this](lh_op_info_t* info) { return lh_op_info(op_, info); });
   }
   lh_op* get() const { return op_; }
 
@@ -295,7 +311,7 @@ class Comm {
   // memory of a Buffer may be partly overwritten. After any other error `data` is unchanged. See
   // lh_all_reduce_start().
   template <class T>
-  lh_op_info_t AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
+  OpInfo AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
     lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
     options.source = options.target = data;
     options.count = count;
@@ -303,14 +319,14 @@ class Comm {
     options.op = op;
     return AllReduce(options);
   }
-  lh_op_info_t AllReduce(const lh_all_reduce_options& options) {
-    lh_op_info_t info = LH_OP_INFO_INIT;
-    lh_op* op_out = nullptr;
-    internal::Check(lh_all_reduce(comm_, &options, LH_FOREVER, &info, &op_out));
-    return info;
+  OpInfo AllReduce(const lh_all_reduce_options& options) {
+    return internal::InfoFrom([&](lh_op_info_t* info) {
+      lh_op* op_out = nullptr;
+      return lh_all_reduce(comm_, &options, LH_FOREVER, info, &op_out);
+    });
   }
   template <class T>
-  lh_op_info_t AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {
+  OpInfo AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {
     return AllReduce(buffer.data(), buffer.size(), op);
   }
   lh_comm* get() const { return comm_; }

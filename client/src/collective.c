@@ -241,13 +241,17 @@ lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked
 
 lh_status lhi_collective_may_wait(const char *call, int64_t timeout_ms, lh_op_info_t *info,
                                   lh_op **op_out) {
-  const lh_op_info_t none = LH_OP_INFO_INIT;
+  lh_op_info_t none = LH_OP_INFO_INIT;
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
   *op_out = NULL;
   status = lhi_check_timeout(call, timeout_ms);
   /* Check the caller's struct before anything is started. */
   if (status == LH_OK && info != NULL) {
+    if (info->struct_size >= offsetof(lh_op_info_t, zero2)) {
+      none.members = info->members;
+      none.members_capacity = info->members_capacity;
+    }
     status = lhi_give(call, "LH_OP_INFO_INIT", &none, sizeof none, LHI_OP_INFO_FIRST_BYTES, info);
   }
   return status;
@@ -263,6 +267,7 @@ lh_status lhi_collective_wait(const char *call, lh_op *op, int64_t timeout_ms, l
   ended = lhi_wait_locked(op, lhi_deadline_ns(timeout_ms));
   if (ended) {
     own = lhi_op_info_locked(op);
+    if (info != NULL) lhi_op_members_locked(op, info, &own);
     status = lhi_outcome_locked(op);
     lhi_op_release_locked(op);
   }

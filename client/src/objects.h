@@ -79,6 +79,8 @@ struct lh_op {
 
   /* used only by collectives */
   bool collective;
+  uint64_t *more_members; /* ids of members for which the reply has no room */
+  uint32_t more_members_count;
   uint64_t tag;
   const void *from; /* the caller's source and target, in the arena or not */
   void *to;

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "client/src/op.h"
 
+#include <stddef.h>
 #include <unistd.h>
 
 #include "client/src/connection.h"
@@ -64,6 +65,17 @@ lh_op_info_t lhi_op_info_locked(const lh_op *op) {
   return info;
 }
 
+void lhi_op_members_locked(const lh_op *op, const lh_op_info_t *to, lh_op_info_t *info) {
+  if (to->struct_size < offsetof(lh_op_info_t, zero2)) return;
+  info->members = to->members;
+  info->members_capacity = to->members_capacity;
+  if (to->members == NULL) return;
+  for (uint32_t i = 0; i < info->world_size && i < to->members_capacity; ++i) {
+    to->members[i] = i < LH_IPC_OP_MEMBERS_MAX ? op->reply.info.member_ids[i]
+                                               : op->more_members[i - LH_IPC_OP_MEMBERS_MAX];
+  }
+}
+
 lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   lh_op_info_t own;
   lh_status status;
@@ -79,6 +91,7 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
   own = lhi_op_info_locked(op);
+  lhi_op_members_locked(op, info, &own);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
     return lhi_fail(LH_FAILED_PRECONDITION,

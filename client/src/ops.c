@@ -53,6 +53,7 @@ static void op_free_locked(lh_op *op) {
     op->client->ops = op->next;
   }
   if (op->next != NULL) op->next->previous = op->previous;
+  free(op->more_members);
   free(op->text);
   free(op);
 }

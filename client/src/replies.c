@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -25,9 +26,17 @@ void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
   lhi_wake_locked(client);
 }
 
+static const char kMalformed[] =
+    "peerd sent a malformed list of members; install the same release of peerd and library";
+
 static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
   lh_op *const op = lhi_op_find_locked(client, reply->call);
   if (reply->status < LH_OK || reply->status > LH_INTERNAL) reply->status = LH_INTERNAL;
+  if (op != NULL && op->collective && reply->status == LH_OK &&
+      reply->u.op.size > LH_IPC_OP_MEMBERS_MAX + op->more_members_count) {
+    lhi_die_locked(client, LH_INTERNAL, kMalformed);
+    return;
+  }
   if (op == NULL) {
     lhi_die_locked(
         client, LH_INTERNAL,
@@ -35,6 +44,28 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
     return;
   }
   lhi_op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
+}
+
+static void on_op_members_locked(lh_client *client, const struct lh_ipc_reply *reply) {
+  lh_op *const op = lhi_op_find_locked(client, reply->call);
+  const struct lh_ipc_members_page *const page = &reply->u.members;
+  uint32_t known;
+  uint64_t *ids;
+  if (op == NULL || !op->collective || page->count > LH_IPC_MEMBERS_PAGE ||
+      page->first != LH_IPC_OP_MEMBERS_MAX + op->more_members_count ||
+      page->first + page->count > LH_MEMBERS_MAX) {
+    lhi_die_locked(client, LH_INTERNAL, kMalformed);
+    return;
+  }
+  known = op->more_members_count;
+  ids = realloc(op->more_members, (known + page->count) * sizeof *ids);
+  if (ids == NULL) {
+    lhi_die_locked(client, LH_UNAVAILABLE, "out of memory");
+    return;
+  }
+  memcpy(ids + known, page->member_ids, page->count * sizeof *ids);
+  op->more_members = ids;
+  op->more_members_count = known + page->count;
 }
 
 static void on_gone_locked(lh_client *client, struct lh_ipc_reply *reply) {
@@ -60,6 +91,9 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
   switch (reply->type) {
     case LH_IPC_DONE:
       on_done_locked(client, reply);
+      break;
+    case LH_IPC_OP_MEMBERS:
+      on_op_members_locked(client, reply);
       break;
     case LH_IPC_WORLD:
       comm = lhi_member_find_locked(client, reply->member);

@@ -376,6 +376,42 @@ TEST_F(ClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
   }
 }
 
+TEST_F(ClientTest, AnOpNamesItsMembersHoweverManyTheyAre) {
+  StartJoined();
+  for (const uint32_t count : {1u, LH_IPC_OP_MEMBERS_MAX + 0u, LH_IPC_OP_MEMBERS_MAX + 1u, 1024u}) {
+    SCOPED_TRACE(count);
+    harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+      handler.op_members.clear();
+      for (uint64_t id = 1; id <= count; ++id) handler.op_members.emplace_back(7 * id);
+    });
+    float* const data = Alloc(4);
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = options.target = data;
+    options.count = 4;
+    std::vector<uint64_t> ids(1025, 99);
+    lh_op_info_t info = LH_OP_INFO_INIT;
+    info.members = ids.data();
+    info.members_capacity = 1024;
+    lh_op* op = nullptr;
+    ASSERT_EQ(lh_all_reduce(comm_, &options, LH_FOREVER, &info, &op), LH_OK) << lh_last_error();
+    EXPECT_EQ(info.world_size, count);
+    EXPECT_EQ(info.members, ids.data()) << "the caller's array stays in its struct";
+    for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(ids[i], 7 * (i + 1));
+    EXPECT_EQ(ids[count], 99u);
+    // With too small an array the first ids come.
+    ids.assign(2, 99);
+    info.members = ids.data();
+    info.members_capacity = 1;
+    ASSERT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_OK) << lh_last_error();
+    ASSERT_EQ(lh_op_wait(op, LH_FOREVER), LH_OK);
+    ASSERT_EQ(lh_op_info(op, &info), LH_OK);
+    EXPECT_EQ(ids, (std::vector<uint64_t>{7, 99}));
+    EXPECT_EQ(info.world_size, count);
+    lh_op_free(op);
+    EXPECT_EQ(lh_free(client_, data), LH_OK);
+  }
+}
+
 TEST_F(ClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) {
   Start();
   Open();

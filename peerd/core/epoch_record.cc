@@ -197,7 +197,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   for (const control::MemberInfo& member : record.members) {
     if (member.joined > boundary) continue;
     participants->members.push_back(member);
-    if (member.background_until <= boundary) ++participants->contributing;
+    if (member.background_until <= boundary) participants->contributors.push_back(member.member);
   }
   // Without the peers that came later, a blocked pair may be neighbours in the ring.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));

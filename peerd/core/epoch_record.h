@@ -48,7 +48,7 @@ struct Participants {
   Epoch boundary;  // of the ops
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
-  uint32_t contributing = 0;                 // members whose inputs are in the result
+  std::vector<MemberId> contributors;        // members whose inputs are in the result; rank order
   // Any two of these peers have a straight link with data lanes.
   bool mesh = false;
   control::LinkCost cost;

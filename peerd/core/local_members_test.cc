@@ -118,9 +118,9 @@ TEST_F(LocalMembersTest, AJoinThatIsWithdrawnSaysWhatItWaitedFor) {
             "the join was withdrawn: a newcomer is admitted when all members stand at a step "
             "boundary (begin_step() or step())");
   Do([&] { members_.Join({LocalId(3), kGroup, "name", "", 0, 0, false, 4, true}, &out_); });
-  ASSERT_EQ(Sent<control::Join>().size(), 1u);
-  EXPECT_EQ(Sent<control::Join>()[0].members, 4u);
-  EXPECT_TRUE(Sent<control::Join>()[0].named);
+  const auto join = Sent<control::Join>(out_).at(0);
+  EXPECT_EQ(join.members, 4u);
+  EXPECT_TRUE(join.named);
   Do([&] { members_.Pending({3, kGroup, MemberId(3), "1 of 4"}, &out_); });
   Do([&] { members_.Pending({3, kGroup, MemberId(3), "2 of 4"}, &out_); });
   EXPECT_EQ(why(3), "the join was withdrawn: 2 of 4");

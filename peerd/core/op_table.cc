@@ -395,7 +395,7 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   op.run = Run::kComplete;
   op.moved_at = now;
   if (EndsAtOnce(op) && !op.result) {
-    op.result = OneShotResult{op.participants->epoch, op.participants->contributing, event.result};
+    op.result = OneShotResult{op.participants->epoch, op.participants->contributors, event.result};
   }
   Advance(op, now, out);
 }
@@ -547,14 +547,14 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
 
 std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   const Participants& participants = *op.participants;
-  if (participants.contributing < op.desc.min_world) {
+  const size_t contributing = participants.contributors.size();
+  if (contributing < op.desc.min_world) {
     return Outcome{Code::kTooFewMembers,
-                   Subject(op.desc, op.key.tag) +
-                       " ended: " + std::to_string(participants.contributing) +
+                   Subject(op.desc, op.key.tag) + " ended: " + std::to_string(contributing) +
                        " members take part, min_world asks for " +
                        std::to_string(op.desc.min_world) + "; the input is intact"};
   }
-  if (participants.contributing == 0) {
+  if (contributing == 0) {
     return Outcome{
         Code::kTooFewMembers,
         Subject(op.desc, op.key.tag) +
@@ -581,7 +581,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.attempt = attempt_;
   start.desc = op.desc;
   start.ring = op.participants->ring;
-  start.members = op.participants->contributing;
+  start.members = static_cast<uint32_t>(op.participants->contributors.size());
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
   start.contributes = ContributesOf(op);
   for (const PeerId peer : start.ring) {
@@ -715,11 +715,11 @@ OpInfo OpTable::InfoOf(const Op& op) {
   OpInfo info;
   if (op.participants) {
     info.epoch = op.participants->epoch;
-    info.size = op.participants->contributing;
+    info.members = op.participants->contributors;
   }
   if (op.result && !op.Refused()) {
     info.epoch = op.result->epoch;
-    info.size = op.result->members;
+    info.members = op.result->members;
   }
   info.algorithm = op.algorithm;
   info.retries = op.retries;
@@ -1012,7 +1012,7 @@ void OpTable::CheckInvariants() const {
 namespace {
 
 void AddResult(const OneShotResult& result, Digester* digest) {
-  digest->Add(result.epoch).Add(uint64_t{result.members}).Add(result.bytes);
+  digest->Add(result.epoch).Add(uint64_t{result.members.size()}).Add(result.bytes);
 }
 
 void AddOther(const std::optional<OtherOffer>& other, Digester* digest) {
@@ -1058,7 +1058,8 @@ void OpTable::AddTo(Digester* digest) const {
   for (const auto& [key, op] : lingering_) AddOp(op, digest);
   for (const auto& [ordinal, op] : finishing_) {
     digest->Add(ordinal).Add(op.tag).Add(uint64_t{op.redone}).Add(op.complete_at);
-    digest->Add(op.info.epoch).Add(uint64_t{op.info.size}).Add(uint64_t{op.info.retries});
+    digest->Add(op.info.epoch).Add(uint64_t{op.info.members.size()});
+    digest->Add(uint64_t{op.info.retries});
     for (const LocalInput& input : op.inputs) AddInput(input, digest);
   }
   for (const auto& [member, missed] : missed_) {

@@ -16,6 +16,8 @@ using control::MissedOp;
 using control::OpFate;
 
 // Peer 1 is under test. Members 1, 2 and 3 are at peers 1, 2 and 3, unless a test says otherwise.
+const std::vector<MemberId> kThree = {MemberId(1), MemberId(2), MemberId(3)};
+
 class OpTableTest : public testing::Test {
  protected:
   void Enter(const control::PrepareEpoch& prepare, const std::vector<OpFate>& fates = {},
@@ -187,7 +189,7 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
   const PostDone post = Get<PostDone>(out_).at(0);
   EXPECT_TRUE(post.outcome.ok());
-  EXPECT_EQ(post.info, (OpInfo{Epoch(1), 3, 0, 8000, 3000, Algorithm::kRing}));
+  EXPECT_EQ(post.info, (OpInfo{Epoch(1), kThree, 0, 8000, 3000, Algorithm::kRing}));
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
   EXPECT_EQ(counters_.committed, 1u);
@@ -212,7 +214,7 @@ TEST_F(OpTableTest, ACommittedOpIsAnsweredWhenItsResultIsInAllTargets) {
   const auto answers = Get<PostDone>(Finished(1));
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_TRUE(answers[0].outcome.ok());
-  EXPECT_EQ(answers[0].info, (OpInfo{Epoch(1), 3, 0, 8000, 0, Algorithm::kRing}));
+  EXPECT_EQ(answers[0].info, (OpInfo{Epoch(1), kThree, 0, 8000, 0, Algorithm::kRing}));
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
   EXPECT_TRUE(Finished(1).empty());
@@ -327,7 +329,7 @@ TEST_F(OpTableTest, WhoHasTheResultTellsItToThoseWhoWereKeptFromIt) {
   LoseThree({{OpOrdinal(1), Fate::kRedo}});
   const auto ready = Get<SendReady>(out_);
   ASSERT_EQ(ready.size(), 1u);
-  EXPECT_EQ(ready[0].result, (OneShotResult{Epoch(1), 3, std::string(16, 'r')}));
+  EXPECT_EQ(ready[0].result, (OneShotResult{Epoch(1), kThree, std::string(16, 'r')}));
   EXPECT_FALSE(ready[0].one_shot);
   EXPECT_TRUE(ready[0].posts.empty());
   EXPECT_FALSE(ops_.Report().at(0).done) << "its matches are not complete";
@@ -349,7 +351,7 @@ TEST_F(OpTableTest, WhoWasKeptFromAResultEndsWithIt) {
   LoseThree({{OpOrdinal(1), Fate::kRedo}});
   auto ready = ReadyOf(2, 7, Small(), 2);
   ready.payload.clear();
-  ready.result = OneShotResult{Epoch(1), 3, std::string(16, 'r')};
+  ready.result = OneShotResult{Epoch(1), kThree, std::string(16, 'r')};
   const auto start = Get<StartAttempt>(Ready(ready));
   ASSERT_EQ(start.size(), 1u);
   EXPECT_EQ(start[0].result, std::string(16, 'r'));
@@ -357,7 +359,7 @@ TEST_F(OpTableTest, WhoWasKeptFromAResultEndsWithIt) {
   const PostDone done = Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0);
   EXPECT_TRUE(done.outcome.ok());
   EXPECT_EQ(done.info.epoch, Epoch(1));
-  EXPECT_EQ(done.info.size, 3u);
+  EXPECT_EQ(done.info.members, kThree);
 }
 
 TEST_F(OpTableTest, AResultStandsAlsoWhereTooFewAreLeft) {
@@ -369,7 +371,7 @@ TEST_F(OpTableTest, AResultStandsAlsoWhereTooFewAreLeft) {
   LoseThree({{OpOrdinal(1), Fate::kRedo}});
   auto ready = ReadyOf(2, 7, desc, 2);
   ready.payload.clear();
-  ready.result = OneShotResult{Epoch(1), 3, std::string(16, 'r')};
+  ready.result = OneShotResult{Epoch(1), kThree, std::string(16, 'r')};
   Ready(ready);
   EXPECT_TRUE(Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0).outcome.ok());
 }
@@ -382,7 +384,7 @@ TEST_F(OpTableTest, AResultThatCannotBeOneBreaksTheLink) {
   const auto refused = [&](Epoch epoch, size_t bytes, const OpDesc& desc) {
     auto ready = ReadyOf(2, 7, desc, 2);
     ready.payload.clear();
-    ready.result = OneShotResult{epoch, 3, std::string(bytes, 'r')};
+    ready.result = OneShotResult{epoch, kThree, std::string(bytes, 'r')};
     return Breaks(ready);
   };
   EXPECT_TRUE(refused(Epoch(1), 15, Small()));
@@ -522,7 +524,7 @@ TEST_F(OpTableTest, AWorldOfOneSettlesWhenItsAttemptIsComplete) {
     EXPECT_EQ(start[0].algorithm, Algorithm::kLocal);
     Complete(start[0].ordinal.value());
     EXPECT_TRUE(Get<PostDone>(out_).at(0).outcome.ok());
-    EXPECT_EQ(Get<PostDone>(out_).at(0).info.size, 1u);
+    EXPECT_EQ(Get<PostDone>(out_).at(0).info.members.size(), 1u);
   }
 }
 
@@ -820,7 +822,7 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
   const auto settled = Get<PostDone>(out_);
   ASSERT_EQ(settled.size(), 1u);
   EXPECT_TRUE(settled[0].outcome.ok());
-  EXPECT_EQ(settled[0].info.size, 3u);  // the dead member took part
+  EXPECT_EQ(settled[0].info.members, kThree);  // the dead member took part
   EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
   const auto readies = Get<SendReady>(out_);
   ASSERT_EQ(readies.size(), 4u);
@@ -850,7 +852,7 @@ TEST_F(OpTableTest, ADoneOpJudgedRedoIsStoppedAndRunsAgain) {
   const PostDone post = Get<PostDone>(out_).at(0);
   EXPECT_TRUE(post.outcome.ok());
   EXPECT_EQ(post.info.retries, 1u);
-  EXPECT_EQ(post.info.size, 2u);
+  EXPECT_EQ(post.info.members.size(), 2u);
   EXPECT_EQ(post.info.epoch, Epoch(2));
 }
 
@@ -1410,7 +1412,7 @@ TEST_F(OpTableTest, WhoDoesNotCountTakesPartWithoutAnInput) {
   Ready(3, 7, Large());
   Complete(1);
   Done(2, 1);
-  EXPECT_EQ(Get<PostDone>(Done(3, 1)).at(0).info.size, 2u);
+  EXPECT_EQ(Get<PostDone>(Done(3, 1)).at(0).info.members.size(), 2u);
 }
 
 TEST_F(OpTableTest, SmallOpsLeaveItOutByItsPlaceInTheRing) {

@@ -31,8 +31,9 @@ struct World {
 };
 
 struct OpInfo {
-  Epoch epoch;           // the participants are members of this epoch
-  uint32_t size = 0;     // members whose inputs are in the result
+  Epoch epoch;  // the participants are members of this epoch
+  // The members whose inputs are in the result, in rank order. The same at all participants.
+  std::vector<MemberId> members;
   uint32_t retries = 0;  // attempts that had every READY and were ended by a freeze
   int64_t total_us = 0;  // from the post to the answer
   int64_t wait_us = 0;   // from the post until every READY was here for the first time
@@ -63,9 +64,9 @@ struct PostView {
 // The result of a one-shot op at a participant that has answered its trainers. A participant sends
 // it to other participants if a fault kept them from the same result.
 struct OneShotResult {
-  Epoch epoch;           // the participants are members of this epoch
-  uint32_t members = 0;  // members whose inputs are in the result
-  std::string bytes;     // the tensor
+  Epoch epoch;                    // the participants are members of this epoch
+  std::vector<MemberId> members;  // as OpInfo::members
+  std::string bytes;              // the tensor
   friend bool operator==(const OneShotResult&, const OneShotResult&) = default;
 };
 

@@ -90,7 +90,7 @@ void PeerRecorder::OnDone(const PostDone& done, Tick now) {
   record.code = static_cast<uint8_t>(done.outcome.code);
   record.epoch = done.info.epoch.value();
   record.algorithm = static_cast<uint8_t>(done.info.algorithm);
-  record.world_size = done.info.size;
+  record.world_size = static_cast<uint32_t>(done.info.members.size());
   record.retries = done.info.retries;
   record.wait_us = std::max<int64_t>(0, done.info.wait_us);
   record.transfer_us = std::max<int64_t>(0, done.info.transfer_us);

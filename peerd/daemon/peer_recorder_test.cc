@@ -44,7 +44,7 @@ class PeerRecorderTest : public testing::Test {
   void Done(uint64_t call, Tick now, Outcome outcome = {}, int64_t wait_us = 30) {
     OpInfo info;
     info.epoch = Epoch(5);
-    info.size = 2;
+    info.members = {MemberId(1), MemberId(2)};
     info.wait_us = wait_us;
     info.transfer_us = 40;
     info.algorithm = Algorithm::kRing;

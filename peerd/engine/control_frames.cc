@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/bytes.h"
 #include "base/status_macros.h"
 
 namespace longhaul::peerd {
@@ -12,6 +13,13 @@ namespace {
 template <class Bytes>
 std::string TextOf(const Bytes& bytes) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+std::string IdsOf(const std::vector<MemberId>& members) {
+  std::string bytes(8 * members.size(), '\0');
+  ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});
+  for (const MemberId member : members) writer.U64(member.value());
+  return bytes;
 }
 
 ControlFrame Address(const GroupKey& group, PeerId to, FrameHeader header, std::string payload) {
@@ -30,12 +38,13 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   ReadyBody body{action.boundary, action.tag, action.desc, action.other_offer};
   if (action.result) {
     body.result_epoch = action.result->epoch;
-    body.result_members = action.result->members;
+    body.result_members = static_cast<uint32_t>(action.result->members.size());
   }
   std::string payload = TextOf(Encode(body));
   if (action.other_offer) {
     payload += TextOf(Encode(*action.other_offer));
   } else {
+    if (action.result) payload += IdsOf(action.result->members);
     payload += action.result ? action.result->bytes : input;
   }
   return Address(action.group, action.to, header, std::move(payload));
@@ -67,9 +76,12 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
   PeerReady ready{group,     from.peer,        header.op, header.attempt, body.boundary, body.tag,
                   body.desc, body.other_offer, ""};
   if (ready.other_offer) return ready;
-  std::string bytes = TextOf(payload.subspan(kReadyBodyBytes));
+  ByteReader reader(payload.subspan(kReadyBodyBytes));
+  std::vector<MemberId> members;
+  for (uint32_t i = 0; i < body.result_members; ++i) members.emplace_back(reader.U64());
+  std::string bytes = TextOf(payload.last(reader.remaining()));
   if (body.result_epoch) {
-    ready.result = OneShotResult{body.result_epoch, body.result_members, std::move(bytes)};
+    ready.result = OneShotResult{body.result_epoch, std::move(members), std::move(bytes)};
   } else {
     ready.payload = std::move(bytes);
   }

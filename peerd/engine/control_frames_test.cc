@@ -79,7 +79,7 @@ TEST(ControlFrames, AreTakenAsTheyWereMeant) {
 TEST(ControlFrames, CarryAResultInPlaceOfAnInput) {
   SendReady action = Ready();
   action.one_shot = false;
-  action.result = OneShotResult{Epoch(3), 2, "abcdefgh"};
+  action.result = OneShotResult{Epoch(3), {MemberId(4), MemberId(9)}, "abcdefgh"};
   const auto taken = Take(FrameOf(action, ""));
   ASSERT_TRUE(taken.ok()) << taken.status();
   const auto& ready = std::get<PeerReady>(*taken);

@@ -158,6 +158,21 @@ void Server::LeaveDone(LocalId local, const Outcome& outcome) {
   Forget(local, left);
 }
 
+void Server::PutOpMembers(Client& client, uint64_t call, const std::vector<MemberId>& members,
+                          lh_ipc_op_info* info) {
+  const size_t inside = std::min<size_t>(members.size(), LH_IPC_OP_MEMBERS_MAX);
+  for (size_t i = 0; i < inside; ++i) info->member_ids[i] = members[i].value();
+  for (size_t first = inside; first < members.size(); first += LH_IPC_MEMBERS_PAGE) {
+    lh_ipc_reply reply = MakeReply(LH_IPC_OP_MEMBERS, call, 0, {});
+    lh_ipc_members_page& page = reply.u.members;
+    page.first = static_cast<uint32_t>(first);
+    page.count =
+        static_cast<uint32_t>(std::min<size_t>(members.size() - first, LH_IPC_MEMBERS_PAGE));
+    for (uint32_t i = 0; i < page.count; ++i) page.member_ids[i] = members[first + i].value();
+    Push(client, reply);
+  }
+}
+
 void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                       uint64_t bytes_sent, uint64_t bytes_received) {
   Member* const member = Find(post.local);
@@ -176,7 +191,8 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
     reply.u.op.bytes_received = bytes_received;
     reply.u.op.seconds_total_ns = Nanoseconds(info.total_us);
     reply.u.op.seconds_wait_ns = Nanoseconds(info.wait_us);
-    reply.u.op.size = info.size;
+    reply.u.op.size = static_cast<uint32_t>(info.members.size());
+    PutOpMembers(client, post.call, info.members, &reply.u.op);
     reply.u.op.retries = info.retries;
     reply.u.op.algorithm = static_cast<uint32_t>(info.algorithm);
   }

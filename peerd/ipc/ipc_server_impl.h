@@ -103,6 +103,9 @@ class Server final : public IpcServer {
   void Push(Client& client, const lh_ipc_reply& reply);
   void Answer(Client& client, uint64_t call, const Outcome& outcome);
   void AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world);
+  // Writes the ids to `info`, and sends those for which it has no room in frames of their own.
+  void PutOpMembers(Client& client, uint64_t call, const std::vector<MemberId>& members,
+                    lh_ipc_op_info* info);
   void AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
                       const StateSyncInfo& info);
   // Returns nullptr if the member has ended, or its connection is ending.

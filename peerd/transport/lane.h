@@ -84,7 +84,7 @@ class LaneOwner {
 
 inline constexpr uint32_t kAnyBytes = UINT32_MAX;
 // The limit of what waits to be sent on a control lane.
-inline constexpr size_t kControlQueueBytesMax = 512 << 20;
+inline constexpr size_t kControlQueueBytesMax = size_t{1} << 30;
 
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;

@@ -71,8 +71,8 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4160);
-static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kReadyBodyBytes + 8 * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <=
+              LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(kOtherOfferBytes == 43);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
@@ -237,10 +237,11 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   // If the sender's own members offer different ops, no input may follow.
   if (has_other_offer != 0) return ParseOtherOffer(&reader, std::move(body));
   const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
-  if (reader.remaining() != one_shot) {
+  const uint64_t expected = one_shot + 8 * uint64_t{body.result_members};
+  if (reader.remaining() != expected) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
-                                                   reader.remaining(), " bytes of input, not ",
-                                                   one_shot));
+                                                   reader.remaining(),
+                                                   " bytes of input or result, not ", expected));
   }
   return body;
 }

@@ -149,7 +149,7 @@ inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
 std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
 
 // The fixed part of a READY's payload, 64 bytes. A one-shot input, a result, or an OtherOffer may
-// follow.
+// follow. A result is `result_members` ids of members (u64 each), then the tensor.
 //   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order, then zeros
 //  51 has_other_offer u8 | 52 result_members u32 | 56 result_epoch u64
 struct ReadyBody {
@@ -160,7 +160,7 @@ struct ReadyBody {
   // member, and `other_offer` is an offer that differs from it.
   std::optional<OtherOffer> other_offer;
   // Not 0: this one-shot op has ended at the sender in this epoch, and its result follows.
-  // `result_members` says how many members' inputs are in the result.
+  // `result_members`: how many members' inputs are in the result. Their ids follow, in rank order.
   Epoch result_epoch;
   uint32_t result_members = 0;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;

@@ -7,7 +7,7 @@
  *
  * The trainer chooses a number `call` for each request: not 0, and not in use. Exactly one
  * LH_IPC_DONE answers each request. LH_IPC_WORLD, LH_IPC_GONE and LH_IPC_PROGRESS come without a
- * request.
+ * request, and LH_IPC_OP_MEMBERS before the DONE of an op with many members.
  *
  * An arena region is a memfd that is sealed against shrinking. The trainer sends it with
  * LH_IPC_REGION as SCM_RIGHTS. From then on the trainer names memory only by (region, offset,
@@ -48,10 +48,11 @@ enum lh_ipc_type {
                           the tensors before DONE */
   /* replies */
   LH_IPC_DONE = 64,
-  LH_IPC_WORLD = 65,   /* the world of `member` has changed */
-  LH_IPC_GONE = 66,    /* `member` was removed: status and text say why. With member 0 peerd ends
-                          the connection */
-  LH_IPC_PROGRESS = 67 /* u.progress: how far the fetch of `member` is */
+  LH_IPC_WORLD = 65,     /* the world of `member` has changed */
+  LH_IPC_GONE = 66,      /* `member` was removed: status and text say why. With member 0 peerd ends
+                            the connection */
+  LH_IPC_PROGRESS = 67,  /* u.progress: how far the fetch of `member` is */
+  LH_IPC_OP_MEMBERS = 68 /* u.members: further ids for the DONE of the op `call`, which follows */
 };
 
 struct lh_ipc_hello {
@@ -197,6 +198,7 @@ struct lh_ipc_world {
   uint32_t background; /* 1: this member is in the background, so its input is not in results */
 };
 
+#define LH_IPC_OP_MEMBERS_MAX 48
 struct lh_ipc_op_info {
   uint64_t epoch; /* the epoch of the attempt that gave the result */
   uint64_t bytes_sent;
@@ -207,9 +209,12 @@ struct lh_ipc_op_info {
   uint32_t retries;         /* attempts after the first */
   uint32_t algorithm;       /* lh_wire_algorithm of that attempt, never AUTO */
   uint32_t zero;
+  /* The first of these `size` members, in rank order. The ids from rank LH_IPC_OP_MEMBERS_MAX on
+   * come before in LH_IPC_OP_MEMBERS frames, in order. */
+  uint64_t member_ids[LH_IPC_OP_MEMBERS_MAX];
 };
 
-#define LH_IPC_MEMBERS_PAGE 28
+#define LH_IPC_MEMBERS_PAGE 54
 struct lh_ipc_members_page {
   uint64_t epoch;
   uint32_t first;

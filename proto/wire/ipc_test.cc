@@ -35,6 +35,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_join, group), 0u);
   EXPECT_EQ(offsetof(lh_ipc_join, step_deadline_ms), 4u);
   EXPECT_EQ(offsetof(lh_ipc_join, cohort_size), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_join, members), 10u);
   EXPECT_EQ(offsetof(lh_ipc_join, background), 12u);
   EXPECT_EQ(offsetof(lh_ipc_join, run), 16u);
   EXPECT_EQ(offsetof(lh_ipc_join, cohort), 88u);
@@ -97,7 +98,8 @@ TEST(IpcTest, ReplyBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_world, rank), 16u);
   EXPECT_EQ(offsetof(lh_ipc_world, size), 20u);
   EXPECT_EQ(offsetof(lh_ipc_world, pending), 24u);
-  EXPECT_EQ(sizeof(lh_ipc_op_info), 56u);
+  EXPECT_EQ(sizeof(lh_ipc_op_info), 440u);
+  EXPECT_EQ(offsetof(lh_ipc_op_info, member_ids), 56u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, bytes_sent), 8u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, bytes_received), 16u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, seconds_total_ns), 24u);
@@ -105,7 +107,7 @@ TEST(IpcTest, ReplyBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op_info, size), 40u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, retries), 44u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, algorithm), 48u);
-  EXPECT_EQ(sizeof(lh_ipc_members_page), 240u);
+  EXPECT_EQ(sizeof(lh_ipc_members_page), 448u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, first), 8u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, count), 12u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, member_ids), 16u);

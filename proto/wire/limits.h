@@ -38,7 +38,7 @@
 /* Payload of one DATA frame. */
 #define LH_SEGMENT_BYTES_MAX (4u << 20)
 /* Payload of one frame on a control lane. */
-#define LH_CONTROL_PAYLOAD_BYTES_MAX (128 + LH_ONE_SHOT_BYTES_MAX)
+#define LH_CONTROL_PAYLOAD_BYTES_MAX (128 + LH_ONE_SHOT_BYTES_MAX + 8 * LH_MEMBERS_MAX)
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 

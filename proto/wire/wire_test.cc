@@ -510,10 +510,11 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   const auto parse = [](const ReadyBody& body, size_t bytes) {
     return ParseReadyBody(Payload(body, bytes));
   };
-  const auto parsed = parse(body, 3);
+  const size_t bytes = 8 * size_t{body.result_members} + 3;
+  const auto parsed = parse(body, bytes);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, body);
-  EXPECT_FALSE(parse(body, 2).ok());
+  EXPECT_FALSE(parse(body, bytes - 1).ok());
   body.result_members = LH_MEMBERS_MAX + 1;
   EXPECT_EQ(Message(parse(body, 3).status()), "result_members is 1025, not 1 to 1024");
   body.result_members = 2;

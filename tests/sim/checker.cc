@@ -544,19 +544,27 @@ void Checker::OnGivenUp(const OpName& name) {
   if (known.result) Fail(ToString(name) + " is given up, and succeeded at another member");
 }
 
-std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch,
-                                            bool contributing) const {
+std::vector<MemberId> Checker::Members(const OpName& name, Epoch epoch, bool contributing) const {
   const auto it = epochs_.find({name.group, epoch});
   if (it == epochs_.end() || !committed_.contains(it->first)) {
     Fail(ToString(name) + " ended in epoch " + longhaul::ToString(epoch) +
          ", which was not committed");
   }
-  std::vector<uint32_t> slots;
+  std::vector<MemberId> members;
   for (const control::MemberInfo& info : it->second.members) {
     const Member& member = members_.at({name.group, info.member});
     const std::optional<uint64_t>& from =
         contributing ? member.contributes_step : member.first_step;
-    if (from && *from <= name.step) slots.push_back(slots_.at(*member.local));
+    if (from && *from <= name.step) members.push_back(info.member);
+  }
+  return members;
+}
+
+std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch,
+                                            bool contributing) const {
+  std::vector<uint32_t> slots;
+  for (const MemberId member : Members(name, epoch, contributing)) {
+    slots.push_back(slots_.at(*members_.at({name.group, member}).local));
   }
   return slots;
 }
@@ -600,7 +608,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       break;
     case Code::kTooFewMembers:
       ++counts_.too_few;
-      if (info.size > 0 && info.size >= op.desc.min_world) {
+      if (!info.members.empty() && info.members.size() >= op.desc.min_world) {
         Fail(name + " found enough members: " + outcome.text);
       }
       known.aborted.insert(info.epoch);
@@ -644,9 +652,9 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     Fail(name + " succeeded at slot " + std::to_string(op.slot) +
          ", which takes no part in epoch " + longhaul::ToString(info.epoch));
   }
-  if (info.size != slots.size()) {
-    Fail(name + " says that " + std::to_string(info.size) + " members took part, not " +
-         List(slots));
+  const std::vector<MemberId> members = Members(op.name, info.epoch, /*contributing=*/true);
+  if (info.members != members) {
+    Fail(name + " says that its members are " + List(info.members) + ", not " + List(members));
   }
   if (slots.size() < op.desc.min_world) {
     Fail(name + " succeeded with " + List(slots) + ", fewer than it asked for");

@@ -195,6 +195,8 @@ class Checker {
   void CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record);
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
+  // The participants in rank order. `contributing`: as for Participants().
+  std::vector<MemberId> Members(const OpName& name, Epoch epoch, bool contributing) const;
   // Slots of the participants. `contributing`: only those whose input is in the result.
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool contributing) const;
   // The slots whose tensors make up the result of the op in `epoch`.

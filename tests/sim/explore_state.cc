@@ -1316,7 +1316,7 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
     const auto epoch = epochs_.find(done.info.epoch.value());
     if (epoch == epochs_.end()) Checker::Fail(name + " ended in an unknown epoch");
     uint64_t expected = 0;
-    uint32_t size = 0;
+    std::vector<MemberId> members;
     for (const auto& info : epoch->second->members) {
       if (info.joined.value() > post.boundary) continue;
       for (size_t other = 0; other < members_.size(); ++other) {
@@ -1326,9 +1326,9 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
           expected += InputOf(static_cast<int>(other));
         }
       }
-      ++size;
+      members.push_back(info.member);
     }
-    if (post.buffer != expected || done.info.size != size) {
+    if (post.buffer != expected || done.info.members != members) {
       Checker::Fail(name + " is not the sum over its participants");
     }
     if ((seen.posted & expected) != expected) {

@@ -881,7 +881,7 @@ void PeerHost::PostDone(const peerd::PostRef& post, const Outcome& outcome,
   heard_posts_.erase(post);
   context_.story->TellLater(context_.world->now(), outcome.text, [&] {
     return node_.name + "  " + ToString(names_.at(post)) + " ends: " + Describe(outcome) +
-           (outcome.ok() ? " members=" + std::to_string(info.size) +
+           (outcome.ok() ? " members=" + std::to_string(info.members.size()) +
                                " retries=" + std::to_string(info.retries)
                          : "");
   });

@@ -108,7 +108,7 @@ class ScriptedHandler : public TrainerRequests {
       auto* target = reinterpret_cast<float*>(post.target);
       for (uint64_t i = 0; i < post.desc.count; ++i) target[i] = 2 * source[i];
     }
-    OpInfo info{Epoch(epoch), 2, 1, 3000, 1000, Algorithm::kMesh};
+    OpInfo info{Epoch(epoch), op_members, 1, 3000, 1000, Algorithm::kMesh};
     server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
   }
 
@@ -123,6 +123,7 @@ class ScriptedHandler : public TrainerRequests {
   IpcServer* server = nullptr;
   uint64_t epoch = 1;
   std::vector<MemberId> members;
+  std::vector<MemberId> op_members = {MemberId(1), MemberId(2)};  // OpInfo::members of good posts
   bool hold_joins = false;
   bool hold_steps = false;
   bool hold_leaves = false;

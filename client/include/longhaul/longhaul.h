@@ -594,9 +594,15 @@ typedef struct lh_op_info_t {
   double seconds_wait;    /* the part of `seconds` until every member had started it */
   lh_algorithm algorithm; /* that made the result; never LH_AUTO */
   uint32_t zero;
+  /* Set by the caller: an array for the ids of the `world_size` members, and its length. The ids
+   * come in rank order, and are the same at all members. NULL and 0: the ids are not wanted. Ids
+   * beyond the array's length are left out. A group has at most 1024 members. */
+  uint64_t *members;
+  uint32_t members_capacity;
+  uint32_t zero2;
 } lh_op_info_t;
 #define LH_OP_INFO_INIT \
-  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0 }
+  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0, NULL, 0, 0 }
 
 /* What a collective did. If its outcome is not LH_OK, all fields but `staged` are 0.
  * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a

@@ -136,7 +136,18 @@ class OpInfoStruct(_Sized):
         ("seconds_wait", c_double),
         ("algorithm", c_int),
         ("zero", c_uint32),
+        ("members", POINTER(c_uint64)),
+        ("members_capacity", c_uint32),
+        ("zero2", c_uint32),
     ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = _MemberIds()
+        self.members_capacity = MEMBERS_MAX
+
+
+_MemberIds = c_uint64 * MEMBERS_MAX
 
 
 class TensorStruct(_Sized):

@@ -23,6 +23,8 @@ class OpInfo(NamedTuple):
     bytes_received: int  #: the same for bytes received
     seconds: float  #: from start to outcome, measured by peerd
     seconds_wait: float  #: the part of `seconds` until every member had started the op
+    #: The ids of the members whose tensors are in the result, in rank order: the same at all of them (`Comm.member`).
+    members: tuple[int, ...]
     algorithm: str = "auto"  #: what made the result: "oneshot", "mesh", "ring"; "local": nothing crossed the network
 
 
@@ -36,6 +38,7 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
         info.bytes_received,
         info.seconds,
         info.seconds_wait,
+        tuple(info.members[: info.world_size]),
         _native.ALGORITHM_NAMES[info.algorithm],
     )
 

@@ -39,6 +39,7 @@ def test_every_dtype_and_op_is_exact(three: Members, dtype: str, op: str) -> Non
         tensor[:] = data[comm.rank]
         info = comm.all_reduce(tensor, op, timeout=30)
         assert info.world_size == 3
+        assert info.members == comm.members
         assert not info.staged
         return tensor
 
@@ -245,6 +246,7 @@ def test_survivors_redo_an_op_in_flight(cluster: LocalCluster) -> None:
         for work in works:
             info = work.wait(timeout=60)
             assert info.world_size == 2
+            assert info.members == survivors[0].members
         assert [comm.world_size for comm in survivors] == [2, 2]
         with pytest.raises(lh.Unavailable):
             doomed.begin_step(timeout=60)
