@@ -1,4 +1,6 @@
 // longhaul-peerd: the daemon on each GPU host. See peerd/daemon/daemon.h.
+#include <errno.h>
+#include <signal.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
@@ -52,6 +55,9 @@ ABSL_FLAG(std::string, congestion, "",
 ABSL_FLAG(std::string, io, "auto",
           "what moves the bytes: uring (io_uring), epoll (needs more processor time), or auto "
           "(io_uring if the system allows it, else epoll)");
+ABSL_FLAG(bool, until_stdin_ends, false,
+          "drain and end, as after SIGTERM, when the standard input ends: for a peerd that belongs to "
+          "one program, which holds the other end of a pipe");
 ABSL_FLAG(uint32_t, poll_us, 0,
           "microseconds that the data plane polls before it sleeps; polling makes small ops faster "
           "and keeps a processor busy; 0: never poll");
@@ -187,6 +193,18 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
   return options;
 }
 
+// Call this after StopSignalFd(), so that the signal waits there.
+void StopWhenStdinEnds() {
+  std::thread([] {
+    char buffer[64];
+    ssize_t got;
+    do {
+      got = read(STDIN_FILENO, buffer, sizeof buffer);
+    } while (got > 0 || (got < 0 && errno == EINTR));
+    kill(getpid(), SIGTERM);
+  }).detach();
+}
+
 int Main(int argc, char** argv) {
   const ProgramInfo info{
       "longhaul-peerd",
@@ -197,6 +215,7 @@ int Main(int argc, char** argv) {
   absl::StatusOr<DaemonOptions> options = OptionsFromFlags();
   if (!options.ok()) ExitUsage(info, std::string(options.status().message()));
   options->signal_fd = StopSignalFd();
+  if (absl::GetFlag(FLAGS_until_stdin_ends)) StopWhenStdinEnds();
   // Never destroyed: a crash may come at any time, also while the process ends.
   static auto& recorder = *new Recorder(info.name, kVersion);
   Dumps dumps({DumpDir(), info.name}, &recorder);

@@ -66,6 +66,7 @@ static void client_free(lh_client *client) {
   while (client->ops != NULL) {
     lh_op *const op = client->ops;
     client->ops = op->next;
+    free(op->more_members);
     free(op->text);
     free(op);
   }

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 from . import _native
 from ._errors import InvalidArgument, check, error
+from ._programs import PathLike, private_socket
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-PathLike = Union[str, "os.PathLike[str]"]
 Shape = Union[int, Sequence[int]]
 
 
@@ -131,14 +131,31 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def default_path(deadline: _native.Deadline) -> str | None:
+    """The path of the socket if the caller names none; None: the library tries its default paths.
+
+    $LONGHAUL_SOCKET; else, on a host without a peerd at a default path, that of a private peerd for
+    $LONGHAUL_COORDINATOR, which this call starts.
+    """
+    named = os.environ.get("LONGHAUL_SOCKET")
+    coordinator = os.environ.get("LONGHAUL_COORDINATOR")
+    if named or not coordinator:
+        return named or None
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    paths = ["/run/longhaul/peerd.sock", *([f"{runtime}/longhaul/peerd.sock"] if runtime else [])]
+    if any(os.path.exists(path) for path in paths):
+        return None
+    return private_socket(coordinator, deadline)
+
+
 def client_of(peerd: PathLike | None, deadline: _native.Deadline) -> tuple[Client, bool]:
     """Gives this process's connection to a peerd, and whether this call made it.
 
-    A dead connection is replaced, because its peerd may have been restarted. peerd: path of the socket; None:
-    $LONGHAUL_SOCKET, else the default paths. Raises Unavailable if no peerd answers by the deadline.
+    A dead connection is replaced, because its peerd may have been restarted. peerd: path of the socket; None: as
+    default_path() says. Raises Unavailable if no peerd answers by the deadline.
     """
     global _latest
-    path = (os.environ.get("LONGHAUL_SOCKET") or None) if peerd is None else os.fspath(peerd)
+    path = default_path(deadline) if peerd is None else os.fspath(peerd)
     # One connection for every spelling of a path: a tensor from another connection would be copied.
     key = None if path is None else os.path.abspath(path)
     made: Client | None = None

@@ -10,6 +10,7 @@ from ._arena import Client, PathLike, client_of
 from ._comm import Comm
 from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, error, number_of
 from ._member import Member
+from ._programs import private_socket
 from ._state import State
 from ._sync import check_state
 
@@ -21,6 +22,7 @@ def join(
     timeout: float | None = 60,
     *,
     members: int | None = None,
+    coordinator: str | None = None,
     cohort: tuple[str, int] | None = None,
     step_deadline: float | None = None,
     on_fault: str = "retry",
@@ -28,7 +30,7 @@ def join(
     join_mode: Literal["blocking", "background"] = "blocking",
     state: State | None = None,
 ) -> Comm:
-    """Joins a group of a run, through the peerd on this host. Returns the new member.
+    """Joins a group of a run, through the peerd on this host or a private one. Returns the new member.
 
     With `members`, programs that start together wait for each other here, and begin as one group. Without it, the
     first member of a group is admitted at once. A later one is admitted when all members stand at a step boundary
@@ -39,6 +41,11 @@ def join(
     group: members of one group combine their tensors. With a sharded model, shard k is group k.
     peerd: path of the socket of peerd. None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
         $XDG_RUNTIME_DIR/longhaul/peerd.sock.
+    coordinator: host:port of the coordinator, or several with commas between them. Starts a peerd for this process
+        alone, which ends when the process ends: a host with one trainer needs no daemon. Further joins of the process
+        with the same coordinator use the same peerd. Its flags come from the environment, as LONGHAUL_PEERD_LISTEN;
+        without it, the data port is any free one. None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default
+        path, $LONGHAUL_COORDINATOR does the same; else no peerd is started.
     timeout: seconds until admission, the wait for peerd included; None: no limit. At the timeout the request to join
         is withdrawn. If no coordinator serves peerd for 10 s (`--coordinator-timeout-ms` of peerd), the join ends with
         Unavailable earlier.
@@ -76,6 +83,10 @@ def join(
     if state is not None:
         check_state(state)
     deadline = _native.Deadline(timeout)
+    if coordinator is not None:
+        if peerd is not None:
+            raise InvalidArgument("join: peerd and coordinator are both given; give one of them")
+        peerd = private_socket(coordinator, deadline)
     client, fresh = client_of(peerd, deadline)
     try:
         return _join(client, options, run, group, deadline, state)
@@ -83,6 +94,8 @@ def join(
         if fresh or client.alive():
             raise
     # The connection was made earlier, and its peerd has gone. Connect again: peerd may have been restarted.
+    if coordinator is not None:
+        peerd = private_socket(coordinator, deadline)
     client, _ = client_of(peerd, deadline)
     return _join(client, options, run, group, deadline, state)
 

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Sequence
 from types import TracebackType
 
-from ._arena import PathLike
+from ._programs import PathLike, find_binary
 
 # A small program that starts another one, such that the kernel kills it when this process dies for any reason. It is a
 # separate program, because Python code between fork and exec is not safe in a process with threads.
@@ -29,27 +29,6 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent process is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-
-
-def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
-    """Finds a program of Longhaul by name, such as "longhaul-peerd".
-
-    Looks only in `directory` if it is given, else only in $LONGHAUL_BIN if that is set. Otherwise looks in out/bin of
-    the source tree that holds this package, then in PATH. Raises FileNotFoundError, which names the place.
-    """
-    named = directory or os.environ.get("LONGHAUL_BIN")
-    if named:
-        places = [pathlib.Path(named)]
-    else:
-        package = pathlib.Path(__file__).resolve().parent
-        places = [package.parents[2] / "out" / "bin"] if len(package.parents) > 2 else []
-        places += [pathlib.Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
-    for place in places:
-        if os.access(place / name, os.X_OK):
-            return place / name
-    raise FileNotFoundError(
-        f"no {name} in {places[0] if places else 'PATH'}{'' if named else ' or PATH'}: run tools/build, or set LONGHAUL_BIN"
-    )
 
 
 def start_tethered(command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:

@@ -1,0 +1,157 @@
+"""Where the programs of Longhaul are, and the peerd that belongs to this process alone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Union
+
+from . import _native
+from ._errors import DeadlineExceeded, InvalidArgument, Unavailable
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+# How long a private peerd may take to end after this process has let it go.
+_END_S = 10
+# Settings that a private peerd needs other than the defaults of a host's peerd. As everywhere, the environment goes
+# before the defaults: LONGHAUL_PEERD_LISTEN or LONGHAUL_LISTEN, for instance.
+_DEFAULTS = {"listen": "0.0.0.0:0", "http": "127.0.0.1:0", "log-level": "warning"}
+
+
+def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
+    """Finds a program of Longhaul by name, such as "longhaul-peerd".
+
+    Looks only in `directory` if it is given, else only in $LONGHAUL_BIN if that is set. Otherwise looks in out/bin of
+    the source tree that holds this package, then in PATH. Raises FileNotFoundError, which names the place.
+    """
+    named = directory or os.environ.get("LONGHAUL_BIN")
+    if named:
+        places = [pathlib.Path(named)]
+    else:
+        package = pathlib.Path(__file__).resolve().parent
+        places = [package.parents[2] / "out" / "bin"] if len(package.parents) > 2 else []
+        places += [pathlib.Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+    for place in places:
+        if os.access(place / name, os.X_OK):
+            return place / name
+    raise FileNotFoundError(
+        f"no {name} in {places[0] if places else 'PATH'}{'' if named else ' or PATH'}: run tools/build, or set LONGHAUL_BIN"
+    )
+
+
+class _PrivatePeerd:
+    """A peerd that ends when this process ends, for any reason: its standard input is a pipe of this process."""
+
+    def __init__(self, coordinator: str) -> None:
+        try:
+            binary = find_binary("longhaul-peerd")
+        except FileNotFoundError as problem:
+            raise Unavailable(f"starting a private peerd for coordinator {coordinator}: {problem}") from None
+        # The path of a Unix socket has at most 107 bytes, which a TMPDIR of the user may exceed.
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        self._directory = tempfile.mkdtemp(prefix="longhaul-", dir=runtime if runtime and len(runtime) < 64 else "/tmp")
+        self.socket = f"{self._directory}/peerd.sock"
+        self._ready = pathlib.Path(self._directory, "ready.json")
+        flags = [
+            f"--{flag}={value}"
+            for flag, value in _DEFAULTS.items()
+            if not any(os.environ.get(f"LONGHAUL_{part}{flag.replace('-', '_').upper()}") for part in ("PEERD_", ""))
+        ]
+        self._process = subprocess.Popen(
+            [
+                str(binary),
+                f"--coordinator={coordinator}",
+                f"--socket={self.socket}",
+                f"--ready-file={self._ready}",
+                "--until-stdin-ends",
+                *flags,
+            ],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the trainer
+        )
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def serves(self) -> bool:
+        """Whether trainers can connect. Raises Unavailable if the process has ended."""
+        with contextlib.suppress(FileNotFoundError):
+            return bool(json.loads(self._ready.read_text()))
+        if not self.alive():
+            self.end()
+            raise Unavailable(
+                f"a private peerd ended with {self._process.returncode} before it served; it has written why to the "
+                "standard error output of this process"
+            )
+        return False
+
+    def let_go(self) -> None:
+        """Lets peerd end, but does not wait. In a child of fork(): only closes the child's copy of the pipe."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        self.let_go()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+_lock = threading.Lock()
+_peerds: dict[str, _PrivatePeerd] = {}
+
+
+def private_socket(coordinator: str, deadline: _native.Deadline) -> str:
+    """Starts a peerd for this process, unless one runs for the same coordinator. Returns the path of its socket.
+
+    Raises InvalidArgument if the address is none, Unavailable if the program is missing or ends, DeadlineExceeded.
+    """
+    for address in coordinator.split(",") if isinstance(coordinator, str) else [""]:
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidArgument(
+                f"coordinator is {coordinator!r}; give host:port, or several with commas between them"
+            )
+    with _lock:
+        peerd = _peerds.get(coordinator)
+        if peerd is None or not peerd.alive():
+            if peerd is not None:
+                peerd.end()
+            peerd = _peerds[coordinator] = _PrivatePeerd(coordinator)
+    while not peerd.serves():
+        if deadline.passed():
+            raise DeadlineExceeded(f"starting a private peerd for coordinator {coordinator}: it does not serve in time")
+        time.sleep(0.005)
+    return peerd.socket
+
+
+def _end_all() -> None:
+    for peerd in _peerds.values():
+        peerd.let_go()  # all at once
+    for peerd in _peerds.values():
+        peerd.end()
+
+
+def _forget() -> None:
+    """Runs in a child of fork(). The peerds belong to the parent."""
+    global _lock
+    _lock = threading.Lock()
+    for peerd in _peerds.values():
+        peerd.let_go()
+    _peerds.clear()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_forget)

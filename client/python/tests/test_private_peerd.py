@@ -1,0 +1,160 @@
+"""join(coordinator=...): a peerd that belongs to one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import longhaul as lh
+from longhaul import _programs
+from longhaul.testing import LocalCluster
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[str]:
+    with LocalCluster(peers=0) as cluster:
+        yield cluster.coordinator
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen in {PATIENCE_S} s: {what}"
+        time.sleep(0.01)
+
+
+def peerds_of(pid: int) -> list[int]:
+    """The peerds that the process has started."""
+    with contextlib.suppress(FileNotFoundError):
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if b"peerd" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
+    return []
+
+
+def running(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    return False
+
+
+# Joins, and says so; then goes on until its standard input ends.
+TRAINER = """
+import sys
+import numpy as np
+import longhaul as lh
+{before}
+with lh.join("private", members=2, {how}) as comm:
+    x = comm.empty(1000)
+    x[:] = 1 + comm.rank
+    info = comm.all_reduce(x, op="sum", timeout=60)
+    assert (x == 3).all() and not info.staged, (x, info)
+    {after}
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def start(how: str, before: str = "", after: str = "", **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", TRAINER.format(how=how, before=before, after=after)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def ready(trainer: subprocess.Popen[str]) -> None:
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "ready\n"
+
+
+def finish(trainer: subprocess.Popen[str]) -> None:
+    trainer.communicate(timeout=PATIENCE_S)
+    assert trainer.returncode == 0
+
+
+def test_trainers_without_a_daemon_train_together(coordinator: str) -> None:
+    by_argument = start(f"coordinator={coordinator!r}")
+    by_environment = start("timeout=60", LONGHAUL_COORDINATOR=coordinator)
+    for trainer in (by_argument, by_environment):
+        ready(trainer)
+        assert len(peerds_of(trainer.pid)) == 1
+    peerds = peerds_of(by_argument.pid) + peerds_of(by_environment.pid)
+    finish(by_argument)
+    finish(by_environment)
+    assert not any(running(pid) for pid in peerds), "the end of the program waits for its peerd"
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_it_ends_when_its_process_is_killed(coordinator: str, forked: bool) -> None:
+    """A child of fork() that outlives the trainer, such as a worker of a data loader, does not keep its peerd."""
+    fork = "import os, time\n    if os.fork() == 0:\n        time.sleep(600)\n    " if forked else ""
+    trainers = [start(f"coordinator={coordinator!r}", after=fork) for _ in range(2)]
+    for trainer in trainers:
+        ready(trainer)
+    (peerd,) = peerds_of(trainers[0].pid)
+    children = pathlib.Path(f"/proc/{trainers[0].pid}/task/{trainers[0].pid}/children").read_text().split()
+    trainers[0].kill()
+    until(lambda: not running(peerd), "the peerd of the dead trainer has ended")
+    for child in map(int, children):
+        if child != peerd:
+            assert running(child)
+            os.kill(child, signal.SIGKILL)
+    trainers[1].kill()  # its child of fork(), if any, holds the pipe of the test open
+    for pid in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"coordinator={coordinator!r}".encode() in (pid / "cmdline").read_bytes():
+                os.kill(int(pid.name), signal.SIGKILL)
+    for trainer in trainers:
+        trainer.wait(PATIENCE_S)
+
+
+def test_joins_of_one_process_share_it(coordinator: str) -> None:
+    with lh.join("shared", coordinator=coordinator) as first:
+        (peerd,) = peerds_of(os.getpid())
+        with lh.join("shared", 1, coordinator=coordinator) as second:
+            assert peerds_of(os.getpid()) == [peerd]
+            x = lh.empty(10)  # from the peerd that this process used last
+            x[:] = 2
+            assert not second.all_reduce(x).staged
+        assert first.world_size == 1
+
+
+def test_one_that_died_is_started_again(coordinator: str) -> None:
+    lost = lh.join("again", coordinator=coordinator)
+    (peerd,) = peerds_of(os.getpid())
+    os.kill(peerd, signal.SIGKILL)
+    with pytest.raises(lh.Unavailable):
+        lost.all_reduce(np.ones(10, np.float32), timeout=PATIENCE_S)
+    with lh.join("again", coordinator=coordinator) as comm:
+        assert peerds_of(os.getpid()) != [peerd]
+        x = np.ones(10, np.float32)
+        comm.all_reduce(x)
+
+
+def test_what_cannot_be_is_said(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(lh.InvalidArgument, match="peerd and coordinator are both given"):
+        lh.join("wrong", peerd="/tmp/x.sock", coordinator=coordinator)
+    for wrong in ("", "host", "host:", ":1", "host:0", "host:65536", "a:1,b"):
+        with pytest.raises(lh.InvalidArgument, match="give host:port"):
+            lh.join("wrong", coordinator=wrong)
+    _programs._end_all()
+    monkeypatch.setenv("LONGHAUL_PEERD_IO", "none")
+    with pytest.raises(lh.Unavailable, match="ended with 2 before it served"):
+        lh.join("wrong", coordinator=coordinator, timeout=30)
+    monkeypatch.setenv("LONGHAUL_BIN", "/nowhere")
+    with pytest.raises(lh.Unavailable, match="no longhaul-peerd in /nowhere"):
+        lh.join("wrong", coordinator=coordinator, timeout=30)
