@@ -137,6 +137,19 @@ class Op {
   lh_op* op_;
 };
 
+// Waits until one of these operations of one client has an outcome, and returns its index. Throws
+// if none has one within the timeout. See lh_wait_any().
+inline size_t WaitAny(lh_client* client, const std::vector<const Op*>& ops,
+                      int64_t timeout_ms = LH_FOREVER) {
+  std::vector<lh_op*> handles;
+  handles.reserve(ops.size());
+  for (const Op* op : ops) handles.push_back(op->get());
+  uint32_t index = 0;
+  internal::Check(lh_wait_any(client, handles.data(), static_cast<uint32_t>(handles.size()),
+                              timeout_ms, &index));
+  return index;
+}
+
 class Client;
 
 // `size` elements of T (1 or more) in memory shared with peerd: operations on them copy nothing.

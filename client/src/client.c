@@ -10,6 +10,7 @@
 
 #include "client/src/connection.h"
 #include "client/src/error.h"
+#include "client/src/events.h"
 #include "client/src/members.h"
 #include "client/src/ops.h"
 #include "client/src/replies.h"
@@ -81,6 +82,7 @@ static void client_free(lh_client *client) {
     lhi_state_free_memory(state);
   }
   lhi_arena_clear(&client->arena);
+  lhi_close_events(client);
   if (client->fd >= 0) close(client->fd);
   pthread_mutex_destroy(&client->mutex);
   pthread_mutex_destroy(&client->send_mutex);
@@ -127,6 +129,8 @@ static lh_client *client_new(int fd) {
   client->next_call = 1;
   client->next_region = 1;
   client->next_state = 1;
+  client->event_fd = -1;
+  client->poll_fd = -1;
   pthread_mutex_init(&client->mutex, NULL);
   pthread_mutex_init(&client->send_mutex, NULL);
   return client;
@@ -260,6 +264,7 @@ void lh_close(lh_client *client) {
   /* In a child of fork() the lock may be held for ever and the lists may be half changed. So the
    * child leaves the client alone. */
   if (client->pid != getpid()) return;
+  lhi_end_help(client);
   delist(client);
   client_free(client);
 }

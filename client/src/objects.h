@@ -14,7 +14,7 @@
  *   request       sending requests to peerd
  *   uses          whether an operation and a state use the same memory of the caller
  *   memory        allocating memory shared with peerd
- *   op, comm
+ *   op, comm, events
  *   collective    checks, staging and outcome of every kind of collective
  *   all_reduce, state
  *   client        lh_open() and lh_close()
@@ -173,6 +173,9 @@ struct lh_client {
   uint32_t wakes;        /* futex: rises when sleeping threads must look again */
   uint32_t sleepers;     /* threads that sleep on `wakes` */
   bool reading;          /* a thread is the reader (replies.h) */
+  int event_fd;          /* set when an op has ended; -1 before lh_event_fd() */
+  int poll_fd;           /* what lh_event_fd() gives */
+  uint32_t helpers;      /* threads in lh_help() */
   bool dead;             /* the connection has ended, with dead_status and dead_text */
   lh_status dead_status;
   char *dead_text;

@@ -9,6 +9,7 @@
 #include "client/src/memory.h"
 #include "client/src/ops.h"
 #include "client/src/replies.h"
+#include "client/src/sleep.h"
 
 lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
   lh_client *client;
@@ -105,6 +106,8 @@ void lh_op_free(lh_op *op) {
   if (op == NULL || op->client->pid != getpid()) return;
   client = op->client;
   pthread_mutex_lock(&client->mutex);
+  /* Another thread copies the result: the caller may free its memory only afterwards. */
+  while (op->state == LHI_COLLECTING) lhi_sleep_locked(client, LHI_NEVER);
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);
   lhi_trim(client);

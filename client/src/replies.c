@@ -144,8 +144,7 @@ void lhi_pump_locked(lh_client *client) {
   }
 }
 
-/* Becomes the reader, waits for replies, and handles them once. */
-static void read_round_locked(lh_client *client, int64_t deadline_ns) {
+void lhi_read_round_locked(lh_client *client, int64_t deadline_ns) {
   ssize_t got;
   client->reading = true;
   pthread_mutex_unlock(&client->mutex);
@@ -165,27 +164,47 @@ static void tell_progress_locked(lh_op *op) {
   pthread_mutex_lock(&op->client->mutex);
 }
 
-bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
-  lh_client *const client = op->client;
+bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, int64_t deadline_ns,
+                         uint32_t *index_out) {
+  bool ended = false;
   bool read = false;
   bool last = false;
-  while (op->state != LHI_ENDED) {
-    if (!op->progress_told) tell_progress_locked(op);
-    if (op->state == LHI_ARRIVED) {
-      lhi_op_collect_locked(op);
+  while (true) {
+    lh_op *untold = NULL;
+    lh_op *arrived = NULL;
+    bool open = false;
+    for (uint32_t i = 0; i < count && !ended; ++i) {
+      ended = ops[i]->state == LHI_ENDED;
+      if (ended) *index_out = i;
+      if (!ops[i]->progress_told) untold = ops[i];
+      if (ops[i]->state == LHI_ARRIVED) arrived = ops[i];
+      open = open || ops[i]->state == LHI_OPEN;
+    }
+    if (ended) break;
+    if (untold != NULL) {
+      tell_progress_locked(untold);
+      continue;
+    }
+    if (arrived != NULL) {
+      lhi_op_collect_locked(arrived);
       continue;
     }
     if (last) break;
     /* Read once more after the deadline, because a reply may have come in time. */
     last = deadline_ns != LHI_NEVER && lhi_now_ns() >= deadline_ns;
-    if (op->state == LHI_OPEN && !client->reading) {
+    if (open && !client->reading) {
       read = true;
-      read_round_locked(client, deadline_ns);
+      lhi_read_round_locked(client, deadline_ns);
     } else if (!last) {
       lhi_sleep_locked(client, deadline_ns);
     }
   }
   /* Another waiting thread must become the reader. */
   if (read && client->sleepers > 0) lhi_wake_locked(client);
-  return op->state == LHI_ENDED;
+  return ended;
+}
+
+bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
+  uint32_t index;
+  return lhi_wait_any_locked(op->client, &op, 1, deadline_ns, &index);
 }

@@ -1,5 +1,6 @@
 // The client library against the IPC server of peerd, both as they are shipped.
 #include <longhaul/longhaul.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -410,6 +411,128 @@ TEST_F(ClientTest, AnOpNamesItsMembersHoweverManyTheyAre) {
     lh_op_free(op);
     EXPECT_EQ(lh_free(client_, data), LH_OK);
   }
+}
+
+bool Readable(int fd, int timeout_ms) {
+  pollfd poll_fd{fd, POLLIN, 0};
+  return poll(&poll_fd, 1, timeout_ms) == 1;
+}
+
+TEST_F(ClientTest, TheDescriptorIsReadableWhenAnOperationHasEnded) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  int fd = -1;
+  ASSERT_EQ(lh_event_fd(client_, &fd), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  float* const data = Alloc(8);
+  lh_op* const first = AllReduce(data, data, 4);
+  lh_op* const second = AllReduce(data + 4, data + 4, 4, /*tag=*/1);
+  ASSERT_TRUE(UntilPosts(2));
+  ASSERT_EQ(lh_event_take(client_), LH_OK) << "the reply to lh_alloc() ended a question";
+  EXPECT_FALSE(Readable(fd, 0));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost({}, 0); });
+  ASSERT_TRUE(Readable(fd, kPatienceMs));
+  int finished = 0;
+  // Another thread's call may read the reply of an op: the descriptor says so all the same.
+  ASSERT_EQ(lh_op_test(second, &finished), LH_OK);
+  EXPECT_EQ(finished, 0);
+  EXPECT_TRUE(Readable(fd, 0));
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  EXPECT_FALSE(Readable(fd, 0));
+  ASSERT_EQ(lh_op_test(first, &finished), LH_OK);
+  EXPECT_EQ(finished, 1);
+  int again = -1;
+  ASSERT_EQ(lh_event_fd(client_, &again), LH_OK);
+  EXPECT_EQ(again, fd);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(lh_op_wait(second, kPatienceMs), LH_OK);
+  lh_op_free(first);
+  lh_op_free(second);
+}
+
+TEST_F(ClientTest, TheDescriptorTellsOfTheEndOfPeerd) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  int fd = -1;
+  ASSERT_EQ(lh_event_fd(client_, &fd), LH_OK);
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  float* const data = Alloc(4);
+  lh_op* const op = AllReduce(data, data, 4);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_.reset();
+  ASSERT_TRUE(Readable(fd, kPatienceMs));
+  while (lh_event_take(client_) == LH_OK) ASSERT_TRUE(Readable(fd, kPatienceMs));
+  int finished = 0;
+  ASSERT_EQ(lh_op_test(op, &finished), LH_OK);
+  EXPECT_EQ(finished, 1);
+  EXPECT_EQ(lh_op_wait(op, 0), LH_UNAVAILABLE);
+  lh_op_free(op);
+}
+
+TEST_F(ClientTest, AWaitForSeveralEndsWithTheFirst) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(4);
+  float plain[4] = {1, 2, 3, 4};
+  lh_op* const ops[] = {AllReduce(data, data, 4), AllReduce(plain, plain, 4, /*tag=*/1)};
+  ASSERT_TRUE(UntilPosts(2));
+  uint32_t index = 7;
+  EXPECT_EQ(lh_wait_any(client_, ops, 2, 1, &index), LH_DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Says("none of 2 operations")) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost({}, 1); });
+  ASSERT_EQ(lh_wait_any(client_, ops, 2, kPatienceMs, &index), LH_OK) << lh_last_error();
+  EXPECT_EQ(index, 1u);
+  EXPECT_EQ(plain[3], 8.0f) << "the result is in the caller's tensor";
+  EXPECT_EQ(lh_op_wait(ops[1], 0), LH_OK);
+  EXPECT_EQ(lh_wait_any(client_, ops, 0, 0, &index), LH_INVALID_ARGUMENT);
+  lh_op* const none[] = {ops[1], nullptr};
+  EXPECT_EQ(lh_wait_any(client_, none, 2, 0, &index), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("ops[1] is NULL")) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.FinishPost({Code::kAborted, "somebody died"});
+  });
+  ASSERT_EQ(lh_wait_any(client_, ops, 1, kPatienceMs, &index), LH_OK) << "a bad end is an end";
+  EXPECT_EQ(lh_op_wait(ops[0], 0), LH_ABORTED);
+  for (lh_op* op : ops) lh_op_free(op);
+}
+
+TEST_F(ClientTest, TheHelperCopiesResultsThatNobodyWaitsFor) {
+  StartJoined();
+  EXPECT_EQ(lh_help(client_, 0), LH_DEADLINE_EXCEEDED);
+  std::thread helper([this] { EXPECT_EQ(lh_help(client_, LH_FOREVER), LH_FAILED_PRECONDITION); });
+  std::vector<float> plain(1000, 1.0f);
+  lh_op* const op = AllReduce(plain.data(), plain.data(), plain.size());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+  const auto ended = [&] {
+    pthread_mutex_lock(&client_->mutex);
+    const bool result = op->state == LHI_ENDED;
+    pthread_mutex_unlock(&client_->mutex);
+    return result;
+  };
+  while (!ended()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(plain.back(), 2.0f);
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(plain.front(), 2.0f);
+  lh_op_free(op);
+  // Other threads wait as before, and an op may be freed while its result is copied.
+  for (int i = 0; i < 100; ++i) {
+    lh_op* const next = AllReduce(plain.data(), plain.data(), plain.size());
+    if (i % 2 == 0) {
+      ASSERT_EQ(lh_op_wait(next, kPatienceMs), LH_OK) << lh_last_error();
+    } else {
+      int finished = 0;
+      while (finished == 0) ASSERT_EQ(lh_op_test(next, &finished), LH_OK);
+    }
+    lh_op_free(next);
+    std::fill(plain.begin(), plain.end(), 1.0f);
+  }
+  lh_comm_free(comm_);
+  comm_ = nullptr;
+  lh_close(std::exchange(client_, nullptr));
+  helper.join();
 }
 
 TEST_F(ClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) {

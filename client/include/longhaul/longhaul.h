@@ -619,6 +619,33 @@ LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *optio
  * lh_alloc() gets the result only within lh_op_wait() or lh_op_test(). */
 LH_API void lh_op_free(lh_op *op);
 
+/* Completion of several operations. All operations belong to the same client. */
+
+/* Waits until at least one of `count` operations has an outcome, and sets *index_out to the first
+ * of these in the array. Get its outcome with lh_op_wait(), which then does not wait. LH_DEADLINE_EXCEEDED: none has an outcome; all go on.
+ * LH_INVALID_ARGUMENT: there are no operations, or one belongs to another client. */
+LH_API lh_status lh_wait_any(lh_client *client, lh_op *const *ops, uint32_t count,
+                             int64_t timeout_ms, uint32_t *index_out);
+
+/* Gives a descriptor for poll(), epoll or an event loop. It is readable when an operation of the
+ * client may have ended. Then call lh_event_take(), and after that lh_op_test() for each operation
+ * of interest. The client owns the descriptor: only wait for it, and do not read, write or close
+ * it. It is the same in each call, and ends with lh_close(). LH_UNAVAILABLE: the system gives no
+ * descriptor, or peerd has gone. */
+LH_API lh_status lh_event_fd(lh_client *client, int *fd_out);
+/* Makes the descriptor unreadable until something ends after this call. Does not wait. If peerd has
+ * gone, all operations have ended, the descriptor may stay readable, and the call returns the error
+ * of the connection. */
+LH_API lh_status lh_event_take(lh_client *client);
+
+/* For a thread of the caller: copies results to tensors that are not from lh_alloc(), as soon as
+ * they come, until timeout_ms is over or lh_close() is called. Without it, such a copy happens when
+ * the program calls lh_op_wait() or lh_op_test(). While a thread is in this call, each wait of the
+ * other threads takes some 10 us longer, because that thread reads the replies of peerd.
+ * LH_DEADLINE_EXCEEDED: timeout_ms is over. LH_UNAVAILABLE: peerd has gone.
+ * LH_FAILED_PRECONDITION: lh_close() was called. lh_close() waits for the end of this call. */
+LH_API lh_status lh_help(lh_client *client, int64_t timeout_ms);
+
 #ifdef __cplusplus
 }
 #endif

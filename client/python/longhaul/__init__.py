@@ -47,7 +47,7 @@ from ._join import join
 from ._member import World
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
-from ._work import OpInfo, Work
+from ._work import OpInfo, Work, wait_any
 
 if TYPE_CHECKING:
     from . import testing, torch
@@ -76,6 +76,7 @@ __all__ = [
     "join",
     "testing",
     "torch",
+    "wait_any",
 ]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 from . import _native
 from ._errors import InvalidArgument, check, error
 from ._programs import PathLike, private_socket
+from ._watcher import Watcher
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,8 @@ class Client:
         options.socket_path = None if path is None else os.fsencode(path)
         self.path = path
         self.handle = ctypes.c_void_p()
+        self.watcher = Watcher()
+        self._helped = False
         # Functions that free something which is still in use: the tensors of ops that nobody waits for, states in a
         # sync, and memory that an op or a state uses. Each function tries again and returns True once it is freed.
         self.leftovers: collections.deque[Callable[[], bool]] = collections.deque()
@@ -52,6 +55,21 @@ class Client:
                 raise error(status, "connecting to peerd")
             # Wait longer at each try: a loaded peerd may need more than one slice to answer.
             slice_ms = min(2 * slice_ms, 2000)
+
+    def fileno(self) -> int:
+        fd = ctypes.c_int()
+        check(_native.library().lh_event_fd(self.handle, ctypes.byref(fd)), "fileno")
+        return fd.value
+
+    def take_events(self) -> bool:
+        """Makes fileno() unreadable until something ends. False: peerd has gone, and it stays readable."""
+        status: int = _native.library().lh_event_take(self.handle)
+        return status == _native.OK
+
+    def start_helper(self) -> None:
+        if not self._helped:
+            self._helped = True
+            threading.Thread(target=_help, args=(weakref.ref(self),), name="longhaul-helper", daemon=True).start()
 
     def alive(self) -> bool:
         """Whether the connection to peerd is open, as far as the library can tell without waiting."""
@@ -99,6 +117,14 @@ class Client:
                     again = True
                 else:
                     self.leftovers.append(attempt)
+
+
+def _help(reference: weakref.ref[Client]) -> None:
+    """Copies results of the client as they come, until the client is gone."""
+    while (client := reference()) is not None:
+        if _native.library().lh_help(client.handle, 1000) != _native.DEADLINE_EXCEEDED:
+            return
+        del client
 
 
 def _free(client: Client, data: ctypes.c_void_p) -> None:

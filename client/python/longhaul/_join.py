@@ -6,11 +6,11 @@ import ctypes
 from typing import Literal
 
 from . import _native
-from ._arena import Client, PathLike, client_of
+from ._arena import Client, client_of
 from ._comm import Comm
 from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, error, number_of
 from ._member import Member
-from ._programs import private_socket
+from ._programs import PathLike, private_socket
 from ._state import State
 from ._sync import check_state
 

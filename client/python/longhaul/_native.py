@@ -233,6 +233,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     ),
     "lh_op_wait": (c_int, [c_void_p, c_int64]),
     "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),
+    "lh_wait_any": (c_int, [c_void_p, POINTER(c_void_p), c_uint32, c_int64, POINTER(c_uint32)]),
+    "lh_event_fd": (c_int, [c_void_p, POINTER(c_int)]),
+    "lh_event_take": (c_int, [c_void_p]),
+    "lh_help": (c_int, [c_void_p, c_int64]),
     "lh_op_info": (c_int, [c_void_p, POINTER(OpInfoStruct)]),
     "lh_op_free": (None, [c_void_p]),
 }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import ctypes
 import weakref
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, check, error
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error
+from ._watcher import run_callback
 
 
 class OpInfo(NamedTuple):
@@ -108,6 +112,33 @@ def abandon(op: Op) -> None:
         op.client.leftovers.append(op.poll)
 
 
+def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
+    """Waits until one of the ops has an outcome, good or bad, and returns the first such Work of the sequence.
+
+    The ops may be of any members of this process at one peerd. timeout: seconds; None: no limit.
+    Raises DeadlineExceeded if none has an outcome in time; InvalidArgument for no ops, or ops of two peerds.
+    """
+    deadline = _native.Deadline(timeout)
+    for work in works:
+        if work.done():
+            return work
+    if not works:
+        raise InvalidArgument("wait_any: there are no ops to wait for")
+    lib = _native.library()
+    ops = [work._op for work in works]
+    handles = (ctypes.c_void_p * len(ops))(*[op.handle for op in ops])
+    index = ctypes.c_uint32()
+    while True:
+        status = lib.lh_wait_any(ops[0].client.handle, handles, len(ops), deadline.slice_ms(), ctypes.byref(index))
+        if status == _native.OK:
+            works[index.value].done()
+            return works[index.value]
+        if status != _native.DEADLINE_EXCEEDED:
+            raise error(status, "wait_any")
+        if deadline.passed():
+            raise DeadlineExceeded(f"wait_any: none of {len(ops)} ops has an outcome after {timeout} s; all go on")
+
+
 class Work:
     """An all-reduce in flight, from `Comm.all_reduce(async_op=True)`.
 
@@ -142,6 +173,50 @@ class Work:
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
         return self._op.info()
+
+    def add_done_callback(self, call: Callable[[Work], object]) -> None:
+        """Calls `call(work)` once the op has an outcome: in a thread of Longhaul, or here if it has one already.
+
+        The result is in the tensor by then. Callbacks run one after the other, so they must not wait long; none may
+        wait for another op's callback. An exception of a callback is logged ("longhaul"). The thread starts with the
+        first callback, and ends when it has had nothing to watch for a second.
+        """
+        op = self._op
+        if op.poll():
+            run_callback(call, self)
+        else:
+            op.client.watcher.watch(op.client, op.poll, lambda: run_callback(call, self))
+
+    def future(self) -> concurrent.futures.Future[OpInfo]:
+        """A future of the outcome: its result() is what wait() returns or raises. cancel() does not end the op."""
+        future: concurrent.futures.Future[OpInfo] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def done(work: Work) -> None:
+            try:
+                future.set_result(work.info)
+            except Error as problem:
+                future.set_exception(problem)
+
+        self.add_done_callback(done)
+        return future
+
+    def __await__(self) -> Generator[Any, None, OpInfo]:
+        """`info = await work` in a coroutine: the loop runs on meanwhile. Cancelling the await does not end the op."""
+        import asyncio  # takes a while, and few programs need it
+
+        if self._op.poll():
+            return self.info
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def done(work: Work) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
+
+        self.add_done_callback(done)
+        yield from future
+        return self.info
 
     def __repr__(self) -> str:
         outcome = self._op.outcome

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from . import _native
-from ._arena import PathLike, arena_of, shape_of
+from ._arena import arena_of, shape_of
 from ._errors import InvalidArgument
+from ._programs import PathLike
 
 __all__ = ["empty"]
 
