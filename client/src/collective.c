@@ -10,6 +10,7 @@
 #include "client/src/memory.h"
 #include "client/src/op.h"
 #include "client/src/ops.h"
+#include "client/src/queue.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
 #include "client/src/uses.h"
@@ -194,6 +195,20 @@ lh_status lhi_collective_take(const char *call, const char *init, const lh_comm 
   return status == LH_OK ? lhi_take(call, init, options, first_bytes, taken, size) : status;
 }
 
+/* peerd refuses a tag that is in flight. For an op that waits in the client, the answer must not
+ * depend on when it is sent, so the client looks itself. */
+static lh_status check_tag_locked(const char *call, const lh_comm *comm, uint64_t tag) {
+  for (const lh_op *op = comm->client->ops; op != NULL; op = op->next) {
+    if (op->collective && op->state == LHI_OPEN && op->comm == comm && op->tag == tag) {
+      return lhi_fail(LH_INVALID_ARGUMENT,
+                      "%s: this member has an op with tag %llu in flight; wait for it, or use "
+                      "another tag",
+                      call, (unsigned long long)tag);
+    }
+  }
+  return LH_OK;
+}
+
 lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out) {
   lh_client *const client = comm->client;
   struct lh_ipc_request request;
@@ -224,6 +239,8 @@ lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked
   pthread_mutex_lock(&client->mutex);
   status = lhi_member_check_locked(comm, asked->call);
   if (status == LH_OK) status = lhi_check_states_locked(asked->call, op);
+  if (status == LH_OK && lhi_queue_full_locked(comm))
+    status = check_tag_locked(asked->call, comm, op->tag);
   if (status == LH_OK) {
     comm->at_join = false;
     lhi_op_open_locked(op);

@@ -3,8 +3,10 @@
 #include <stdlib.h>
 
 #include "client/src/error.h"
+#include "client/src/queue.h"
 
 void lhi_member_free_memory(lh_comm *comm) {
+  lhi_queue_clear(comm);
   free(comm->gone_text);
   free(comm);
 }

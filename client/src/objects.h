@@ -11,7 +11,7 @@
  *   members       the members of a client
  *   ops           requests to peerd, from the request to the outcome
  *   replies       reading replies of peerd, and giving them to the operations
- *   request       sending requests to peerd
+ *   request, queue  sending requests to peerd
  *   uses          whether an operation and a state use the same memory of the caller
  *   memory        allocating memory shared with peerd
  *   op, comm, events
@@ -79,6 +79,7 @@ struct lh_op {
 
   /* used only by collectives */
   bool collective;
+  bool sent;              /* counted in comm->ops_sent */
   uint64_t *more_members; /* ids of members for which the reply has no room */
   uint32_t more_members_count;
   uint64_t tag;
@@ -157,6 +158,9 @@ struct lh_comm {
   lh_op *parked_leave;
   lh_op *parked_sync;
   lh_op *parked_take;
+  /* Requests that wait (queue.h). */
+  struct lhi_queued *queue_first, *queue_last;
+  uint32_t ops_sent; /* open ops that peerd has */
   lh_op *sync; /* the open op that uses a state: a sync, a step with one, or a take. Or NULL */
   /* Called before the record is freed. Set if peerd has fetched a state for this member. */
   void (*on_free)(lh_comm *comm);
@@ -175,6 +179,8 @@ struct lh_client {
   bool reading;          /* a thread is the reader (replies.h) */
   int event_fd;          /* set when an op has ended; -1 before lh_event_fd() */
   int poll_fd;           /* what lh_event_fd() gives */
+  uint32_t queued;       /* requests in the queues of all members */
+  bool flushing;         /* a thread sends such requests */
   uint32_t helpers;      /* threads in lh_help() */
   bool dead;             /* the connection has ended, with dead_status and dead_text */
   lh_status dead_status;

@@ -8,6 +8,7 @@
 #include "client/src/connection.h"
 #include "client/src/error.h"
 #include "client/src/ops.h"
+#include "client/src/queue.h"
 #include "client/src/replies.h"
 #include "client/src/sleep.h"
 
@@ -32,6 +33,14 @@ struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data) {
 }
 
 void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
+  bool waits;
+  pthread_mutex_lock(&client->mutex);
+  waits = lhi_queue_put_locked(client, request);
+  pthread_mutex_unlock(&client->mutex);
+  if (!waits) lhi_send_now(client, request, fd);
+}
+
+void lhi_send_now(lh_client *client, const struct lh_ipc_request *request, int fd) {
   const int error = lhi_write_request(client, request, fd);
   if (error == 0) return;
   pthread_mutex_lock(&client->mutex);

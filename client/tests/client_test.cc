@@ -413,6 +413,59 @@ TEST_F(ClientTest, AnOpNamesItsMembersHoweverManyTheyAre) {
   }
 }
 
+TEST_F(ClientTest, OperationsBeyondTheLimitWaitAndNothingOvertakesThem) {
+  constexpr size_t kOps = LH_OPS_OPEN_MAX + 40;
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(kOps);
+  std::vector<lh_op*> ops;
+  for (size_t i = 0; i < kOps; ++i) ops.push_back(AllReduce(data + i, data + i, 1, /*tag=*/i));
+  ASSERT_TRUE(UntilPosts(LH_OPS_OPEN_MAX));
+  // A tag in flight is refused, whether its op is at peerd or waits.
+  for (const uint64_t tag : {uint64_t{0}, uint64_t{kOps - 1}}) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = options.target = data;
+    options.count = 1;
+    options.tag = tag;
+    lh_op* op = nullptr;
+    EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+    EXPECT_TRUE(Says("use another tag")) << lh_last_error();
+  }
+  const size_t events = harness_->Events().size();
+  EXPECT_EQ(lh_begin_step(comm_, 1), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(harness_->Events().size(), events) << "the step waits behind the ops";
+  uint64_t ids[4];
+  uint32_t count = 0;
+  EXPECT_EQ(lh_members(comm_, ids, 4, &count), LH_OK) << "a question does not wait";
+  // Each op that ends lets one go, in order.
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost({}, 0); });
+  EXPECT_EQ(lh_op_wait(ops[0], kPatienceMs), LH_OK);
+  ASSERT_TRUE(UntilPosts(LH_OPS_OPEN_MAX));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.posts.back().tag, uint64_t{LH_OPS_OPEN_MAX});
+    handler.hold_posts = false;
+    while (!handler.posts.empty()) handler.FinishPost();
+  });
+  for (lh_op* op : ops) EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(harness_->Events().back(), "step 1");
+  for (lh_op* op : ops) lh_op_free(op);
+}
+
+TEST_F(ClientTest, OperationsThatWaitEndWithPeerd) {
+  constexpr size_t kOps = LH_OPS_OPEN_MAX + 40;
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(kOps);
+  std::vector<lh_op*> ops;
+  for (size_t i = 0; i < kOps; ++i) ops.push_back(AllReduce(data + i, data + i, 1, /*tag=*/i));
+  lh_op_free(ops.back());  // nobody waits for this one
+  ops.pop_back();
+  harness_.reset();
+  for (lh_op* op : ops) EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_UNAVAILABLE);
+  for (lh_op* op : ops) lh_op_free(op);
+}
+
 bool Readable(int fd, int timeout_ms) {
   pollfd poll_fd{fd, POLLIN, 0};
   return poll(&poll_fd, 1, timeout_ms) == 1;

@@ -350,7 +350,11 @@ typedef struct lh_all_reduce_options {
 
 /* Starts an all-reduce and returns at once. lh_op_wait() gives the outcome.
  *
- * Limit: a member has at most 1024 operations in flight. One more ends with LH_UNAVAILABLE.
+ * A member has at most 1024 operations at peerd. Further ones wait in the library, and so do the
+ * member's steps, syncs and its leave behind them. They go to peerd when earlier operations have
+ * ended and a call of the library reads that: a wait, lh_op_test(), lh_event_take() or lh_help().
+ * So with more than 1024 in flight, all members have to start them in about the same order. If the
+ * first 1024 of two members had no operation in common, both would wait for ever.
  *
  * Buffers: source and target belong to the operation until lh_op_wait() returns the outcome.
  * Memory from lh_alloc() travels without a copy. The library copies other memory into memory shared

@@ -344,7 +344,10 @@ class Comm:
             the longest latency. It needs a group of at most 16 hosts that all reach each other; else "ring" is used.
             "auto" never takes it above 64 MiB.
             "ring": sums pass from host to host around a ring.
-        async_op: True: return a Work at once. A member has at most 1024 ops in flight; one more ends with Unavailable.
+        async_op: True: return a Work at once. A member has at most 1024 ops at peerd. Further ones wait in this
+            process until earlier ones have ended and a call reads that, such as `Work.done` or a wait of any op. So
+            with more than 1024 in flight, start them in about the same order at all members: if the first 1024 of two
+            members had no op in common, both would wait for ever.
         timeout: seconds to wait; None: no limit. Not with async_op.
 
         Until the op has its outcome, the tensors belong to it: neither read nor write them.

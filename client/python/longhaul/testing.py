@@ -18,7 +18,8 @@ import urllib.request
 from collections.abc import Sequence
 from types import TracebackType
 
-from ._programs import PathLike, find_binary
+from ._programs import PathLike
+from ._programs import find_binary as find_binary  # part of this module, too
 
 # A small program that starts another one, such that the kernel kills it when this process dies for any reason. It is a
 # separate program, because Python code between fork and exec is not safe in a process with threads.

@@ -298,3 +298,21 @@ def test_two_members_of_a_host_may_not_write_to_memory_that_both_have_in_an_op(c
         np.testing.assert_array_equal(memory, np.repeat([1, 5, 5], 1000).astype("float32"))
     finally:
         members.close()
+
+
+def test_ops_beyond_the_limit_of_peerd_wait_their_turn(pair: Members) -> None:
+    """Thousands of ops at once, each member with its own order of waiting; a boundary and a leave come behind them."""
+
+    def many(comm: lh.Comm) -> None:
+        tensors = [comm.empty(1) for _ in range(3000)]
+        works = []
+        for tag, tensor in enumerate(tensors):
+            tensor[:] = tag
+            works.append(comm.all_reduce(tensor, op="sum", tag=tag, async_op=True))
+        step = comm.begin_step(60)
+        assert step.world_size == 2
+        for work in works if comm.rank == 0 else reversed(works):
+            work.wait(60)
+        assert all(tensor[0] == 2 * tag for tag, tensor in enumerate(tensors))
+
+    pair.all(many, timeout=120)

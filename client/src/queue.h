@@ -1,0 +1,20 @@
+/* Requests that wait in the client. peerd takes at most LH_OPS_OPEN_MAX open ops of a member.
+ * Further ops wait here until one of these has ended. The order of a member's requests stays: while
+ * ops wait, its steps, syncs and its leave wait behind them, because an op belongs to the step in
+ * which peerd gets it. */
+#ifndef LONGHAUL_CLIENT_QUEUE_H_
+#define LONGHAUL_CLIENT_QUEUE_H_
+
+#include "client/src/objects.h"
+
+/* Whether the member's next op would wait. */
+bool lhi_queue_full_locked(const lh_comm *comm);
+/* Returns true if the request waits now, or could not be queued and its op has ended. False: the
+ * caller must send it. */
+bool lhi_queue_put_locked(lh_client *client, const struct lh_ipc_request *request);
+/* Sends what may be sent by now. The mutex is released meanwhile. */
+void lhi_queue_flush_locked(lh_client *client);
+/* Frees the queue of a member that is being freed. */
+void lhi_queue_clear(lh_comm *comm);
+
+#endif /* LONGHAUL_CLIENT_QUEUE_H_ */
