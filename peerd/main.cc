@@ -55,9 +55,10 @@ ABSL_FLAG(std::string, congestion, "",
 ABSL_FLAG(std::string, io, "auto",
           "what moves the bytes: uring (io_uring), epoll (needs more processor time), or auto "
           "(io_uring if the system allows it, else epoll)");
-ABSL_FLAG(bool, until_stdin_ends, false,
-          "drain and end, as after SIGTERM, when the standard input ends: for a peerd that belongs to "
-          "one program, which holds the other end of a pipe");
+ABSL_FLAG(
+    bool, until_stdin_ends, false,
+    "drain and end, as after SIGTERM, when the standard input ends: for a peerd that belongs to "
+    "one program, which holds the other end of a pipe");
 ABSL_FLAG(uint32_t, poll_us, 0,
           "microseconds that the data plane polls before it sleeps; polling makes small ops faster "
           "and keeps a processor busy; 0: never poll");

@@ -254,6 +254,12 @@ class Comm {
       if (fits) return members;
     }
   }
+  // What is known of a member of the group, also of a former one; see lh_member().
+  lh_member_info Member(uint64_t member_id) const {
+    lh_member_info info = LH_MEMBER_INFO_INIT;
+    internal::Check(lh_member(comm_, member_id, &info));
+    return info;
+  }
   // Step boundary: waits for all members and admits newcomers; see lh_begin_step().
   void BeginStep(int64_t timeout_ms = LH_FOREVER) {
     internal::Check(lh_begin_step(comm_, timeout_ms));

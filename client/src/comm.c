@@ -445,6 +445,36 @@ static lh_status members_page(lh_comm *comm, uint32_t first, int64_t deadline_ns
   return status;
 }
 
+static void about_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  if (op->status == LH_OK) op->reply.about = reply->u.about;
+}
+
+static const struct lhi_op_type kAbout = {about_ended, NULL, NULL, NULL};
+
+lh_status lh_member(lh_comm *comm, uint64_t member_id, lh_member_info *info) {
+  lh_member_info own = LH_MEMBER_INFO_INIT;
+  struct lh_ipc_request request;
+  union lhi_answer answer;
+  lh_status status = lhi_check_comm(comm, "lh_member");
+  if (status != LH_OK) return status;
+  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_member: info is NULL");
+  if (member_id == 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_member: member_id is 0, not an id");
+  memset(&request, 0, sizeof request);
+  request.type = LH_IPC_MEMBER;
+  request.u.about.member_id = member_id;
+  status =
+      lhi_ask("lh_member", comm, &kAbout, &request, lhi_answer_deadline_ns(comm->client), &answer);
+  if (status != LH_OK) return status;
+  own.current = answer.about.current;
+  own.member_id = answer.about.member_id;
+  own.peer_id = answer.about.peer_id;
+  own.rank = answer.about.rank;
+  snprintf(own.name, sizeof own.name, "%.71s", answer.about.name);
+  snprintf(own.cohort, sizeof own.cohort, "%.71s", answer.about.cohort);
+  snprintf(own.host, sizeof own.host, "%.135s", answer.about.host);
+  return lhi_give("lh_member", "LH_MEMBER_INFO_INIT", &own, sizeof own, sizeof own, info);
+}
+
 lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out) {
   struct lh_ipc_members_page page = {0, 0, 0, {0}};
   uint64_t epoch = 0;

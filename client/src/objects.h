@@ -72,6 +72,7 @@ struct lh_op {
   union lhi_answer {
     struct lh_ipc_op_info info;
     struct lh_ipc_members_page members;
+    struct lh_ipc_member_info about;
     struct lh_ipc_sync_info sync;
     struct lh_ipc_kept kept;
   } reply;

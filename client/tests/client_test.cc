@@ -399,6 +399,7 @@ TEST_F(ClientTest, AnOpNamesItsMembersHoweverManyTheyAre) {
     EXPECT_EQ(info.members, ids.data()) << "the caller's array stays in its struct";
     for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(ids[i], 7 * (i + 1));
     EXPECT_EQ(ids[count], 99u);
+    EXPECT_EQ(info.hosts, 77u);
     // With too small an array the first ids come.
     ids.assign(2, 99);
     info.members = ids.data();
@@ -464,6 +465,23 @@ TEST_F(ClientTest, OperationsThatWaitEndWithPeerd) {
   harness_.reset();
   for (lh_op* op : ops) EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_UNAVAILABLE);
   for (lh_op* op : ops) lh_op_free(op);
+}
+
+TEST_F(ClientTest, AMemberTellsWhoAnotherOneIs) {
+  StartJoined();
+  lh_member_info info = LH_MEMBER_INFO_INIT;
+  ASSERT_EQ(lh_member(comm_, 7, &info), LH_OK) << lh_last_error();
+  EXPECT_EQ(info.member_id, 7u);
+  EXPECT_EQ(info.peer_id, 9u);
+  EXPECT_EQ(info.current, 1u);
+  EXPECT_EQ(info.rank, 2u);
+  EXPECT_STREQ(info.name, "gpu-3");
+  EXPECT_STREQ(info.cohort, "host-b");
+  EXPECT_STREQ(info.host, "b.example");
+  EXPECT_EQ(lh_member(comm_, 8, &info), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("member m8 is no member of the group")) << lh_last_error();
+  EXPECT_EQ(lh_member(comm_, 0, &info), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_member(comm_, 7, nullptr), LH_INVALID_ARGUMENT);
 }
 
 bool Readable(int fd, int timeout_ms) {

@@ -58,17 +58,17 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   for (const PeerRecord &peer : record.peers) records[peer.peer] = &peer;
   for (PeerId id : p.ring) {
     const PeerRecord *peer = records.at(id);
-    message.peers.push_back({peer->peer, peer->endpoints, peer->lanes});
+    message.peers.push_back({peer->peer, peer->endpoints, peer->lanes, peer->host});
   }
   std::vector<MemberRecord> members = record.members;
   SortMembers(p.ring, p.joiners, &members);
   for (const MemberRecord &m : members) {
     if (p.joiners.contains(m.member)) {
       const Epoch background_until = p.survivors.empty() ? Epoch() : m.background_until;
-      message.members.push_back({m.member, m.peer, p.epoch, m.name, background_until});
+      message.members.push_back({m.member, m.peer, p.epoch, m.name, background_until, m.cohort});
     } else if (p.survivors.contains(m.member)) {
       const Epoch background_until = p.raised.contains(m.member) ? p.epoch : m.background_until;
-      message.members.push_back({m.member, m.peer, m.joined, m.name, background_until});
+      message.members.push_back({m.member, m.peer, m.joined, m.name, background_until, m.cohort});
     }
   }
   return message;

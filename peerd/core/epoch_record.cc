@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
@@ -10,6 +11,9 @@
 
 namespace longhaul::peerd {
 namespace {
+
+// How many members, present and former, a history knows.
+constexpr size_t kKnownMax = 5 * LH_MEMBERS_MAX;
 
 int RankIn(const std::vector<control::MemberInfo>& members, MemberId member) {
   for (size_t i = 0; i < members.size(); ++i) {
@@ -145,7 +149,10 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   record.boundary = prepare.boundary;
   record.last_freeze = prepare.last_freeze;
   record.members = prepare.members;
-  for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
+  for (const control::PeerInfo& peer : prepare.peers) {
+    record.ring.push_back(peer.peer);
+    record.hosts.emplace(peer.peer, peer.host);
+  }
   record.blocked = prepare.blocked;
   record.cause = prepare.cause;
   record.cost = prepare.cost;
@@ -174,12 +181,36 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
 void EpochHistory::Add(EpochRecord record) {
   LH_CHECK(record.epoch > committed());
   participants_.clear();
+  for (const control::MemberInfo& member : record.members) {
+    const auto host = record.hosts.find(member.peer);
+    known_[member.member] = {member, host == record.hosts.end() ? "" : host->second};
+  }
+  while (known_.size() > kKnownMax) known_.erase(known_.begin());
   const Epoch last_freeze = record.last_freeze;
   records_.emplace(record.epoch, std::move(record));
   records_.erase(records_.begin(), records_.lower_bound(last_freeze));
 }
 
+const KnownMember* EpochHistory::Member(MemberId member) const {
+  const auto it = known_.find(member);
+  return it == known_.end() ? nullptr : &it->second;
+}
+
+uint64_t EpochHistory::HostsOf(const std::vector<MemberId>& members) const {
+  std::set<std::string> hosts;
+  for (const MemberId id : members) {
+    const KnownMember* const member = Member(id);
+    if (member == nullptr) {
+      hosts.insert(ToString(id));
+    } else {
+      hosts.insert(member->host.empty() ? ToString(member->info.peer) : member->host);
+    }
+  }
+  return std::max<uint64_t>(1, Digester().Add(hosts).value());
+}
+
 void EpochHistory::Clear() {
+  known_.clear();
   records_.clear();
   participants_.clear();
 }
@@ -199,6 +230,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
     participants->members.push_back(member);
     if (member.background_until <= boundary) participants->contributors.push_back(member.member);
   }
+  participants->hosts = HostsOf(participants->contributors);
   // Without the peers that came later, a blocked pair may be neighbours in the ring.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
   std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);

@@ -24,6 +24,7 @@ struct EpochRecord {
   Epoch last_freeze;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
+  std::map<PeerId, std::string> hosts;  // names
   control::BlockedPairs blocked;
   std::string cause;
   control::LinkCost cost;
@@ -49,6 +50,7 @@ struct Participants {
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<MemberId> contributors;        // members whose inputs are in the result; rank order
+  uint64_t hosts = 0;                        // HostsOf(contributors)
   // Any two of these peers have a straight link with data lanes.
   bool mesh = false;
   control::LinkCost cost;
@@ -71,6 +73,13 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare);
 // ends of a link compute the same `data` and `relay`. The peer that came into the group first
 // dials.
 std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self);
+
+// What trainers can ask of a member.
+struct KnownMember {
+  control::MemberInfo info;
+  std::string host;  // name; that of its peer's last epoch
+  friend bool operator==(const KnownMember&, const KnownMember&) = default;
+};
 
 // The committed epochs that ops in flight may still refer to, including the newest.
 //
@@ -96,10 +105,19 @@ class EpochHistory {
   // called while empty().
   std::shared_ptr<const Participants> For(Epoch boundary) const;
 
+  // Returns what is known of a member of the newest epoch or of an older one; nullptr: nothing. The
+  // last 4096 members and more are known.
+  const KnownMember* Member(MemberId member) const;
+  // A digest of the set of hosts of these members. A member that is not known counts as a host of
+  // its own. Not 0.
+  uint64_t HostsOf(const std::vector<MemberId>& members) const;
+
+  // What is known of former members is left out, because no decision depends on it.
   void AddTo(Digester* digest) const;
 
  private:
   std::map<Epoch, EpochRecord> records_;
+  std::map<MemberId, KnownMember> known_;
   // A cache of For().
   mutable std::map<Epoch, std::shared_ptr<const Participants>> participants_;
 };

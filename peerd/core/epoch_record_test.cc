@@ -194,6 +194,56 @@ TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
   EXPECT_EQ(history.committed(), Epoch());
 }
 
+TEST(EpochHistory, KnowsMembersAlsoAfterTheirTime) {
+  EpochHistory history;
+  auto first = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+  first.peers[0].host = "a";
+  first.peers[1].host = "b";
+  first.members[1].name = "gpu-1";
+  first.members[1].cohort = "b-all";
+  history.Add(RecordOf(first));
+  auto later = MakePrepare(2, 1, 1, 2, {{1, 1, 1}});
+  later.peers[0].host = "a";
+  history.Add(RecordOf(later));
+  const KnownMember* const former = history.Member(MemberId(2));
+  ASSERT_NE(former, nullptr);
+  EXPECT_EQ(former->host, "b");
+  EXPECT_EQ(former->info.name, "gpu-1");
+  EXPECT_EQ(former->info.cohort, "b-all");
+  EXPECT_EQ(history.Member(MemberId(4)), nullptr);
+  history.Clear();
+  EXPECT_EQ(history.Member(MemberId(1)), nullptr);
+}
+
+TEST(EpochHistory, KnowsAtLeastFourThousandFormerMembers) {
+  EpochHistory history;
+  for (uint64_t epoch = 1; epoch <= 6000; ++epoch) {
+    history.Add(RecordOf(MakePrepare(epoch, epoch - 1, epoch, epoch, {{epoch, 1, epoch}})));
+  }
+  EXPECT_NE(history.Member(MemberId(6000 - 4096)), nullptr);
+  EXPECT_EQ(history.Member(MemberId(1)), nullptr);
+}
+
+// Two peers of one host are one host. The order and the number of its members do not matter.
+TEST(EpochHistory, TheDigestOfHostsIsThatOfTheirSet) {
+  EpochHistory history;
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 3, 1}, {5, 4, 1}});
+  const char* const hosts[] = {"a", "b", "b", ""};
+  for (size_t i = 0; i < 4; ++i) prepare.peers[i].host = hosts[i];
+  history.Add(RecordOf(prepare));
+  const auto digest = [&](std::vector<uint64_t> ids) {
+    std::vector<MemberId> members;
+    for (const uint64_t id : ids) members.emplace_back(id);
+    return history.HostsOf(members);
+  };
+  EXPECT_EQ(digest({1, 2}), digest({3, 1}));
+  EXPECT_EQ(digest({1, 2}), digest({1, 2, 3, 4}));
+  EXPECT_NE(digest({1, 2}), digest({1}));
+  EXPECT_NE(digest({1, 5}), digest({1}));
+  EXPECT_NE(digest({1, 9}), digest({1, 8})) << "of unknown members";
+  EXPECT_EQ(history.For(Epoch(1))->hosts, digest({1, 2, 3, 4, 5}));
+}
+
 TEST(EpochRecord, SourcesAreThoseThatCountFromTheNextRankOn) {
   const EpochRecord record = RecordOf(MakePrepare(
       5, 4, 5, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 5, control::kInBackground}, {4, 4, 1}}));

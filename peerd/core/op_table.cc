@@ -711,15 +711,19 @@ void OpTable::Erase(Op& op) {
       std::find_if(first, last, [&](const auto& entry) { return &entry.second == &op; }));
 }
 
-OpInfo OpTable::InfoOf(const Op& op) {
+OpInfo OpTable::InfoOf(const Op& op) const {
   OpInfo info;
   if (op.participants) {
     info.epoch = op.participants->epoch;
     info.members = op.participants->contributors;
+    info.hosts = op.participants->hosts;
   }
   if (op.result && !op.Refused()) {
     info.epoch = op.result->epoch;
     info.members = op.result->members;
+    // The result may be of an older epoch, with other members.
+    const bool same = op.participants && op.participants->contributors == info.members;
+    info.hosts = same ? op.participants->hosts : history_->HostsOf(info.members);
   }
   info.algorithm = op.algorithm;
   info.retries = op.retries;

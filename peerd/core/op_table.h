@@ -265,7 +265,7 @@ class OpTable {
   // Ends the op at this peer alone, or as aborted. It must have no attempt.
   void Drop(Op& op, Tick now, std::vector<Action>* out);
   void Erase(Op& op);
-  static OpInfo InfoOf(const Op& op);
+  OpInfo InfoOf(const Op& op) const;
   void Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
               std::vector<Action>* out);
   void Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,

@@ -189,7 +189,8 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
   const PostDone post = Get<PostDone>(out_).at(0);
   EXPECT_TRUE(post.outcome.ok());
-  EXPECT_EQ(post.info, (OpInfo{Epoch(1), kThree, 0, 8000, 3000, Algorithm::kRing}));
+  EXPECT_EQ(post.info,
+            (OpInfo{Epoch(1), kThree, history_.HostsOf(kThree), 0, 8000, 3000, Algorithm::kRing}));
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
   EXPECT_EQ(counters_.committed, 1u);
@@ -214,7 +215,8 @@ TEST_F(OpTableTest, ACommittedOpIsAnsweredWhenItsResultIsInAllTargets) {
   const auto answers = Get<PostDone>(Finished(1));
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_TRUE(answers[0].outcome.ok());
-  EXPECT_EQ(answers[0].info, (OpInfo{Epoch(1), kThree, 0, 8000, 0, Algorithm::kRing}));
+  EXPECT_EQ(answers[0].info,
+            (OpInfo{Epoch(1), kThree, history_.HostsOf(kThree), 0, 8000, 0, Algorithm::kRing}));
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
   EXPECT_TRUE(Finished(1).empty());
@@ -360,6 +362,7 @@ TEST_F(OpTableTest, WhoWasKeptFromAResultEndsWithIt) {
   EXPECT_TRUE(done.outcome.ok());
   EXPECT_EQ(done.info.epoch, Epoch(1));
   EXPECT_EQ(done.info.members, kThree);
+  EXPECT_EQ(done.info.hosts, history_.HostsOf(kThree)) << "the hosts of the epoch before the fault";
 }
 
 TEST_F(OpTableTest, AResultStandsAlsoWhereTooFewAreLeft) {

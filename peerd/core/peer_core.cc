@@ -81,6 +81,7 @@ class PeerCore::Impl {
     syncs_.SetProgress(local, progress);
   }
   MembersView GetMembers(LocalId local) const;
+  std::optional<MemberView> GetMember(LocalId local, MemberId member) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
   Stats GetStats() const;
   void CheckInvariants() const;
@@ -755,6 +756,15 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
   return view;
 }
 
+std::optional<PeerCore::MemberView> PeerCore::Impl::GetMember(LocalId id, MemberId member) const {
+  const LocalMember* const local = members_.Find(id);
+  if (local == nullptr || !local->admitted) return std::nullopt;
+  const Group& group = *groups_.at(local->group);
+  const KnownMember* const known = group.epochs.history().Member(member);
+  if (known == nullptr || group.current() == nullptr) return std::nullopt;
+  return MemberView{*known, group.current()->RankOf(member)};
+}
+
 std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   if (!members_.MayPost(post.post.local).ok()) return std::nullopt;
   const LocalMember& local = *members_.Find(post.post.local);
@@ -881,6 +891,9 @@ void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress
   impl_->SetProgress(local, progress);
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
+std::optional<PeerCore::MemberView> PeerCore::GetMember(LocalId local, MemberId member) const {
+  return impl_->GetMember(local, member);
+}
 std::optional<PostView> PeerCore::ViewPost(const LocalPost& post) const {
   return impl_->ViewPost(post);
 }

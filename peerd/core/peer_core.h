@@ -31,6 +31,7 @@
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/core/actions.h"
+#include "peerd/core/epoch_record.h"
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
 #include "proto/control/messages.h"
@@ -72,6 +73,12 @@ class PeerCore {
     std::vector<MemberId> members;
   };
   MembersView GetMembers(LocalId local) const;
+  // Returns what is known of a member of the local member's group, also of a former one.
+  struct MemberView {
+    KnownMember member;
+    int rank = -1;  // in the committed epoch; -1: it is not in it
+  };
+  std::optional<MemberView> GetMember(LocalId local, MemberId member) const;
 
   // What the driver must know about a post before it gives the LocalPost to Step(). nullopt: the
   // core will refuse the post.

@@ -34,6 +34,7 @@ struct OpInfo {
   Epoch epoch;  // the participants are members of this epoch
   // The members whose inputs are in the result, in rank order. The same at all participants.
   std::vector<MemberId> members;
+  uint64_t hosts = 0;    // EpochHistory::HostsOf() these members
   uint32_t retries = 0;  // attempts that had every READY and were ended by a freeze
   int64_t total_us = 0;  // from the post to the answer
   int64_t wait_us = 0;   // from the post until every READY was here for the first time

@@ -109,6 +109,9 @@ class Engine final : public TransportListener, public TrainerRequests {
   void OnLeave(LocalId local) override;
   void OnPost(const LocalPost& post, PostBuffers buffers) override;
   PeerCore::MembersView OnMembers(LocalId local) override { return core_->GetMembers(local); }
+  std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) override {
+    return core_->GetMember(local, member);
+  }
   void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) override;
   bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) override;
   void OnGone(LocalId local, const std::string& reason) override;

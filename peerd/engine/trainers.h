@@ -51,6 +51,8 @@ class TrainerRequests {
   virtual void OnPost(const LocalPost& post, PostBuffers buffers) = 0;
   // Empty while the member is not admitted.
   virtual PeerCore::MembersView OnMembers(LocalId local) = 0;
+  // nullopt: nothing is known of the member.
+  virtual std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) = 0;
   // Hashes all tensors of the state ahead of a sync. Runs `done` afterwards, within a later turn.
   virtual void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
   // Returns whether a state with this manifest is kept for the member, and sets its revision.

@@ -192,6 +192,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
     reply.u.op.seconds_total_ns = Nanoseconds(info.total_us);
     reply.u.op.seconds_wait_ns = Nanoseconds(info.wait_us);
     reply.u.op.size = static_cast<uint32_t>(info.members.size());
+    reply.u.op.hosts = info.hosts;
     PutOpMembers(client, post.call, info.members, &reply.u.op);
     reply.u.op.retries = info.retries;
     reply.u.op.algorithm = static_cast<uint32_t>(info.algorithm);

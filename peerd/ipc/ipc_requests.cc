@@ -49,6 +49,8 @@ void Server::OnRequest(const ClientPtr& client) {
       return Op(c);
     case LH_IPC_MEMBERS:
       return Members(c);
+    case LH_IPC_MEMBER:
+      return About(c);
     case LH_IPC_STATE:
       return AddState(c);
     case LH_IPC_UNSTATE:
@@ -411,6 +413,31 @@ void Server::Members(Client& client) {
   for (uint32_t i = 0; i < page.count; ++i) {
     page.member_ids[i] = members.members[first + i].value();
   }
+  client.calls.erase(client.request.call);
+  Push(client, reply);
+}
+
+void Server::About(Client& client) {
+  if (ActiveMember(client) == nullptr) return;
+  const MemberId wanted(client.request.u.about.member_id);
+  const auto found = handler_->OnMember(LocalId(client.request.member), wanted);
+  if (!found) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat("member ", ToString(wanted),
+                             " is no member of the group, and none of its last former ones"));
+  }
+  const auto put = [](const std::string& text, char* to, size_t bytes) {
+    memcpy(to, text.data(), std::min(text.size(), bytes - 1));
+  };
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
+  lh_ipc_member_info& info = reply.u.about;
+  info.member_id = wanted.value();
+  info.peer_id = found->member.info.peer.value();
+  info.current = found->rank >= 0 ? 1 : 0;
+  info.rank = found->rank >= 0 ? static_cast<uint32_t>(found->rank) : 0;
+  put(found->member.info.name, info.name, sizeof info.name);
+  put(found->member.info.cohort, info.cohort, sizeof info.cohort);
+  put(found->member.host, info.host, sizeof info.host);
   client.calls.erase(client.request.call);
   Push(client, reply);
 }

@@ -92,6 +92,7 @@ class Server final : public IpcServer {
   bool ReadSync(Client& client, Member& member, StateSync* sync);
   void Op(Client& client);
   void Members(Client& client);
+  void About(Client& client);
   // Returns the member that the request names, if it is admitted and not leaving. Otherwise refuses
   // the request and returns nullptr.
   Member* ActiveMember(Client& client);

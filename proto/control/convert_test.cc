@@ -142,12 +142,13 @@ class Generator {
     m.last_freeze = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
     m.freeze = m.last_freeze == m.epoch;
     for (uint32_t i = 1 + Count(4); i > 0; --i) {
-      m.peers.push_back({PeerId(i), Endpoints(), Lanes()});
+      m.peers.push_back({PeerId(i), Endpoints(), Lanes(), Label()});
       for (uint32_t j = 1 + Count(2); j > 0; --j) {
         m.members.push_back(
             {MemberId(10 * i + j), PeerId(i), Epoch(1 + prng_.Below(epoch)), Label()});
         m.members.back().background_until =
             prng_.Chance(0.3) ? kInBackground : Epoch(prng_.Below(epoch));
+        if (prng_.Chance(0.5)) m.members.back().cohort = Label();
       }
     }
     // Peers stand in falling order: 5 4 3 2 1.

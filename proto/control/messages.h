@@ -456,19 +456,22 @@ struct MemberInfo {
   // Ops whose boundary is older than this epoch leave the member's input out, and until this epoch
   // no sync waits for the member. 0: it contributes to all ops in which it takes part.
   Epoch background_until;
+  std::string cohort;  // for people; "": none
   MemberId Key() const { return member; }
   LH_FIELDS(MemberInfo, LH_FIELD(member, rule::Needed{}), LH_FIELD(peer, rule::Needed{}),
             LH_FIELD(joined, rule::Needed{}),
-            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(background_until));
+            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(background_until),
+            LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}));
 };
 
 struct PeerInfo {
   PeerId peer;
   std::vector<std::string> endpoints;
   uint32_t lanes = 0;
+  std::string host;  // name of the host
   PeerId Key() const { return peer; }
   LH_FIELDS(PeerInfo, LH_FIELD(peer, rule::Needed{}), LH_FIELD(endpoints, kEndpoints),
-            LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}));
+            LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}), LH_FIELD(host, kLabel));
 };
 
 // The measured cost of a group's links when the epoch was prepared. All peers get the same figures,

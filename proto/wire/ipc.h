@@ -46,6 +46,7 @@ enum lh_ipc_type {
   LH_IPC_PREPARE = 14, /* u.state.state; DONE when peerd has hashed all its tensors. The next sync
                           then hashes only tensors that it marks as touched. Nobody may write to
                           the tensors before DONE */
+  LH_IPC_MEMBER = 15,  /* member, u.about; DONE with u.about, or LH_INVALID_ARGUMENT */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65,     /* the world of `member` has changed */
@@ -118,6 +119,10 @@ struct lh_ipc_members {
   uint32_t zero;
 };
 
+struct lh_ipc_about {
+  uint64_t member_id; /* of the same group */
+};
+
 /* A state: `count` entries of struct lh_ipc_tensor lie at `table`. Peerd reads a tensor at `data`,
  * and writes fetched chunks of the tensor to `inbox`.
  *
@@ -182,6 +187,7 @@ struct lh_ipc_request {
     struct lh_ipc_leave leave;
     struct lh_ipc_op op;
     struct lh_ipc_members members;
+    struct lh_ipc_about about;
     struct lh_ipc_state state;
     struct lh_ipc_sync sync;
     struct lh_ipc_take take;
@@ -209,7 +215,8 @@ struct lh_ipc_op_info {
   uint32_t retries;         /* attempts after the first */
   uint32_t algorithm;       /* lh_wire_algorithm of that attempt, never AUTO */
   uint32_t zero;
-  /* The first of these `size` members, in rank order. The ids from rank LH_IPC_OP_MEMBERS_MAX on
+  uint64_t hosts; /* a digest of the set of hosts of these `size` members; never 0 */
+  /* The first of these members, in rank order. The ids from rank LH_IPC_OP_MEMBERS_MAX on
    * come before in LH_IPC_OP_MEMBERS frames, in order. */
   uint64_t member_ids[LH_IPC_OP_MEMBERS_MAX];
 };
@@ -220,6 +227,18 @@ struct lh_ipc_members_page {
   uint32_t first;
   uint32_t count;
   uint64_t member_ids[LH_IPC_MEMBERS_PAGE];
+};
+
+#define LH_IPC_HOST_BYTES_MAX 128
+/* What peerd knows of a member. The texts are NUL-terminated. */
+struct lh_ipc_member_info {
+  uint64_t member_id;
+  uint64_t peer_id;
+  uint32_t current; /* 1: the member is in the present epoch, and has this rank; 0: a former one */
+  uint32_t rank;
+  char name[LH_MEMBER_NAME_BYTES_MAX + 8];
+  char cohort[LH_COHORT_NAME_BYTES_MAX + 8]; /* "": none */
+  char host[LH_IPC_HOST_BYTES_MAX + 8];
 };
 
 struct lh_ipc_sync_info {
@@ -275,6 +294,7 @@ struct lh_ipc_reply {
     struct lh_ipc_kept kept;      /* DONE of KEPT */
     struct lh_ipc_progress progress;
     struct lh_ipc_members_page members;
+    struct lh_ipc_member_info about;        /* DONE of MEMBER */
     char text[LH_ERROR_TEXT_BYTES_MAX + 8]; /* status not OK: NUL-terminated */
   } u;
 };

@@ -43,6 +43,8 @@ inline size_t IpcBodyBytes(uint32_t type) {
       return sizeof(lh_ipc_op);
     case LH_IPC_MEMBERS:
       return sizeof(lh_ipc_members);
+    case LH_IPC_MEMBER:
+      return sizeof(lh_ipc_about);
     default:
       return SIZE_MAX;
   }
@@ -114,7 +116,8 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   }
   const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_OP ||
                          request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC ||
-                         request.type == LH_IPC_KEPT || request.type == LH_IPC_TAKE;
+                         request.type == LH_IPC_KEPT || request.type == LH_IPC_TAKE ||
+                         request.type == LH_IPC_MEMBER;
   if (of_member && request.member == 0) return "no member named";
   switch (request.type) {
     case LH_IPC_HELLO:
@@ -151,6 +154,9 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero)) {
         return "reserved bytes are not zero";
       }
+      break;
+    case LH_IPC_MEMBER:
+      if (request.u.about.member_id == 0) return "member_id is 0";
       break;
     case LH_IPC_MEMBERS:
       if (request.u.members.zero != 0) return "reserved bytes are not zero";

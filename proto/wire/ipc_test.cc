@@ -98,8 +98,11 @@ TEST(IpcTest, ReplyBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_world, rank), 16u);
   EXPECT_EQ(offsetof(lh_ipc_world, size), 20u);
   EXPECT_EQ(offsetof(lh_ipc_world, pending), 24u);
-  EXPECT_EQ(sizeof(lh_ipc_op_info), 440u);
-  EXPECT_EQ(offsetof(lh_ipc_op_info, member_ids), 56u);
+  EXPECT_EQ(sizeof(lh_ipc_op_info), 448u);
+  EXPECT_EQ(offsetof(lh_ipc_op_info, hosts), 56u);
+  EXPECT_EQ(offsetof(lh_ipc_op_info, member_ids), 64u);
+  EXPECT_EQ(sizeof(lh_ipc_member_info), 304u);
+  EXPECT_EQ(offsetof(lh_ipc_member_info, host), 168u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, bytes_sent), 8u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, bytes_received), 16u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, seconds_total_ns), 24u);

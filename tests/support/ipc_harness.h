@@ -73,6 +73,11 @@ class ScriptedHandler : public TrainerRequests {
     if (!hold_posts) FinishPost();
   }
   PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
+    if (member != MemberId(7)) return std::nullopt;
+    return PeerCore::MemberView{{{member, PeerId(9), Epoch(1), "gpu-3", {}, "host-b"}, "b.example"},
+                                2};
+  }
   void OnTake(LocalId local, uint32_t timeout_ms) override {
     events.push_back("take " + std::to_string(local.value()) + " " + std::to_string(timeout_ms));
   }
@@ -108,7 +113,7 @@ class ScriptedHandler : public TrainerRequests {
       auto* target = reinterpret_cast<float*>(post.target);
       for (uint64_t i = 0; i < post.desc.count; ++i) target[i] = 2 * source[i];
     }
-    OpInfo info{Epoch(epoch), op_members, 1, 3000, 1000, Algorithm::kMesh};
+    OpInfo info{Epoch(epoch), op_members, 77, 1, 3000, 1000, Algorithm::kMesh};
     server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
   }
 

@@ -298,6 +298,25 @@ LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
  * while the ids were read, or peerd does not answer. */
 LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out);
 
+typedef struct lh_member_info {
+  uint32_t struct_size;
+  uint32_t current; /* 1: a member of the present epoch; 0: a former member */
+  uint64_t member_id;
+  uint64_t peer_id; /* of its peerd: equal for the members at one peerd */
+  uint32_t rank;    /* if `current` is 1 */
+  uint32_t zero;
+  char name[72];   /* lh_join_options.name, or the name of its client */
+  char cohort[72]; /* lh_join_options.cohort; "": none */
+  char host[136];  /* name of its host */
+} lh_member_info;
+#define LH_MEMBER_INFO_INIT \
+  { sizeof(lh_member_info), 0, 0, 0, 0, 0, "", "", "" }
+
+/* Tells what is known of a member of the group. Former members are known for a long time: at least
+ * the last 4096 members of the group since this member was admitted. LH_INVALID_ARGUMENT: no such
+ * member is known. LH_UNAVAILABLE: peerd does not answer. */
+LH_API lh_status lh_member(lh_comm *comm, uint64_t member_id, lh_member_info *info);
+
 /* Step boundary: waits until every member has called it, admits the newcomers that wait, and
  * returns in the epoch that all members now share. Every member must call it at the same point of
  * its program.
@@ -604,9 +623,13 @@ typedef struct lh_op_info_t {
   uint64_t *members;
   uint32_t members_capacity;
   uint32_t zero2;
+  /* A digest of the set of these members' hosts: equal for operations with the same hosts, in any
+   * group of the run. With it the shards of a host learn whether the operations of their groups had
+   * the same hosts: LH_MIN and LH_MAX of it over the shards are equal then. */
+  uint64_t hosts;
 } lh_op_info_t;
 #define LH_OP_INFO_INIT \
-  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0, NULL, 0, 0 }
+  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0, NULL, 0, 0, 0 }
 
 /* What a collective did. If its outcome is not LH_OK, all fields but `staged` are 0.
  * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a
@@ -626,8 +649,9 @@ LH_API void lh_op_free(lh_op *op);
 /* Completion of several operations. All operations belong to the same client. */
 
 /* Waits until at least one of `count` operations has an outcome, and sets *index_out to the first
- * of these in the array. Get its outcome with lh_op_wait(), which then does not wait. LH_DEADLINE_EXCEEDED: none has an outcome; all go on.
- * LH_INVALID_ARGUMENT: there are no operations, or one belongs to another client. */
+ * of these in the array. Get its outcome with lh_op_wait(), which then does not wait.
+ * LH_DEADLINE_EXCEEDED: none has an outcome; all go on. LH_INVALID_ARGUMENT: there are no
+ * operations, or one belongs to another client. */
 LH_API lh_status lh_wait_any(lh_client *client, lh_op *const *ops, uint32_t count,
                              int64_t timeout_ms, uint32_t *index_out);
 

@@ -44,7 +44,7 @@ from ._errors import (
     Unavailable,
 )
 from ._join import join
-from ._member import World
+from ._member import MemberInfo, World
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
 from ._work import OpInfo, Work, wait_any
@@ -61,6 +61,7 @@ __all__ = [
     "FailedPrecondition",
     "Internal",
     "InvalidArgument",
+    "MemberInfo",
     "OpInfo",
     "Progress",
     "State",

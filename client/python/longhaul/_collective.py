@@ -54,15 +54,27 @@ class Collectives:
         options.op = code_of(_native.REDUCE_OPS, op, "op")
         options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
         options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
-        return self._run("all_reduce", owner, options, tensor, out, tag, on_fault, async_op, timeout)
+        source, target = _elements(tensor, out)
+        return self._run("all_reduce", owner, options, source, target, tag, on_fault, async_op, timeout)
+
+    def reduce_numbers(
+        self, owner: object, numbers: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
+    ) -> OpInfo:
+        """Reduces a small array of numbers in place."""
+        elements = Elements(ctypes.addressof(numbers), len(numbers), "uint64", (len(numbers),), numbers)
+        options = _native.AllReduceOptions()
+        options.op = _native.REDUCE_OPS[op]
+        info = self._run("all_reduce", owner, options, elements, elements, tag, None, False, timeout)
+        assert isinstance(info, OpInfo)
+        return info
 
     def _run(
         self,
         name: str,
         owner: object,
         options: Any,
-        tensor: Any,
-        out: Any,
+        source: Elements,
+        target: Elements,
         tag: int,
         on_fault: str | None,
         async_op: bool,
@@ -72,7 +84,6 @@ class Collectives:
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         deadline = _native.Deadline(timeout)
-        source, target = _elements(tensor, out)
         options.source = source.address
         options.target = target.address
         options.count = source.count

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _native
 from ._arena import Shape, empty_numpy
 from ._collective import Collectives
-from ._errors import Error, Unavailable, check
-from ._member import Member, World
+from ._errors import Error, Unavailable, check, number_of
+from ._member import Member, MemberInfo, World
 from ._state import OnProgress, State, SyncInfo
 from ._sync import Syncs
 from ._work import OpInfo, Work
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+#: Default tag of `Comm.agree`: the highest.
+AGREE_TAG = (1 << 64) - 1
 
 _Self = TypeVar("_Self", bound="Comm")
 
@@ -126,6 +130,42 @@ class Comm:
             if count.value <= capacity:
                 return tuple(ids[: count.value])
             capacity = count.value
+
+    def member(self, id: int) -> MemberInfo:
+        """What is known of a member of the group: its name, host, cohort and rank. Asks peerd, at most 30 s.
+
+        id: as in `members` and `OpInfo.members`. Former members are known for a long time: at least the last 4096
+        members of the group since this member was admitted. Raises InvalidArgument if no such member is known.
+        """
+        self._member.check_joined()
+        info = _native.MemberInfoStruct()
+        number = number_of(id, "id", (1 << 64) - 1)
+        check(_native.library().lh_member(self._member.handle, number, ctypes.byref(info)), f"member {number}")
+        return MemberInfo(
+            info.member_id,
+            info.name.decode(),
+            info.host.decode(),
+            info.cohort.decode() or None,
+            info.rank if info.current else None,
+            info.peer_id,
+        )
+
+    def agree(self, infos: Iterable[OpInfo], *, tag: int = AGREE_TAG, timeout: float | None = None) -> bool:
+        """Whether the ops of all members of this group had the same hosts. One small op of this group.
+
+        For sharded models: the shards of a host are members of different groups, and a fault may hit the op of one
+        group and not that of another. Give the shards of a host a group of their own. After a round, each shard calls
+        agree() of that group with the infos of its ops, in the order that all shards use. True, at all shards: their ops
+        had the same hosts. False, at all: some had others, so their results do not belong together.
+
+        tag: as for all_reduce. timeout, errors: as for all_reduce.
+        """
+        hosts = b"".join(info.hosts.to_bytes(8, "little") for info in infos)
+        digest = int.from_bytes(hashlib.blake2b(hosts, digest_size=8).digest(), "little")
+        everybody = (1 << 64) - 1
+        numbers = (ctypes.c_uint64 * 2)(digest, everybody - digest)
+        self._collectives.reduce_numbers(self, numbers, "min", tag, timeout)
+        return numbers[0] == everybody - numbers[1]  # the least and the greatest digest are equal
 
     # ------------------------------------------------------------------ completion
 

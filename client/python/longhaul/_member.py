@@ -29,6 +29,18 @@ def _free_comm(client: Client, handle: ctypes.c_void_p) -> None:
     _native.library().lh_comm_free(handle)
 
 
+@dataclasses.dataclass(frozen=True)
+class MemberInfo:
+    """What is known of a member of a group, present or former."""
+
+    id: int
+    name: str  #: as given to join(), else the process id
+    host: str  #: name of its host
+    cohort: str | None  #: name of its cohort
+    rank: int | None  #: in the present epoch; None: it is no member any more
+    peer: int  #: id of its peerd: equal for members at one peerd
+
+
 class Member:
     """The handle of one member. If it is garbage-collected before leave(), the member leaves, and nobody waits."""
 

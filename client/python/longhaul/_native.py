@@ -107,6 +107,20 @@ class WorldInfo(_Sized):
     ]
 
 
+class MemberInfoStruct(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("current", c_uint32),
+        ("member_id", c_uint64),
+        ("peer_id", c_uint64),
+        ("rank", c_uint32),
+        ("zero", c_uint32),
+        ("name", ctypes.c_char * 72),
+        ("cohort", ctypes.c_char * 72),
+        ("host", ctypes.c_char * 136),
+    ]
+
+
 class AllReduceOptions(_Sized):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -139,6 +153,7 @@ class OpInfoStruct(_Sized):
         ("members", POINTER(c_uint64)),
         ("members_capacity", c_uint32),
         ("zero2", c_uint32),
+        ("hosts", c_uint64),
     ]
 
     def __init__(self) -> None:
@@ -214,6 +229,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_leave": (c_int, [c_void_p, c_int64]),
     "lh_comm_free": (None, [c_void_p]),
     "lh_world": (c_int, [c_void_p, POINTER(WorldInfo)]),
+    "lh_member": (c_int, [c_void_p, c_uint64, POINTER(MemberInfoStruct)]),
     "lh_members": (c_int, [c_void_p, POINTER(c_uint64), c_uint32, POINTER(c_uint32)]),
     "lh_begin_step": (c_int, [c_void_p, c_int64]),
     "lh_state_new": (c_int, [c_void_p, POINTER(TensorStruct), c_uint32, POINTER(c_void_p)]),

@@ -7,13 +7,17 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ._arena import Client
+from typing import Any, Protocol
 
 # The thread ends after it has had nothing to watch for this long.
 _IDLE_MS = 1000
+
+
+class Client(Protocol):
+    """What a Watcher needs of a client."""
+
+    def fileno(self) -> int: ...
+    def take_events(self) -> bool: ...
 
 
 def run_callback(call: Callable[[Any], object], argument: Any) -> None:

@@ -29,6 +29,8 @@ class OpInfo(NamedTuple):
     seconds_wait: float  #: the part of `seconds` until every member had started the op
     #: The ids of the members whose tensors are in the result, in rank order: the same at all of them (`Comm.member`).
     members: tuple[int, ...]
+    #: A digest of the set of these members' hosts: equal for ops with the same hosts, in any group (`Comm.agree`).
+    hosts: int
     algorithm: str = "auto"  #: what made the result: "oneshot", "mesh", "ring"; "local": nothing crossed the network
 
 
@@ -43,6 +45,7 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
         info.seconds,
         info.seconds_wait,
         tuple(info.members[: info.world_size]),
+        info.hosts,
         _native.ALGORITHM_NAMES[info.algorithm],
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -132,3 +134,60 @@ def test_joining_again_reaches_a_peerd_that_was_started_anew(cluster: LocalClust
             assert second.world_size >= 1
         with pytest.raises(lh.Unavailable):
             first.begin_step(10)
+
+
+def test_members_are_known_by_id_also_when_they_have_left(cluster: LocalCluster, pair: Members) -> None:
+    comm, other = pair.comms
+    ids = comm.members
+    for rank, id in enumerate(ids):
+        info = comm.member(id)
+        assert (info.id, info.rank, info.cohort) == (id, rank, None)
+        assert info.name == str(os.getpid())
+        assert info.host == socket.gethostname()
+    assert comm.member(ids[0]).peer != comm.member(ids[1]).peer
+    with pytest.raises(lh.InvalidArgument, match="no member of the group"):
+        comm.member(10**9)
+    for wrong in (0, -1, "1", 2**64):
+        with pytest.raises(lh.InvalidArgument):
+            comm.member(wrong)  # type: ignore[arg-type]
+    gone = other.member_id
+    other.leave()
+    assert comm.begin_step(30).world_size == 1
+    assert comm.member(gone).rank is None
+    assert comm.member(gone).name == str(os.getpid())
+
+
+def test_the_shards_of_a_host_agree_on_the_hosts_of_their_ops(cluster: LocalCluster) -> None:
+    """Two hosts with two shards each. The groups of the shards lose a host one after the other."""
+
+    def join(host: int, group: int) -> lh.Comm:
+        return lh.join("shards", group, cluster.socket(host), 60, members=2)
+
+    with ThreadPoolExecutor() as pool:
+        # Groups 0 and 1 have one shard of each host; groups 10 and 11 have the shards of host 0 and host 1.
+        keys = [(host, shard) for host in (0, 1) for shard in (0, 1)]
+        shards = dict(zip(keys, pool.map(lambda key: join(key[0], key[1]), keys)))
+        locals_ = dict(zip(keys, pool.map(lambda key: join(key[0], 10 + key[0]), keys)))
+
+        def reduce(key: tuple[int, int]) -> lh.OpInfo:
+            info = shards[key].all_reduce(np.ones(10, np.float32), timeout=60)
+            assert isinstance(info, lh.OpInfo)
+            return info
+
+        def agreed(infos: dict[tuple[int, int], lh.OpInfo]) -> set[bool]:
+            keys = list(infos)
+            return set(pool.map(lambda key: locals_[key].agree([infos[key]], timeout=60), keys))
+
+        infos = dict(zip(shards, pool.map(reduce, list(shards))))
+        assert {info.world_size for info in infos.values()} == {2}
+        assert len({info.hosts for info in infos.values()}) == 1
+        assert agreed(infos) == {True}
+        # The op of group 1 has only host 0 now, that of group 0 both.
+        shards.pop((1, 1)).leave()
+        later = dict(zip(shards, pool.map(reduce, list(shards))))
+        assert later[0, 1].world_size == 1
+        one_host = {key: info for key, info in later.items() if key[0] == 0}
+        # All peerds of this test are on one machine, so their hosts are the same.
+        assert agreed(one_host) == {True}
+        altered = {(0, 0): one_host[0, 0], (0, 1): one_host[0, 1]._replace(hosts=one_host[0, 1].hosts ^ 1)}
+        assert agreed(altered) == {False}

@@ -36,10 +36,20 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def peerds_of(pid: int) -> list[int]:
-    """The peerds that the process has started."""
+    """The private peerds that the process has started."""
+
+    def private(child: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return b"--until-stdin-ends" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()
+        return False
+
+    children = (child for task in pathlib.Path(f"/proc/{pid}/task").iterdir() for child in children_of(task))
+    return [int(child) for child in children if private(child)]
+
+
+def children_of(task: pathlib.Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
-        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"peerd" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
+        return (task / "children").read_text().split()
     return []
 
 
