@@ -129,6 +129,7 @@ static lh_client *client_new(int fd) {
   client->next_call = 1;
   client->next_region = 1;
   client->next_state = 1;
+  client->flush = lhi_flush_locked;
   client->event_fd = -1;
   client->poll_fd = -1;
   pthread_mutex_init(&client->mutex, NULL);

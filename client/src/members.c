@@ -3,10 +3,13 @@
 #include <stdlib.h>
 
 #include "client/src/error.h"
-#include "client/src/queue.h"
 
 void lhi_member_free_memory(lh_comm *comm) {
-  lhi_queue_clear(comm);
+  while (comm->queue_first != NULL) {
+    struct lhi_queued *const first = comm->queue_first;
+    comm->queue_first = first->next;
+    free(first);
+  }
   free(comm->gone_text);
   free(comm);
 }

@@ -11,7 +11,8 @@
  *   members       the members of a client
  *   ops           requests to peerd, from the request to the outcome
  *   replies       reading replies of peerd, and giving them to the operations
- *   request, queue  sending requests to peerd
+ *   queue         requests that wait until peerd may get them
+ *   request       sending requests to peerd
  *   uses          whether an operation and a state use the same memory of the caller
  *   memory        allocating memory shared with peerd
  *   op, comm, events
@@ -138,6 +139,12 @@ struct lh_state {
   struct lhi_pin inbox_pin;
 };
 
+/* A request that waits (queue.h). */
+struct lhi_queued {
+  struct lhi_queued *next;
+  struct lh_ipc_request request;
+};
+
 struct lh_comm {
   lh_client *client;
   lh_comm *previous, *next;
@@ -174,16 +181,17 @@ struct lh_client {
   lh_client *next_client; /* the list of all clients of the process, for fork() */
   pthread_mutex_t send_mutex;
 
-  pthread_mutex_t mutex; /* guards everything that follows */
-  uint32_t wakes;        /* futex: rises when sleeping threads must look again */
-  uint32_t sleepers;     /* threads that sleep on `wakes` */
-  bool reading;          /* a thread is the reader (replies.h) */
-  int event_fd;          /* set when an op has ended; -1 before lh_event_fd() */
-  int poll_fd;           /* what lh_event_fd() gives */
-  uint32_t queued;       /* requests in the queues of all members */
-  bool flushing;         /* a thread sends such requests */
-  uint32_t helpers;      /* threads in lh_help() */
-  bool dead;             /* the connection has ended, with dead_status and dead_text */
+  pthread_mutex_t mutex;            /* guards everything that follows */
+  uint32_t wakes;                   /* futex: rises when sleeping threads must look again */
+  uint32_t sleepers;                /* threads that sleep on `wakes` */
+  bool reading;                     /* a thread is the reader (replies.h) */
+  int event_fd;                     /* set when an op has ended; -1 before lh_event_fd() */
+  int poll_fd;                      /* what lh_event_fd() gives */
+  uint32_t queued;                  /* requests in the queues of all members */
+  void (*flush)(lh_client *client); /* lhi_flush_locked() */
+  bool flushing;                    /* a thread sends such requests */
+  uint32_t helpers;                 /* threads in lh_help() */
+  bool dead;                        /* the connection has ended, with dead_status and dead_text */
   lh_status dead_status;
   char *dead_text;
   uint64_t next_call;

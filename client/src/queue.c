@@ -4,13 +4,7 @@
 
 #include "client/src/members.h"
 #include "client/src/ops.h"
-#include "client/src/request.h"
 #include "proto/wire/limits.h"
-
-struct lhi_queued {
-  struct lhi_queued *next;
-  struct lh_ipc_request request;
-};
 
 /* Whether the order of such a request among the member's ops matters. */
 static bool ordered(uint32_t type) {
@@ -68,50 +62,25 @@ static void pop_locked(lh_comm *comm) {
   free(first);
 }
 
-/* Sends what may be sent for one member. An entry stays in the queue until it is sent, so that no
- * later request overtakes it. Returns whether it has sent something. */
-static bool flush_member_locked(lh_comm *comm) {
-  lh_client *const client = comm->client;
-  bool sent = false;
-  while (!client->dead && comm->queue_first != NULL &&
-         fits(comm, comm->queue_first->request.type)) {
-    const struct lh_ipc_request request = comm->queue_first->request;
-    lh_op *const op = lhi_op_find_locked(client, request.call);
-    if (op != NULL) {
-      count_locked(op, request.type);
-      pthread_mutex_unlock(&client->mutex);
-      lhi_send_now(client, &request, -1);
-      pthread_mutex_lock(&client->mutex);
-      sent = true;
-    }
-    pop_locked(comm);
-  }
-  return sent;
-}
-
-void lhi_queue_flush_locked(lh_client *client) {
-  bool sent = true;
-  if (client->queued == 0 || client->flushing) return;
-  client->flushing = true;
-  while (sent && !client->dead) {
-    sent = false;
-    for (lh_comm *comm = client->comms, *next; comm != NULL && !sent; comm = next) {
-      next = comm->next;
-      if (comm->queue_first == NULL) continue;
-      /* If something is sent, the mutex is released meanwhile, and the list may change. Then begin
-       * anew. */
+lh_comm *lhi_queue_next_locked(lh_client *client) {
+  for (lh_comm *comm = client->comms; comm != NULL; comm = comm->next) {
+    while (comm->queue_first != NULL) {
+      const struct lh_ipc_request *const request = &comm->queue_first->request;
+      lh_op *const op = lhi_op_find_locked(client, request->call);
+      if (op == NULL) { /* it has ended without peerd */
+        pop_locked(comm);
+        continue;
+      }
+      if (!fits(comm, request->type)) break;
+      count_locked(op, request->type);
       lhi_member_use_locked(comm);
-      sent = flush_member_locked(comm);
-      lhi_member_unuse_locked(comm);
+      return comm;
     }
   }
-  client->flushing = false;
+  return NULL;
 }
 
-void lhi_queue_clear(lh_comm *comm) {
-  while (comm->queue_first != NULL) {
-    struct lhi_queued *const first = comm->queue_first;
-    comm->queue_first = first->next;
-    free(first);
-  }
+void lhi_queue_sent_locked(lh_comm *comm) {
+  pop_locked(comm);
+  lhi_member_unuse_locked(comm);
 }

@@ -12,9 +12,10 @@ bool lhi_queue_full_locked(const lh_comm *comm);
 /* Returns true if the request waits now, or could not be queued and its op has ended. False: the
  * caller must send it. */
 bool lhi_queue_put_locked(lh_client *client, const struct lh_ipc_request *request);
-/* Sends what may be sent by now. The mutex is released meanwhile. */
-void lhi_queue_flush_locked(lh_client *client);
-/* Frees the queue of a member that is being freed. */
-void lhi_queue_clear(lh_comm *comm);
+/* Returns a member whose first request peerd may get now; NULL: there is none. The caller sends
+ * comm->queue_first->request, and then calls lhi_queue_sent_locked(). The request stays in the
+ * queue meanwhile, so that no later one overtakes it. One thread at a time. */
+lh_comm *lhi_queue_next_locked(lh_client *client);
+void lhi_queue_sent_locked(lh_comm *comm);
 
 #endif /* LONGHAUL_CLIENT_QUEUE_H_ */

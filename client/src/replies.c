@@ -11,7 +11,6 @@
 #include "client/src/error.h"
 #include "client/src/members.h"
 #include "client/src/ops.h"
-#include "client/src/queue.h"
 #include "client/src/sleep.h"
 
 void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
@@ -125,7 +124,7 @@ static void dispatch_locked(lh_client *client, ssize_t got) {
   for (size_t i = 0; i < frames; ++i) on_reply_locked(client, &client->inbox[i]);
   if (frames > 0) memmove(client->inbox, &client->inbox[frames], rest);
   client->inbox_bytes = rest;
-  lhi_queue_flush_locked(client);
+  client->flush(client);
   if (got == 0) {
     lhi_die_locked(
         client, LH_UNAVAILABLE,

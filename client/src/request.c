@@ -32,15 +32,7 @@ struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data) {
   return range;
 }
 
-void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
-  bool waits;
-  pthread_mutex_lock(&client->mutex);
-  waits = lhi_queue_put_locked(client, request);
-  pthread_mutex_unlock(&client->mutex);
-  if (!waits) lhi_send_now(client, request, fd);
-}
-
-void lhi_send_now(lh_client *client, const struct lh_ipc_request *request, int fd) {
+static void send_now(lh_client *client, const struct lh_ipc_request *request, int fd) {
   const int error = lhi_write_request(client, request, fd);
   if (error == 0) return;
   pthread_mutex_lock(&client->mutex);
@@ -57,6 +49,28 @@ void lhi_send_now(lh_client *client, const struct lh_ipc_request *request, int f
     lhi_die_locked(client, LH_UNAVAILABLE, text);
   }
   pthread_mutex_unlock(&client->mutex);
+}
+
+void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
+  bool waits;
+  pthread_mutex_lock(&client->mutex);
+  waits = lhi_queue_put_locked(client, request);
+  pthread_mutex_unlock(&client->mutex);
+  if (!waits) send_now(client, request, fd);
+}
+
+void lhi_flush_locked(lh_client *client) {
+  lh_comm *comm;
+  if (client->queued == 0 || client->flushing) return;
+  client->flushing = true;
+  while (!client->dead && (comm = lhi_queue_next_locked(client)) != NULL) {
+    const struct lh_ipc_request request = comm->queue_first->request;
+    pthread_mutex_unlock(&client->mutex);
+    send_now(client, &request, -1);
+    pthread_mutex_lock(&client->mutex);
+    lhi_queue_sent_locked(comm);
+  }
+  client->flushing = false;
 }
 
 bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {

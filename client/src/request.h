@@ -11,8 +11,9 @@ struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data);
 /* Sends a request, with `fd` unless that is -1, or lets it wait (queue.h). If sending fails, the
  * connection is dead, and all open ops have ended. Mutex not held. */
 void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd);
-/* The same, but the request does not wait. */
-void lhi_send_now(lh_client *client, const struct lh_ipc_request *request, int fd);
+/* Sends the requests that need not wait any more. The mutex is released meanwhile. It is
+ * lh_client.flush, so that reading replies can call it. */
+void lhi_flush_locked(lh_client *client);
 /* Sends a request whose answer nobody waits for. The caller fills request->type and request->u.
  * False: out of memory; nothing was sent. Mutex not held. */
 bool lhi_tell(lh_client *client, const struct lh_ipc_request *request);
