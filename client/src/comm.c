@@ -209,7 +209,8 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
   }
   status = take_join_options("lh_join", options, &given);
   if (status == LH_OK) status = join_start("lh_join", client, &given, &comm, &op);
-  if (status != LH_OK) return status;
+  /* With LH_OK there are always both. clang's analyser cannot see that. */
+  if (status != LH_OK || comm == NULL || op == NULL) return status;
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, lhi_deadline_ns(given.timeout_ms))) {
     status = lhi_outcome_locked(op);

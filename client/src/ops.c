@@ -99,7 +99,7 @@ void lhi_op_end_locked(lh_op *op, lh_status status, const char *text,
   op->status = status;
   if (status != LH_OK) op->text = lhi_copy_text(text);
   if (type->ended != NULL) type->ended(op, reply);
-  if (op->sent) --comm->ops_sent;
+  if (op->sent && comm != NULL) --comm->ops_sent;
   op->comm = NULL;
   arrived = type->arrived != NULL && type->arrived(op);
   if (held && arrived) {

@@ -55,14 +55,17 @@ std::string Group::AssemblyText() const {
   for (const MemberRecord &member : record_.members) {
     if (member.members == 0) continue;
     std::string name = PersonalName(member, PeerOf(member.peer));
-    if (member.after == kCohortIncomplete)
-      name += " (its cohort " + member.cohort + " is incomplete)";
+    if (member.after == kCohortIncomplete) {
+      name.append(" (its cohort ").append(member.cohort).append(" is incomplete)");
+    }
     if (directory_->Draining(member.peer)) name += " (draining)";
     if (!directory_->Attached(member.peer)) name += " (its peerd is not connected)";
     present.push_back(std::move(name));
   }
   std::vector<std::string> left;
-  for (const auto &[name, why] : left_assembly_) left.push_back(name + " (" + why + ")");
+  for (const auto &[name, why] : left_assembly_) {
+    left.push_back(std::string(name).append(" (").append(why).append(")"));
+  }
   std::string text = std::to_string(present.size()) + " of " + std::to_string(size) +
                      " members have come: " + Names(present);
   if (!left.empty()) text += "; came and left again: " + Names(left);

@@ -13,7 +13,7 @@ namespace longhaul::peerd {
 namespace {
 
 // How many members, present and former, a history knows.
-constexpr size_t kKnownMax = 5 * LH_MEMBERS_MAX;
+constexpr size_t kKnownMax = size_t{5} * LH_MEMBERS_MAX;
 
 int RankIn(const std::vector<control::MemberInfo>& members, MemberId member) {
   for (size_t i = 0; i < members.size(); ++i) {

@@ -426,8 +426,9 @@ void Server::About(Client& client) {
                 absl::StrCat("member ", ToString(wanted),
                              " is no member of the group, and none of its last former ones"));
   }
+  // The reply is zero, so the text ends with a NUL.
   const auto put = [](const std::string& text, char* to, size_t bytes) {
-    memcpy(to, text.data(), std::min(text.size(), bytes - 1));
+    text.copy(to, bytes - 1);
   };
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
   lh_ipc_member_info& info = reply.u.about;

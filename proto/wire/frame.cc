@@ -71,7 +71,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-static_assert(kReadyBodyBytes + 8 * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <=
+static_assert(kReadyBodyBytes + size_t{8} * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(kOtherOfferBytes == 43);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
@@ -206,7 +206,7 @@ absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries the same as other offer"));
   }
-  body.other_offer = std::move(other);
+  body.other_offer = other;
   return body;
 }
 
@@ -235,7 +235,7 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
         absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
   // If the sender's own members offer different ops, no input may follow.
-  if (has_other_offer != 0) return ParseOtherOffer(&reader, std::move(body));
+  if (has_other_offer != 0) return ParseOtherOffer(&reader, body);
   const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
   const uint64_t expected = one_shot + 8 * uint64_t{body.result_members};
   if (reader.remaining() != expected) {
