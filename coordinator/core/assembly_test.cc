@@ -184,6 +184,21 @@ TEST_F(AssemblyTest, NumbersThatDifferAreRefused) {
   EXPECT_EQ(Ranks(), (Peers{1, 2}));
 }
 
+TEST_F(AssemblyTest, ALargeAssemblyIsNotToldOfEachNewcomer) {
+  constexpr uint64_t kPeers = 200;
+  h->SetUnchecked(true);
+  Attach(kPeers);
+  h->ForgetReceived();
+  for (uint64_t peer = 1; peer < kPeers; ++peer) Join(peer, kPeers);
+  EXPECT_LE(h->Take(P(1)).size(), 64u);
+  Leave(kPeers - 1, kPeers - 1, true);
+  const std::string told = Told(2);
+  EXPECT_TRUE(told.starts_with("JoinPending 2 m2 198 of 200 members have come: ")) << told;
+  Join(kPeers - 1, kPeers);
+  Join(kPeers, kPeers);
+  EXPECT_EQ(Ranks().size(), kPeers);
+}
+
 TEST_F(AssemblyTest, ARestartOfTheCoordinatorForgetsNobody) {
   Attach(2);
   Join(1, 2, "b");

@@ -593,11 +593,12 @@ std::set<MemberId> Group::Admissible() const {
   const uint64_t ballot = AnyAdmitted(record_)
                               ? record_.ballots + 1
                               : (preparation_ ? record_.ballots : kCohortIncomplete);
+  const bool assembly = AssemblySize() > 0;
   std::set<MemberId> members;
   for (const MemberRecord &m : record_.members) {
     if (m.after >= ballot || !MayAdmit(m)) continue;
     // A member that waits for no others joins the group after it has formed.
-    if (m.members == 0 && AssemblySize() > 0) continue;
+    if (m.members == 0 && assembly) continue;
     if (!IsAdmitted(m) && directory_->Attached(m.peer) && !directory_->Draining(m.peer)) {
       members.insert(m.member);
     }
@@ -723,7 +724,7 @@ void Group::AddTo(Digester *digest) const {
   trials_.AddTo(digest);
   pauses_.AddTo(digest);
   digest->Add(pause_over_);
-  digest->Add(assembly_told_).Add(left_assembly_.size());
+  digest->Add(assembly_told_).Add(assembly_present_).Add(left_assembly_.size());
   for (const auto &[name, why] : left_assembly_) digest->Add(name).Add(why);
   digest->Add(gone_.size());
   for (const auto &[member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);

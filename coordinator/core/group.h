@@ -357,6 +357,7 @@ class Group {
   FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
   std::string assembly_told_;
+  uint32_t assembly_present_ = 0;  // how many had come when they were told last
   // Who has left the assembly, and why: the last kNamesShownMax of them. For people.
   std::vector<std::pair<std::string, std::string>> left_assembly_;
   Tick last_step_ = kNever;  // when the last ballot was decided; only for operators

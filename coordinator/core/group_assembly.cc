@@ -74,12 +74,22 @@ std::string Group::AssemblyText() const {
 
 void Group::LeaveAssembly(const MemberRecord &member, const std::string &why) {
   if (member.members == 0 || AnyAdmitted(record_)) return;
+  assembly_present_ = UINT32_MAX;  // all are told of it
   left_assembly_.emplace_back(PersonalName(member, PeerOf(member.peer)), why);
   if (left_assembly_.size() > kNamesShownMax) left_assembly_.erase(left_assembly_.begin());
 }
 
 void Group::TellAssembly(GroupOutput *out) {
-  if (AssemblySize() == 0) left_assembly_.clear();
+  const uint32_t size = AssemblySize();
+  if (size == 0) left_assembly_.clear();
+  const auto present = static_cast<uint32_t>(
+      std::count_if(record_.members.begin(), record_.members.end(),
+                    [](const MemberRecord &m) { return m.members > 0 && !IsAdmitted(m); }));
+  // Each newcomer changes the text of all others. So in a large assembly only every so many
+  // newcomers are told, and the number of messages stays below 64 for each member.
+  const bool few = present > assembly_present_ && present < assembly_present_ + 1 + size / 64;
+  if (few && assembly_present_ > 0 && size > 64) return;
+  assembly_present_ = present;
   std::string text = AssemblyText();
   if (text == assembly_told_) return;
   assembly_told_ = std::move(text);

@@ -67,7 +67,9 @@ class Watcher:
                 lives = False
             with self._lock:
                 watched = list(self._watched)
-            ended = [pair for pair in watched if pair[0]()]
+            # Ask for each op once, so that its callbacks run in their order.
+            outcomes = {ask: ask() for ask in dict.fromkeys(ask for ask, _ in watched)}
+            ended = [pair for pair in watched if outcomes[pair[0]]]
             for _, call in ended:
                 call()
             with self._lock:
