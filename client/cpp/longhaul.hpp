@@ -348,6 +348,92 @@ class Comm {
   OpInfo AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {
     return AllReduce(buffer.data(), buffer.size(), op);
   }
+  // Reduce-scatter; see lh_reduce_scatter_start().
+  Op ReduceScatterStart(const lh_reduce_scatter_options& options) {
+    lh_op* op_out = nullptr;
+    internal::Check(lh_reduce_scatter_start(comm_, &options, &op_out));
+    return Op(op_out);
+  }
+  OpInfo ReduceScatter(const lh_reduce_scatter_options& options) {
+    return internal::InfoFrom([&](lh_op_info_t* info) {
+      lh_op* op_out = nullptr;
+      return lh_reduce_scatter(comm_, &options, LH_FOREVER, info, &op_out);
+    });
+  }
+  // All-gather; see lh_all_gather_start().
+  Op AllGatherStart(const lh_all_gather_options& options) {
+    lh_op* op_out = nullptr;
+    internal::Check(lh_all_gather_start(comm_, &options, &op_out));
+    return Op(op_out);
+  }
+  OpInfo AllGather(const lh_all_gather_options& options) {
+    return internal::InfoFrom([&](lh_op_info_t* info) {
+      lh_op* op_out = nullptr;
+      return lh_all_gather(comm_, &options, LH_FOREVER, info, &op_out);
+    });
+  }
+  // Broadcast; see lh_broadcast_start().
+  Op BroadcastStart(const lh_broadcast_options& options) {
+    lh_op* op_out = nullptr;
+    internal::Check(lh_broadcast_start(comm_, &options, &op_out));
+    return Op(op_out);
+  }
+  OpInfo Broadcast(const lh_broadcast_options& options) {
+    return internal::InfoFrom([&](lh_op_info_t* info) {
+      lh_op* op_out = nullptr;
+      return lh_broadcast(comm_, &options, LH_FOREVER, info, &op_out);
+    });
+  }
+  // Barrier; see lh_barrier_start().
+  Op BarrierStart(const lh_barrier_options& options = LH_BARRIER_OPTIONS_INIT) {
+    lh_op* op_out = nullptr;
+    internal::Check(lh_barrier_start(comm_, &options, &op_out));
+    return Op(op_out);
+  }
+  OpInfo Barrier(const lh_barrier_options& options = LH_BARRIER_OPTIONS_INIT) {
+    return internal::InfoFrom([&](lh_op_info_t* info) {
+      lh_op* op_out = nullptr;
+      return lh_barrier(comm_, &options, LH_FOREVER, info, &op_out);
+    });
+  }
+  // Combines the sources of all members, `count` elements for each member of the group, and gives
+  // this member its part, of `count` elements.
+  template <class T>
+  OpInfo ReduceScatter(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
+                       uint64_t tag = 0) {
+    lh_reduce_scatter_options options = LH_REDUCE_SCATTER_OPTIONS_INIT;
+    options.world = World().size;
+    options.source = source;
+    options.target = target;
+    options.count = count;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.op = op;
+    options.tag = tag;
+    return ReduceScatter(options);
+  }
+  // Puts the sources of all members, `count` elements each, side by side in `target`.
+  template <class T>
+  OpInfo AllGather(const T* source, T* target, size_t count, uint64_t tag = 0) {
+    lh_all_gather_options options = LH_ALL_GATHER_OPTIONS_INIT;
+    options.world = World().size;
+    options.source = source;
+    options.target = target;
+    options.count = count;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.tag = tag;
+    return AllGather(options);
+  }
+  // Copies `data` of the member of rank `root` to `data` of all members.
+  template <class T>
+  OpInfo Broadcast(T* data, size_t count, uint32_t root = 0, uint64_t tag = 0) {
+    lh_broadcast_options options = LH_BROADCAST_OPTIONS_INIT;
+    options.root = root;
+    options.source = options.target = data;
+    options.count = count;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.tag = tag;
+    return Broadcast(options);
+  }
   lh_comm* get() const { return comm_; }
 
  private:

@@ -24,11 +24,11 @@ static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static bool arrived(const lh_op *op) { return op->status == LH_OK && op->copy_to != NULL; }
 
-static void collect(lh_op *op) { lhi_copy(op->copy_to, op->target, op->bytes); }
+static void collect(lh_op *op) { lhi_copy(op->copy_to, op->target, op->target_bytes); }
 
-static void unstage_locked(lh_op *op, void **block) {
+static void unstage_locked(lh_op *op, void **block, size_t bytes) {
   if (*block == NULL) return;
-  lhi_arena_unstage(&op->client->arena, op->bytes);
+  lhi_arena_unstage(&op->client->arena, bytes);
   lhi_give_back_locked(op->client, *block);
   *block = NULL;
 }
@@ -37,8 +37,8 @@ static void unstage_locked(lh_op *op, void **block) {
 static void give_back_locked(lh_op *op) {
   lhi_unpin(&op->source_pin);
   lhi_unpin(&op->target_pin);
-  unstage_locked(op, &op->staged_source);
-  unstage_locked(op, &op->staged_target);
+  unstage_locked(op, &op->staged_source, op->source_bytes);
+  unstage_locked(op, &op->staged_target, op->target_bytes);
 }
 
 static void over(lh_op *op, bool good) {
@@ -50,12 +50,17 @@ static const struct lhi_op_type kType = {ended, arrived, collect, over};
 
 /* ------------------------------------------------------------------ start of a collective */
 
-static lh_status check(const struct lhi_collective *o, size_t *bytes_out) {
+static bool overlap(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+/* Checks what all kinds have, and sets the sizes of the op's source and target. */
+static lh_status check(const struct lhi_collective *o, size_t *source_bytes, size_t *target_bytes) {
   const size_t element = lh_dtype_size(o->dtype);
   const uintptr_t source = (uintptr_t)o->source;
   const uintptr_t target = (uintptr_t)o->target;
-  const uintptr_t low = source < target ? source : target;
-  const uintptr_t high = source < target ? target : source;
+  const size_t world = o->in_parts ? o->asked.world : 1;
+  size_t whole;
   if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", o->call);
   if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", o->call);
   if (element == 0 || o->dtype == LH_BOOL)
@@ -73,22 +78,30 @@ static lh_status check(const struct lhi_collective *o, size_t *bytes_out) {
   if (o->count == 0) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0; give at least 1 element", o->call);
   }
-  if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
+  if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element / world) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
                     o->call, (unsigned long long)o->count);
   }
-  *bytes_out = (size_t)o->count * element;
-  if (o->algorithm == LH_ONESHOT && *bytes_out > LH_ONE_SHOT_BYTES_MAX) {
+  whole = (size_t)o->count * element * world;
+  *source_bytes = o->asked.kind == LH_WIRE_ALL_GATHER ? whole / world : whole;
+  *target_bytes = o->asked.kind == LH_WIRE_REDUCE_SCATTER ? whole / world : whole;
+  if (o->algorithm == LH_ONESHOT && whole > LH_ONE_SHOT_BYTES_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
                     "Longhaul (LH_AUTO), or choose LH_MESH or LH_RING",
-                    o->call, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)*bytes_out);
+                    o->call, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)whole);
   }
-  if (UINTPTR_MAX - high < *bytes_out) {
+  if (o->algorithm == LH_MESH && o->asked.kind != LH_WIRE_ALL_REDUCE) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: algorithm is LH_MESH, which only all-reduces have; give LH_AUTO, "
+                    "LH_ONESHOT or LH_RING",
+                    o->call);
+  }
+  if (UINTPTR_MAX - source < *source_bytes || UINTPTR_MAX - target < *target_bytes) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: source or target ends beyond the address space; correct count", o->call);
   }
-  if (low != high && high - low < *bytes_out) {
+  if (!o->in_parts && source != target && overlap(source, whole, target, whole)) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: source and target overlap; they must be equal or must not overlap",
                     o->call);
@@ -123,15 +136,15 @@ static void discard(lh_op *op) {
 }
 
 /* Allocates and pins a block of the arena for a copy of one of the op's tensors. */
-static lh_status stage(const char *call, lh_op *op, int64_t deadline_ns, void **block,
+static lh_status stage(const char *call, lh_op *op, int64_t deadline_ns, size_t bytes, void **block,
                        struct lhi_pin *pin) {
   lh_client *const client = op->client;
-  const lh_status status = lhi_alloc(client, call, op->bytes, deadline_ns, block);
+  const lh_status status = lhi_alloc(client, call, bytes, deadline_ns, block);
   op->staged = true;
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
-  lhi_arena_stage(&client->arena, op->bytes);
-  (void)lhi_arena_pin(&client->arena, *block, op->bytes, pin);
+  lhi_arena_stage(&client->arena, bytes);
+  (void)lhi_arena_pin(&client->arena, *block, bytes, pin);
   pthread_mutex_unlock(&client->mutex);
   return LH_OK;
 }
@@ -149,23 +162,30 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
   pthread_mutex_lock(&client->mutex);
   status = lhi_check_states_locked(o->call, op);
   if (status == LH_OK) {
-    status = pin_locked(o->call, client, "source", o->source, op->bytes, element, &op->source_pin);
+    status = pin_locked(o->call, client, "source", o->source, op->source_bytes, element,
+                        &op->source_pin);
   }
   if (status == LH_OK) {
-    status = pin_locked(o->call, client, "target", o->target, op->bytes, element, &op->target_pin);
+    status = pin_locked(o->call, client, "target", o->target, op->target_bytes, element,
+                        &op->target_pin);
+  }
+  /* peerd wants a part apart from the whole that it belongs to: the part gets a staged block. */
+  if (status == LH_OK && o->in_parts &&
+      overlap((uintptr_t)o->source, op->source_bytes, (uintptr_t)o->target, op->target_bytes)) {
+    lhi_unpin(o->asked.kind == LH_WIRE_ALL_GATHER ? &op->source_pin : &op->target_pin);
   }
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK && op->source_pin.region == NULL) {
-    status = stage(o->call, op, deadline_ns, &op->staged_source, &op->source_pin);
-    if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->bytes);
+    status = stage(o->call, op, deadline_ns, op->source_bytes, &op->staged_source, &op->source_pin);
+    if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->source_bytes);
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_pin.region == NULL) {
     /* An op in place gets a target block of its own, too. With source and target apart, peerd need
      * not keep the original. Keeping it would cost as much memory, and one more copy. */
-    status = stage(o->call, op, deadline_ns, &op->staged_target, &op->target_pin);
+    status = stage(o->call, op, deadline_ns, op->target_bytes, &op->staged_target, &op->target_pin);
     op->target = op->staged_target;
-    op->copy_to = o->target;
+    op->copy_to = o->no_result ? NULL : o->target;
   }
   return status;
 }
@@ -212,8 +232,9 @@ static lh_status check_tag_locked(const char *call, const lh_comm *comm, uint64_
 lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out) {
   lh_client *const client = comm->client;
   struct lh_ipc_request request;
-  size_t bytes = 0;
-  lh_status status = check(asked, &bytes);
+  size_t source_bytes = 0;
+  size_t target_bytes = 0;
+  lh_status status = check(asked, &source_bytes, &target_bytes);
   lh_op *op;
   if (status != LH_OK) return status;
 
@@ -228,7 +249,8 @@ lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked
   if (op == NULL) return LH_UNAVAILABLE;
   op->collective = true;
   op->tag = asked->asked.tag;
-  op->bytes = bytes;
+  op->source_bytes = source_bytes;
+  op->target_bytes = target_bytes;
   op->from = asked->source;
   op->to = asked->target;
   status = place(op, asked);

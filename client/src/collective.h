@@ -9,8 +9,10 @@
 struct lhi_collective {
   const char *call; /* name of the public function, for error texts */
   const void *source;
-  void *target; /* equal to source, or without overlap */
+  void *target; /* equal to source, or without overlap, unless `in_parts` */
   uint64_t count;
+  bool in_parts;  /* `asked` has a world, and source or target is one member's part of `count` */
+  bool no_result; /* nobody wants the result */
   lh_dtype dtype;
   lh_on_fault on_fault;
   lh_algorithm algorithm;

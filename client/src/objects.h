@@ -89,7 +89,7 @@ struct lh_op {
   void *to;
   struct lhi_pin source_pin, target_pin; /* of `source` and `target` */
   uint8_t *source, *target;              /* what peerd uses, in the arena */
-  size_t bytes;
+  size_t source_bytes, target_bytes;
   bool staged;
   void *staged_source, *staged_target; /* blocks for copies; NULL: the buffer is in the arena */
   void *copy_to;                       /* where collect() copies staged_target; NULL: nowhere */

@@ -38,8 +38,9 @@ lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
   for (const lh_op *op = state->client->ops; op != NULL; op = op->next) {
     uint32_t tensor = state->count;
     if (!op->collective || op->state == LHI_ENDED) continue;
-    if (uses_source(op)) tensor = tensor_in(state, op->from, op->bytes);
-    if (tensor == state->count && uses_target(op)) tensor = tensor_in(state, op->to, op->bytes);
+    if (uses_source(op)) tensor = tensor_in(state, op->from, op->source_bytes);
+    if (tensor == state->count && uses_target(op))
+      tensor = tensor_in(state, op->to, op->target_bytes);
     if (tensor == state->count) continue;
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: the op of tag %llu in flight uses tensor \"%.64s\" of the state; "
@@ -55,10 +56,10 @@ lh_status lhi_check_states_locked(const char *call, const lh_op *op) {
     const char *what = "target";
     uint32_t tensor;
     if (!in_use && !lhi_state_held_locked(state)) continue;
-    tensor = tensor_in(state, op->to, op->bytes);
+    tensor = tensor_in(state, op->to, op->target_bytes);
     if (tensor == state->count && in_use) {
       what = "source";
-      tensor = tensor_in(state, op->from, op->bytes);
+      tensor = tensor_in(state, op->from, op->source_bytes);
     }
     if (tensor == state->count) continue;
     return lhi_fail(LH_FAILED_PRECONDITION,

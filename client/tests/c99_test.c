@@ -15,6 +15,10 @@ int main(void) {
   lh_open_options open_options = LH_OPEN_OPTIONS_INIT;
   lh_join_options join_options = LH_JOIN_OPTIONS_INIT;
   lh_all_reduce_options op_options = LH_ALL_REDUCE_OPTIONS_INIT;
+  lh_reduce_scatter_options scatter = LH_REDUCE_SCATTER_OPTIONS_INIT;
+  lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
+  lh_broadcast_options broadcast = LH_BROADCAST_OPTIONS_INIT;
+  lh_barrier_options barrier = LH_BARRIER_OPTIONS_INIT;
   lh_world_info world = LH_WORLD_INFO_INIT;
   lh_op_info_t info = LH_OP_INFO_INIT;
   lh_client *client = (lh_client *)&failures;
@@ -35,6 +39,11 @@ int main(void) {
   op_options.source = &value;
   op_options.target = &value;
   expect(op_options.on_fault == LH_AS_JOINED && op_options.dtype == LH_FLOAT32, "default op");
+  expect(scatter.on_fault == LH_AS_JOINED && scatter.dtype == LH_FLOAT32 && scatter.world == 0 &&
+             gather.on_fault == LH_AS_JOINED && gather.dtype == LH_FLOAT32 &&
+             broadcast.on_fault == LH_AS_JOINED && broadcast.root_member == 0 &&
+             barrier.struct_size == sizeof barrier && barrier.on_fault == LH_AS_JOINED,
+         "defaults of the other collectives");
   expect(world.struct_size == sizeof world && info.struct_size == sizeof info,
          "infos know their size");
   expect(lh_dtype_size(LH_FLOAT64) == 8, "dtype size");

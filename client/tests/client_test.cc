@@ -377,6 +377,88 @@ TEST_F(ClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
   }
 }
 
+TEST_F(ClientTest, EachCollectiveTellsPeerdItsKindItsShapeAndItsRoot) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  Hold(&ScriptedHandler::hold_posts);
+  longhaul::Comm comm(std::exchange(comm_, nullptr));
+  float* const data = Alloc(12);
+  std::vector<longhaul::Op> ops;
+  lh_reduce_scatter_options scatter = LH_REDUCE_SCATTER_OPTIONS_INIT;
+  scatter.source = data;
+  scatter.target = data + 8;
+  scatter.count = 4;
+  scatter.world = 2;
+  scatter.op = LH_AVG;
+  ops.push_back(comm.ReduceScatterStart(scatter));
+  lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
+  gather.source = data + 8;
+  gather.target = data;
+  gather.count = 4;
+  gather.world = 2;
+  gather.tag = 1;
+  ops.push_back(comm.AllGatherStart(gather));
+  lh_broadcast_options broadcast = LH_BROADCAST_OPTIONS_INIT;
+  broadcast.source = broadcast.target = data;
+  broadcast.count = 12;
+  broadcast.root = 1;
+  broadcast.tag = 2;
+  ops.push_back(comm.BroadcastStart(broadcast));
+  broadcast.root_member = 77;
+  broadcast.tag = 3;
+  ops.push_back(comm.BroadcastStart(broadcast));
+  ops.push_back(comm.BarrierStart({sizeof(lh_barrier_options), LH_ABORT, 4, 2, 0}));
+  ASSERT_TRUE(UntilPosts(5));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    const auto desc = [&](size_t i) -> const OpDesc& { return handler.posts[i].desc; };
+    EXPECT_EQ(desc(0).kind, OpKind::kReduceScatter);
+    EXPECT_EQ(desc(0).reduce, ReduceOp::kAvg);
+    EXPECT_EQ(desc(0).count, 4u);
+    EXPECT_EQ(desc(0).world, 2);
+    EXPECT_EQ(handler.posts[0].target - handler.posts[0].source, 32);
+    EXPECT_EQ(desc(1).kind, OpKind::kAllGather);
+    EXPECT_EQ(desc(1).bytes(), 32u);
+    EXPECT_EQ(desc(2).kind, OpKind::kBroadcast);
+    EXPECT_EQ(handler.posts[2].root_rank, 1u);
+    EXPECT_EQ(handler.posts[2].source, handler.posts[2].target);
+    EXPECT_EQ(desc(3).root, MemberId(77));
+    EXPECT_FALSE(handler.posts[3].root_rank.has_value());
+    EXPECT_EQ(desc(4).kind, OpKind::kBarrier);
+    EXPECT_EQ(desc(4).on_fault, OnFault::kAbort);
+    EXPECT_EQ(desc(4).min_world, 2);
+    for (int i = 0; i < 5; ++i) handler.FinishPost({Code::kTooFewMembers, "enough"}, 0);
+  });
+  ops.clear();
+}
+
+TEST_F(ClientTest, AShapeThatCannotBeIsRefusedBeforePeerdHearsOfIt) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  float* const data = Alloc(12);
+  lh_op* op = nullptr;
+  lh_reduce_scatter_options scatter = LH_REDUCE_SCATTER_OPTIONS_INIT;
+  scatter.source = scatter.target = data;
+  scatter.count = 4;
+  EXPECT_EQ(lh_reduce_scatter_start(comm_, &scatter, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("world is 0")) << lh_last_error();
+  scatter.world = LH_MEMBERS_MAX + 1;
+  EXPECT_EQ(lh_reduce_scatter_start(comm_, &scatter, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("world is 1025")) << lh_last_error();
+  lh_broadcast_options broadcast = LH_BROADCAST_OPTIONS_INIT;
+  broadcast.source = data;
+  broadcast.target = data + 2;
+  broadcast.count = 4;
+  EXPECT_EQ(lh_broadcast_start(comm_, &broadcast, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("overlap")) << lh_last_error();
+  broadcast.target = data;
+  broadcast.root = 2;
+  EXPECT_EQ(lh_broadcast_start(comm_, &broadcast, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("root is rank 2, and the group has 2 members")) << lh_last_error();
+  EXPECT_EQ(op, nullptr);
+}
+
 TEST_F(ClientTest, AnOpNamesItsMembersHoweverManyTheyAre) {
   StartJoined();
   for (const uint32_t count : {1u, LH_IPC_OP_MEMBERS_MAX + 0u, LH_IPC_OP_MEMBERS_MAX + 1u, 1024u}) {

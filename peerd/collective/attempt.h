@@ -24,6 +24,12 @@
 // - Phase gather: the owner sends each finished segment to all other positions.
 // So a segment needs 2 steps, where a ring needs 2 (size - 1).
 //
+// Both are an all-reduce. The other kinds of ops leave out a phase, and run over the ring only. In
+// them a chunk belongs to a member (Cut), and ends or begins at that member's position:
+// - reduce-scatter is phase reduce alone: the last position of a chunk is that of its owner
+// - all-gather and broadcast are phase gather alone: it begins at the owner, with the owner's input
+// The sources of these ops are never written to.
+//
 // Work in slices: no call works on a whole tensor. Work() does everything that takes time in
 // proportion to the tensor, as much at a time as its caller allows: restoring originals, copying
 // the result to other local members, and adding up the inputs of several local members.
@@ -91,6 +97,13 @@ std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
 // Default of AttemptSpec::cached_bytes_max.
 inline constexpr uint64_t kCachedBytesMax = 2 << 20;
 
+// A chunk that belongs to a member.
+struct Cut {
+  int position = 0;  // of its owner
+  int local = -1;    // the owner's index among the local members; -1: it is at another position
+  friend bool operator==(const Cut&, const Cut&) = default;
+};
+
 // What an attempt is to do. "Contributes" means that an input is in the result. The input of a
 // member in the background is left out, but that member gets the result.
 struct AttemptSpec {
@@ -98,8 +111,11 @@ struct AttemptSpec {
   int size = 1;          // number of positions (peers)
   int position = 0;      // of this peer
   uint32_t members = 1;  // members that contribute, at all peers together: the divisor of avg
+  // The chunks, each of desc.part_bytes(), if they belong to members; empty for an all-reduce.
+  std::vector<Cut> cuts;
   // The tensors of the local members: member i has sources[i] and targets[i]. targets[i] is either
-  // equal to sources[i] (in place), or overlaps no source.
+  // equal to sources[i] (in place), or overlaps no source. With cuts, an input or a result that is
+  // one chunk begins at byte 0 of its tensor, and source and target are equal only in a broadcast.
   std::vector<const uint8_t*> sources;
   std::vector<uint8_t*> targets;
   // For each source, whether it contributes. Empty: all do.
@@ -117,6 +133,11 @@ struct AttemptSpec {
   uint64_t window_bytes = 8 << 20;
   // A tensor of at most this size is taken to be in the caches, together with its scratch buffer.
   uint64_t cached_bytes_max = kCachedBytesMax;
+
+  bool reduces() const { return Reduces(desc.kind); }
+  bool gathers() const { return Gathers(desc.kind); }
+  // Of the whole tensor. All-gather: of what there is of it, because members may be gone.
+  uint64_t bytes() const { return cuts.empty() ? desc.bytes() : cuts.size() * desc.part_bytes(); }
 };
 
 class Attempt {
@@ -198,8 +219,8 @@ absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
 // to all targets and leaves no work.
 std::unique_ptr<Attempt> MakeOneShotAttempt(const AttemptSpec& spec, std::string result);
 
-// The input of this peer for a one-shot op: its contributing sources, reduced in their order. Zeros
-// if no source contributes.
+// The input of this peer for a one-shot op, of desc.bytes(): its contributing sources, reduced in
+// their order, or its chunks at their places. Zeros where this peer has nothing.
 std::string OneShotPayload(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

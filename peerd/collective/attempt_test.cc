@@ -935,5 +935,115 @@ TEST(OneShotRefusalTest, SegmentsAreRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// ------------------------------------------------------------------------------ chunks of members
+
+constexpr OpKind kWithCuts[] = {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast};
+
+// Each position has one to three members. Some do not contribute.
+ModelOp::Options RandomWithCuts(OpKind kind, int size, uint64_t count, Prng* prng) {
+  ModelOp::Options options = RandomOptions(prng, size);
+  options.desc.kind = kind;
+  options.desc.count = count;
+  if (!Reduces(kind)) options.desc.reduce = ReduceOp::kSum;
+  options.root = static_cast<int>(prng->Below(size));
+  if (kind != OpKind::kBroadcast) options.in_place.clear();
+  return options;
+}
+
+class CutsTest : public testing::TestWithParam<std::tuple<OpKind, int>> {
+ protected:
+  static OpKind Kind() { return std::get<0>(GetParam()); }
+  static int Size() { return std::get<1>(GetParam()); }
+};
+
+TEST_P(CutsTest, TheResultIsExactAndTheInputsStay) {
+  const auto pool = MakeScratchPool(1 << 30);
+  Prng prng(71 + Size());
+  for (const uint64_t count : {1, 2, 7, 211, 1025}) {
+    for (int run = 0; run < 40; ++run) {
+      ModelOp::Options options = RandomWithCuts(Kind(), Size(), count, &prng);
+      const bool in_place = !options.in_place.empty();
+      ModelOp op(options);
+      ModelNetwork network(&MakeRingAttempt, op.specs, pool.get(), run);
+      ASSERT_TRUE(network.Run()) << Trace(options, run) << ": " << network.ToString();
+      // Before the commit nothing is in the target of a reduction.
+      if (!in_place) {
+        ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+      }
+      for (int i = 0; i < Size(); ++i) CommitWhole(&network.attempt(i));
+      ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, run);
+      if (!in_place) {
+        ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+      }
+    }
+  }
+}
+
+TEST_P(CutsTest, AStopAtAnyMomentLeavesTheInputsAndReturnsAllScratch) {
+  Prng prng(83 + Size());
+  for (int run = 0; run < 200; ++run) {
+    ModelOp::Options options = RandomWithCuts(Kind(), Size(), 1 + prng.Below(600), &prng);
+    options.in_place.clear();
+    const auto pool = MakeScratchPool(1 << 30);
+    ModelOp op(options);
+    ModelNetwork network(&MakeRingAttempt, op.specs, pool.get(), run);
+    for (uint64_t steps = prng.Below(400); steps > 0 && network.Step(); --steps) continue;
+    for (int i = 0; i < Size(); ++i) network.Stop(i);
+    network.Run();
+    for (int i = 0; i < Size(); ++i) {
+      WorkOff(&network.attempt(i), 1000);
+      EXPECT_TRUE(network.attempt(i).Idle()) << Trace(options, run);
+    }
+    ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+  }
+}
+
+TEST_P(CutsTest, AOneShotExchangeGivesTheSame) {
+  Prng prng(97 + Size());
+  for (int run = 0; run < 100; ++run) {
+    ModelOp::Options options = RandomWithCuts(Kind(), Size(), 1 + prng.Below(60), &prng);
+    options.in_place.clear();
+    ModelOp op(options);
+    std::vector<std::string> payloads;
+    for (const AttemptSpec& spec : op.specs) payloads.push_back(OneShotPayload(spec));
+    for (const AttemptSpec& spec : op.specs) {
+      const auto result = ReducePayloads(spec, payloads);
+      ASSERT_TRUE(result.ok()) << result.status();
+      const auto attempt = MakeOneShotAttempt(spec, *result);
+      attempt->Start();
+      CommitWhole(attempt.get());
+    }
+    ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, run);
+    ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+  }
+}
+
+TEST(PhaseTest, ASegmentOfAPhaseThatTheOpDoesNotHaveIsRefused) {
+  const auto pool = MakeScratchPool(1 << 30);
+  Prng prng(5);
+  for (const OpKind kind : kWithCuts) {
+    ModelOp::Options options = RandomWithCuts(kind, 3, 1024, &prng);
+    options.grain_bytes = 64;
+    ModelOp op(options);
+    class Ignore final : public AttemptSink {
+      void SendSegment(int, const Segment&, const uint8_t*, uint64_t) override {}
+      void Complete() override {}
+    } sink;
+    auto attempt = *MakeRingAttempt(op.specs[1], &sink, pool.get());
+    attempt->Start();
+    const Phase other = Reduces(kind) ? Phase::kGather : Phase::kReduce;
+    const auto placed = attempt->Place(0, {other, 0, 64});
+    EXPECT_FALSE(placed.ok());
+    EXPECT_NE(placed.status().message().find("no such phase"), std::string::npos)
+        << placed.status();
+    attempt->Stop();
+    WorkOff(attempt.get());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CutsTest,
+                         testing::Combine(testing::ValuesIn(kWithCuts),
+                                          testing::Values(1, 2, 3, 5, 8)));
+
 }  // namespace
 }  // namespace longhaul::peerd

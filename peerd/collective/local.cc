@@ -63,7 +63,14 @@ void DivideSums(const AttemptSpec& spec, uint64_t bytes, uint8_t* data) {
 }
 
 void CheckSpec(const AttemptSpec& spec) {
-  LH_CHECK(spec.desc.kind == OpKind::kAllReduce && spec.desc.quantization == 0);
+  LH_CHECK(spec.desc.quantization == 0 && spec.cuts.empty() == (spec.reduces() && spec.gathers()))
+      << ToString(spec.desc) << " with " << spec.cuts.size() << " cuts";
+  for (const Cut& cut : spec.cuts) {
+    LH_CHECK(cut.position >= 0 && cut.position < spec.size &&
+             cut.local < static_cast<int>(spec.sources.size()) &&
+             (cut.local >= 0) == (cut.position == spec.position))
+        << "cut of " << cut.position << " at " << spec.position << " local " << cut.local;
+  }
   LH_CHECK(spec.size >= 1 && spec.position >= 0 && spec.position < spec.size)
       << "position " << spec.position << " of " << spec.size;
   LH_CHECK(!spec.sources.empty() && spec.sources.size() == spec.targets.size())

@@ -13,18 +13,27 @@ uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by
 
 }  // namespace
 
-Plan::Plan(uint64_t bytes, int size, uint32_t grain_bytes)
+Plan::Plan(uint64_t bytes, int size, uint32_t grain_bytes) : Plan(bytes, size, 0, grain_bytes) {}
+
+Plan Plan::OfEqual(int chunks, uint64_t chunk_bytes, uint32_t grain_bytes) {
+  LH_CHECK(chunk_bytes > 0);
+  return {chunk_bytes * static_cast<uint64_t>(chunks), chunks, chunk_bytes, grain_bytes};
+}
+
+Plan::Plan(uint64_t bytes, int chunks, uint64_t chunk_bytes, uint32_t grain_bytes)
     : bytes_(bytes),
       blocks_(DivideUp(bytes, kBlockBytes)),
+      chunk_bytes_(chunk_bytes),
       grain_bytes_(grain_bytes),
-      first_(size + 1) {
-  LH_CHECK(size >= 1 && grain_bytes > 0 && grain_bytes % kBlockBytes == 0);
-  for (int chunk = 0; chunk < size; ++chunk) {
+      first_(chunks + 1) {
+  LH_CHECK(chunks >= 1 && grain_bytes > 0 && grain_bytes % kBlockBytes == 0);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     first_[chunk + 1] = first_[chunk] + DivideUp(Chunk(chunk).bytes, grain_bytes_);
   }
 }
 
 Plan::Piece Plan::Chunk(int chunk) const {
+  if (chunk_bytes_ > 0) return {chunk_bytes_ * static_cast<uint64_t>(chunk), chunk_bytes_};
   // In 128 bits, because blocks times positions may not fit into 64.
   const auto cut = [&](int c) {
     const auto block =

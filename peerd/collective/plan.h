@@ -1,8 +1,10 @@
-// How a tensor is cut: into one chunk for each position, and each chunk into grains.
+// How a tensor is cut: into chunks, and each chunk into grains.
 //
-// Every cut is at a multiple of 64 bytes. So elements stay whole, and the grains of an aligned
-// tensor are aligned. Chunks differ in length by at most 64 bytes. In a small tensor some chunks
-// are empty.
+// Most tensors have one chunk for each position. Every cut is at a multiple of 64 bytes. So
+// elements stay whole, and the grains of an aligned tensor are aligned. Chunks differ in length by
+// at most 64 bytes. In a small tensor some chunks are empty.
+//
+// Where a chunk belongs to a member, the op says how long it is, and all chunks are equally long.
 //
 // The cuts depend only on the size of the tensor, the number of positions and the size of a grain.
 // So they are the same at every peer. Pure.
@@ -36,10 +38,13 @@ class Plan {
   // `bytes`: of the tensor. `size`: number of positions, at least 1. `grain_bytes`: a multiple of
   // 64.
   Plan(uint64_t bytes, int size, uint32_t grain_bytes);
+  // A tensor of `chunks` chunks of `chunk_bytes` each. Neither is 0.
+  static Plan OfEqual(int chunks, uint64_t chunk_bytes, uint32_t grain_bytes);
 
   int chunks() const { return static_cast<int>(first_.size()) - 1; }
   Piece Chunk(int chunk) const;
 
+  uint64_t bytes() const { return bytes_; }
   // The number of grains. Grains are numbered from 0, chunk after chunk. Each grain of a chunk has
   // grain_bytes(), except the last one, which has what is left.
   uint64_t grains() const { return first_.back(); }
@@ -52,8 +57,11 @@ class Plan {
   std::optional<Grains> Find(const Piece& piece) const;
 
  private:
+  Plan(uint64_t bytes, int chunks, uint64_t chunk_bytes, uint32_t grain_bytes);
+
   uint64_t bytes_;
-  uint64_t blocks_;  // the tensor in blocks of 64 bytes
+  uint64_t blocks_;       // the tensor in blocks of 64 bytes
+  uint64_t chunk_bytes_;  // 0: chunks are cut at blocks
   uint32_t grain_bytes_;
   std::vector<uint64_t> first_;  // the first grain of each chunk; last, the number of grains
 };

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,8 +13,9 @@
 namespace longhaul::peerd {
 namespace {
 
-// The hop of a chunk at this position is its distance from the position where it starts; chunk c
-// starts at position c. What this position does with a chunk:
+// A chunk starts at the position after that of its owner, where it is finished. In an all-reduce
+// chunk c starts at position c. The hop of a chunk at this position is its distance from its start.
+// What this position does with a chunk, as far as the op has the phase:
 //
 //   phase reduce, hop 0           sends its own input
 //   phase reduce, hop 1..size-2   adds its input to the sum that arrived, and passes the sum on
@@ -20,6 +23,9 @@ namespace {
 //   phase gather, hop size-1      sends the finished segment
 //   phase gather, hop 0..size-3   receives the finished segment, and passes it on
 //   phase gather, hop size-2      receives the finished segment, as the last position
+//
+// Without phase reduce, the owner sends its source at hop size-1, and Work() copies the source to
+// the local targets.
 //
 // Out of place, partial sums are received into `partial_`, and this position's input is added
 // there. `partial_` is the scratch buffer if there is one, otherwise the place of the result. In
@@ -55,37 +61,45 @@ class RingAttempt final : public SegmentAttempt {
         next_((spec.position + 1) % spec.size),
         previous_((spec.position + spec.size - 1) % spec.size),
         partial_(memory.scratch != nullptr ? memory.scratch : memory.result),
-        fresh_(plan_.GrainsOf(spec.position).first),
-        fresh_end_(plan_.GrainsOf(spec.position).end()) {
-    for (int chunk = 0; chunk < spec_.size; ++chunk) {
-      if (SendsReduce(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
-      if (SendsGather(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
+        fresh_hop_(spec.reduces() ? 0 : spec.size - 1) {
+    for (int chunk = 0; chunk < plan_.chunks(); ++chunk) {
+      const Plan::Grains grains = plan_.GrainsOf(chunk);
+      if (SendsReduce(Hop(chunk))) sends_open_ += grains.count;
+      if (SendsGather(Hop(chunk))) sends_open_ += grains.count;
+      if (Hop(chunk) == fresh_hop_ && grains.count > 0) fresh_.push_back(grains);
     }
+    if (!spec.reduces()) uncopied_ = fresh_;
     MakeLandings();
-    if (inputs_.empty() && fresh_ < fresh_end_) {
-      const uint64_t longest = plan_.PieceOf(NextSegment(fresh_, fresh_end_)).bytes;
+    if (spec.reduces() && inputs_.empty() && !fresh_.empty()) {
+      const uint64_t longest = plan_.PieceOf(NextFresh()).bytes;
       identity_.resize(longest);
       FillIdentity(identity_.data(), longest / SizeOf(spec_.desc.dtype), spec_.desc.dtype,
                    spec_.desc.reduce);
     }
   }
 
-  int Hop(int chunk) const { return (spec_.position - chunk + spec_.size) % spec_.size; }
+  int Hop(int chunk) const {
+    const int start = spec_.cuts.empty() ? chunk : (spec_.cuts[chunk].position + 1) % spec_.size;
+    return (spec_.position - start + spec_.size) % spec_.size;
+  }
   int HopOf(const Plan::Grains& grains) const { return Hop(plan_.ChunkOf(grains.first)); }
   bool IsLast(int hop) const { return hop == spec_.size - 1; }
   // Whether this position adds something to the sum, or only passes it on.
   bool AddsTo(int hop) const { return IsLast(hop) || !inputs_.empty(); }
-  bool SendsReduce(int hop) const { return !IsLast(hop); }
-  bool SendsGather(int hop) const { return hop != spec_.size - 2; }
+  bool SendsReduce(int hop) const { return spec_.reduces() && !IsLast(hop); }
+  bool SendsGather(int hop) const { return spec_.gathers() && hop != spec_.size - 2; }
 
   uint16_t& MarksOf(uint64_t grain, int /*other*/) override { return marks_[grain]; }
 
   const char* Objection(int from, const Plan::Grains& grains, Phase phase) override {
     if (from != previous_) return "not from the previous position";
+    if (!(phase == Phase::kReduce ? spec_.reduces() : spec_.gathers())) {
+      return "the op has no such phase";
+    }
     const int hop = HopOf(grains);
     if (phase == Phase::kReduce) return hop == 0 ? "the chunk starts here" : nullptr;
     if (IsLast(hop)) return "the chunk is finished here";
-    for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    for (uint64_t grain = grains.first; spec_.reduces() && grain < grains.end(); ++grain) {
       if (!(marks_[grain] & kReduceHanded)) return "finished before this position added to it";
     }
     return nullptr;
@@ -119,37 +133,66 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
-    if (phase != Phase::kReduce || HopOf(grains) != 0) return;
+    if (phase != FreshPhase() || HopOf(grains) != fresh_hop_) return;
     // Keep the originals now: they were just read to be sent, so they are in the cache.
     Keep(grains);
     fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
     HandFresh();
   }
 
+  Phase FreshPhase() const { return spec_.reduces() ? Phase::kReduce : Phase::kGather; }
+  // The next segment of fresh_, which is not empty.
+  Plan::Grains NextFresh() const { return NextSegment(fresh_.front().first, fresh_.front().end()); }
+  // Takes these grains, with which the first range begins, from a list.
+  static void Take(const Plan::Grains& grains, std::deque<Plan::Grains>* list) {
+    Plan::Grains& front = list->front();
+    front = {grains.end(), front.count - grains.count};
+    if (front.count == 0) list->pop_front();
+  }
+
   // Hands over own input, as much as the window allows. The inputs of several members must be added
   // up first; Work() does that.
   void HandFresh() {
-    while (inputs_.size() <= 1 && MayHandFresh()) HandOneFresh();
+    while (!MustAddUp() && MayHandFresh()) HandOneFresh();
   }
+  bool MustAddUp() const { return spec_.reduces() && inputs_.size() > 1; }
   bool MayHandFresh() const {
-    if (!started_ || !credit_ || fresh_ == fresh_end_) return false;
-    const uint64_t bytes = plan_.PieceOf(NextSegment(fresh_, fresh_end_)).bytes;
+    if (!started_ || !credit_ || fresh_.empty()) return false;
+    const uint64_t bytes = plan_.PieceOf(NextFresh()).bytes;
     return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
   }
   uint64_t HandOneFresh() {
-    const Plan::Grains grains = NextSegment(fresh_, fresh_end_);
+    const Plan::Grains grains = NextFresh();
     const Plan::Piece piece = plan_.PieceOf(grains);
     fresh_out_bytes_ += piece.bytes;
-    if (inputs_.size() > 1) {
+    if (MustAddUp()) {
       ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
     }
-    fresh_ = grains.end();
-    Pass(Phase::kReduce, grains);
+    Take(grains, &fresh_);
+    Pass(FreshPhase(), grains);
     return piece.bytes * (inputs_.size() + 1);
   }
 
-  bool MayGoOn() const override { return inputs_.size() > 1 && MayHandFresh(); }
-  uint64_t GoOn() override { return HandOneFresh(); }
+  // The input of a local member that owns the chunk of these grains.
+  const uint8_t* OwnChunk(const Plan::Grains& grains) const {
+    const int chunk = plan_.ChunkOf(grains.first);
+    const uint64_t skip = plan_.PieceOf(grains).offset - plan_.Chunk(chunk).offset;
+    return spec_.sources[spec_.cuts[chunk].local] + skip;
+  }
+  uint64_t CopyOwnChunk() {
+    const Plan::Grains grains = NextSegment(uncopied_.front().first, uncopied_.front().end());
+    const Plan::Piece piece = plan_.PieceOf(grains);
+    const uint8_t* const own = OwnChunk(grains);
+    if (own != result_ + piece.offset) std::memcpy(result_ + piece.offset, own, piece.bytes);
+    Take(grains, &uncopied_);
+    Finished(grains);
+    return 2 * piece.bytes;
+  }
+
+  bool MayGoOn() const override {
+    return (started_ && !uncopied_.empty()) || (MustAddUp() && MayHandFresh());
+  }
+  uint64_t GoOn() override { return uncopied_.empty() ? HandOneFresh() : CopyOwnChunk(); }
 
   void PassResult(const Plan::Grains& grains) {
     if (SendsGather(HopOf(grains))) Pass(Phase::kGather, grains);
@@ -170,6 +213,8 @@ class RingAttempt final : public SegmentAttempt {
         if (inputs_.size() == 1) data = inputs_[0] + offset;
         if (inputs_.empty()) data = identity_.data();
       }
+    } else if (!spec_.reduces() && IsLast(HopOf(grains))) {
+      data = OwnChunk(grains);
     }
     Hand(next_, phase, grains, data);
   }
@@ -182,8 +227,10 @@ class RingAttempt final : public SegmentAttempt {
   uint8_t* const partial_;
   bool credit_ = false;
   std::vector<std::pair<Phase, Plan::Grains>> waiting_;  // what was ready before the credit came
-  uint64_t fresh_;                                       // next grain of own input to hand over
-  const uint64_t fresh_end_;
+  // The hop at which this position sends its own input without a segment of others.
+  const int fresh_hop_;
+  std::deque<Plan::Grains> fresh_;     // own input that is not handed over yet
+  std::deque<Plan::Grains> uncopied_;  // own chunks that are not copied to the local targets yet
   uint64_t fresh_out_bytes_ = 0;
 };
 
@@ -192,7 +239,7 @@ class RingAttempt final : public SegmentAttempt {
 absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool) {
   CheckSpec(spec);
-  if (spec.size == 1 || spec.desc.bytes() == 0) return MakeLocalAttempt(spec);
+  if (spec.size == 1 || spec.bytes() == 0) return MakeLocalAttempt(spec);
   return RingAttempt::Make(spec, sink, pool);
 }
 

@@ -27,18 +27,23 @@ absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::BorrowMemory(const Attemp
                                                                     uint64_t extra_bytes,
                                                                     ScratchPool* pool) {
   Memory memory;
+  if (!spec.reduces()) {
+    memory.result = spec.targets.front();
+    return memory;
+  }
   // A target that is not a source can be written to at once.
-  for (size_t i = 0; i < spec.targets.size() && memory.result == nullptr; ++i) {
+  for (size_t i = 0; spec.gathers() && i < spec.targets.size() && memory.result == nullptr; ++i) {
     if (spec.targets[i] != spec.sources[i]) memory.result = spec.targets[i];
   }
-  const uint64_t whole = memory.result == nullptr ? Aligned(spec.desc.bytes()) : 0;
+  const uint64_t whole = memory.result == nullptr ? Aligned(spec.bytes()) : 0;
   if (whole + extra_bytes == 0) return memory;
   auto scratch = pool->Borrow(whole + extra_bytes);
   if (!scratch.ok()) return scratch.status();
   memory.scratch = *scratch;
   memory.extra = memory.scratch + whole;
   if (memory.result == nullptr) {
-    memory.result = spec.targets.size() == 1 ? spec.targets[0] : memory.scratch;
+    const bool in_place = spec.gathers() && spec.targets.size() == 1;
+    memory.result = in_place ? spec.targets[0] : memory.scratch;
   }
   return memory;
 }
@@ -47,10 +52,10 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
                                const Memory& memory)
     : spec_(spec),
       inputs_(InputsOf(spec)),
-      plan_(spec.desc.bytes(), spec.size, spec.grain_bytes),
+      plan_(PlanOf(spec)),
       scratch_(memory.scratch),
       result_(memory.result),
-      in_place_(spec.sources.size() == 1 && memory.result == spec.sources[0]),
+      in_place_(spec.cuts.empty() && spec.sources.size() == 1 && memory.result == spec.sources[0]),
       marks_(plan_.grains()),
       results_open_(plan_.grains()),
       sink_(sink),
@@ -58,15 +63,32 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
       reads_out_(plan_.grains()) {
-  for (size_t i = 0; i < spec.targets.size(); ++i) {
+  if (!spec.gathers()) results_open_ = 0;
+  for (size_t c = 0; !spec.gathers() && c < spec.cuts.size(); ++c) {
+    if (spec.cuts[c].local < 0) continue;
+    const int chunk = static_cast<int>(c);
+    const Plan::Piece piece = plan_.Chunk(chunk);
+    late_.push_back({spec.targets[spec.cuts[c].local], piece.offset, piece.offset + piece.bytes});
+    results_open_ += plan_.GrainsOf(chunk).count;
+  }
+  for (size_t i = 0; spec.gathers() && i < spec.targets.size(); ++i) {
     if (spec.targets[i] == result_) continue;
-    (spec.targets[i] == spec.sources[i] ? late_targets_ : early_targets_)
-        .push_back(spec.targets[i]);
+    if (spec.targets[i] == spec.sources[i]) {
+      late_.push_back({spec.targets[i], 0, plan_.bytes()});
+    } else {
+      early_targets_.push_back(spec.targets[i]);
+    }
   }
 }
 
+Plan SegmentAttempt::PlanOf(const AttemptSpec& spec) {
+  if (spec.cuts.empty()) return {spec.desc.bytes(), spec.size, spec.grain_bytes};
+  return Plan::OfEqual(static_cast<int>(spec.cuts.size()), spec.desc.part_bytes(),
+                       spec.grain_bytes);
+}
+
 void SegmentAttempt::MakeLandings() {
-  if (!in_place_ || spec_.desc.bytes() <= spec_.cached_bytes_max) return;
+  if (!in_place_ || plan_.bytes() <= spec_.cached_bytes_max) return;
   landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
   // Without memory for landings an op takes longer, but is right.
   const absl::StatusOr<uint8_t*> memory = pool_->Borrow(kLandings * landing_bytes_);
@@ -211,7 +233,7 @@ void SegmentAttempt::Commit() {
 
 bool SegmentAttempt::HasWork() const {
   if (stopped_) return !restore_.empty();
-  if (committed_) return !late_targets_.empty() && copied_ < spec_.desc.bytes();
+  if (committed_) return !late_.empty() && copied_ < plan_.bytes();
   return MayGoOn();
 }
 
@@ -220,6 +242,7 @@ uint64_t SegmentAttempt::Work(uint64_t bytes_max) {
   if (committed_) return CopySome(bytes_max);
   uint64_t worked = 0;
   while (worked < bytes_max && MayGoOn()) worked += GoOn();
+  if (worked > 0) MaybeComplete();
   return worked;
 }
 
@@ -240,10 +263,16 @@ uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
   constexpr uint64_t kBlockBytes = 16 << 10;
   uint64_t worked = 0;
   while (worked < bytes_max && HasWork()) {
-    const uint64_t n = std::min(kBlockBytes, spec_.desc.bytes() - copied_);
-    for (uint8_t* target : late_targets_) std::memcpy(target + copied_, result_ + copied_, n);
+    const uint64_t n = std::min(kBlockBytes, plan_.bytes() - copied_);
+    worked += n;
+    for (const Late& late : late_) {
+      const uint64_t begin = std::max(copied_, late.begin);
+      const uint64_t end = std::min(copied_ + n, late.end);
+      if (begin >= end) continue;
+      std::memcpy(late.to + (begin - late.begin), result_ + begin, end - begin);
+      worked += end - begin;
+    }
     copied_ += n;
-    worked += n * (1 + late_targets_.size());
   }
   return worked;
 }
@@ -252,7 +281,7 @@ void SegmentAttempt::Finished(const Plan::Grains& grains) {
   results_open_ -= grains.count;
   const Plan::Piece piece = plan_.PieceOf(grains);
   for (uint8_t* target : early_targets_) {
-    if (spec_.desc.bytes() > spec_.cached_bytes_max) {
+    if (plan_.bytes() > spec_.cached_bytes_max) {
       CopyAside(target + piece.offset, result_ + piece.offset, piece.bytes);
     } else {
       std::memcpy(target + piece.offset, result_ + piece.offset, piece.bytes);

@@ -14,6 +14,10 @@
 // place at once, while it is in the cache. The targets that are in place get the result after
 // Commit(). Otherwise the original of each of them would have to be kept, too.
 //
+// If chunks belong to members, the result is: for phase reduce alone, scratch, from where Work()
+// copies chunks to the targets of their owners after Commit(); for phase gather alone, the first
+// target.
+//
 // Landings. They are used for a large tensor of one local member in place. When a sum replaces an
 // original, the original is written to scratch. The data of others could be received into the same
 // part of scratch. But then that part would be written, read and written again. So the data is
@@ -152,6 +156,14 @@ class SegmentAttempt : public Attempt {
     std::optional<uint64_t> offset;  // of the segment that it holds; nullopt: free
   };
 
+  // The bytes [begin, end) of the result go to `to` after Commit().
+  struct Late {
+    uint8_t* to = nullptr;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+
+  static Plan PlanOf(const AttemptSpec& spec);
   static void MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark);
   Plan::Grains GrainsOf(const Segment& segment) const;
   // A number for a send: it encodes the grains, the receiver and the phase.
@@ -173,8 +185,8 @@ class SegmentAttempt : public Attempt {
   uint64_t landing_bytes_ = 0;
   std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
   std::vector<uint8_t*> early_targets_;  // targets out of place, other than result_
-  std::vector<uint8_t*> late_targets_;   // targets in place, other than result_
-  uint64_t copied_ = 0;                  // bytes of the result that were copied to late_targets_
+  std::vector<Late> late_;               // what is copied after Commit()
+  uint64_t copied_ = 0;                  // bytes of the result that were copied to late_
   std::vector<Plan::Grains> restore_;    // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;

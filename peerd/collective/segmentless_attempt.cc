@@ -16,26 +16,36 @@ class LocalAttempt final : public SegmentlessAttempt {
  public:
   explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {
     // The input of a single member is the result.
-    const uint8_t* const only = inputs_.size() == 1 ? inputs_[0] : nullptr;
+    const uint8_t* const only = spec.cuts.empty() && inputs_.size() == 1 ? inputs_[0] : nullptr;
     for (uint8_t* target : spec.targets) {
       if (target != only) targets_.push_back(target);
     }
   }
 
   void Commit() override { committed_ = true; }
-  bool HasWork() const override {
-    return committed_ && !targets_.empty() && done_ < spec_.desc.bytes();
-  }
+  bool HasWork() const override { return committed_ && !targets_.empty() && done_ < spec_.bytes(); }
 
   // Block by block: all sources of a block are read before any target is written.
   uint64_t Work(uint64_t bytes_max) override {
     alignas(64) uint8_t block[16 << 10];
     uint64_t worked = 0;
     while (HasWork() && worked < bytes_max) {
-      const uint64_t n = std::min<uint64_t>(sizeof(block), spec_.desc.bytes() - done_);
-      ReduceInputs(spec_.desc, inputs_, done_, n, block);
-      DivideSums(spec_, n, block);
-      for (uint8_t* target : targets_) std::memcpy(target + done_, block, n);
+      // A block is of one chunk.
+      const uint64_t chunk_bytes = spec_.cuts.empty() ? spec_.bytes() : spec_.desc.part_bytes();
+      const uint64_t skip = done_ % chunk_bytes;
+      const uint64_t n = std::min<uint64_t>(sizeof(block), chunk_bytes - skip);
+      const int owner = spec_.cuts.empty() ? -1 : spec_.cuts[done_ / chunk_bytes].local;
+      if (spec_.reduces()) {
+        ReduceInputs(spec_.desc, inputs_, done_, n, block);
+        DivideSums(spec_, n, block);
+      } else {
+        std::memcpy(block, spec_.sources[owner] + skip, n);
+      }
+      if (spec_.gathers()) {
+        for (uint8_t* target : targets_) std::memcpy(target + done_, block, n);
+      } else {
+        std::memcpy(spec_.targets[owner] + skip, block, n);
+      }
       done_ += n;
       worked += n * (inputs_.size() + targets_.size());
     }
@@ -53,20 +63,25 @@ class LocalAttempt final : public SegmentlessAttempt {
 class OneShotAttempt final : public SegmentlessAttempt {
  public:
   OneShotAttempt(const AttemptSpec& spec, std::string result)
-      : targets_(spec.targets),
-        result_(std::move(result)),
-        bytes_moved_(result_.size() * (spec.size - 1)) {}
+      : spec_(spec), result_(std::move(result)), bytes_moved_(result_.size() * (spec.size - 1)) {}
 
   void Commit() override {
     // memcpy() must not get a null target, which a tensor without elements may have.
     if (result_.empty()) return;
-    for (uint8_t* target : targets_) std::memcpy(target, result_.data(), result_.size());
+    const uint64_t part = spec_.desc.part_bytes();
+    for (size_t c = 0; !spec_.gathers() && c < spec_.cuts.size(); ++c) {
+      const int owner = spec_.cuts[c].local;
+      if (owner >= 0) std::memcpy(spec_.targets[owner], result_.data() + c * part, part);
+    }
+    for (size_t i = 0; spec_.gathers() && i < spec_.targets.size(); ++i) {
+      std::memcpy(spec_.targets[i], result_.data(), spec_.bytes());
+    }
   }
   uint64_t bytes_sent() const override { return bytes_moved_; }
   uint64_t bytes_received() const override { return bytes_moved_; }
 
  private:
-  const std::vector<uint8_t*> targets_;
+  const AttemptSpec spec_;
   const std::string result_;
   const uint64_t bytes_moved_;
 };
@@ -96,6 +111,14 @@ std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec) {
 
 std::string OneShotPayload(const AttemptSpec& spec) {
   std::string payload(spec.desc.bytes(), '\0');
+  if (!spec.reduces()) {
+    const uint64_t part = spec.desc.part_bytes();
+    for (size_t c = 0; c < spec.cuts.size(); ++c) {
+      const int owner = spec.cuts[c].local;
+      if (owner >= 0) std::memcpy(Bytes(payload) + c * part, spec.sources[owner], part);
+    }
+    return payload;
+  }
   const Inputs inputs = InputsOf(spec);
   if (!payload.empty() && !inputs.empty()) {
     ReduceInputs(spec.desc, inputs, 0, payload.size(), Bytes(payload));
@@ -118,12 +141,21 @@ absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
   const auto input = [&](int i) -> const std::string& {
     return i == spec.position ? own : payloads[i];
   };
+  if (!spec.reduces()) {
+    const uint64_t part = spec.desc.part_bytes();
+    std::string whole(bytes, '\0');
+    for (size_t c = 0; c < spec.cuts.size(); ++c) {
+      whole.replace(c * part, part, input(spec.cuts[c].position), c * part, part);
+    }
+    return whole;
+  }
   int first = 0;
   while (!PositionContributes(spec, first)) ++first;
   std::string result = input(first);
   for (int i = first + 1; i < spec.size; ++i) {
     if (!PositionContributes(spec, i)) continue;
-    ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
+    ReduceInto(Bytes(result), Bytes(input(i)), bytes / SizeOf(spec.desc.dtype), spec.desc.dtype,
+               spec.desc.reduce);
   }
   DivideSums(spec, bytes, Bytes(result));
   return result;

@@ -230,16 +230,40 @@ std::string Encode(DType dtype, int64_t value) {
 
 }  // namespace
 
-ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
+ModelOp::ModelOp(const Options& options) {
   Prng prng(options.seed);
-  const OpDesc& desc = options.desc;
+  OpDesc desc = options.desc;
+  const auto local_members = [&](int position) {
+    return options.local_members.empty() ? 1 : options.local_members[position];
+  };
+  const auto contributes_at = [&](int position, int i) {
+    return position >= static_cast<int>(options.contributes.size()) ||
+           i >= static_cast<int>(options.contributes[position].size()) ||
+           options.contributes[position][i];
+  };
+  // The ranks of members at one position need not be consecutive.
+  int most = 0;
+  for (int p = 0; p < options.size; ++p) most = std::max(most, local_members(p));
+  for (int i = 0; i < most; ++i) {
+    for (int p = options.size - 1; p >= 0; --p) {
+      if (i >= local_members(p)) continue;
+      if (desc.kind == OpKind::kAllGather && !contributes_at(p, i)) continue;
+      if (desc.InParts()) owners_.emplace_back(p, i);
+    }
+  }
+  if (desc.kind == OpKind::kBroadcast) {
+    owners_.emplace_back(options.root, local_members(options.root) - 1);
+  }
+  desc.world = desc.InParts() ? static_cast<uint16_t>(owners_.size()) : 0;
+  bytes_ = desc.bytes();
+  const uint64_t elements = bytes_ / SizeOf(desc.dtype);
   const auto new_memory = [&] {
     memory_.emplace_back(bytes_ + 64 + options.misalign);
     auto* const raw = memory_.back().data();
     const auto skip = (64 - reinterpret_cast<uintptr_t>(raw) % 64) % 64;
     return raw + skip + options.misalign;
   };
-  std::vector<int64_t> sums(desc.count, desc.reduce == ReduceOp::kProd ? 1 : 0);
+  std::vector<int64_t> sums(elements, desc.reduce == ReduceOp::kProd ? 1 : 0);
   uint32_t members = 0;
   std::vector<bool> ring_contributes;
   for (int position = 0; position < options.size; ++position) {
@@ -252,16 +276,15 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
         options.grain_bytes * static_cast<uint32_t>(1 + prng.Below(options.segment_grains));
     spec.window_bytes = options.window_bytes;
     spec.cached_bytes_max = options.cached ? UINT64_MAX : 0;
-    const int local = options.local_members.empty() ? 1 : options.local_members[position];
+    const int local = local_members(position);
+    for (const auto& [owner, i] : owners_) spec.cuts.push_back({owner, owner == position ? i : -1});
     bool any = false;
     for (int i = 0; i < local; ++i) {
       uint8_t* const source = new_memory();
-      const bool contributes = position >= static_cast<int>(options.contributes.size()) ||
-                               i >= static_cast<int>(options.contributes[position].size()) ||
-                               options.contributes[position][i];
+      const bool contributes = contributes_at(position, i);
       spec.contributes.push_back(contributes);
       any = any || contributes;
-      for (uint64_t e = 0; e < desc.count; ++e) {
+      for (uint64_t e = 0; e < elements; ++e) {
         // So that products stay small, only few members have a 2 at an element: at most 14.
         const bool two = (e + members) % 16 == 0 && members < 14 * 16;
         const int64_t value = desc.reduce == ReduceOp::kProd ? (two ? 2 : 1) : prng.Below(5);
@@ -302,7 +325,14 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
   }
   for (const int64_t sum : sums) expected_ += Encode(desc.dtype, sum);
   if (desc.reduce == ReduceOp::kAvg && members > 1) {
-    Divide(reinterpret_cast<uint8_t*>(expected_.data()), desc.count, desc.dtype, members);
+    Divide(reinterpret_cast<uint8_t*>(expected_.data()), elements, desc.dtype, members);
+  }
+  if (Reduces(desc.kind)) return;
+  const uint64_t part = desc.part_bytes();
+  for (size_t c = 0; c < owners_.size(); ++c) {
+    const auto& [position, i] = owners_[c];
+    const auto* const source = reinterpret_cast<const char*>(specs[position].sources[i]);
+    expected_.replace(c * part, part, source, part);
   }
 }
 
@@ -331,15 +361,26 @@ void ModelOp::FillWithFractions(uint64_t seed) {
 }
 
 std::string ModelOp::ResultsDiffer() const {
+  const auto differ = [this](int position, int i, uint64_t offset, uint64_t bytes) {
+    const uint8_t* const target = specs[position].targets[i];
+    for (uint64_t b = 0; b < bytes; ++b) {
+      if (target[b] == static_cast<uint8_t>(expected_[offset + b])) continue;
+      return absl::StrCat("target ", i, " of position ", position, " differs at byte ", b);
+    }
+    return std::string();
+  };
+  const OpDesc& desc = specs.front().desc;
+  std::string text;
+  for (size_t c = 0; !Gathers(desc.kind) && c < owners_.size() && text.empty(); ++c) {
+    text = differ(owners_[c].first, owners_[c].second, c * desc.part_bytes(), desc.part_bytes());
+  }
   for (const AttemptSpec& spec : specs) {
-    for (size_t i = 0; i < spec.targets.size(); ++i) {
-      for (uint64_t b = 0; b < bytes_; ++b) {
-        if (spec.targets[i][b] == static_cast<uint8_t>(expected_[b])) continue;
-        return absl::StrCat("target ", i, " of position ", spec.position, " differs at byte ", b);
-      }
+    const int local = static_cast<int>(spec.targets.size());
+    for (int i = 0; Gathers(desc.kind) && i < local && text.empty(); ++i) {
+      text = differ(spec.position, i, 0, bytes_);
     }
   }
-  return "";
+  return text;
 }
 
 }  // namespace longhaul::peerd

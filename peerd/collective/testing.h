@@ -107,8 +107,9 @@ class ModelNetwork {
 struct ModelOp {
   struct Options {
     OpDesc desc;
-    int size = 1;
+    int size = 1;                    // positions. desc.world and desc.root are not used
     std::vector<int> local_members;  // by position; empty: one at each
+    int root = 0;  // broadcast: position of the root, which is the last member there
     // By position, then by local member: whether it is in place. Missing ones are out of place.
     std::vector<std::vector<bool>> in_place;
     // By position, then by local member: whether it contributes. Missing ones do. At least one
@@ -137,6 +138,7 @@ struct ModelOp {
   std::vector<std::vector<uint8_t>> memory_;
   std::vector<std::pair<uint8_t*, std::string>> inputs_;
   std::string expected_;
+  std::vector<std::pair<int, int>> owners_;  // of the cuts: position and local member
   uint64_t bytes_ = 0;
 };
 

@@ -114,6 +114,13 @@ struct TryAddress {
   Tick deadline;
 };
 
+// An op whose chunks belong to members (OpDesc) has one of these for each chunk, in order. All
+// chunks have desc.part_bytes().
+struct CutOwner {
+  int position = 0;  // the place of the owner's peer in the ring
+  int post = -1;  // the index of the owner's post among `posts`; -1: the owner is at another peer
+};
+
 struct SendReady {
   GroupKey group;
   PeerId to;
@@ -127,6 +134,7 @@ struct SendReady {
   std::optional<OneShotResult> result = std::nullopt;  // attach this in place of inputs
   std::vector<PostRef> posts;
   std::vector<bool> contributes;  // for each of `posts`; an input is left out if false
+  std::vector<CutOwner> cuts;     // see CutOwner
 };
 struct SendDone {
   GroupKey group;
@@ -148,6 +156,7 @@ struct StartAttempt {
   std::vector<PostRef> posts;
   std::vector<bool> contributes;           // for each of `posts`: its input is in the result
   std::vector<bool> ring_contributes;      // for each position: an input of that peer is
+  std::vector<CutOwner> cuts;              // see CutOwner
   Algorithm algorithm = Algorithm::kRing;  // never kAuto
   // One-shot op: the input of each position; empty for this peer's own position.
   std::vector<std::string> payloads;

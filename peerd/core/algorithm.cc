@@ -43,7 +43,7 @@ bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known
 }  // namespace
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {
-  if (peers <= 1 || IsOneShot(desc)) return false;
+  if (peers <= 1 || IsOneShot(desc) || desc.kind != OpKind::kAllReduce) return false;
   if (desc.algorithm == Algorithm::kAuto) {
     // Between two peers the mesh is never faster.
     return peers > 2 && desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;

@@ -68,6 +68,8 @@ struct LocalPost {
   PostRef post;
   uint64_t tag = 0;
   OpDesc desc;
+  // Set: the root is the member with this rank in the newest epoch, and desc.root is not set.
+  std::optional<uint64_t> root_rank = std::nullopt;
 };
 
 // The link to the peer is up: its control lane, and its data lanes if they were asked for.

@@ -37,7 +37,8 @@ std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause
 std::string PayloadProblem(const PeerReady& ready) {
   const bool one_shot = IsOneShot(ready.desc) && !ready.other_offer;
   if (ready.result) {
-    const bool may = one_shot && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
+    const bool may = one_shot && Gathers(ready.desc.kind) &&
+                     ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
     if (may && ready.result->bytes.size() == ready.desc.bytes() &&
         ready.result->epoch < ready.attempt) {
       return "";
@@ -129,6 +130,12 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
   LH_CHECK(!op.announced && op.run == Run::kNone)
       << "op posted twice " << Subject(post.desc, post.tag);
   op.inputs.push_back({post.post, post.member, post.desc, now, std::nullopt});
+  if (post.root_rank) {
+    // A rank that is not there names nobody: the caller has not heard yet that a member is gone.
+    const std::vector<control::MemberInfo>& members = history_->current().members;
+    op.inputs.back().desc.root =
+        *post.root_rank < members.size() ? members[*post.root_rank].member : MemberId();
+  }
   Advance(op, now, out);
 }
 
@@ -296,6 +303,15 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
         ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
   }
   if (ready.desc != op.desc || ready.other_offer) {
+    if (!op.lingers && ready.desc.SameButForWorld(op.desc) && !ready.other_offer) {
+      const MemberId other = op.participants->FirstMemberOf(ready.peer);
+      op.unfit = UnfitFor(op, "member " + ToString(other) + " posted " + ToString(ready.desc) +
+                                  ", this peer " + ToString(op.desc) +
+                                  ", as members do that hear of a change of the world at "
+                                  "different times");
+      op.readies.emplace(ready.peer, std::move(ready));
+      return;
+    }
     if (op.lingers) {
       return Refuse(ready,
                     "READY of tag " + std::to_string(op.key.tag) +
@@ -504,13 +520,24 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     return op.participants->RankOf(a.member) < op.participants->RankOf(b.member);
   });
   op.desc = op.inputs.front().desc;
-  const auto other = std::find_if(op.inputs.begin(), op.inputs.end(),
-                                  [&](const LocalInput& input) { return input.desc != op.desc; });
+  const auto other = std::find_if(op.inputs.begin(), op.inputs.end(), [&](const LocalInput& input) {
+    return !input.desc.SameButForWorld(op.desc);
+  });
+  const bool same_world =
+      std::all_of(op.inputs.begin(), op.inputs.end(), [&](const LocalInput& input) {
+        return input.desc.world == op.desc.world && input.desc.root == op.desc.root;
+      });
+  // No world of several members is like this one, so all participants find the op unfit.
+  if (!same_world) {
+    op.desc.world = op.desc.InParts() ? 1 : 0;
+    op.desc.root = MemberId();
+  }
   if (other != op.inputs.end()) op.other_offer = OtherOffer{other->member, other->desc};
   op.differs = op.other_offer.has_value();
   op.algorithm = ChooseAlgorithm(op.desc, op.participants->ring.size(), op.participants->mesh,
                                  op.participants->cost);
   op.unfit = UnfitnessOf(op);
+  op.cuts = op.unfit ? std::vector<CutOwner>() : CutsOf(op);
 
   SendReady ready;
   ready.group = group_;
@@ -528,6 +555,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     ready.one_shot = IsOneShot(op.desc) && !op.other_offer;
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
     ready.contributes = ContributesOf(op);
+    ready.cuts = op.cuts;
   }
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
@@ -561,7 +589,46 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
             " ended: all that are left are in the background and contribute nothing yet; "
             "they do from the next step boundary on; the input is intact"};
   }
-  return std::nullopt;
+  const size_t members = participants.members.size();
+  const auto laid_out = [&](size_t present) {
+    return UnfitFor(op, "its tensors are laid out for " + std::to_string(op.desc.world) +
+                            " members, and " + std::to_string(present) + " take part");
+  };
+  if (op.desc.kind == OpKind::kReduceScatter && members != op.desc.world) return laid_out(members);
+  if (op.desc.kind == OpKind::kAllGather && contributing > op.desc.world) {
+    return laid_out(contributing);
+  }
+  if (op.desc.kind != OpKind::kBroadcast || participants.Contributes(op.desc.root)) {
+    return std::nullopt;
+  }
+  if (!op.desc.root) return UnfitFor(op, "its root is not in the world any more");
+  const KnownMember* const root = history_->Member(op.desc.root);
+  const std::string name = root == nullptr ? "" : " (" + root->info.name + ")";
+  const char* const why =
+      participants.RankOf(op.desc.root) < 0 ? " does not take part" : " is in the background";
+  return UnfitFor(op, "its root, member " + ToString(op.desc.root) + name + "," + why);
+}
+
+Outcome OpTable::UnfitFor(const Op& op, const std::string& cause) const {
+  return {Code::kAborted, AbortedBy(op.desc, op.key.tag, cause)};
+}
+
+std::vector<CutOwner> OpTable::CutsOf(const Op& op) const {
+  std::vector<CutOwner> cuts;
+  const std::vector<PeerId>& ring = op.participants->ring;
+  for (const control::MemberInfo& member : op.participants->members) {
+    const bool owns = op.desc.kind == OpKind::kReduceScatter ||
+                      (op.desc.kind == OpKind::kAllGather && Contributes(op, member.member)) ||
+                      (op.desc.kind == OpKind::kBroadcast && member.member == op.desc.root);
+    if (!owns) continue;
+    const auto at = std::find(ring.begin(), ring.end(), member.peer);
+    CutOwner& cut = cuts.emplace_back();
+    cut.position = static_cast<int>(at - ring.begin());
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (op.inputs[i].member == member.member) cut.post = static_cast<int>(i);
+    }
+  }
+  return cuts;
 }
 
 bool OpTable::Contributes(const Op& op, MemberId member) {
@@ -592,7 +659,11 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
         }));
   }
   start.algorithm = op.algorithm;
+  start.cuts = op.cuts;
   if (op.result) {
+    // The result may be of an older epoch, in which other members took part.
+    if (op.desc.kind == OpKind::kAllGather) start.cuts.assign(op.result->members.size(), {});
+    if (op.desc.kind == OpKind::kBroadcast) start.cuts.assign(1, {});
     start.result = op.result->bytes;
   } else if (op.algorithm == Algorithm::kOneShot) {
     for (const PeerId peer : start.ring) {
@@ -658,7 +729,9 @@ void OpTable::Settle(Op& op, Tick now, std::vector<Action>* out) {
 
 void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
   ++settled_;
-  ++(op.Refused() ? counters_->refused : counters_->committed);
+  ++(!op.Refused()                                                 ? counters_->committed
+     : !op.differs && op.unfit && op.unfit->code == Code::kAborted ? counters_->aborted
+                                                                   : counters_->refused);
   out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
   if (!op.Refused()) {
     finishing_.emplace(op.ordinal, Finishing{op.key.tag, op.inputs, InfoOf(op), op.complete_at,
@@ -673,8 +746,9 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 bool OpTable::EndsAtOnce(const Op& op) {
+  // A part of a reduce-scatter is of no use to a member that needs another part.
   return op.algorithm == Algorithm::kOneShot && op.desc.on_fault == OnFault::kRetry &&
-         !op.Refused();
+         Gathers(op.desc.kind) && !op.Refused();
 }
 
 void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
@@ -752,11 +826,11 @@ std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
            ToString(theirs) + ", this member " + ToString(input.desc);
   };
   for (const LocalInput& other : op.inputs) {
-    if (other.desc != input.desc) return text(other.member, other.desc);
+    if (!other.desc.SameButForWorld(input.desc)) return text(other.member, other.desc);
   }
   for (const PeerId peer : op.participants->ring) {
     const auto it = op.readies.find(peer);
-    if (it == op.readies.end() || it->second.desc == input.desc) continue;
+    if (it == op.readies.end() || it->second.desc.SameButForWorld(input.desc)) continue;
     return text(op.participants->FirstMemberOf(peer), it->second.desc);
   }
   for (const auto& [peer, ready] : op.readies) {
@@ -811,6 +885,7 @@ void OpTable::ForgetAttempt(Op& op) {
   op.announced = false;
   op.differs = false;
   op.unfit.reset();
+  op.cuts.clear();
   op.other_offer.reset();
   op.readies.clear();
   op.dones.clear();

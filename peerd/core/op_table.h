@@ -76,6 +76,7 @@ struct NewPost {
   Epoch boundary;  // EpochRecord::boundary at the member's last step boundary
   uint64_t tag = 0;
   OpDesc desc;
+  std::optional<uint64_t> root_rank = std::nullopt;  // see LocalPost
 };
 
 class OpTable {
@@ -175,7 +176,9 @@ class OpTable {
     Algorithm algorithm = Algorithm::kAuto;  // the chosen one
     std::optional<OtherOffer> other_offer;   // if the offers of local members differ
     bool differs = false;                    // two offers differ, here or at other peers
-    // Set if too few members contribute: how the op ends. The same at all participants.
+    std::vector<CutOwner> cuts;              // empty if `unfit`
+    // Set if the op cannot run with these members: how it ends. All participants set it, perhaps
+    // with other texts.
     std::optional<Outcome> unfit;
     std::map<PeerId, PeerReady> readies;
     std::map<PeerId, bool> dones;  // whether the DONE says refused
@@ -238,8 +241,12 @@ class OpTable {
   // Returns the op that the peer means with its next READY of this key: the oldest op of the key
   // that is announced here and has no READY of the peer. nullptr: there is none.
   Op* Expecting(const OpKey& key, PeerId peer);
-  // Returns how the announced op must end because too few members contribute. nullopt: it can run.
+  // Returns how the announced op must end because of the members that take part. nullopt: it can
+  // run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
+  Outcome UnfitFor(const Op& op, const std::string& cause) const;
+  // The owners of the chunks of the announced op; empty: chunks belong to nobody.
+  std::vector<CutOwner> CutsOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
   // Whether the input of `member` is in the op's result.
   static bool Contributes(const Op& op, MemberId member);

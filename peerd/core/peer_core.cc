@@ -536,8 +536,9 @@ void PeerCore::Impl::On(const LocalPost& event) {
     const LocalMember& local = *members_.Find(event.post.local);
     Group& group = *groups_.at(local.group);
     if (group.current() != nullptr && group.current()->RankOf(local.member) >= 0) {
-      group.ops.Post({event.post, local.member, local.boundary, event.tag, event.desc}, now_,
-                     &out_);
+      group.ops.Post(
+          {event.post, local.member, local.boundary, event.tag, event.desc, event.root_rank}, now_,
+          &out_);
       return;
     }
     refusal = {Code::kEvicted,

@@ -37,7 +37,8 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
 // The most scratch memory that an attempt at the op needs, if this post (in place or not) is the
 // only local post left. Other local posts may end before it.
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
-  if (peers <= 1 || IsOneShot(desc)) return 0;
+  if (peers <= 1 || IsOneShot(desc) || !Reduces(desc.kind)) return 0;
+  if (!Gathers(desc.kind)) return OriginalsBytesMax(desc.bytes());
   const uint64_t originals = in_place ? OriginalsBytesMax(desc.bytes()) : 0;
   if (!MayUseMesh(desc, peers)) return originals;
   return originals + MeshInputsBytesMax(desc.bytes(), std::min(peers, kMeshPeersMax));
@@ -46,10 +47,11 @@ uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
 struct Range {
   const char* name;
   const uint8_t* data;
+  uint64_t bytes;
 };
 
-bool Overlap(const uint8_t* a, uint64_t a_bytes, const uint8_t* b, uint64_t b_bytes) {
-  return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
+bool Overlap(const Range& a, const Range& b) {
+  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
 }  // namespace
@@ -220,17 +222,17 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
 
 Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const {
   const auto ranges = [this](const PostRef& ref) {
-    const PostBuffers& buffers = posts_.at(ref).buffers;
-    return std::pair(Range{"target", buffers.target}, Range{"source", buffers.source});
+    const Post& added = posts_.at(ref);
+    return std::pair(Range{"target", added.buffers.target, added.desc.target_bytes()},
+                     Range{"source", added.buffers.source, added.desc.source_bytes()});
   };
   const auto [target, source] = ranges(post.post);
   for (const auto& [other, member] : view.together) {
     const auto [their_target, their_source] = ranges(other);
-    const uint64_t their_bytes = posts_.at(other).desc.bytes();
     for (const auto& [mine, theirs] :
          {std::pair(target, their_target), std::pair(target, their_source),
           std::pair(source, their_target)}) {
-      if (!Overlap(mine.data, post.desc.bytes(), theirs.data, their_bytes)) continue;
+      if (!Overlap(mine, theirs)) continue;
       return {Code::kInvalidArgument,
               absl::StrCat(Name(post.desc.kind), " tag ", post.tag, " refused: the ", mine.name,
                            " of member ", ToString(view.member), " shares memory with the ",
@@ -250,8 +252,10 @@ OpTraffic OpRunner::EndPost(const PostRef& post) {
 }
 
 AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                               const std::vector<bool>& contributes) const {
+                               const std::vector<bool>& contributes,
+                               const std::vector<CutOwner>& cuts) const {
   AttemptSpec spec;
+  for (const CutOwner& cut : cuts) spec.cuts.push_back({cut.position, cut.post});
   spec.contributes = contributes;
   spec.desc = desc;
   spec.grain_bytes = options_.grain_bytes;
@@ -265,12 +269,12 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
-  return OneShotPayload(MakeSpec(ready.desc, ready.posts, ready.contributes));
+  return OneShotPayload(MakeSpec(ready.desc, ready.posts, ready.contributes, ready.cuts));
 }
 
 void OpRunner::Start(const StartAttempt& action) {
   auto op = std::make_shared<Op>(this, action);
-  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.contributes);
+  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.contributes, action.cuts);
   spec.size = static_cast<int>(action.ring.size());
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);

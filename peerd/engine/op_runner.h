@@ -117,7 +117,8 @@ class OpRunner final : public OpPort, private SegmentListener {
   Outcome CheckApart(const LocalPost& post, const PostView& view) const;
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                       const std::vector<bool>& contributes) const;
+                       const std::vector<bool>& contributes,
+                       const std::vector<CutOwner>& cuts) const;
   // Queues the attempt if it has work, and works on the queue as far as this turn allows.
   void Advance(const std::shared_ptr<Op>& op);
   // Works on the queue, until it is empty or the turn has no bytes left.

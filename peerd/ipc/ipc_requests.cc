@@ -397,7 +397,9 @@ void Server::Op(Client& client) {
   const PostBuffers buffers{source->second.region->data + op.source.offset,
                             target->second.region->data + op.target.offset, source->second.region,
                             target->second.region};
-  handler_->OnPost({{LocalId(client.request.member), client.request.call}, op.tag, *desc}, buffers);
+  LocalPost post{{LocalId(client.request.member), client.request.call}, op.tag, *desc};
+  if (op.root_is_rank != 0) post.root_rank = op.root;
+  handler_->OnPost(post, buffers);
 }
 
 void Server::Members(Client& client) {

@@ -26,7 +26,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 11
+#define LH_IPC_VERSION 12
 
 enum lh_ipc_type {
   /* requests */
@@ -101,17 +101,23 @@ struct lh_ipc_range {
 
 struct lh_ipc_op {
   uint64_t tag;
-  uint64_t count;             /* elements */
-  struct lh_ipc_range source; /* equal to target, for an op in place; else without overlap */
+  uint64_t count; /* elements; reduce-scatter and all-gather: of one member's part */
+  /* Without overlap. All-reduce and broadcast may be in place: then the two are equal. A broadcast
+   * reads the source of the root only. */
+  struct lh_ipc_range source;
   struct lh_ipc_range target;
   uint8_t dtype;    /* lh_wire_dtype */
   uint8_t reduce;   /* lh_wire_reduce */
   uint8_t on_fault; /* lh_wire_on_fault */
   uint8_t quantization;
-  uint32_t min_world; /* 0 or 1: any number of members is enough */
-  uint8_t algorithm;  /* lh_wire_algorithm */
-  uint8_t kind;       /* lh_wire_kind */
-  uint8_t zero[22];   /* room for more fields */
+  uint32_t min_world;   /* 0 or 1: any number of members is enough */
+  uint8_t algorithm;    /* lh_wire_algorithm */
+  uint8_t kind;         /* lh_wire_kind */
+  uint16_t world;       /* reduce-scatter, all-gather: members that the tensors are laid out for */
+  uint8_t root_is_rank; /* broadcast: 1: `root` is a rank in the present epoch; 0: a member id */
+  uint8_t zero1[3];
+  uint64_t root;
+  uint8_t zero[8]; /* room for more fields */
 };
 
 struct lh_ipc_members {

@@ -284,7 +284,11 @@ inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_re
   std::string fault;
   ForEachField<OpDesc>([&](const auto& field) {
     const auto seen = field.proto(Asking<ProtoAsk::kPlain>(), op);
-    if constexpr (!std::is_null_pointer_v<std::remove_const_t<decltype(seen)>>) {
+    using Field = std::remove_cvref_t<decltype(desc.*field.member)>;
+    if constexpr (std::is_same_v<Field, MemberId>) {
+      // A rank is looked up when the op is posted.
+      if (op.root_is_rank == 0) desc.*field.member = MemberId(*seen);
+    } else if constexpr (!std::is_null_pointer_v<std::remove_const_t<decltype(seen)>>) {
       auto& member = desc.*field.member;
       member = static_cast<std::remove_reference_t<decltype(member)>>(*seen);
       const bool fits = static_cast<uint64_t>(member) == *seen;
@@ -296,21 +300,32 @@ inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_re
   if (fault.empty()) fault = FaultIn(desc);
   if (fault.empty() && desc.count == 0) fault = Refusal("count", "0", "1 or more");
   if (!fault.empty()) return refuse(fault);
-  const uint64_t bytes = desc.bytes();
-  const auto inside = [bytes](const lh_ipc_range& range, uint64_t region_bytes) {
+  if (op.root_is_rank > 1) {
+    return refuse(Refusal("root_is_rank", std::to_string(op.root_is_rank), "0 or 1"));
+  }
+  if (desc.kind != OpKind::kBroadcast && op.root_is_rank != 0) {
+    return refuse(Refusal("root_is_rank", "1", "0 for this kind"));
+  }
+  const auto inside = [](const lh_ipc_range& range, uint64_t bytes, uint64_t region_bytes) {
     return range.offset <= region_bytes && bytes <= region_bytes - range.offset;
   };
-  if (!inside(op.source, source_region_bytes)) return refuse("source goes beyond its region");
-  if (!inside(op.target, target_region_bytes)) return refuse("target goes beyond its region");
+  if (!inside(op.source, desc.source_bytes(), source_region_bytes)) {
+    return refuse("source goes beyond its region");
+  }
+  if (!inside(op.target, desc.target_bytes(), target_region_bytes)) {
+    return refuse("target goes beyond its region");
+  }
   const uint64_t element = SizeOf(desc.dtype);
   if (op.source.offset % element != 0 || op.target.offset % element != 0) {
     return refuse("source and target must be aligned to their elements");
   }
-  const bool same_region = op.source.region == op.target.region;
-  const uint64_t low = op.source.offset < op.target.offset ? op.source.offset : op.target.offset;
-  const uint64_t high = op.source.offset < op.target.offset ? op.target.offset : op.source.offset;
-  if (same_region && low != high && high - low < bytes) {
-    return refuse("source and target overlap without being equal");
+  const bool overlap = op.source.region == op.target.region &&
+                       op.source.offset < op.target.offset + desc.target_bytes() &&
+                       op.target.offset < op.source.offset + desc.source_bytes();
+  const bool in_place = op.source.offset == op.target.offset && !desc.InParts();
+  if (overlap && !in_place) {
+    return refuse(desc.InParts() ? "source and target overlap"
+                                 : "source and target overlap without being equal");
   }
   return desc;
 }

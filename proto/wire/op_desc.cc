@@ -41,6 +41,22 @@ bool IsOneShot(const OpDesc& desc) {
 
 std::string OpDesc::Fault() const {
   if (algorithm == Algorithm::kLocal) return Refusal("algorithm", "4", "at most 3");
+  if (InParts() ? world == 0 : world != 0) {
+    return Refusal("world", std::to_string(world), InParts() ? "1 or more" : "0 for this kind");
+  }
+  if (InParts() && count > LH_COUNT_MAX / world) {
+    return Refusal("count", std::to_string(count),
+                   "so that all parts together have at most " + std::to_string(LH_COUNT_MAX));
+  }
+  if (kind != OpKind::kBroadcast && root) {
+    return Refusal("root", std::to_string(root.value()), "0 for this kind");
+  }
+  if (!Reduces(kind) && reduce != ReduceOp::kSum) {
+    return Refusal("reduce", Name(reduce), "sum, because this kind reduces nothing");
+  }
+  if (kind != OpKind::kAllReduce && algorithm == Algorithm::kMesh) {
+    return Refusal("algorithm", "mesh", "auto, oneshot or ring for this kind");
+  }
   if (min_world == 1) {
     return Refusal("min_world", "1", "0 or 2 to " + std::to_string(LH_MEMBERS_MAX));
   }
@@ -50,9 +66,17 @@ std::string OpDesc::Fault() const {
          "; leave the algorithm to Longhaul, or choose mesh or ring";
 }
 
+bool OpDesc::SameButForWorld(const OpDesc& other) const {
+  OpDesc like = other;
+  like.world = world;
+  like.root = root;
+  return *this == like;
+}
+
 std::string ToString(const OpDesc& desc) {
-  std::string text = std::string(Name(desc.reduce)) + " of " + Name(desc.dtype) + " x " +
-                     std::to_string(desc.count);
+  const std::string tensor = std::string(Name(desc.dtype)) + " x " + std::to_string(desc.count);
+  std::string text = Reduces(desc.kind) ? Name(desc.reduce) + (" of " + tensor) : tensor;
+  if (desc.kind != OpKind::kAllReduce) text = std::string(Name(desc.kind)) + ", " + text;
   static constexpr std::string_view kSaid[] = {"kind", "reduce", "dtype", "count"};
   ForEachField<OpDesc>([&](const auto& field) {
     const auto value = desc.*field.member;
@@ -61,6 +85,8 @@ std::string ToString(const OpDesc& desc) {
     text += std::string(" ") + field.name + " ";
     if constexpr (HasNames<std::remove_const_t<decltype(value)>>) {
       text += NameOf(value);
+    } else if constexpr (std::is_same_v<std::remove_const_t<decltype(value)>, MemberId>) {
+      text += ToString(value);
     } else {
       text += std::to_string(value);
     }
@@ -72,7 +98,7 @@ namespace {
 constexpr size_t kReservedBytes = kOpDescBytes - OpDescFieldBytes();
 }  // namespace
 
-// Fields are numbers and enums of 1, 2 or 8 bytes.
+// Fields are numbers and enums of 1, 2 or 8 bytes, and ids.
 void Write(const OpDesc& desc, ByteWriter* writer) {
   ForEachField<OpDesc>([&](const auto& field) {
     const auto value = desc.*field.member;
@@ -80,6 +106,8 @@ void Write(const OpDesc& desc, ByteWriter* writer) {
       writer->U8(static_cast<uint8_t>(value));
     } else if constexpr (sizeof(value) == 2) {
       writer->U16(static_cast<uint16_t>(value));
+    } else if constexpr (std::is_same_v<std::remove_const_t<decltype(value)>, MemberId>) {
+      writer->U64(value.value());
     } else {
       writer->U64(static_cast<uint64_t>(value));
     }

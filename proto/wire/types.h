@@ -31,7 +31,10 @@ enum lh_wire_reduce {
 
 enum lh_wire_kind {
   LH_WIRE_ALL_REDUCE = 1,
-  /* Reserved: reduce-scatter 2, all-gather 3, broadcast 4, send-recv 5, barrier 6. */
+  LH_WIRE_REDUCE_SCATTER = 2,
+  LH_WIRE_ALL_GATHER = 3,
+  LH_WIRE_BROADCAST = 4,
+  LH_WIRE_BARRIER = 5
 };
 
 /* What a member wants of a sync. POPULAR: among the states with the highest revision, the state

@@ -177,6 +177,9 @@ void Checker::CheckAssembly(const control::PrepareEpoch& prepare,
                             const coordinator::GroupRecord& group) {
   uint32_t size = 0;
   std::vector<std::string> names;
+  // In a group with members, the number that newcomers give has no meaning.
+  const auto base = epochs_.find({prepare.group.group, prepare.base});
+  if (base != epochs_.end() && !base->second.members.empty()) return;
   for (const control::MemberInfo& info : prepare.members) {
     if (info.joined != prepare.epoch) return;  // a later epoch: newcomers join one by one
     for (const coordinator::MemberRecord& record : group.members) {
@@ -536,7 +539,22 @@ void Checker::OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal,
   }
 }
 
-void Checker::OnPosted(const OpName& name, uint32_t slot) { ops_[name].posted[slot] = true; }
+void Checker::OnPosted(const OpName& name, uint32_t slot, uint32_t world) {
+  Op& op = ops_[name];
+  ++op.posted[slot];
+  op.worlds.insert(world);
+}
+
+bool Checker::Unfit(const Ended& op, const Op& known, Epoch epoch) const {
+  if (op.desc.kind == OpKind::kAllReduce || op.desc.kind == OpKind::kBarrier) return false;
+  if (!epoch) return false;  // it had not begun in any epoch: a fault ended it
+  if (known.worlds.size() > 1) return true;
+  if (op.desc.kind == OpKind::kAllGather) return false;
+  const size_t all = Participants(op.name, epoch, /*contributing=*/false).size();
+  if (all != *known.worlds.begin()) return true;
+  return op.desc.kind == OpKind::kBroadcast &&
+         Participants(op.name, epoch, /*contributing=*/true).size() != all;
+}
 
 void Checker::OnGivenUp(const OpName& name) {
   Op& known = ops_[name];
@@ -584,6 +602,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
   switch (outcome.code) {
     case Code::kOk:
       ++counts_.ok;
+      if (op.desc.kind != OpKind::kAllReduce) ++counts_.other_kinds;
       if (info.algorithm == Algorithm::kMesh) ++counts_.by_mesh;
       if (info.algorithm == Algorithm::kRing) ++counts_.by_ring;
       counts_.retries += info.retries;
@@ -596,6 +615,12 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       break;
     case Code::kAborted:
       ++counts_.aborted;
+      if (Unfit(op, known, info.epoch)) {
+        ++counts_.unfit;
+        if (known.result) Fail(name + " is aborted at one member and succeeded at another");
+        known.unfit.insert(known.posted.at(op.slot));
+        break;
+      }
       // If offers differ, other members may have asked for abort. This member had not started the
       // op when it was aborted.
       if (op.desc.on_fault != OnFault::kAbort && !ShapeOf(seed_, op.name).mismatched) {
@@ -663,35 +688,56 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     if (!known.posted.contains(slot)) {
       Fail(name + " succeeded without slot " + std::to_string(slot) + ", which did not post it");
     }
-    if (DescOf(seed_, op.name, slot) != op.desc) {
+    if (!DescOf(seed_, op.name, slot).SameButForWorld(op.desc)) {
       Fail(name + " succeeded although slot " + std::to_string(slot) + " posted another one");
     }
   }
   if (known.given_up) Fail(name + " succeeded, although it was aborted and given up");
-  if (known.aborted.contains(info.epoch)) {
+  if (known.aborted.contains(info.epoch) || known.unfit.contains(known.posted.at(op.slot))) {
     Fail(name + " succeeded at one member and was aborted at another");
   }
-  if (*op.target != ResultOf(op.name, op.desc, Givers(op, info.epoch))) {
+  const std::vector<uint32_t> givers = Givers(op, info.epoch);
+  std::vector<uint8_t> result = *op.target;
+  std::vector<uint8_t> expected;
+  if (op.desc.kind == OpKind::kBroadcast) {
+    for (const uint32_t slot : givers) {
+      expected = InputOf(op.name, op.desc, slot);
+      if (expected == result) break;
+    }
+  } else {
+    expected = ResultOf(op.name, op.desc, givers);
+  }
+  if (op.desc.kind == OpKind::kReduceScatter) {
+    const auto rank = std::find(all.begin(), all.end(), op.slot) - all.begin();
+    const auto part = expected.begin() + rank * static_cast<ptrdiff_t>(op.desc.part_bytes());
+    result = expected;
+    std::copy(op.target->begin(), op.target->end(), result.begin() + (part - expected.begin()));
+  } else if (op.desc.kind == OpKind::kAllGather) {
+    // What lies behind the parts means nothing.
+    result.resize(std::min(result.size(), expected.size()));
+  }
+  if (result != expected) {
     Fail(name + " (" + longhaul::ToString(op.desc) + ") at slot " + std::to_string(op.slot) +
-         " is not the reduction over slots " + List(slots) + " of epoch " +
+         " is not the result over slots " + List(slots) + " of epoch " +
          longhaul::ToString(info.epoch));
   }
-  if (known.result && *known.result != *op.target && Outlived(op, known, info.epoch)) {
+  if (known.result && *known.result != result && Outlived(op, known, info.epoch)) {
     if (info.epoch < known.result_epoch) return;
     known.result.reset();
     known.holders.clear();
   }
   known.holders.insert(op.slot);
   if (!known.result) {
-    known.result = *op.target;
+    known.result = result;
     known.participants = slots;
     known.result_epoch = info.epoch;
-    known.at_once = IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry;
+    known.at_once =
+        IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind);
     known.algorithm = info.algorithm;
   } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
     Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +
          Name(info.algorithm));
-  } else if (*known.result != *op.target) {
+  } else if (*known.result != result) {
     Fail(name + " has one result over slots " + List(known.participants) + " and another over " +
          List(slots));
   }

@@ -108,7 +108,8 @@ class Checker {
     const std::vector<uint8_t>* source = nullptr;
     const std::vector<uint8_t>* target = nullptr;
   };
-  void OnPosted(const OpName& name, uint32_t slot);
+  // `world`: the size of the world that the trainer knows.
+  void OnPosted(const OpName& name, uint32_t slot, uint32_t world);
   // The op was aborted, and nobody starts it again. So it may never succeed.
   void OnGivenUp(const OpName& name);
   // A link through a relay is up.
@@ -129,7 +130,9 @@ class Checker {
     uint64_t ok = 0;
     uint64_t by_mesh = 0;  // how many of `ok` used the mesh
     uint64_t by_ring = 0;
+    uint64_t other_kinds = 0;  // how many of `ok` were no all-reduce
     uint64_t aborted = 0;
+    uint64_t unfit = 0;  // how many of `aborted` did not fit their world
     uint64_t refused = 0;
     uint64_t too_few = 0;
     uint64_t removed = 0;
@@ -161,7 +164,9 @@ class Checker {
     uint64_t step = 0;
   };
   struct Op {
-    std::map<uint32_t, bool> posted;  // by slot
+    // By slot: how often it was posted. It is posted again by all after all have seen it aborted.
+    std::map<uint32_t, uint32_t> posted;
+    std::set<uint32_t> worlds;  // of the trainers when they posted it
     std::optional<std::vector<uint8_t>> result;
     // The epoch of the result. An aborted op is posted again under the same name, and meets members
     // that had not announced it before. So one name may have several outcomes, each in another
@@ -170,6 +175,7 @@ class Checker {
     bool at_once = false;                    // answered before all are known to have it
     Algorithm algorithm = Algorithm::kAuto;  // of the result
     std::set<Epoch> aborted;
+    std::set<uint32_t> unfit;  // the posts (see `posted`) that were aborted because of their world
     std::vector<uint32_t> participants;
     std::set<uint32_t> holders;  // slots that have the result
     bool refused = false;
@@ -204,6 +210,8 @@ class Checker {
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
   // Returns true if the op may have another result in `epoch`. A small op may have one if no member
   // with the older result takes part in the newer epoch.
+  // Whether the op may end as aborted because of the members that take part.
+  bool Unfit(const Ended& op, const Op& known, Epoch epoch) const;
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;

@@ -1036,16 +1036,17 @@ void PeerHost::Leave(peerd::LocalId local) {
 }
 
 void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
-                    peerd::PostBuffers buffers, const OpName& name) {
+                    peerd::PostBuffers buffers, const OpName& name,
+                    std::optional<uint64_t> root_rank) {
   OpDesc wanted = desc;
   if (context_.planted == Planted::kMinWorldIgnored) wanted.min_world = 0;
   const peerd::PostRef post{local, call};
   names_[post] = name;
   sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
-  FromTrainer([this, post, tag, desc = wanted, buffers = std::move(buffers)] {
+  FromTrainer([this, post, tag, desc = wanted, root_rank, buffers = std::move(buffers)] {
     Asks(post.local);
     open_posts_.insert(post);
-    engine_->OnPost({post, tag, desc}, buffers);
+    engine_->OnPost({post, tag, desc, root_rank}, buffers);
     Wake();
   });
 }

@@ -192,7 +192,8 @@ class PeerHost final : private peerd::TransportListener,
   void TakeState(peerd::LocalId local, int64_t wait_us);
   void Leave(peerd::LocalId local);
   void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
-            peerd::PostBuffers buffers, const OpName& name);
+            peerd::PostBuffers buffers, const OpName& name,
+            std::optional<uint64_t> root_rank = std::nullopt);
   void TrainerDied(peerd::LocalId local);
 
   // ---- faults

@@ -50,11 +50,11 @@ void SayHowToRepeat(uint64_t seed) {
 
 // Sums over seeds of what happened. A child hands its sums to the parent.
 struct Totals {
-  uint64_t seeds = 0, events = 0, ok = 0, by_mesh = 0, by_ring = 0, aborted = 0, refused = 0,
-           too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0, fates = 0, tunnels = 0,
-           cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0, syncs_refused = 0,
-           syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0, rings = 0,
-           assemblies = 0;
+  uint64_t seeds = 0, events = 0, ok = 0, by_mesh = 0, by_ring = 0, other_kinds = 0, aborted = 0,
+           unfit = 0, refused = 0, too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0,
+           fates = 0, tunnels = 0, cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0,
+           syncs_refused = 0, syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0,
+           rings = 0, assemblies = 0;
   int64_t virtual_us = 0;
 };
 
@@ -69,6 +69,8 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->ok += first.counts.ok;
   totals->by_mesh += first.counts.by_mesh;
   totals->by_ring += first.counts.by_ring;
+  totals->other_kinds += first.counts.other_kinds;
+  totals->unfit += first.counts.unfit;
   totals->aborted += first.counts.aborted;
   totals->refused += first.counts.refused;
   totals->too_few += first.counts.too_few;
@@ -120,6 +122,8 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->ok += one.ok;
     totals->by_mesh += one.by_mesh;
     totals->by_ring += one.by_ring;
+    totals->other_kinds += one.other_kinds;
+    totals->unfit += one.unfit;
     totals->aborted += one.aborted;
     totals->refused += one.refused;
     totals->too_few += one.too_few;
@@ -210,23 +214,28 @@ int Main(int argc, char** argv) {
   if (options.all_plants) return FindAllPlants() ? 0 : 1;
   Totals totals;
   const uint64_t failed = RunSeeds(20, &totals);
-  std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
-              " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " aborted=%" PRIu64
-              " refused=%" PRIu64 " too_few=%" PRIu64 " removed=%" PRIu64 " retries=%" PRIu64
-              " epochs=%" PRIu64 " freezing=%" PRIu64 " ops_committed_by_fate=%" PRIu64
-              " tunnels=%" PRIu64 " cohorts=%" PRIu64 " deadlines_missed=%" PRIu64
-              " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64 " syncs_refused=%" PRIu64
-              " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64 " background=%" PRIu64
-              " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64 "\n",
-              totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
-              totals.by_mesh, totals.by_ring, totals.aborted, totals.refused, totals.too_few,
-              totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
-              totals.tunnels, totals.cohorts, totals.late, totals.syncs_ok, totals.syncs_aborted,
-              totals.syncs_refused, totals.syncs_fetched, totals.syncs_resumed, totals.background,
-              totals.taken, totals.rings, totals.assemblies);
+  std::printf(
+      "seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
+      " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " other_kinds=%" PRIu64
+      " aborted=%" PRIu64 " unfit=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
+      " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
+      " ops_committed_by_fate=%" PRIu64 " tunnels=%" PRIu64 " cohorts=%" PRIu64
+      " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
+      " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64
+      " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64 "\n",
+      totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok, totals.by_mesh,
+      totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit, totals.refused,
+      totals.too_few, totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
+      totals.tunnels, totals.cohorts, totals.late, totals.syncs_ok, totals.syncs_aborted,
+      totals.syncs_refused, totals.syncs_fetched, totals.syncs_resumed, totals.background,
+      totals.taken, totals.rings, totals.assemblies);
   // Among many seeds there are both.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");
+    return 1;
+  }
+  if (options.seeds >= 50 && (totals.other_kinds == 0 || totals.unfit == 0)) {
+    std::printf("no op but all-reduces went well, or none was aborted for its world\n");
     return 1;
   }
   return failed == 0 ? 0 : 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 
 #include "base/check.h"
 #include "base/prng.h"
@@ -109,7 +110,7 @@ std::vector<uint8_t> Reduced(const OpName& name, const OpDesc& desc,
     }
     Store(desc.dtype, value, divisor, &by_factor[factor * size]);
   }
-  for (uint64_t i = 0; i < std::min(desc.count, kPeriod); ++i) {
+  for (uint64_t i = 0; i < std::min(bytes.size() / size, kPeriod); ++i) {
     std::memcpy(&bytes[i * size], &by_factor[FactorOf(hash, i) * size], size);
   }
   for (size_t done = kPeriod * size; done < bytes.size(); done += kPeriod * size) {
@@ -143,10 +144,19 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   } else {
     desc.count = (LH_ONE_SHOT_BYTES_MAX + prng.Below(4000)) / size + 1;
   }
-  shape.mismatched = prng.Chance(0.02);
+  if (name.tag != kLateTag && prng.Chance(0.4)) {
+    constexpr OpKind kKinds[] = {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
+                                 OpKind::kBarrier};
+    desc.kind = kKinds[prng.Below(std::size(kKinds))];
+    if (!Reduces(desc.kind)) desc.reduce = ReduceOp::kSum;
+  }
+  shape.mismatched = desc.kind == OpKind::kAllReduce && prng.Chance(0.02);
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));
   // Ops this small that choose no algorithm take the mesh where there is one.
   if (prng.Chance(0.4)) desc.algorithm = prng.Chance(0.7) ? Algorithm::kRing : Algorithm::kMesh;
+  if (desc.kind != OpKind::kAllReduce && desc.algorithm == Algorithm::kMesh) {
+    desc.algorithm = Algorithm::kAuto;
+  }
   return shape;
 }
 
@@ -175,14 +185,36 @@ OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot) {
   return desc;
 }
 
+namespace {
+
+// The all-reduce whose tensor is like one part of this op.
+OpDesc PartOf(const OpDesc& desc) {
+  OpDesc part = desc;
+  part.kind = OpKind::kAllReduce;
+  part.world = 0;
+  return part;
+}
+
+}  // namespace
+
 std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot) {
-  return Reduced(name, desc, {slot}, 1);
+  return Reduced(name, desc.kind == OpKind::kAllGather ? PartOf(desc) : desc, {slot}, 1);
 }
 
 std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
                               const std::vector<uint32_t>& slots) {
+  if (desc.kind == OpKind::kAllGather) {
+    std::vector<uint8_t> whole;
+    for (const uint32_t slot : slots) {
+      const std::vector<uint8_t> part = InputOf(name, desc, slot);
+      whole.insert(whole.end(), part.begin(), part.end());
+    }
+    return whole;
+  }
   const bool average = desc.reduce == ReduceOp::kAvg;
   return Reduced(name, desc, slots, average ? static_cast<int64_t>(slots.size()) : 1);
 }
+
+uint64_t RootRankOf(const OpName& name, uint32_t world) { return Hash(7, name) % world; }
 
 }  // namespace longhaul::sim

@@ -40,7 +40,10 @@ OpShape ShapeOf(uint64_t seed, const OpName& name);
 // What the member in `slot` posts.
 OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot);
 std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot);
+// The whole result. Not for a broadcast: its result is the input of its root.
 std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
                               const std::vector<uint32_t>& slots);
+// The rank of a broadcast's root, where the world has so many members.
+uint64_t RootRankOf(const OpName& name, uint32_t world);
 
 }  // namespace longhaul::sim

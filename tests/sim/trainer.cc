@@ -249,14 +249,21 @@ void Trainer::PostNext(size_t index) {
   const Strand& strand = strands_[index];
   const OpName name{plan_.group, strand.step, strand.tag, strand.turn};
   Posted posted{name, DescOf(seed_, name, slot_), context_.world->now(), nullptr, nullptr};
+  if (posted.desc.InParts()) posted.desc.world = static_cast<uint16_t>(world_seen_.size);
+  std::optional<uint64_t> root_rank;
+  if (posted.desc.kind == OpKind::kBroadcast) root_rank = RootRankOf(name, world_seen_.size);
   posted.source = std::make_shared<Buffer>(InputOf(name, posted.desc, slot_));
-  posted.target = prng_.Chance(0.6)
-                      ? posted.source
-                      : std::make_shared<Buffer>(std::vector<uint8_t>(posted.desc.bytes(), 0x77));
-  context_.checker->OnPosted(name, slot_);
+  // In other kinds, what an op in place leaves behind after an error is not its input.
+  const bool may_be_in_place = Reduces(posted.desc.kind) && Gathers(posted.desc.kind);
+  posted.target =
+      prng_.Chance(0.6) && may_be_in_place
+          ? posted.source
+          : std::make_shared<Buffer>(std::vector<uint8_t>(posted.desc.target_bytes(), 0x77));
+  context_.checker->OnPosted(name, slot_, world_seen_.size);
   const uint64_t call = next_call_++;
   peer_->Post(local_, call, strand.tag, posted.desc,
-              {posted.source->data(), posted.target->data(), posted.source, posted.target}, name);
+              {posted.source->data(), posted.target->data(), posted.source, posted.target}, name,
+              root_rank);
   posted_.emplace(call, std::move(posted));
 }
 
@@ -297,6 +304,8 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
 bool Trainer::GivesUp(const OpName& name) const {
   // Newcomers have joined since, and do not know of the op.
   if (name.tag == kLateTag) return true;
+  // While the root is in the background, the op would always end so.
+  if (ShapeOf(seed_, name).desc.kind == OpKind::kBroadcast) return true;
   return Prng(seed_ * 6700417 + name.step * 1000003 + name.tag * 1009 + name.turn).Chance(0.5);
 }
 

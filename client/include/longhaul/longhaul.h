@@ -406,6 +406,93 @@ typedef struct lh_all_reduce_options {
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 
+/* The other collectives. They follow lh_all_reduce_start() in tags, buffers, errors and outcomes,
+ * except where their comments differ. Never LH_MESH.
+ *
+ * Deaths: an operation that is interrupted is redone by the members that are left, or ends
+ * LH_ABORTED, as lh_on_fault says. In these cases it ends LH_ABORTED in any case, at all members,
+ * and the sources are unchanged:
+ * - reduce-scatter: a member that it is laid out for is gone
+ * - broadcast: the root is gone; the text names it
+ * - two members posted it for different worlds or roots, as may happen when one of them has not
+ *   heard of a death yet */
+
+typedef struct lh_reduce_scatter_options {
+  uint32_t struct_size;
+  uint32_t world;     /* the number of members of the group: 1 to 1024, the same at all members */
+  const void *source; /* `world` parts of `count` elements: part i is for the member of rank i */
+  void *target;       /* `count` elements. May be anywhere in `source` */
+  uint64_t count;     /* elements of one part, at least 1; the same at all members */
+  lh_dtype dtype;
+  lh_reduce_op op;
+  uint64_t tag;
+  lh_on_fault on_fault;
+  uint32_t min_world;
+  lh_algorithm algorithm;
+  uint32_t zero;
+} lh_reduce_scatter_options;
+#define LH_REDUCE_SCATTER_OPTIONS_INIT                                                           \
+  {                                                                                              \
+    sizeof(lh_reduce_scatter_options), 0, NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0, \
+        LH_AUTO, 0                                                                               \
+  }
+/* Combines the sources of all members element by element, and gives each member its part of the
+ * result. Unless the outcome is LH_OK, target is unchanged. */
+LH_API lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_options *options,
+                                         lh_op **op_out);
+
+typedef struct lh_all_gather_options {
+  uint32_t struct_size;
+  uint32_t world;     /* the parts that `target` has room for: the number of members, 1 to 1024 */
+  const void *source; /* `count` elements. May be anywhere in `target` */
+  void *target;       /* `world` parts of `count` elements */
+  uint64_t count;     /* elements of one part, at least 1; the same at all members */
+  lh_dtype dtype;
+  lh_on_fault on_fault;
+  uint64_t tag;
+  uint32_t min_world;
+  lh_algorithm algorithm;
+} lh_all_gather_options;
+#define LH_ALL_GATHER_OPTIONS_INIT \
+  { sizeof(lh_all_gather_options), 0, NULL, NULL, 0, LH_FLOAT32, LH_AS_JOINED, 0, 0, LH_AUTO }
+/* Puts the sources of all members side by side. The parts come in the order of
+ * lh_op_info_t.members, without gaps: the part of a member that has died or is in the background is
+ * not there, and the last parts of `target` are unchanged or hold anything. */
+LH_API lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options *options,
+                                     lh_op **op_out);
+
+typedef struct lh_broadcast_options {
+  uint32_t struct_size;
+  uint32_t root;        /* rank of the root in the present epoch, if root_member is 0 */
+  uint64_t root_member; /* member id of the root; 0: `root` names it */
+  const void *source;   /* `count` elements. Only that of the root is sent */
+  void *target;         /* `count` elements. Equal to source, or without overlap */
+  uint64_t count;       /* elements, at least 1; the same at all members */
+  lh_dtype dtype;
+  lh_on_fault on_fault;
+  uint64_t tag;
+  uint32_t min_world;
+  lh_algorithm algorithm;
+} lh_broadcast_options;
+#define LH_BROADCAST_OPTIONS_INIT \
+  { sizeof(lh_broadcast_options), 0, 0, NULL, NULL, 0, LH_FLOAT32, LH_AS_JOINED, 0, 0, LH_AUTO }
+/* Copies the root's source to the targets of all members. Unless the outcome is LH_OK, a target
+ * may hold anything, except that of the root if it is equal to source. */
+LH_API lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
+                                    lh_op **op_out);
+
+typedef struct lh_barrier_options {
+  uint32_t struct_size;
+  lh_on_fault on_fault;
+  uint64_t tag;
+  uint32_t min_world;
+  uint32_t zero;
+} lh_barrier_options;
+#define LH_BARRIER_OPTIONS_INIT \
+  { sizeof(lh_barrier_options), LH_AS_JOINED, 0, 0, 0 }
+/* Ends when every member has started it. It admits nobody: that is lh_begin_step(). */
+LH_API lh_status lh_barrier_start(lh_comm *comm, const lh_barrier_options *options, lh_op **op_out);
+
 /* ------------------------------------------------------------------ shared state */
 
 /* lh_tensor.flags */
@@ -641,6 +728,15 @@ LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
  * on. The caller waits for it with lh_op_wait() and frees it. */
 LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options,
                                int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+/* The same for the other collectives. */
+LH_API lh_status lh_reduce_scatter(lh_comm *comm, const lh_reduce_scatter_options *options,
+                                   int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_all_gather(lh_comm *comm, const lh_all_gather_options *options,
+                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_broadcast(lh_comm *comm, const lh_broadcast_options *options,
+                              int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_barrier(lh_comm *comm, const lh_barrier_options *options, int64_t timeout_ms,
+                            lh_op_info_t *info, lh_op **op_out);
 /* Frees the handle. NULL is allowed. An operation in flight goes on, and its buffers still belong
  * to it. So wait for the outcome first, unless the process ends. A target that is not from
  * lh_alloc() gets the result only within lh_op_wait() or lh_op_test(). */

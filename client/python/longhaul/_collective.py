@@ -27,6 +27,20 @@ def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
     return source, target
 
 
+def _parts(whole: Elements, part: Elements, whole_name: str, part_name: str) -> int:
+    """The number of parts in `whole`."""
+    if whole.dtype != part.dtype:
+        raise InvalidArgument(f"{whole_name} is {whole.dtype}, {part_name} is {part.dtype}; they need the same dtype")
+    if part.count == 0:
+        raise InvalidArgument(f"{part_name} has no elements (shape {list(part.shape)}); it needs at least one")
+    if whole.count == 0 or whole.count % part.count != 0:
+        raise InvalidArgument(
+            f"{whole_name} has {whole.count} elements, {part_name} has {part.count}; "
+            f"{whole_name} needs as many as {part_name} for each member of the group"
+        )
+    return whole.count // part.count
+
+
 class Collectives:
     """Starts collectives of one member. Any thread."""
 
@@ -57,6 +71,92 @@ class Collectives:
         source, target = _elements(tensor, out)
         return self._run("all_reduce", owner, options, source, target, tag, on_fault, async_op, timeout)
 
+    def reduce_scatter(
+        self,
+        owner: object,
+        tensor: Any,
+        op: str,
+        out: Any,
+        tag: int,
+        on_fault: str | None,
+        min_world: int,
+        algorithm: str,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """Does what Comm.reduce_scatter() documents."""
+        options = _native.ReduceScatterOptions()
+        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
+        options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        source = elements_of(tensor, "tensor", written=False)
+        target = elements_of(out, "out", written=True)
+        options.world = _parts(source, target, "tensor", "out")
+        return self._run(
+            "reduce_scatter", owner, options, source, target, tag, on_fault, async_op, timeout, target.count
+        )
+
+    def all_gather(
+        self,
+        owner: object,
+        tensor: Any,
+        out: Any,
+        tag: int,
+        on_fault: str | None,
+        min_world: int,
+        algorithm: str,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """Does what Comm.all_gather() documents."""
+        options = _native.AllGatherOptions()
+        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
+        options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        source = elements_of(tensor, "tensor", written=False)
+        target = elements_of(out, "out", written=True)
+        options.world = _parts(target, source, "out", "tensor")
+        return self._run("all_gather", owner, options, source, target, tag, on_fault, async_op, timeout)
+
+    def broadcast(
+        self,
+        owner: object,
+        tensor: Any,
+        root: int,
+        root_member: int | None,
+        out: Any,
+        tag: int,
+        on_fault: str | None,
+        min_world: int,
+        algorithm: str,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """Does what Comm.broadcast() documents."""
+        options = _native.BroadcastOptions()
+        options.root = number_of(root, "root", (1 << 32) - 1)
+        if root_member is not None:
+            options.root_member = number_of(root_member, "root_member", (1 << 64) - 1)
+            if options.root_member == 0:
+                raise InvalidArgument("root_member is 0, which is no member; give an id from comm.members")
+        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
+        options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        source, target = _elements(tensor, out)
+        return self._run("broadcast", owner, options, source, target, tag, on_fault, async_op, timeout)
+
+    def barrier(
+        self,
+        owner: object,
+        tag: int,
+        on_fault: str | None,
+        min_world: int,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """Does what Comm.barrier() documents."""
+        options = _native.BarrierOptions()
+        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
+        return self._start("barrier", "barrier", owner, options, (), tag, on_fault, async_op, timeout)
+
     def reduce_numbers(
         self, owner: object, numbers: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
     ) -> OpInfo:
@@ -79,15 +179,32 @@ class Collectives:
         on_fault: str | None,
         async_op: bool,
         timeout: float | None,
+        count: int | None = None,
+    ) -> OpInfo | Work:
+        """Fills in the options of collectives with tensors, and starts one. count: None: that of the source."""
+        options.source = source.address
+        options.target = target.address
+        options.count = source.count if count is None else count
+        options.dtype = _native.DTYPES[source.dtype]
+        what = f"{name} of {source.dtype} x {source.count}"
+        return self._start(name, what, owner, options, (source.owner, target.owner), tag, on_fault, async_op, timeout)
+
+    def _start(
+        self,
+        name: str,
+        what: str,
+        owner: object,
+        options: Any,
+        tensors: tuple[Any, ...],
+        tag: int,
+        on_fault: str | None,
+        async_op: bool,
+        timeout: float | None,
     ) -> OpInfo | Work:
         """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op."""
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         deadline = _native.Deadline(timeout)
-        options.source = source.address
-        options.target = target.address
-        options.count = source.count
-        options.dtype = _native.DTYPES[source.dtype]
         options.tag = number_of(tag, "tag", (1 << 64) - 1)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
         self._client.sweep()
@@ -96,7 +213,7 @@ class Collectives:
         except IndexError:
             started = Op(self._client)
         started.owner = owner
-        started.tensors = (source.owner, target.owner)
+        started.tensors = tensors
         lib = _native.library()
         handle = ctypes.byref(started.handle)
         try:
@@ -112,7 +229,7 @@ class Collectives:
                     started.owner = started.tensors = None
                     self._spare.append(started)
                     return op_info(info)
-            started.what = f"{name} of {source.dtype} x {source.count}, tag {tag}"
+            started.what = f"{what}, tag {tag}"
             if started.handle.value is None:
                 raise error(status, started.what)
             if async_op:

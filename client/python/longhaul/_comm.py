@@ -411,6 +411,214 @@ class Comm:
             self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout
         )
 
+    @overload
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> OpInfo: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> OpInfo | Work:
+        """Reduce-scatter: combines the tensors of all members, element by element. Each member gets its part.
+
+        tensor: this member's input: as many elements as `out` for each member of the group, in rank order. Part i of
+            the result goes to the member of rank i.
+        out: where this member's part of the result goes. The same dtype as `tensor`. May be a part of `tensor`. It is
+            written only if the op ends well.
+        The other arguments and the errors are those of all_reduce(); there is no "mesh".
+
+        Raises Aborted, with `tensor` unchanged, if a member that `tensor` is laid out for is gone, whatever on_fault
+        says. Then look at the new world, and start it again with tensors of the new size.
+        """
+        return self._collectives.reduce_scatter(
+            self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout
+        )
+
+    @overload
+    def all_gather(
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> OpInfo: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+
+    def all_gather(
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> OpInfo | Work:
+        """All-gather: puts the tensors of all members side by side. All get the same bits.
+
+        tensor: this member's part: the same number of elements and dtype at all members. May be a part of `out`.
+        out: where the result goes: as many elements as `tensor` for each member of the group.
+        The other arguments and the errors are those of all_reduce(); there is no "mesh".
+
+        The parts come in the order of `OpInfo.members`, without gaps. If a member dies, the others redo the op
+        without its part: `out` then holds `OpInfo.world_size` parts, and what follows them means nothing. The same
+        holds for members in the background.
+        """
+        return self._collectives.all_gather(self, tensor, out, tag, on_fault, min_world, algorithm, async_op, timeout)
+
+    @overload
+    def broadcast(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> OpInfo: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+
+    def broadcast(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> OpInfo | Work:
+        """Broadcast: copies the tensor of one member, the root, to all members.
+
+        tensor: the same number of elements and dtype at all members. Only that of the root is sent.
+        root: the rank of the root in the present epoch. Ranks change when a member leaves; see root_member.
+        root_member: the member id of the root, from `members`. None: `root` names it.
+        out: where the result goes. Same dtype and shape as `tensor`, and no overlap with it. None: `tensor`.
+        The other arguments and the errors are those of all_reduce(); there is no "mesh".
+
+        Raises Aborted if the root is gone, whatever on_fault says; the message names it. If the op raises, the
+        tensor of the root is unchanged; that of another member, or `out`, may hold anything.
+        """
+        return self._collectives.broadcast(
+            self, tensor, root, root_member, out, tag, on_fault, min_world, algorithm, async_op, timeout
+        )
+
+    @overload
+    def barrier(
+        self,
+        *,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> OpInfo: ...
+
+    @overload
+    def barrier(
+        self,
+        *,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+
+    def barrier(
+        self,
+        *,
+        tag: int = 0,
+        on_fault: str | None = None,
+        min_world: int = 0,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> OpInfo | Work:
+        """Barrier: ends when every member of the group has started it.
+
+        It admits no newcomers; step() does. The arguments and the errors are those of all_reduce().
+        """
+        return self._collectives.barrier(self, tag, on_fault, min_world, async_op, timeout)
+
     # ------------------------------------------------------------------ memory
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> npt.NDArray[Any]:

@@ -137,6 +137,64 @@ class AllReduceOptions(_Sized):
     ]
 
 
+class ReduceScatterOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("world", c_uint32),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("count", c_uint64),
+        ("dtype", c_int),
+        ("op", c_int),
+        ("tag", c_uint64),
+        ("on_fault", c_int),
+        ("min_world", c_uint32),
+        ("algorithm", c_int),
+        ("zero", c_uint32),
+    ]
+
+
+class AllGatherOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("world", c_uint32),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("count", c_uint64),
+        ("dtype", c_int),
+        ("on_fault", c_int),
+        ("tag", c_uint64),
+        ("min_world", c_uint32),
+        ("algorithm", c_int),
+    ]
+
+
+class BroadcastOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("root", c_uint32),
+        ("root_member", c_uint64),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("count", c_uint64),
+        ("dtype", c_int),
+        ("on_fault", c_int),
+        ("tag", c_uint64),
+        ("min_world", c_uint32),
+        ("algorithm", c_int),
+    ]
+
+
+class BarrierOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("on_fault", c_int),
+        ("tag", c_uint64),
+        ("min_world", c_uint32),
+        ("zero", c_uint32),
+    ]
+
+
 class OpInfoStruct(_Sized):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -246,6 +304,26 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_all_reduce": (
         c_int,
         [c_void_p, POINTER(AllReduceOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
+    ),
+    "lh_reduce_scatter_start": (c_int, [c_void_p, POINTER(ReduceScatterOptions), POINTER(c_void_p)]),
+    "lh_reduce_scatter": (
+        c_int,
+        [c_void_p, POINTER(ReduceScatterOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
+    ),
+    "lh_all_gather_start": (c_int, [c_void_p, POINTER(AllGatherOptions), POINTER(c_void_p)]),
+    "lh_all_gather": (
+        c_int,
+        [c_void_p, POINTER(AllGatherOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
+    ),
+    "lh_broadcast_start": (c_int, [c_void_p, POINTER(BroadcastOptions), POINTER(c_void_p)]),
+    "lh_broadcast": (
+        c_int,
+        [c_void_p, POINTER(BroadcastOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
+    ),
+    "lh_barrier_start": (c_int, [c_void_p, POINTER(BarrierOptions), POINTER(c_void_p)]),
+    "lh_barrier": (
+        c_int,
+        [c_void_p, POINTER(BarrierOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
     ),
     "lh_op_wait": (c_int, [c_void_p, c_int64]),
     "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),
