@@ -101,7 +101,7 @@ def measure(world: int, size: int, rounds: int) -> dict[str, tuple[float, float]
     if None in answers:
         raise SystemExit("a member failed; its error is above")
     return {
-        kind: tuple(  # type: ignore[misc]
+        kind: tuple(
             statistics.median(max(of) for of in zip(*(answer[kind][side] for answer in answers), strict=True))
             for side in (0, 1)
         )

@@ -1277,6 +1277,142 @@ TEST_F(LostPeerTest, TooManyEarlyFramesCountInTheirAttempt) {
   EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
 }
 
+// ---- chunks that belong to members
+
+OpDesc OfKind(OpKind kind, uint16_t world, uint64_t count = 8 << 20) {
+  OpDesc desc = Desc(count);
+  desc.kind = kind;
+  desc.world = world;
+  return desc;
+}
+
+OpDesc BroadcastOf(uint64_t root, uint64_t count = 8 << 20) {
+  OpDesc desc = OfKind(OpKind::kBroadcast, 0, count);
+  desc.root = MemberId(root);
+  return desc;
+}
+
+TEST_F(OpTableTest, AChunkBelongsToAMemberAtItsPositionInTheRing) {
+  // Ranks and ring differ: members 1 and 4 are at peer 1.
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {4, 1, 1}, {3, 3, 1}}));
+  Post(7, OfKind(OpKind::kAllGather, 4), 4);
+  const auto start = Get<StartAttempt>(Post(7, OfKind(OpKind::kAllGather, 4), 1));
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(start[0].algorithm, Algorithm::kRing);
+  std::vector<std::pair<int, int>> cuts;
+  for (const CutOwner& cut : start[0].cuts) cuts.emplace_back(cut.position, cut.post);
+  EXPECT_EQ(cuts, (std::vector<std::pair<int, int>>{{0, 0}, {1, -1}, {0, 1}, {2, -1}}));
+
+  Post(8, BroadcastOf(3), 4);
+  const auto broadcast = Get<StartAttempt>(Post(8, BroadcastOf(3), 1));
+  ASSERT_EQ(broadcast.at(0).cuts.size(), 1u);
+  EXPECT_EQ(broadcast[0].cuts[0].position, 2);
+  EXPECT_EQ(broadcast[0].cuts[0].post, -1);
+}
+
+TEST_F(OpTableTest, ARankNamesTheRootInTheNewestEpoch) {
+  EnterThree();
+  const auto post = [&](uint64_t tag, uint64_t rank) -> OpDesc {
+    out_.clear();
+    ops_.Post({{LocalId(1), tag}, MemberId(1), Epoch(1), tag, BroadcastOf(0), rank}, now_, &out_);
+    return Get<SendReady>(out_).at(0).desc;
+  };
+  EXPECT_EQ(post(7, 2).root, MemberId(3));
+  // Nobody has this rank: the op goes on, so that it ends at all members.
+  EXPECT_EQ(post(8, 3).root, MemberId());
+  Ready(2, 8, BroadcastOf(0));
+  Ready(3, 8, BroadcastOf(0));
+  Done(2, 2, 0, true);
+  const PostDone done = Get<PostDone>(Done(3, 2, 0, true)).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("its root is not in the world"), std::string::npos);
+}
+
+TEST_F(OpTableTest, AReduceScatterOfALargerWorldEndsAbortedOnceEverybodyKnows) {
+  EnterThree();
+  const OpDesc desc = OfKind(OpKind::kReduceScatter, 3);
+  Post(7, desc);
+  Freeze();
+  Stopped(1);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  ASSERT_EQ(Get<SendReady>(out_).size(), 1u);
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  const auto dones = Get<SendDone>(Ready(2, 7, desc, 2));
+  ASSERT_EQ(dones.size(), 1u);
+  EXPECT_TRUE(dones[0].refused);
+  const PostDone done = Get<PostDone>(Done(2, 1, 2, true)).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("laid out for 3 members, and 2 take part"), std::string::npos)
+      << done.outcome.text;
+  EXPECT_EQ(counters_.aborted, 1u);
+  EXPECT_EQ(counters_.refused, 0u);
+}
+
+TEST_F(OpTableTest, ABroadcastEndsAbortedWithoutItsRootAndIsRedoneWithIt) {
+  EnterThree();
+  Post(7, BroadcastOf(3));
+  Post(8, BroadcastOf(2));
+  Freeze();
+  Stopped(1);
+  Stopped(2);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kRedo}});
+  const auto start = Get<StartAttempt>(out_);
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(start[0].ordinal, OpOrdinal(2));
+  Ready(2, 7, BroadcastOf(3), 2);
+  const PostDone done = Get<PostDone>(Done(2, 1, 2, true)).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("its root, member m3 (n), does not take part"),
+            std::string::npos)
+      << done.outcome.text;
+}
+
+TEST_F(OpTableTest, WorldsOrRootsThatDifferEndAbortedAndOtherDifferencesAreRefused) {
+  EnterThree();
+  Post(7, OfKind(OpKind::kAllGather, 3));
+  Ready(2, 7, OfKind(OpKind::kAllGather, 4));
+  // The attempt has begun: it stops, and then everybody says so.
+  ASSERT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  Stopped(1);
+  EXPECT_TRUE(Get<SendDone>(Ready(3, 7, OfKind(OpKind::kAllGather, 3))).at(0).refused);
+  Done(2, 1, 0, true);
+  PostDone done = Get<PostDone>(Done(3, 1, 0, true)).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("world 4"), std::string::npos) << done.outcome.text;
+
+  Post(8, OfKind(OpKind::kAllGather, 3));
+  Ready(2, 8, OfKind(OpKind::kReduceScatter, 3));
+  Stopped(2);
+  Ready(3, 8, OfKind(OpKind::kAllGather, 3));
+  Done(2, 2, 0, true);
+  done = Get<PostDone>(Done(3, 2, 0, true)).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kInvalidArgument);
+  EXPECT_NE(done.outcome.text.find("reduce-scatter"), std::string::npos) << done.outcome.text;
+}
+
+TEST_F(OpTableTest, LocalMembersThatDifferInTheWorldMakeTheOpUnfitForAll) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  Post(7, OfKind(OpKind::kReduceScatter, 3), 1);
+  const auto readies = Get<SendReady>(Post(7, OfKind(OpKind::kReduceScatter, 4), 4));
+  ASSERT_EQ(readies.size(), 1u);
+  EXPECT_FALSE(readies[0].other_offer.has_value());
+  EXPECT_EQ(readies[0].desc.world, 1);
+  EXPECT_EQ(FaultIn(readies[0].desc), "");
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+}
+
+TEST_F(OpTableTest, ASmallReduceScatterIsAnsweredWhenAllAreDone) {
+  EnterThree();
+  const OpDesc desc = OfKind(OpKind::kReduceScatter, 3, 4);
+  Post(7, desc);
+  Ready(2, 7, desc);
+  Ready(3, 7, desc);
+  EXPECT_TRUE(Get<PostDone>(Complete(1, 0, std::string(desc.bytes(), 'r'))).empty());
+  Done(2, 1);
+  EXPECT_TRUE(Get<PostDone>(Done(3, 1)).at(0).outcome.ok());
+}
+
 // ---- min_world
 
 OpDesc AtLeast(uint16_t min_world, OpDesc desc = Large()) {

@@ -29,6 +29,11 @@ def pattern(bit: int, tag: int, count: int) -> np.ndarray:
     return ramp(count) * np.float32(1 << bit) + np.float32(tag)
 
 
+def pattern_of(member: int, tag: int, count: int) -> np.ndarray:
+    """The input of a member for op `tag`: whole numbers, so that sums are exact."""
+    return ramp(count) * np.float32(member) + np.float32(tag)
+
+
 def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | None:
     """The set of members whose exact sum is `result`; None if there is no such set."""
     count = result.shape[0]
@@ -51,6 +56,8 @@ class Worker:
         self.bit = 0
         self.prepared = (0, False)
         self.works: list[lh.Work] = []
+        self.mixed: list[tuple[str, lh.Work, np.ndarray, np.ndarray, int, int]] = []
+        self.ids: list[int] = []
         self.state: lh.State | None = None
 
     def join(
@@ -143,6 +150,61 @@ class Worker:
             "epoch": outcome.epoch,
             "algorithm": outcome.algorithm,
         }
+
+    def post_mixed(self, upto: int, count: int) -> dict[str, Any]:
+        """Starts collectives of all kinds, tag after tag, up to `upto` since the group was assembled."""
+        assert self.comm is not None
+        if not self.mixed:
+            self.ids = list(self.comm.members)
+        world, me = len(self.ids), self.comm.member_id
+        for tag in range(len(self.mixed), upto):
+            kind = ("all_gather", "reduce_scatter", "broadcast", "all_reduce", "barrier")[tag % 5]
+            # Large ones and one-shots.
+            n = count if tag % 2 else 8
+            inputs = pattern_of(me, tag, world * n if kind == "reduce_scatter" else n)
+            tensor = lh.empty(inputs.size, dtype="float32")
+            tensor[:] = inputs
+            out = lh.empty(world * n if kind == "all_gather" else n, dtype="float32")
+            options: dict[str, Any] = {"tag": tag, "async_op": True}
+            root = self.ids[tag // 5 % world]
+            if kind == "barrier":
+                work = self.comm.barrier(**options)
+            elif kind == "broadcast":
+                work = self.comm.broadcast(tensor, root_member=root, out=out, **options)
+            else:
+                work = getattr(self.comm, kind)(tensor, out=out, **options)
+            self.mixed.append((kind, work, tensor, out, n, root))
+        return {"member": me}
+
+    def wait_mixed(self, timeout: float = 60) -> dict[str, Any]:
+        """Waits for the ops of post_mixed(), and compares each result with the one over exactly OpInfo.members."""
+        assert self.comm is not None
+        me, world = self.comm.member_id, len(self.ids)
+        answers = []
+        for tag, (kind, work, tensor, out, n, root) in enumerate(self.mixed):
+            answer: dict[str, Any] = {"kind": kind, "root": root}
+            try:
+                info = work.wait(timeout)
+            except lh.Error as error:
+                answer |= {"error": type(error).__name__, "text": str(error)}
+            else:
+                size = world * n if kind == "reduce_scatter" else n
+                inputs = [pattern_of(member, tag, size) for member in info.members]
+                expected = out
+                if kind == "all_gather":
+                    expected, out = np.concatenate(inputs), out[: n * len(inputs)]
+                elif kind == "reduce_scatter":
+                    rank = self.ids.index(me)
+                    expected = sum(inputs)[rank * n : (rank + 1) * n]
+                elif kind == "broadcast":
+                    expected = pattern_of(root, tag, n)
+                elif kind == "all_reduce":
+                    expected = sum(inputs)
+                answer |= {"members": info.members, "right": bool(np.array_equal(out, expected))}
+            answer["intact"] = bool(np.array_equal(tensor, pattern_of(me, tag, tensor.size)))
+            answers.append(answer)
+        self.mixed = []
+        return {"ops": answers, "ids": self.ids}
 
     def all_reduce(
         self, count: int, dtype: str = "float32", op: str = "sum", value: float = 1, tag: int = 0, timeout: float = 60
