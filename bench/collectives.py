@@ -4,7 +4,8 @@
     tools/build && .venv/bin/python bench/collectives.py --sizes=64M --worlds=2,4
 
 Each world has one cluster of Longhaul and one process group of gloo, in the same processes. The two take turns, op by
-op, behind a barrier. The time of an op is that of the slowest member. Size is that of the whole tensor in bytes.
+op, behind a barrier. The time of an op is that of the slowest member. Size is that of the whole tensor in bytes. The
+last column is the share of what the machine could do at best (figures.one_phase_seconds), measured before and after.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import figures
+import limits
 import machine
 
 KINDS = ("reduce_scatter", "all_gather", "broadcast")
@@ -119,13 +122,19 @@ def main() -> None:
 
     facts = machine.describe()
     print(f"{facts['cpu']}, {facts['processors']} processors, Linux {facts['kernel']}")
-    print(f"{'world':>5} {'size':>6} {'kind':>14} {'longhaul ms':>12} {'gloo ms':>9} {'gloo/longhaul':>13}")
+    print(
+        f"{'world':>5} {'size':>6} {'kind':>14} {'longhaul ms':>12} {'gloo ms':>9} {'gloo/longhaul':>13} {'of limit':>9}"
+    )
     for world in (int(text) for text in options.worlds.split(",")):
         for size in sizes_of(options.sizes):
-            for kind, (ours, theirs) in measure(world, size, options.rounds).items():
+            rates = limits.measure(size)
+            measured = measure(world, size, options.rounds)
+            rates = figures.better(rates, limits.measure(size))
+            for kind, (ours, theirs) in measured.items():
+                limit = figures.one_phase_seconds(world, size, rates, kind == "reduce_scatter")
                 print(
                     f"{world:5} {text_of(size):>6} {kind:>14} {ours * 1e3:12.2f} {theirs * 1e3:9.2f} "
-                    f"{theirs / ours:13.2f}",
+                    f"{theirs / ours:13.2f} {limit / ours:9.0%}",
                     flush=True,
                 )
 

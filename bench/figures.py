@@ -52,6 +52,15 @@ def floor_seconds(world: int, nbytes: int, rates: Rates) -> float:
     return _seconds(world, nbytes, rates.copy, rates.add)
 
 
+def one_phase_seconds(world: int, nbytes: int, rates: Rates, reduces: bool) -> float:
+    """The same limit for half an all-reduce: a reduce-scatter (`reduces`), an all-gather or a broadcast.
+
+    The ranks together bring (N - 1) times the tensor through the kernel, and a reduce-scatter adds as many bytes.
+    """
+    moved = (world - 1) * nbytes
+    return moved / rates.tcp + (moved / rates.add if reduces else 0.0)
+
+
 def _seconds(world: int, nbytes: int, wire: float, add: float) -> float:
     """The time in which all ranks bring their bytes over the wire at this rate, and add them up."""
     return world * wire_bytes(world, nbytes) / wire + (world - 1) * nbytes / add

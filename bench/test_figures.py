@@ -116,3 +116,13 @@ def test_without_a_rival_there_is_no_ratio() -> None:
     rows = [{"system": "longhaul", "median_s": 1.0, "cpu_s_per_wire_gb": 0.5}]
     figures.compare(rows)
     assert "times_gloo" not in rows[0]
+
+
+def test_half_an_all_reduce_takes_half_its_wire_and_a_reduce_scatter_all_its_additions() -> None:
+    rates = figures.Rates(1 << 20, copy=10e9, add=5e9, tcp=2e9, tcp_apart=2e9, tcp_spliced=2e9)
+    for world in (2, 3, 8):
+        whole = figures.limit_seconds(world, 1 << 20, rates)
+        scatter = figures.one_phase_seconds(world, 1 << 20, rates, reduces=True)
+        gather = figures.one_phase_seconds(world, 1 << 20, rates, reduces=False)
+        assert scatter + gather == pytest.approx(whole)
+        assert gather == pytest.approx((world - 1) * (1 << 20) / 2e9)

@@ -195,11 +195,11 @@ class Worker:
                     expected, out = np.concatenate(inputs), out[: n * len(inputs)]
                 elif kind == "reduce_scatter":
                     rank = self.ids.index(me)
-                    expected = sum(inputs)[rank * n : (rank + 1) * n]
+                    expected = np.sum(inputs, axis=0)[rank * n : (rank + 1) * n]
                 elif kind == "broadcast":
                     expected = pattern_of(root, tag, n)
                 elif kind == "all_reduce":
-                    expected = sum(inputs)
+                    expected = np.sum(inputs, axis=0)
                 answer |= {"members": info.members, "right": bool(np.array_equal(out, expected))}
             answer["intact"] = bool(np.array_equal(tensor, pattern_of(me, tag, tensor.size)))
             answers.append(answer)
