@@ -25,6 +25,8 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   asked.source = o.source;
   asked.target = o.target;
   asked.count = o.count;
+  asked.slices = o.slices;
+  asked.slice_count = o.slice_count;
   asked.dtype = o.dtype;
   asked.on_fault = o.on_fault;
   asked.algorithm = o.algorithm;

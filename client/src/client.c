@@ -15,6 +15,7 @@
 #include "client/src/ops.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
+#include "client/src/slices.h"
 #include "client/src/state.h"
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
@@ -68,6 +69,7 @@ static void client_free(lh_client *client) {
     lh_op *const op = client->ops;
     client->ops = op->next;
     free(op->more_members);
+    lhi_slices_free(op->slices);
     free(op->text);
     free(op);
   }

@@ -13,6 +13,7 @@
 #include "client/src/queue.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
+#include "client/src/slices.h"
 #include "client/src/uses.h"
 
 /* ------------------------------------------------------------------ end of a collective */
@@ -24,7 +25,13 @@ static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static bool arrived(const lh_op *op) { return op->status == LH_OK && op->copy_to != NULL; }
 
-static void collect(lh_op *op) { lhi_copy(op->copy_to, op->target, op->target_bytes); }
+static void collect(lh_op *op) {
+  if (op->slices != NULL) {
+    lhi_slices_unpack(op->slices, op->target);
+  } else {
+    lhi_copy(op->copy_to, op->target, op->target_bytes);
+  }
+}
 
 static void unstage_locked(lh_op *op, void **block, size_t bytes) {
   if (*block == NULL) return;
@@ -61,8 +68,14 @@ static lh_status check(const struct lhi_collective *o, size_t *source_bytes, siz
   const uintptr_t target = (uintptr_t)o->target;
   const size_t world = o->in_parts ? o->asked.world : 1;
   size_t whole;
-  if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", o->call);
-  if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", o->call);
+  if (o->slices != NULL && (o->source != NULL || o->target != NULL)) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: slices and source or target are given; give only one of the two", o->call);
+  }
+  if (o->source == NULL && o->slices == NULL)
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", o->call);
+  if (o->target == NULL && o->slices == NULL)
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", o->call);
   if (element == 0 || o->dtype == LH_BOOL)
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d; give an lh_dtype other than LH_BOOL",
                     o->call, (int)o->dtype);
@@ -132,6 +145,7 @@ static void discard(lh_op *op) {
   pthread_mutex_lock(&client->mutex);
   give_back_locked(op);
   pthread_mutex_unlock(&client->mutex);
+  lhi_slices_free(op->slices);
   free(op);
 }
 
@@ -161,11 +175,11 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
   op->target = o->target;
   pthread_mutex_lock(&client->mutex);
   status = lhi_check_states_locked(o->call, op);
-  if (status == LH_OK) {
+  if (status == LH_OK && op->slices == NULL) {
     status = pin_locked(o->call, client, "source", o->source, op->source_bytes, element,
                         &op->source_pin);
   }
-  if (status == LH_OK) {
+  if (status == LH_OK && op->slices == NULL) {
     status = pin_locked(o->call, client, "target", o->target, op->target_bytes, element,
                         &op->target_pin);
   }
@@ -177,7 +191,9 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK && op->source_pin.region == NULL) {
     status = stage(o->call, op, deadline_ns, op->source_bytes, &op->staged_source, &op->source_pin);
-    if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->source_bytes);
+    if (status == LH_OK && op->slices != NULL) lhi_slices_pack(op->slices, op->staged_source);
+    if (status == LH_OK && op->slices == NULL)
+      lhi_copy(op->staged_source, o->source, op->source_bytes);
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_pin.region == NULL) {
@@ -185,7 +201,7 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
      * not keep the original. Keeping it would cost as much memory, and one more copy. */
     status = stage(o->call, op, deadline_ns, op->target_bytes, &op->staged_target, &op->target_pin);
     op->target = op->staged_target;
-    op->copy_to = o->no_result ? NULL : o->target;
+    op->copy_to = o->no_result ? NULL : op->slices != NULL ? (void *)op->slices : o->target;
   }
   return status;
 }
@@ -229,24 +245,31 @@ static lh_status check_tag_locked(const char *call, const lh_comm *comm, uint64_
   return LH_OK;
 }
 
-lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out) {
+static lh_status start(lh_comm *comm, const struct lhi_collective *asked, struct lhi_slices *slices,
+                       lh_op **op_out) {
   lh_client *const client = comm->client;
   struct lh_ipc_request request;
   size_t source_bytes = 0;
   size_t target_bytes = 0;
   lh_status status = check(asked, &source_bytes, &target_bytes);
-  lh_op *op;
-  if (status != LH_OK) return status;
+  lh_op *op = NULL;
 
-  pthread_mutex_lock(&client->mutex);
-  /* A program may start many ops before it waits for one: read the replies that have come. */
-  lhi_pump_locked(client);
-  status = lhi_member_check_locked(comm, asked->call);
-  pthread_mutex_unlock(&client->mutex);
-  if (status != LH_OK) return status;
-
-  op = lhi_op_make(client, &kType, comm);
-  if (op == NULL) return LH_UNAVAILABLE;
+  if (status == LH_OK) {
+    pthread_mutex_lock(&client->mutex);
+    /* A program may start many ops before it waits for one: read the replies that have come. */
+    lhi_pump_locked(client);
+    status = lhi_member_check_locked(comm, asked->call);
+    pthread_mutex_unlock(&client->mutex);
+  }
+  if (status == LH_OK) {
+    op = lhi_op_make(client, &kType, comm);
+    if (op == NULL) status = LH_UNAVAILABLE;
+  }
+  if (op == NULL) {
+    lhi_slices_free(slices);
+    return status;
+  }
+  op->slices = slices;
   op->collective = true;
   op->tag = asked->asked.tag;
   op->source_bytes = source_bytes;
@@ -276,6 +299,27 @@ lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked
   lhi_send(client, &request, -1);
   *op_out = op;
   return LH_OK;
+}
+
+lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out) {
+  struct lhi_collective whole = *asked;
+  struct lhi_slices *slices = NULL;
+  const size_t element = lh_dtype_size(asked->dtype);
+  if (asked->slices == NULL && asked->slice_count > 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: slice_count is %llu, and slices is NULL", asked->call,
+                    (unsigned long long)asked->slice_count);
+  }
+  if (asked->slices != NULL && element > 0) {
+    lh_status status;
+    if (asked->count != 0) {
+      return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; leave it 0 with slices", asked->call,
+                      (unsigned long long)asked->count);
+    }
+    status = lhi_slices_take(asked->call, asked->slices, asked->slice_count, element, &whole.count,
+                             &slices);
+    if (status != LH_OK) return status;
+  }
+  return start(comm, &whole, slices, op_out);
 }
 
 lh_status lhi_collective_may_wait(const char *call, int64_t timeout_ms, lh_op_info_t *info,

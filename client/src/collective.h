@@ -11,6 +11,9 @@ struct lhi_collective {
   const void *source;
   void *target; /* equal to source, or without overlap, unless `in_parts` */
   uint64_t count;
+  const lh_slice *slices; /* NULL: source and target are one tensor each. Else they are NULL, and
+                             `count` is 0 */
+  uint64_t slice_count;
   bool in_parts;  /* `asked` has a world, and source or target is one member's part of `count` */
   bool no_result; /* nobody wants the result */
   lh_dtype dtype;

@@ -92,6 +92,7 @@ struct lh_op {
   size_t source_bytes, target_bytes;
   bool staged;
   void *staged_source, *staged_target; /* blocks for copies; NULL: the buffer is in the arena */
+  struct lhi_slices *slices;           /* NULL: one tensor. Else both are staged */
   void *copy_to;                       /* where collect() copies staged_target; NULL: nowhere */
 
   /* used only by a sync, and by a step with a sync */

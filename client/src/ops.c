@@ -6,6 +6,7 @@
 #include "client/src/error.h"
 #include "client/src/members.h"
 #include "client/src/sleep.h"
+#include "client/src/slices.h"
 
 const struct lhi_op_type lhi_question = {NULL, NULL, NULL, NULL};
 
@@ -55,6 +56,7 @@ static void op_free_locked(lh_op *op) {
   }
   if (op->next != NULL) op->next->previous = op->previous;
   free(op->more_members);
+  lhi_slices_free(op->slices);
   free(op->text);
   free(op);
 }

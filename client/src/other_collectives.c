@@ -97,6 +97,8 @@ lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
   asked.source = o.source;
   asked.target = o.target;
   asked.count = o.count;
+  asked.slices = o.slices;
+  asked.slice_count = o.slice_count;
   asked.dtype = o.dtype;
   asked.on_fault = o.on_fault;
   asked.algorithm = o.algorithm;

@@ -1,6 +1,7 @@
 #include "client/src/uses.h"
 
 #include "client/src/error.h"
+#include "client/src/slices.h"
 
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
   const uintptr_t a_at = (uintptr_t)a;
@@ -24,6 +25,28 @@ static uint32_t tensor_in(const lh_state *state, const void *data, size_t bytes)
   return i;
 }
 
+/* The same for the slices of an op: those that are written, or all. */
+static uint32_t tensor_in_slices(const lh_state *state, const struct lhi_slices *slices, bool all) {
+  uint32_t i = 0;
+  for (; i < state->count; ++i) {
+    const struct lhi_tensor *const tensor = &state->tensors[i];
+    bool written = false;
+    if (tensor->bytes == 0) continue;
+    if (lhi_slices_touch(slices, tensor->own, tensor->bytes, &written) && (all || written)) break;
+  }
+  return i;
+}
+
+/* Returns the index of the first tensor that shares bytes with the op's target, or source. */
+static uint32_t tensor_of_target(const lh_state *state, const lh_op *op) {
+  if (op->slices != NULL) return tensor_in_slices(state, op->slices, false);
+  return tensor_in(state, op->to, op->target_bytes);
+}
+static uint32_t tensor_of_source(const lh_state *state, const lh_op *op) {
+  if (op->slices != NULL) return tensor_in_slices(state, op->slices, true);
+  return tensor_in(state, op->from, op->source_bytes);
+}
+
 bool lhi_state_held_locked(const lh_state *state) {
   const lh_comm *const comm = state->holder;
   return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
@@ -38,9 +61,8 @@ lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
   for (const lh_op *op = state->client->ops; op != NULL; op = op->next) {
     uint32_t tensor = state->count;
     if (!op->collective || op->state == LHI_ENDED) continue;
-    if (uses_source(op)) tensor = tensor_in(state, op->from, op->source_bytes);
-    if (tensor == state->count && uses_target(op))
-      tensor = tensor_in(state, op->to, op->target_bytes);
+    if (uses_source(op)) tensor = tensor_of_source(state, op);
+    if (tensor == state->count && uses_target(op)) tensor = tensor_of_target(state, op);
     if (tensor == state->count) continue;
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: the op of tag %llu in flight uses tensor \"%.64s\" of the state; "
@@ -56,10 +78,10 @@ lh_status lhi_check_states_locked(const char *call, const lh_op *op) {
     const char *what = "target";
     uint32_t tensor;
     if (!in_use && !lhi_state_held_locked(state)) continue;
-    tensor = tensor_in(state, op->to, op->target_bytes);
+    tensor = tensor_of_target(state, op);
     if (tensor == state->count && in_use) {
       what = "source";
-      tensor = tensor_in(state, op->from, op->source_bytes);
+      tensor = tensor_of_source(state, op);
     }
     if (tensor == state->count) continue;
     return lhi_fail(LH_FAILED_PRECONDITION,

@@ -340,6 +340,17 @@ LH_API lh_status lh_admit(lh_comm *comm, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------ operations */
 
+/* One of the tensors of an operation on several tensors. An all-reduce or a broadcast of slices is
+ * one operation, with one tag and one outcome. All slices have the dtype of the operation. The
+ * members give the same counts in the same order. The library packs them into memory shared with
+ * peerd and unpacks the result, wherever they are. */
+typedef struct lh_slice {
+  const void *source;
+  void *target;   /* equal to source, or without overlap with any other slice */
+  uint64_t count; /* elements; may be 0 */
+} lh_slice;
+#define LH_SLICES_MAX 1048576
+
 typedef struct lh_all_reduce_options {
   uint32_t struct_size;
   /* This member's input: `count` elements. Either the same address as `target` (in place), or
@@ -360,11 +371,15 @@ typedef struct lh_all_reduce_options {
   uint32_t min_world;
   lh_algorithm algorithm;
   uint32_t zero;
+  /* Several tensors: an array of 1 to LH_SLICES_MAX. Then source, target and count are not set. The
+   * array is not used any more when the call returns. NULL and 0: one tensor. */
+  const lh_slice *slices;
+  uint64_t slice_count;
 } lh_all_reduce_options;
 #define LH_ALL_REDUCE_OPTIONS_INIT                                                                 \
   {                                                                                                \
     sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0, LH_AUTO, \
-        0                                                                                          \
+        0, NULL, 0                                                                                 \
   }
 
 /* Starts an all-reduce and returns at once. lh_op_wait() gives the outcome.
@@ -473,9 +488,14 @@ typedef struct lh_broadcast_options {
   uint64_t tag;
   uint32_t min_world;
   lh_algorithm algorithm;
+  const lh_slice *slices; /* as in lh_all_reduce_options */
+  uint64_t slice_count;
 } lh_broadcast_options;
-#define LH_BROADCAST_OPTIONS_INIT \
-  { sizeof(lh_broadcast_options), 0, 0, NULL, NULL, 0, LH_FLOAT32, LH_AS_JOINED, 0, 0, LH_AUTO }
+#define LH_BROADCAST_OPTIONS_INIT                                                               \
+  {                                                                                             \
+    sizeof(lh_broadcast_options), 0, 0, NULL, NULL, 0, LH_FLOAT32, LH_AS_JOINED, 0, 0, LH_AUTO, \
+        NULL, 0                                                                                 \
+  }
 /* Copies the root's source to the targets of all members. Unless the outcome is LH_OK, a target
  * may hold anything, except that of the root if it is equal to source. */
 LH_API lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,

@@ -27,6 +27,30 @@ def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
     return source, target
 
 
+def _lists(tensor: Any, out: Any) -> list[tuple[Elements, Elements]]:
+    """The elements of a list of tensors and of its list of results; out None: in place."""
+    if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(tensor)):
+        raise InvalidArgument(f"tensor is a list of {len(tensor)}; out must be a list of as many")
+    if not tensor:
+        raise InvalidArgument("the list of tensors is empty; give at least one tensor")
+    pairs = []
+    for i, each in enumerate(tensor):
+        source = elements_of(each, f"tensor[{i}]", written=out is None)
+        target = source if out is None else elements_of(out[i], f"out[{i}]", written=True)
+        if (target.shape, target.dtype) != (source.shape, source.dtype):
+            raise InvalidArgument(
+                f"out[{i}] is {target.dtype} {list(target.shape)}, tensor[{i}] is {source.dtype} {list(source.shape)}; "
+                "pass an out of the same dtype and shape"
+            )
+        if pairs and source.dtype != pairs[0][0].dtype:
+            raise InvalidArgument(
+                f"tensor[{i}] is {source.dtype}, tensor[0] is {pairs[0][0].dtype}; the tensors of one op need the same "
+                "dtype; start an op for each dtype"
+            )
+        pairs.append((source, target))
+    return pairs
+
+
 def _parts(whole: Elements, part: Elements, whole_name: str, part_name: str) -> int:
     """The number of parts in `whole`."""
     if whole.dtype != part.dtype:
@@ -68,6 +92,8 @@ class Collectives:
         options.op = code_of(_native.REDUCE_OPS, op, "op")
         options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
         options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        if isinstance(tensor, (list, tuple)):
+            return self._run_list("all_reduce", owner, options, tensor, out, tag, on_fault, async_op, timeout)
         source, target = _elements(tensor, out)
         return self._run("all_reduce", owner, options, source, target, tag, on_fault, async_op, timeout)
 
@@ -140,6 +166,8 @@ class Collectives:
                 raise InvalidArgument("root_member is 0, which is no member; give an id from comm.members")
         options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
         options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        if isinstance(tensor, (list, tuple)):
+            return self._run_list("broadcast", owner, options, tensor, out, tag, on_fault, async_op, timeout)
         source, target = _elements(tensor, out)
         return self._run("broadcast", owner, options, source, target, tag, on_fault, async_op, timeout)
 
@@ -188,6 +216,35 @@ class Collectives:
         options.dtype = _native.DTYPES[source.dtype]
         what = f"{name} of {source.dtype} x {source.count}"
         return self._start(name, what, owner, options, (source.owner, target.owner), tag, on_fault, async_op, timeout)
+
+    def _run_list(
+        self,
+        name: str,
+        owner: object,
+        options: Any,
+        tensor: Any,
+        out: Any,
+        tag: int,
+        on_fault: str | None,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """Starts one op on several tensors."""
+        pairs = _lists(tensor, out)
+        slices = (_native.Slice * len(pairs))()
+        count = 0
+        for at, (source, target) in zip(slices, pairs, strict=True):
+            at.source, at.target, at.count = source.address, target.address, source.count
+            count += source.count
+        if count == 0:
+            raise InvalidArgument("the tensors of the list have no elements; pass at least one element")
+        dtype = pairs[0][0].dtype
+        options.slices = slices
+        options.slice_count = len(pairs)
+        options.dtype = _native.DTYPES[dtype]
+        what = f"{name} of {len(pairs)} tensors, {dtype} x {count}"
+        owners = tuple(elements.owner for pair in pairs for elements in pair)
+        return self._start(name, what, owner, options, owners, tag, on_fault, async_op, timeout)
 
     def _start(
         self,

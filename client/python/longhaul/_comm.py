@@ -360,13 +360,14 @@ class Comm:
         tensor: this member's input: a contiguous numpy array or torch CPU tensor, of any shape, not empty.
             dtype: int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements, the
             dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty` are
-            sent and received without a copy.
+            sent and received without a copy. A list or tuple of up to 1048576 tensors of one dtype, some of which may
+            be empty, is one op: the tensors are packed, sent as one, and unpacked.
         op: "sum", "avg", "prod", "min" or "max". "avg" is the sum divided by the number of members whose tensors are in
             it (`OpInfo.world_size`); integers are rounded towards zero. The sum has the dtype of the tensor: in float16
             a sum beyond 65504 is infinite, and so is its average. Divide the input before, or use bfloat16 or float32.
             "min" and "max" give NaN where any member has NaN, and treat -0 as less than +0.
         out: where the result goes. Same dtype and shape as `tensor`, and no overlap with it. None: in place. If the op
-            raises, `out` may hold anything.
+            raises, `out` may hold anything. For a list, a list.
         tag: 0 to 2**64 - 1, names the op among those in flight on this communicator. Members match their calls by tag,
             so they may start ops in any order. If an op with this tag is in flight, the new op ends with
             InvalidArgument, and the old one goes on.
@@ -569,7 +570,8 @@ class Comm:
     ) -> OpInfo | Work:
         """Broadcast: copies the tensor of one member, the root, to all members.
 
-        tensor: the same number of elements and dtype at all members. Only that of the root is sent.
+        tensor: the same number of elements and dtype at all members. Only that of the root is sent. Or a list of
+            tensors, as in all_reduce().
         root: the rank of the root in the present epoch. Ranks change when a member leaves; see root_member.
         root_member: the member id of the root, from `members`. None: `root` names it.
         out: where the result goes. Same dtype and shape as `tensor`, and no overlap with it. None: `tensor`.

@@ -121,6 +121,10 @@ class MemberInfoStruct(_Sized):
     ]
 
 
+class Slice(ctypes.Structure):
+    _fields_ = [("source", c_void_p), ("target", c_void_p), ("count", c_uint64)]
+
+
 class AllReduceOptions(_Sized):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -134,6 +138,8 @@ class AllReduceOptions(_Sized):
         ("min_world", c_uint32),
         ("algorithm", c_int),
         ("zero", c_uint32),
+        ("slices", POINTER(Slice)),
+        ("slice_count", c_uint64),
     ]
 
 
@@ -182,6 +188,8 @@ class BroadcastOptions(_Sized):
         ("tag", c_uint64),
         ("min_world", c_uint32),
         ("algorithm", c_int),
+        ("slices", POINTER(Slice)),
+        ("slice_count", c_uint64),
     ]
 
 
