@@ -3,17 +3,18 @@
 
     tools/build && .venv/bin/python bench/lists.py --tensors=1000 --bytes=4K
 
-Two members in one process, at two peerds. The three ways take turns; the median of the rounds counts. None of the
+Two members at two peerds. The three ways take turns; the median of the rounds counts. None of the
 tensors is in memory shared with peerd, so all are copied.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 
 import machine
 import torch
@@ -42,6 +43,23 @@ def ways(comm: lh.Comm, count: int, elements: int) -> dict[str, Callable[[], obj
     }
 
 
+def member(socket: str, count: int, elements: int, rounds: int) -> dict[str, list[float]]:
+    """Runs all rounds as one member. Returns the seconds of each way."""
+    torch.set_num_threads(1)
+    comm = lh.join("bench", peerd=socket, members=2, timeout=PATIENCE_S)
+    mine = ways(comm, count, elements)
+    seconds: dict[str, list[float]] = {way: [] for way in mine}
+    for turn in range(rounds + 2):
+        for way, call in mine.items():
+            comm.barrier(tag=1 << 32, timeout=PATIENCE_S)
+            begin = time.perf_counter()
+            call()
+            if turn >= 2:  # the first rounds warm up
+                seconds[way].append(time.perf_counter() - begin)
+    comm.leave(timeout=PATIENCE_S)
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensors", type=int, default=1000)
@@ -49,25 +67,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     elements = bytes_of(options.bytes) // 4
-    torch.set_num_threads(1)
     facts = machine.describe()
     print(f"{facts['cpu']}, {facts['processors']} processors, Linux {facts['kernel']}")
-    with LocalCluster(peers=2) as cluster, ThreadPoolExecutor(2) as pool:
-        joins = [
-            pool.submit(lh.join, "bench", peerd=cluster.socket(i), members=2, timeout=PATIENCE_S) for i in range(2)
-        ]
-        comms = [join.result() for join in joins]
-        both = [ways(comm, options.tensors, elements) for comm in comms]
-        seconds: dict[str, list[float]] = {way: [] for way in both[0]}
-        for turn in range(options.rounds + 2):
-            for way, taken in seconds.items():
-                begin = time.perf_counter()
-                for done in [pool.submit(mine[way]) for mine in both]:
-                    done.result()
-                if turn >= 2:
-                    taken.append(time.perf_counter() - begin)
-        for comm in comms:
-            comm.leave(timeout=PATIENCE_S)
+    spawn = multiprocessing.get_context("spawn")
+    with LocalCluster(peers=2) as cluster, ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        runs = [pool.submit(member, cluster.socket(i), options.tensors, elements, options.rounds) for i in range(2)]
+        first, second = (run.result() for run in runs)
+    seconds = {way: [max(times) for times in zip(first[way], second[way], strict=True)] for way in first}
     medians = {way: statistics.median(taken) for way, taken in seconds.items()}
     print(f"{options.tensors} tensors of {text_of(4 * elements)}, two members, in place")
     for way, median in medians.items():

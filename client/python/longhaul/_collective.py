@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
+import itertools
 from typing import Any
 
 from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, InvalidArgument, code_of, error, number_of
-from ._tensor import Elements, elements_of
+from ._tensor import Elements, elements_of, plain_tensors
 from ._work import Op, OpInfo, Work, abandon, op_info
 
 
@@ -27,13 +29,24 @@ def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
     return source, target
 
 
-def _lists(tensor: Any, out: Any) -> list[tuple[Elements, Elements]]:
-    """The elements of a list of tensors and of its list of results; out None: in place."""
+def _slices(tensor: Any, out: Any) -> tuple[str, int, ctypes.Array[_native.Slice]]:
+    """The dtype, the number of elements and the slices of a list of tensors, with its list of results; None: in place."""
     if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(tensor)):
         raise InvalidArgument(f"tensor is a list of {len(tensor)}; out must be a list of as many")
     if not tensor:
         raise InvalidArgument("the list of tensors is empty; give at least one tensor")
-    pairs = []
+    plain = plain_tensors(tensor) if out is None else None
+    if plain is not None:
+        dtype, sources, counts = plain
+        targets = sources
+    else:
+        dtype, sources, targets, counts = _checked_slices(tensor, out)
+    numbers = array.array("Q", itertools.chain.from_iterable(zip(sources, targets, counts, strict=True)))
+    return dtype, sum(counts), (_native.Slice * len(counts)).from_buffer(numbers)
+
+
+def _checked_slices(tensor: Any, out: Any) -> tuple[str, list[int], list[int], list[int]]:
+    pairs: list[tuple[Elements, Elements]] = []
     for i, each in enumerate(tensor):
         source = elements_of(each, f"tensor[{i}]", written=out is None)
         target = source if out is None else elements_of(out[i], f"out[{i}]", written=True)
@@ -48,7 +61,8 @@ def _lists(tensor: Any, out: Any) -> list[tuple[Elements, Elements]]:
                 "dtype; start an op for each dtype"
             )
         pairs.append((source, target))
-    return pairs
+    addresses = [[elements.address for elements in side] for side in zip(*pairs, strict=True)]
+    return pairs[0][0].dtype, addresses[0], addresses[1], [source.count for source, _ in pairs]
 
 
 def _parts(whole: Elements, part: Elements, whole_name: str, part_name: str) -> int:
@@ -230,20 +244,14 @@ class Collectives:
         timeout: float | None,
     ) -> OpInfo | Work:
         """Starts one op on several tensors."""
-        pairs = _lists(tensor, out)
-        slices = (_native.Slice * len(pairs))()
-        count = 0
-        for at, (source, target) in zip(slices, pairs, strict=True):
-            at.source, at.target, at.count = source.address, target.address, source.count
-            count += source.count
+        dtype, count, slices = _slices(tensor, out)
         if count == 0:
             raise InvalidArgument("the tensors of the list have no elements; pass at least one element")
-        dtype = pairs[0][0].dtype
         options.slices = slices
-        options.slice_count = len(pairs)
+        options.slice_count = len(slices)
         options.dtype = _native.DTYPES[dtype]
-        what = f"{name} of {len(pairs)} tensors, {dtype} x {count}"
-        owners = tuple(elements.owner for pair in pairs for elements in pair)
+        what = f"{name} of {len(slices)} tensors, {dtype} x {count}"
+        owners = (*tensor, *(out or ()))
         return self._start(name, what, owner, options, owners, tag, on_fault, async_op, timeout)
 
     def _start(

@@ -93,3 +93,29 @@ def elements_of(value: Any, name: str, written: bool) -> Elements:
     if torch is not None and isinstance(value, torch.Tensor):
         return _elements_of_tensor(torch, value, name)
     raise TypeError(f"{name} is a {type(value).__name__}; pass a numpy array or a torch CPU tensor")
+
+
+def plain_tensors(values: Any) -> tuple[str, list[int], list[int]] | None:
+    """Does for a list of torch tensors what elements_of() does for each: their dtype, addresses and numbers of elements.
+
+    None: not all are torch CPU tensors of one dtype that can be used as they are. elements_of() then says what is wrong.
+    This takes a tenth of the time of elements_of(), which counts where a model has thousands of small tensors.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not values or not isinstance(values[0], torch.Tensor):
+        return None
+    tensor_type, dtype, strided = torch.Tensor, values[0].dtype, torch.strided
+    name = str(dtype).replace("torch.", "")
+    if name not in _native.DTYPES:
+        return None
+    for value in values:
+        if not (
+            isinstance(value, tensor_type)
+            and value.dtype is dtype
+            and value.is_cpu
+            and value.layout is strided
+            and value.is_contiguous()
+            and not value.is_neg()
+        ):
+            return None
+    return name, [value.data_ptr() for value in values], [value.numel() for value in values]
