@@ -459,6 +459,66 @@ TEST_F(ClientTest, AShapeThatCannotBeIsRefusedBeforePeerdHearsOfIt) {
   EXPECT_EQ(op, nullptr);
 }
 
+TEST_F(ClientTest, SlicesTravelAsOneTensorAndComeBackToTheirPlaces) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  std::vector<float> plain = {1, 2, 3, 4, 5, 6};
+  std::vector<float> out(2);
+  float* const shared = Alloc(2);
+  shared[0] = 7;
+  shared[1] = 8;
+  // The scripted peerd doubles the input.
+  const lh_slice slices[] = {{plain.data() + 3, plain.data() + 3, 3},
+                             {nullptr, nullptr, 0},
+                             {shared, shared, 2},
+                             {plain.data(), out.data(), 2}};
+  lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+  options.slices = slices;
+  options.slice_count = 4;
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, nullptr, &op), LH_OK) << lh_last_error();
+  EXPECT_EQ(plain, (std::vector<float>{1, 2, 3, 8, 10, 12}));
+  EXPECT_EQ(out, (std::vector<float>{2, 4}));
+  EXPECT_EQ(shared[0], 14);
+  EXPECT_EQ(shared[1], 16);
+}
+
+TEST_F(ClientTest, SlicesThatCannotBeAreRefusedAndNamed) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  float data[8] = {};
+  lh_op* op = nullptr;
+  const auto refused = [&](const std::vector<lh_slice>& slices, const char* text,
+                           uint64_t count = 0, float* target = nullptr) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.slices = slices.data();
+    options.slice_count = slices.size();
+    options.count = count;
+    options.target = target;
+    EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+    EXPECT_TRUE(Says(text)) << lh_last_error();
+    EXPECT_EQ(op, nullptr);
+  };
+  refused({{data, data, 4}, {data + 3, data + 3, 2}}, "slices 0 and 1 share memory");
+  refused({{data, data + 1, 4}}, "slices 0 and 0 share memory");
+  refused({{data, nullptr, 4}}, "the target of slice 0 is NULL");
+  refused({{data, data, UINT64_MAX}}, "slice 0 has 18446744073709551615 elements");
+  refused({{data, data, 0}}, "count is 0");
+  refused({{data, data, 4}}, "count is 4; leave it 0", 4);
+  refused({{data, data, 4}}, "slices and source or target are given", 0, data);
+  lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+  options.slice_count = 1;
+  EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("slices is NULL")) << lh_last_error();
+  const lh_slice none = {data, data, 1};
+  options.slices = &none;
+  options.slice_count = LH_SLICES_MAX + 1;
+  EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("give 1 to 1048576 slices")) << lh_last_error();
+}
+
 TEST_F(ClientTest, AnOpNamesItsMembersHoweverManyTheyAre) {
   StartJoined();
   for (const uint32_t count : {1u, LH_IPC_OP_MEMBERS_MAX + 0u, LH_IPC_OP_MEMBERS_MAX + 1u, 1024u}) {

@@ -151,7 +151,8 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       }
       break;
     case LH_IPC_OP:
-      if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero)) {
+      if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero) ||
+          !IpcAllZero(request.u.op.zero1, sizeof request.u.op.zero1)) {
         return "reserved bytes are not zero";
       }
       break;

@@ -463,5 +463,79 @@ TEST(ParseIpcOpTest, RangesAreAlignedToTheirElements) {
   EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
 }
 
+// 16 floats at offset 0 of one region and as many of another.
+lh_ipc_op OpOfKind(lh_wire_kind kind, uint16_t world) {
+  lh_ipc_op op = Op();
+  op.kind = kind;
+  op.world = world;
+  op.source = {1, 0};
+  op.target = {2, 0};
+  return op;
+}
+
+TEST(ParseIpcOpTest, APartIsAsLongAsTheWorldSays) {
+  // The whole has 4 parts of 64 bytes.
+  const lh_ipc_op scatter = OpOfKind(LH_WIRE_REDUCE_SCATTER, 4);
+  EXPECT_EQ(ParseIpcOp(scatter, 256, 64)->bytes(), 256u);
+  EXPECT_FALSE(ParseIpcOp(scatter, 255, 64).ok());
+  EXPECT_FALSE(ParseIpcOp(scatter, 256, 63).ok());
+  const lh_ipc_op gather = OpOfKind(LH_WIRE_ALL_GATHER, 4);
+  EXPECT_EQ(ParseIpcOp(gather, 64, 256)->world, 4);
+  EXPECT_FALSE(ParseIpcOp(gather, 64, 255).ok());
+  for (const lh_wire_kind kind : {LH_WIRE_REDUCE_SCATTER, LH_WIRE_ALL_GATHER}) {
+    EXPECT_FALSE(ParseIpcOp(OpOfKind(kind, 0), 4096, 4096).ok());
+    EXPECT_FALSE(ParseIpcOp(OpOfKind(kind, LH_MEMBERS_MAX + 1), UINT64_MAX, UINT64_MAX).ok());
+    lh_ipc_op op = OpOfKind(kind, 1024);
+    op.count = LH_COUNT_MAX / 1024 + 1;
+    EXPECT_FALSE(ParseIpcOp(op, UINT64_MAX, UINT64_MAX).ok());
+    // A part within the whole, and both at one place.
+    op = OpOfKind(kind, 4);
+    op.source.region = op.target.region = 1;
+    EXPECT_FALSE(ParseIpcOp(op, 4096, 4096).ok());
+    (kind == LH_WIRE_ALL_GATHER ? op.source : op.target).offset = 64;
+    EXPECT_FALSE(ParseIpcOp(op, 4096, 4096).ok());
+    (kind == LH_WIRE_ALL_GATHER ? op.source : op.target).offset = 256;
+    EXPECT_TRUE(ParseIpcOp(op, 4096, 4096).ok());
+  }
+  EXPECT_FALSE(ParseIpcOp(OpOfKind(LH_WIRE_ALL_REDUCE, 4), 4096, 4096).ok());
+}
+
+TEST(ParseIpcOpTest, OnlyABroadcastHasARoot) {
+  lh_ipc_op op = OpOfKind(LH_WIRE_BROADCAST, 0);
+  op.root = 7;
+  EXPECT_EQ(ParseIpcOp(op, 64, 64)->root, MemberId(7));
+  op.target = op.source;
+  EXPECT_TRUE(ParseIpcOp(op, 64, 64).ok());
+  // A rank is looked up when the op is posted.
+  op.root_is_rank = 1;
+  EXPECT_EQ(ParseIpcOp(op, 64, 64)->root, MemberId());
+  op.root_is_rank = 2;
+  EXPECT_FALSE(ParseIpcOp(op, 64, 64).ok());
+  for (const lh_wire_kind kind :
+       {LH_WIRE_ALL_REDUCE, LH_WIRE_REDUCE_SCATTER, LH_WIRE_ALL_GATHER, LH_WIRE_BARRIER}) {
+    const bool in_parts = kind == LH_WIRE_REDUCE_SCATTER || kind == LH_WIRE_ALL_GATHER;
+    op = OpOfKind(kind, in_parts ? 2 : 0);
+    EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    op.root = 7;
+    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    op.root = 0;
+    op.root_is_rank = 1;
+    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+  }
+}
+
+TEST(ParseIpcOpTest, WhatMovesOnlyReducesNothingAndHasNoMesh) {
+  for (const lh_wire_kind kind : {LH_WIRE_ALL_GATHER, LH_WIRE_BROADCAST}) {
+    lh_ipc_op op = OpOfKind(kind, kind == LH_WIRE_ALL_GATHER ? 2 : 0);
+    op.reduce = LH_WIRE_AVG;
+    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    op.reduce = LH_WIRE_SUM;
+    op.algorithm = LH_WIRE_MESH;
+    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    op.algorithm = LH_WIRE_RING;
+    EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok()) << kind;
+  }
+}
+
 }  // namespace
 }  // namespace longhaul

@@ -761,6 +761,28 @@ TEST(OpDescTest, TextNamesWhatDiffers) {
   EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 on_fault abort algorithm mesh");
 }
 
+TEST(OpDescTest, TextNamesKindWorldAndRoot) {
+  OpDesc desc;
+  desc.count = 8;
+  desc.kind = OpKind::kReduceScatter;
+  desc.world = 3;
+  EXPECT_EQ(ToString(desc), "reduce-scatter, sum of float32 x 8 world 3");
+  EXPECT_EQ(desc.bytes(), 96u);
+  EXPECT_EQ(desc.target_bytes(), 32u);
+  OpDesc gather = desc;
+  gather.kind = OpKind::kAllGather;
+  EXPECT_EQ(ToString(gather), "all-gather, float32 x 8 world 3");
+  EXPECT_EQ(gather.source_bytes(), 32u);
+  EXPECT_FALSE(gather.SameButForWorld(desc));
+  OpDesc other = desc;
+  other.world = 4;
+  EXPECT_TRUE(other.SameButForWorld(desc));
+  OpDesc broadcast;
+  broadcast.kind = OpKind::kBroadcast;
+  broadcast.root = MemberId(7);
+  EXPECT_EQ(ToString(broadcast), "broadcast, float32 x 0 root m7");
+}
+
 TEST(OpDescTest, WhatIsSmallIsOneShotUnlessTheCallerWantsItOtherwise) {
   const auto one_shot = [](uint64_t count, DType dtype, Algorithm algorithm = Algorithm::kAuto) {
     OpDesc desc;
