@@ -63,6 +63,18 @@ TEST(IpcProtocolErrorTest, PassesWhatAClientSends) {
   EXPECT_TRUE(Fine(op));
 }
 
+TEST(IpcProtocolErrorTest, ReservedBytesOfAnOpAreZero) {
+  lh_ipc_request op = Request(LH_IPC_OP);
+  op.member = 3;
+  op.u.op = Op();
+  op.u.op.zero1[2] = 1;
+  EXPECT_FALSE(Fine(op));
+  op.u.op.zero1[2] = 0;
+  EXPECT_TRUE(Fine(op));
+  op.u.op.zero[7] = 1;
+  EXPECT_FALSE(Fine(op));
+}
+
 TEST(IpcProtocolErrorTest, AJoinMayNameItsMember) {
   lh_ipc_request join = Join();
   strcpy(join.u.join.name, "trainer-1");
