@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from typing import Any
 
 from . import _native
 from ._errors import InvalidArgument
+
+_KIND_OF_TENSOR = operator.attrgetter("dtype", "is_cpu", "layout")
 
 
 class Elements:
@@ -104,18 +107,15 @@ def plain_tensors(values: Any) -> tuple[str, list[int], list[int]] | None:
     torch = sys.modules.get("torch")
     if torch is None or not values or not isinstance(values[0], torch.Tensor):
         return None
-    tensor_type, dtype, strided = torch.Tensor, values[0].dtype, torch.strided
-    name = str(dtype).replace("torch.", "")
-    if name not in _native.DTYPES:
+    tensor_type = torch.Tensor
+    if not all(issubclass(each, tensor_type) for each in set(map(type, values))):
         return None
-    for value in values:
-        if not (
-            isinstance(value, tensor_type)
-            and value.dtype is dtype
-            and value.is_cpu
-            and value.layout is strided
-            and value.is_contiguous()
-            and not value.is_neg()
-        ):
-            return None
-    return name, [value.data_ptr() for value in values], [value.numel() for value in values]
+    # Calls without Python code in between take half the time of a loop.
+    kinds = set(map(_KIND_OF_TENSOR, values))
+    dtype, is_cpu, layout = kinds.pop()
+    name = str(dtype).replace("torch.", "")
+    if kinds or name not in _native.DTYPES or not is_cpu or layout is not torch.strided:
+        return None
+    if not all(map(tensor_type.is_contiguous, values)) or any(map(tensor_type.is_neg, values)):
+        return None
+    return name, list(map(tensor_type.data_ptr, values)), list(map(tensor_type.numel, values))
