@@ -41,7 +41,7 @@ def _slices(tensor: Any, out: Any) -> tuple[str, int, ctypes.Array[_native.Slice
         targets = sources
     else:
         dtype, sources, targets, counts = _checked_slices(tensor, out)
-    numbers = array.array("Q", itertools.chain.from_iterable(zip(sources, targets, counts, strict=True)))
+    numbers = array.array("Q", itertools.chain.from_iterable(zip(sources, targets, counts)))
     return dtype, sum(counts), (_native.Slice * len(counts)).from_buffer(numbers)
 
 
@@ -61,7 +61,7 @@ def _checked_slices(tensor: Any, out: Any) -> tuple[str, list[int], list[int], l
                 "dtype; start an op for each dtype"
             )
         pairs.append((source, target))
-    addresses = [[elements.address for elements in side] for side in zip(*pairs, strict=True)]
+    addresses = [[elements.address for elements in side] for side in zip(*pairs)]
     return pairs[0][0].dtype, addresses[0], addresses[1], [source.count for source, _ in pairs]
 
 
