@@ -39,7 +39,9 @@ std::string PayloadProblem(const PeerReady& ready) {
   if (ready.result) {
     const bool may = one_shot && Gathers(ready.desc.kind) &&
                      ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
-    if (may && ready.result->bytes.size() == ready.desc.bytes() &&
+    // The result of an all-gather has a part for each of its members.
+    const bool fits = !ready.desc.InParts() || ready.result->members.size() <= ready.desc.world;
+    if (may && fits && ready.result->bytes.size() == ready.desc.bytes() &&
         ready.result->epoch < ready.attempt) {
       return "";
     }

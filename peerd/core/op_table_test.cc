@@ -1402,6 +1402,20 @@ TEST_F(OpTableTest, LocalMembersThatDifferInTheWorldMakeTheOpUnfitForAll) {
   EXPECT_TRUE(Get<StartAttempt>(out_).empty());
 }
 
+TEST_F(OpTableTest, AResultWithMorePartsThanTheWorldIsRefused) {
+  EnterThree();
+  const OpDesc desc = OfKind(OpKind::kAllGather, 3, 4);
+  Post(7, desc);
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  PeerReady ready = ReadyOf(2, 7, desc, 2);
+  ready.payload.clear();
+  ready.result = OneShotResult{Epoch(1), kThree, std::string(desc.bytes(), 'r')};
+  EXPECT_FALSE(Breaks(ready));
+  ready.result->members.push_back(MemberId(4));
+  EXPECT_TRUE(Breaks(ready));
+}
+
 TEST_F(OpTableTest, ASmallReduceScatterIsAnsweredWhenAllAreDone) {
   EnterThree();
   const OpDesc desc = OfKind(OpKind::kReduceScatter, 3, 4);
