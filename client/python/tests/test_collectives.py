@@ -150,8 +150,8 @@ def test_one_member_alone(cluster: LocalCluster) -> None:
 
 def test_a_barrier_ends_when_everybody_has_come(three: Members) -> None:
     first = [comm.barrier(tag=5, async_op=True) for comm in three.comms[:2]]
-    for comm in three.comms:
-        comm.barrier(tag=6, async_op=True)
+    for work in [comm.barrier(tag=6, async_op=True) for comm in three.comms]:
+        work.wait(30)
     assert not any(work.done() for work in first)
     three.comms[2].barrier(tag=5, timeout=30)
     for work in first:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Members
+from conftest import Members, wait_until
 
 import longhaul as lh
 
@@ -56,11 +56,7 @@ def test_a_bad_end_calls_back_and_a_bad_callback_is_logged(pair: Members, caplog
         assert isinstance(work, lh.Work) and isinstance(other, lh.Work)
         work.add_done_callback(bad)
         assert ended.wait(PATIENCE_S)
-        for _ in range(6000):
-            if caplog.text:
-                break
-            ended.clear()
-            ended.wait(0.01)
+        wait_until(lambda: bool(caplog.text))
     assert "a callback of an op failed" in caplog.text and "TooFewMembers" in caplog.text
     with pytest.raises(lh.TooFewMembers):
         other.future().result(PATIENCE_S)
