@@ -322,9 +322,7 @@ class Comm {
     return AllReduceStart(options);
   }
   Op AllReduceStart(const lh_all_reduce_options& options) {
-    lh_op* op_out = nullptr;
-    internal::Check(lh_all_reduce_start(comm_, &options, &op_out));
-    return Op(op_out);
+    return Start(lh_all_reduce_start, options);
   }
   // All-reduces `data` in place and waits for the outcome. If peerd itself dies (LH_UNAVAILABLE),
   // memory of a Buffer may be partly overwritten. After any other error `data` is unchanged. See
@@ -338,63 +336,34 @@ class Comm {
     options.op = op;
     return AllReduce(options);
   }
-  OpInfo AllReduce(const lh_all_reduce_options& options) {
-    return internal::InfoFrom([&](lh_op_info_t* info) {
-      lh_op* op_out = nullptr;
-      return lh_all_reduce(comm_, &options, LH_FOREVER, info, &op_out);
-    });
-  }
+  OpInfo AllReduce(const lh_all_reduce_options& options) { return Run(lh_all_reduce, options); }
   template <class T>
   OpInfo AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {
     return AllReduce(buffer.data(), buffer.size(), op);
   }
   // Reduce-scatter; see lh_reduce_scatter_start().
   Op ReduceScatterStart(const lh_reduce_scatter_options& options) {
-    lh_op* op_out = nullptr;
-    internal::Check(lh_reduce_scatter_start(comm_, &options, &op_out));
-    return Op(op_out);
+    return Start(lh_reduce_scatter_start, options);
   }
   OpInfo ReduceScatter(const lh_reduce_scatter_options& options) {
-    return internal::InfoFrom([&](lh_op_info_t* info) {
-      lh_op* op_out = nullptr;
-      return lh_reduce_scatter(comm_, &options, LH_FOREVER, info, &op_out);
-    });
+    return Run(lh_reduce_scatter, options);
   }
   // All-gather; see lh_all_gather_start().
   Op AllGatherStart(const lh_all_gather_options& options) {
-    lh_op* op_out = nullptr;
-    internal::Check(lh_all_gather_start(comm_, &options, &op_out));
-    return Op(op_out);
+    return Start(lh_all_gather_start, options);
   }
-  OpInfo AllGather(const lh_all_gather_options& options) {
-    return internal::InfoFrom([&](lh_op_info_t* info) {
-      lh_op* op_out = nullptr;
-      return lh_all_gather(comm_, &options, LH_FOREVER, info, &op_out);
-    });
-  }
+  OpInfo AllGather(const lh_all_gather_options& options) { return Run(lh_all_gather, options); }
   // Broadcast; see lh_broadcast_start().
   Op BroadcastStart(const lh_broadcast_options& options) {
-    lh_op* op_out = nullptr;
-    internal::Check(lh_broadcast_start(comm_, &options, &op_out));
-    return Op(op_out);
+    return Start(lh_broadcast_start, options);
   }
-  OpInfo Broadcast(const lh_broadcast_options& options) {
-    return internal::InfoFrom([&](lh_op_info_t* info) {
-      lh_op* op_out = nullptr;
-      return lh_broadcast(comm_, &options, LH_FOREVER, info, &op_out);
-    });
-  }
+  OpInfo Broadcast(const lh_broadcast_options& options) { return Run(lh_broadcast, options); }
   // Barrier; see lh_barrier_start().
   Op BarrierStart(const lh_barrier_options& options = LH_BARRIER_OPTIONS_INIT) {
-    lh_op* op_out = nullptr;
-    internal::Check(lh_barrier_start(comm_, &options, &op_out));
-    return Op(op_out);
+    return Start(lh_barrier_start, options);
   }
   OpInfo Barrier(const lh_barrier_options& options = LH_BARRIER_OPTIONS_INIT) {
-    return internal::InfoFrom([&](lh_op_info_t* info) {
-      lh_op* op_out = nullptr;
-      return lh_barrier(comm_, &options, LH_FOREVER, info, &op_out);
-    });
+    return Run(lh_barrier, options);
   }
   // Combines the sources of all members, `count` elements for each member of the group, and gives
   // this member its part, of `count` elements.
@@ -437,6 +406,21 @@ class Comm {
   lh_comm* get() const { return comm_; }
 
  private:
+  template <class Options>
+  Op Start(lh_status (*start)(lh_comm*, const Options*, lh_op**), const Options& options) {
+    lh_op* op_out = nullptr;
+    internal::Check(start(comm_, &options, &op_out));
+    return Op(op_out);
+  }
+  template <class Options>
+  OpInfo Run(lh_status (*run)(lh_comm*, const Options*, int64_t, lh_op_info_t*, lh_op**),
+             const Options& options) {
+    return internal::InfoFrom([&](lh_op_info_t* info) {
+      lh_op* op_out = nullptr;
+      return run(comm_, &options, LH_FOREVER, info, &op_out);
+    });
+  }
+
   lh_comm* comm_;
 };
 

@@ -10,16 +10,10 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   static const char kCall[] = "lh_all_reduce_start";
   lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
   struct lhi_collective asked;
-  const lh_status status = lhi_collective_take(kCall, "LH_ALL_REDUCE_OPTIONS_INIT", comm, options,
-                                               LHI_ALL_REDUCE_FIRST_BYTES, &o, sizeof o, op_out);
+  lh_status status = lhi_collective_take(kCall, "LH_ALL_REDUCE_OPTIONS_INIT", comm, options,
+                                         LHI_ALL_REDUCE_FIRST_BYTES, &o, sizeof o, op_out);
+  if (status == LH_OK) status = lhi_collective_check(kCall, o.op, o.min_world);
   if (status != LH_OK) return status;
-  if ((unsigned)o.op > LH_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; give an lh_reduce_op", kCall, (int)o.op);
-  }
-  if (o.min_world > LH_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
-                    kCall, (unsigned)o.min_world, LH_MEMBERS_MAX);
-  }
   memset(&asked, 0, sizeof asked);
   asked.call = kCall;
   asked.source = o.source;

@@ -23,13 +23,13 @@ static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
   lhi_unpin(&op->source_pin);
 }
 
-static bool arrived(const lh_op *op) { return op->status == LH_OK && op->copy_to != NULL; }
+static bool arrived(const lh_op *op) { return op->status == LH_OK && op->copy_back; }
 
 static void collect(lh_op *op) {
   if (op->slices != NULL) {
     lhi_slices_unpack(op->slices, op->target);
   } else {
-    lhi_copy(op->copy_to, op->target, op->target_bytes);
+    lhi_copy(op->to, op->target, op->target_bytes);
   }
 }
 
@@ -56,10 +56,6 @@ static void over(lh_op *op, bool good) {
 static const struct lhi_op_type kType = {ended, arrived, collect, over};
 
 /* ------------------------------------------------------------------ start of a collective */
-
-static bool overlap(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
-  return a < b + b_bytes && b < a + a_bytes;
-}
 
 /* Checks what all kinds have, and sets the sizes of the op's source and target. */
 static lh_status check(const struct lhi_collective *o, size_t *source_bytes, size_t *target_bytes) {
@@ -114,7 +110,7 @@ static lh_status check(const struct lhi_collective *o, size_t *source_bytes, siz
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: source or target ends beyond the address space; correct count", o->call);
   }
-  if (!o->in_parts && source != target && overlap(source, whole, target, whole)) {
+  if (!o->in_parts && source != target && lhi_overlap(o->source, whole, o->target, whole)) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: source and target overlap; they must be equal or must not overlap",
                     o->call);
@@ -185,7 +181,7 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
   }
   /* peerd wants a part apart from the whole that it belongs to: the part gets a staged block. */
   if (status == LH_OK && o->in_parts &&
-      overlap((uintptr_t)o->source, op->source_bytes, (uintptr_t)o->target, op->target_bytes)) {
+      lhi_overlap(o->source, op->source_bytes, o->target, op->target_bytes)) {
     lhi_unpin(o->asked.kind == LH_WIRE_ALL_GATHER ? &op->source_pin : &op->target_pin);
   }
   pthread_mutex_unlock(&client->mutex);
@@ -201,7 +197,7 @@ static lh_status place(lh_op *op, const struct lhi_collective *o) {
      * not keep the original. Keeping it would cost as much memory, and one more copy. */
     status = stage(o->call, op, deadline_ns, op->target_bytes, &op->staged_target, &op->target_pin);
     op->target = op->staged_target;
-    op->copy_to = o->no_result ? NULL : op->slices != NULL ? (void *)op->slices : o->target;
+    op->copy_back = !o->no_result;
   }
   return status;
 }
@@ -217,6 +213,17 @@ static struct lh_ipc_request request_of(const lh_op *op, const struct lhi_collec
   request.u.op.on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);
   request.u.op.algorithm = (uint8_t)o->algorithm;
   return request;
+}
+
+lh_status lhi_collective_check(const char *call, lh_reduce_op op, uint32_t min_world) {
+  if ((unsigned)op > LH_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; give an lh_reduce_op", call, (int)op);
+  }
+  if (min_world > LH_MEMBERS_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
+                    call, (unsigned)min_world, LH_MEMBERS_MAX);
+  }
+  return LH_OK;
 }
 
 lh_status lhi_collective_take(const char *call, const char *init, const lh_comm *comm,

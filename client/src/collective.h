@@ -30,6 +30,8 @@ struct lhi_collective {
 lh_status lhi_collective_take(const char *call, const char *init, const lh_comm *comm,
                               const void *options, size_t first_bytes, void *taken, size_t size,
                               lh_op **op_out);
+/* Checks two options of the caller. */
+lh_status lhi_collective_check(const char *call, lh_reduce_op op, uint32_t min_world);
 /* Checks the fields that all kinds have, and starts the op. If the result is not LH_OK, *op_out is
  * unchanged. */
 lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out);

@@ -93,7 +93,7 @@ struct lh_op {
   bool staged;
   void *staged_source, *staged_target; /* blocks for copies; NULL: the buffer is in the arena */
   struct lhi_slices *slices;           /* NULL: one tensor. Else both are staged */
-  void *copy_to;                       /* where collect() copies staged_target; NULL: nowhere */
+  bool copy_back; /* collect() copies staged_target to `to`, or to the slices */
 
   /* used only by a sync, and by a step with a sync */
   lh_state *synced;  /* the state; NULL once the op does not use it any more */

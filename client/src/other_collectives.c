@@ -5,18 +5,6 @@
 #include "client/src/collective.h"
 #include "client/src/error.h"
 
-/* Checks the reduction and min_world. */
-static lh_status check(const char *call, lh_reduce_op op, uint32_t min_world) {
-  if ((unsigned)op > LH_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; give an lh_reduce_op", call, (int)op);
-  }
-  if (min_world > LH_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
-                    call, (unsigned)min_world, LH_MEMBERS_MAX);
-  }
-  return LH_OK;
-}
-
 static lh_status check_world(const char *call, uint32_t world) {
   if (world != 0 && world <= LH_MEMBERS_MAX) return LH_OK;
   return lhi_fail(
@@ -33,7 +21,7 @@ lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_options
   struct lhi_collective asked;
   lh_status status = lhi_collective_take(kCall, "LH_REDUCE_SCATTER_OPTIONS_INIT", comm, options,
                                          sizeof o, &o, sizeof o, op_out);
-  if (status == LH_OK) status = check(kCall, o.op, o.min_world);
+  if (status == LH_OK) status = lhi_collective_check(kCall, o.op, o.min_world);
   if (status == LH_OK) status = check_world(kCall, o.world);
   if (status != LH_OK) return status;
   memset(&asked, 0, sizeof asked);
@@ -59,7 +47,7 @@ lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options *option
   struct lhi_collective asked;
   lh_status status = lhi_collective_take(kCall, "LH_ALL_GATHER_OPTIONS_INIT", comm, options,
                                          sizeof o, &o, sizeof o, op_out);
-  if (status == LH_OK) status = check(kCall, LH_SUM, o.min_world);
+  if (status == LH_OK) status = lhi_collective_check(kCall, LH_SUM, o.min_world);
   if (status == LH_OK) status = check_world(kCall, o.world);
   if (status != LH_OK) return status;
   memset(&asked, 0, sizeof asked);
@@ -85,7 +73,7 @@ lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
   lh_world_info world = LH_WORLD_INFO_INIT;
   lh_status status = lhi_collective_take(kCall, "LH_BROADCAST_OPTIONS_INIT", comm, options,
                                          sizeof o, &o, sizeof o, op_out);
-  if (status == LH_OK) status = check(kCall, LH_SUM, o.min_world);
+  if (status == LH_OK) status = lhi_collective_check(kCall, LH_SUM, o.min_world);
   if (status == LH_OK) status = lh_world(comm, &world);
   if (status != LH_OK) return status;
   if (o.root_member == 0 && o.root >= world.size) {
@@ -118,7 +106,7 @@ lh_status lh_barrier_start(lh_comm *comm, const lh_barrier_options *options, lh_
   struct lhi_collective asked;
   lh_status status = lhi_collective_take(kCall, "LH_BARRIER_OPTIONS_INIT", comm, options, sizeof o,
                                          &o, sizeof o, op_out);
-  if (status == LH_OK) status = check(kCall, LH_SUM, o.min_world);
+  if (status == LH_OK) status = lhi_collective_check(kCall, LH_SUM, o.min_world);
   if (status != LH_OK) return status;
   memset(&asked, 0, sizeof asked);
   asked.call = kCall;

@@ -3,7 +3,7 @@
 #include "client/src/error.h"
 #include "client/src/slices.h"
 
-static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+bool lhi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
   const uintptr_t a_at = (uintptr_t)a;
   const uintptr_t b_at = (uintptr_t)b;
   return a_at < b_at + b_bytes && b_at < a_at + a_bytes;
@@ -19,7 +19,7 @@ static uint32_t tensor_in(const lh_state *state, const void *data, size_t bytes)
   uint32_t i = 0;
   while (i < state->count &&
          (state->tensors[i].bytes == 0 ||
-          !overlap(state->tensors[i].own, state->tensors[i].bytes, data, bytes))) {
+          !lhi_overlap(state->tensors[i].own, state->tensors[i].bytes, data, bytes))) {
     ++i;
   }
   return i;
@@ -55,7 +55,7 @@ bool lhi_state_held_locked(const lh_state *state) {
 /* Return whether an operation still uses the caller's source, or target. If the handle of an
  * operation was freed, nothing is copied between the caller's memory and staged blocks. */
 static bool uses_source(const lh_op *op) { return op->staged_source == NULL || op->held; }
-static bool uses_target(const lh_op *op) { return op->copy_to == NULL || op->held; }
+static bool uses_target(const lh_op *op) { return !op->copy_back || op->held; }
 
 lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
   for (const lh_op *op = state->client->ops; op != NULL; op = op->next) {

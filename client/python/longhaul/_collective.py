@@ -14,14 +14,20 @@ from ._tensor import Elements, elements_of, plain_tensors
 from ._work import Op, OpInfo, Work, abandon, op_info
 
 
-def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
-    source = elements_of(tensor, "tensor", written=out is None)
-    target = source if out is None else elements_of(out, "out", written=True)
+def _pair(tensor: Any, out: Any, tensor_name: str, out_name: str) -> tuple[Elements, Elements]:
+    """The elements of a tensor and of its result, which are alike; out None: in place."""
+    source = elements_of(tensor, tensor_name, written=out is None)
+    target = source if out is None else elements_of(out, out_name, written=True)
     if (target.shape, target.dtype) != (source.shape, source.dtype):
         raise InvalidArgument(
-            f"out is {target.dtype} {list(target.shape)}, tensor is {source.dtype} {list(source.shape)}; "
+            f"{out_name} is {target.dtype} {list(target.shape)}, {tensor_name} is {source.dtype} {list(source.shape)}; "
             "pass an out of the same dtype and shape"
         )
+    return source, target
+
+
+def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
+    source, target = _pair(tensor, out, "tensor", "out")
     if source.count == 0:
         raise InvalidArgument(
             f"tensor has no elements (shape {list(source.shape)}); pass one with at least one element"
@@ -48,13 +54,7 @@ def _slices(tensor: Any, out: Any) -> tuple[str, int, ctypes.Array[_native.Slice
 def _checked_slices(tensor: Any, out: Any) -> tuple[str, list[int], list[int], list[int]]:
     pairs: list[tuple[Elements, Elements]] = []
     for i, each in enumerate(tensor):
-        source = elements_of(each, f"tensor[{i}]", written=out is None)
-        target = source if out is None else elements_of(out[i], f"out[{i}]", written=True)
-        if (target.shape, target.dtype) != (source.shape, source.dtype):
-            raise InvalidArgument(
-                f"out[{i}] is {target.dtype} {list(target.shape)}, tensor[{i}] is {source.dtype} {list(source.shape)}; "
-                "pass an out of the same dtype and shape"
-            )
+        source, target = _pair(each, None if out is None else out[i], f"tensor[{i}]", f"out[{i}]")
         if pairs and source.dtype != pairs[0][0].dtype:
             raise InvalidArgument(
                 f"tensor[{i}] is {source.dtype}, tensor[0] is {pairs[0][0].dtype}; the tensors of one op need the same "
@@ -197,7 +197,7 @@ class Collectives:
         """Does what Comm.barrier() documents."""
         options = _native.BarrierOptions()
         options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
-        return self._start("barrier", "barrier", owner, options, (), tag, on_fault, async_op, timeout)
+        return self._start("barrier", None, owner, options, (), tag, on_fault, async_op, timeout)
 
     def reduce_numbers(
         self, owner: object, numbers: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
@@ -228,8 +228,8 @@ class Collectives:
         options.target = target.address
         options.count = source.count if count is None else count
         options.dtype = _native.DTYPES[source.dtype]
-        what = f"{name} of {source.dtype} x {source.count}"
-        return self._start(name, what, owner, options, (source.owner, target.owner), tag, on_fault, async_op, timeout)
+        of = (source.dtype, source.count)
+        return self._start(name, of, owner, options, (source.owner, target.owner), tag, on_fault, async_op, timeout)
 
     def _run_list(
         self,
@@ -250,14 +250,14 @@ class Collectives:
         options.slices = slices
         options.slice_count = len(slices)
         options.dtype = _native.DTYPES[dtype]
-        what = f"{name} of {len(slices)} tensors, {dtype} x {count}"
         owners = (*tensor, *(out or ()))
-        return self._start(name, what, owner, options, owners, tag, on_fault, async_op, timeout)
+        of = (f"{len(slices)} tensors, {dtype}", count)
+        return self._start(name, of, owner, options, owners, tag, on_fault, async_op, timeout)
 
     def _start(
         self,
         name: str,
-        what: str,
+        of: tuple[str, int] | None,
         owner: object,
         options: Any,
         tensors: tuple[Any, ...],
@@ -266,7 +266,10 @@ class Collectives:
         async_op: bool,
         timeout: float | None,
     ) -> OpInfo | Work:
-        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op."""
+        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op.
+
+        of: what the op is of, and its number of elements, for error texts; None: of nothing.
+        """
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         deadline = _native.Deadline(timeout)
@@ -294,7 +297,8 @@ class Collectives:
                     started.owner = started.tensors = None
                     self._spare.append(started)
                     return op_info(info)
-            started.what = f"{what}, tag {tag}"
+            elements = "" if of is None else f" of {of[0]} x {of[1]}"
+            started.what = f"{name}{elements}, tag {tag}"
             if started.handle.value is None:
                 raise error(status, started.what)
             if async_op:
