@@ -97,11 +97,26 @@ std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
 // Default of AttemptSpec::cached_bytes_max.
 inline constexpr uint64_t kCachedBytesMax = 2 << 20;
 
-// A chunk that belongs to a member.
+// A part of the whole that belongs to a member (OpTable::CutsOf lists them). An all-reduce has
+// none.
+//
+// In phase reduce, the part is finished at its owner. In phase gather, it begins at its owner and
+// goes to everybody, or to one receiver if the op is direct (IsDirect()).
 struct Cut {
-  int position = 0;  // of its owner
-  int local = -1;    // the owner's index among the local members; -1: it is at another position
+  int position = 0;     // of the owner
+  int local = -1;       // the owner's index among the local members; -1: it is at another position
+  int to_position = 0;  // of the receiver of a direct op
+  int to_local = -1;    // the receiver's index among the local members; -1: at another position
+  uint64_t count = 0;   // elements, if desc.unequal; otherwise those of each piece say it
   friend bool operator==(const Cut&, const Cut&) = default;
+};
+
+// An op has one piece, or several if it is on a list of tensors. Each piece is laid out as the
+// tensor of an op with one piece.
+struct Piece {
+  DType dtype = DType::kFloat32;
+  uint64_t count = 0;  // elements; of one part if desc.InParts(); 0 if desc.unequal
+  friend bool operator==(const Piece&, const Piece&) = default;
 };
 
 // What an attempt is to do. "Contributes" means that an input is in the result. The input of a
@@ -111,18 +126,31 @@ struct AttemptSpec {
   int size = 1;          // number of positions (peers)
   int position = 0;      // of this peer
   uint32_t members = 1;  // members that contribute, at all peers together: the divisor of avg
-  // The chunks, each of desc.part_bytes(), if they belong to members; empty for an all-reduce.
+  // If desc.weighted: the sum of the weights of these members, which is the divisor then.
+  double weight_sum = 0;
+  // Empty for an all-reduce. Reduce-scatter, all-gather and gather: one for each part. Scatter: one
+  // for each part, all of the root. All-to-all: one for each pair, in the order of the senders,
+  // then of the receivers. Broadcast, reduce, send: one.
   std::vector<Cut> cuts;
-  // The tensors of the local members: member i has sources[i] and targets[i]. targets[i] is either
-  // equal to sources[i] (in place), or overlaps no source. With cuts, an input or a result that is
-  // one chunk begins at byte 0 of its tensor, and source and target are equal only in a broadcast.
-  std::vector<const uint8_t*> sources;
-  std::vector<uint8_t*> targets;
+  // At least one.
+  std::vector<Piece> pieces;
+  // The tensors of the local members: piece k of member i is at sources[i][k] and targets[i][k].
+  // nullptr where the op does not use such a tensor of the member (SourceOf(), TargetOf()), or
+  // where it has no elements. Either all targets of a member are equal to its sources (in place),
+  // or no target overlaps a source. Reduce, scatter, gather, all-to-all and send are never in place
+  // with a part; reduce and broadcast may be in place.
+  std::vector<std::vector<const uint8_t*>> sources;
+  std::vector<std::vector<uint8_t*>> targets;
   // For each source, whether it contributes. Empty: all do.
   std::vector<bool> contributes;
-  // For each position, whether any source there contributes. At least one does. Empty: all do. The
-  // ring ignores it, because partial sums pass through every position anyway.
-  std::vector<bool> ring_contributes;
+  // For each source, its weight. Empty: 1. A source of weight 0 is not read.
+  std::vector<double> weights;
+  // For each position, how many sources there contribute. At least one source does. Empty: one
+  // each. The ring only uses it to see whether halves need float32 on the way.
+  std::vector<uint32_t> ring_contributes;
+  // The order in which the inputs of the positions are added (mesh and one-shot). Empty: the order
+  // of the positions.
+  std::vector<int> order;
   // A multiple of 64. The same at every peer.
   uint32_t grain_bytes = kGrainBytes;
   // The longest segment that this peer sends. A segment has at least one grain.
@@ -136,8 +164,6 @@ struct AttemptSpec {
 
   bool reduces() const { return Reduces(desc.kind); }
   bool gathers() const { return Gathers(desc.kind); }
-  // Of the whole tensor. All-gather: of what there is of it, because members may be gone.
-  uint64_t bytes() const { return cuts.empty() ? desc.bytes() : cuts.size() * desc.part_bytes(); }
 };
 
 class Attempt {
@@ -190,37 +216,41 @@ class Attempt {
 };
 
 // Makes an attempt over the ring. `sink` and `pool` must outlive the attempt. ResourceExhausted:
-// the pool has no memory.
+// the pool has no memory. Not for a direct op, nor for Order::kRank.
+//
+// Halves: if an input or a partial sum would be rounded on the way, because there are more than two
+// positions, a position adds up several sources, or there are weights, then segments of phase
+// reduce carry float32. Such a segment is named by its offset in the tensor as always, and has
+// twice the bytes.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
 
-// Makes an attempt over the mesh. The inputs are added in the order of positions, in whatever order
-// they arrive. So the result is the same each time, bit by bit, and equals that of a one-shot
-// op. The input of a position is that of its local members, reduced together. A position that does
-// not contribute sends no input.
+// Makes an attempt over the mesh, for every kind. The inputs are added in spec.order, in whatever
+// order they arrive. So the result is the same each time, bit by bit, and equals that of a one-shot
+// op. The input of a position is that of its local members, reduced together (float32 for halves,
+// if there are several or if there are weights). A position that does not contribute sends no
+// input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
-// The most scratch memory that an attempt borrows when it is made.
-// OriginalsBytesMax(): for originals, if all local targets are in place. MeshInputsBytesMax(): in
-// the mesh, in place or not, for the inputs of all positions to this position's chunk.
-constexpr uint64_t OriginalsBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
-constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
-  return tensor_bytes + 128 * size;
-}
 
-// Computes the result of a one-shot op. Every peer has the inputs of all positions and adds them in
-// the order of positions, so all get the same bits. payloads[i] is the OneShotPayload() of position
-// i. The payload at this peer's own position is ignored, and the sources are used instead.
-// Positions that do not contribute are left out. InvalidArgument: another payload is not as long as
-// the tensor.
+// The most scratch memory that an attempt borrows when it is made. `in_place`: the only local
+// member left is in place. `positions`: at most so many peers take part. `crowded`: a peer may have
+// several members that contribute. `mesh`: the op may take the mesh.
+uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
+                         bool mesh);
+
+// Computes the result of a one-shot op: the whole, as layout.h lays it out. Every peer has the
+// inputs of all positions and adds them in spec.order, so all get the same bits. payloads[i] is the
+// OneShotPayload() of position i. The payload at this peer's own position is ignored, and the
+// sources are used instead. Positions that do not contribute are left out. InvalidArgument: another
+// payload does not have OneShotPayloadBytes().
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads);
-// Makes the attempt of a one-shot op. Commit() writes the result, which is as long as the tensor,
-// to all targets and leaves no work.
+// Makes the attempt of a one-shot op. Commit() writes the result to the targets and leaves no work.
 std::unique_ptr<Attempt> MakeOneShotAttempt(const AttemptSpec& spec, std::string result);
 
-// The input of this peer for a one-shot op, of desc.bytes(): its contributing sources, reduced in
-// their order, or its chunks at their places. Zeros where this peer has nothing.
+// The input of this peer for a one-shot op, of OneShotPayloadBytes(): its contributing sources,
+// reduced in their order, or its parts at their places. Zeros where this peer has nothing.
 std::string OneShotPayload(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

@@ -1,4 +1,5 @@
-// Element-wise arithmetic on tensors, for all twelve dtypes. Pure. Pointers need not be aligned.
+// Element-wise arithmetic on tensors, for all dtypes but float8, which is only moved. Pure.
+// Pointers need not be aligned.
 //
 // - Integers wrap.
 // - float16 and bfloat16 are computed in float32. Each call rounds the result to nearest even.
@@ -10,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "proto/wire/op_desc.h"
@@ -33,6 +35,22 @@ void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
 // and avg: -0 for floats, 0 for integers. For prod: 1. For min: infinity, or the largest integer.
 // For max: -infinity, or the smallest integer.
 void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op);
+
+// One input of Combine().
+struct Term {
+  const uint8_t* data = nullptr;
+  bool wide = false;  // float32 in place of a half (IsHalf())
+  double weight = 1;
+};
+// out = terms[0] * weight op terms[1] * weight ..., in this order, then divided by `divisor` unless
+// that is 0. All of it is computed in float32 for halves, else in the dtype (weights are rounded to
+// float32 for float32), and rounded to the dtype once, at the end. `out_wide`: the result of halves
+// stays float32. There is at least one term. Weights other than 1 are for floats, sum and avg;
+// divisors are for avg: whole numbers for integers, which are rounded towards zero. A sum or a
+// maximum of bool is "or", a minimum is "and", and the result is 0 or 1. `out` is equal to the data
+// of terms of its own width, or overlaps none.
+void Combine(uint8_t* out, bool out_wide, std::span<const Term> terms, uint64_t count, DType dtype,
+             ReduceOp op, double divisor);
 
 // Copies past the caches, for bytes that are not needed again soon. The ranges must not overlap.
 void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes);

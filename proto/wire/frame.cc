@@ -1,6 +1,9 @@
 #include "proto/wire/frame.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -33,8 +36,8 @@ bool CarriesAck(FrameType type) {
 absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
-      if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX) {
-        return Refuse("payload_bytes of READY", bytes, "64 to 4160");
+      if (bytes < kReadyBodyBytes || bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) {
+        return Refuse("payload_bytes of READY", bytes, "88 to 12416");
       }
       return absl::OkStatus();
     case FrameType::kData:
@@ -71,9 +74,14 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
+// A result with the ids of its members; weights with a one-shot input in float32; lengths.
 static_assert(kReadyBodyBytes + size_t{8} * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
-static_assert(kOtherOfferBytes == 43);
+static_assert(kReadyBodyBytes + size_t{8} * LH_LOCAL_MEMBERS_MAX + 2 * LH_ONE_SHOT_BYTES_MAX <=
+              LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kReadyBodyBytes + LH_OP_TERMS_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(LH_CONTROL_PAYLOAD_BYTES_MAX == 12416);
+static_assert(kOtherOfferBytes == 56);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
 
@@ -180,15 +188,35 @@ std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer) {
   return bytes;
 }
 
-std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
-  std::array<uint8_t, kReadyBodyBytes> bytes;
-  ByteWriter writer(bytes);
+size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms) {
+  size_t bytes = 0;
+  for (const OpTerms& each : terms) {
+    if (desc.weighted) bytes += 8;
+    if (desc.unequal) bytes += 4 + 8 * (each.gives.size() + each.gets.size());
+  }
+  return bytes;
+}
+
+std::string Encode(const ReadyBody& body) {
+  std::string bytes(kReadyBodyBytes + TermsBytes(body.desc, body.terms), '\0');
+  ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});
   writer.U64(body.boundary.value());
   writer.U64(body.tag);
+  writer.U64(body.set);
   Write(body.desc, &writer);
   writer.U8(body.other_offer ? 1 : 0);
+  writer.U8(0);
+  writer.U16(static_cast<uint16_t>(body.terms.size()));
   writer.U32(body.result_members);
   writer.U64(body.result_epoch.value());
+  for (const OpTerms& terms : body.terms) {
+    if (body.desc.weighted) writer.U64(std::bit_cast<uint64_t>(terms.weight));
+    if (!body.desc.unequal) continue;
+    writer.U16(static_cast<uint16_t>(terms.gives.size()));
+    writer.U16(static_cast<uint16_t>(terms.gets.size()));
+    for (const uint64_t length : terms.gives) writer.U64(length);
+    for (const uint64_t length : terms.gets) writer.U64(length);
+  }
   return bytes;
 }
 
@@ -196,7 +224,7 @@ namespace {
 
 absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
   if (reader->remaining() != kOtherOfferBytes) {
-    return Refuse("bytes of READY's other offer", reader->remaining(), "43");
+    return Refuse("bytes of READY's other offer", reader->remaining(), "56");
   }
   OtherOffer other;
   other.member = MemberId(reader->U64());
@@ -210,21 +238,61 @@ absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
   return body;
 }
 
+absl::Status ParseLengths(ByteReader* reader, size_t count, std::vector<uint64_t>* lengths) {
+  if (reader->remaining() < 8 * count) {
+    return Refuse("bytes of READY's lengths", reader->remaining(), "8 for each of them");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    lengths->push_back(reader->U64());
+    if (lengths->back() > LH_COUNT_MAX) {
+      return Refuse("length of a part", lengths->back(), "at most 2^48 elements");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OpTerms> ParseTerms(ByteReader* reader, const OpDesc& desc) {
+  OpTerms terms;
+  if (desc.weighted) {
+    terms.weight = std::bit_cast<double>(reader->U64());
+    if (!std::isfinite(terms.weight) || terms.weight < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("weight is ", terms.weight, ", not a number from 0 on"));
+    }
+  }
+  if (desc.unequal) {
+    const uint16_t gives = reader->U16();
+    const uint16_t gets = reader->U16();
+    if (gives > LH_MEMBERS_MAX || gets > LH_MEMBERS_MAX) {
+      return Refuse("lengths in READY", std::max(gives, gets), "at most 1024");
+    }
+    LH_RETURN_IF_ERROR(ParseLengths(reader, gives, &terms.gives));
+    LH_RETURN_IF_ERROR(ParseLengths(reader, gets, &terms.gets));
+  }
+  return terms;
+}
+
 }  // namespace
 
-absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
+absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
+                                         std::span<const uint8_t>* rest) {
   ByteReader reader(payload);
   ReadyBody body;
   body.boundary = Epoch(reader.U64());
   body.tag = reader.U64();
+  body.set = reader.U64();
   const std::string fault = Read(&reader, &body.desc);
   const uint8_t has_other_offer = reader.U8();
+  const bool zero = reader.Zeros(1);
+  const uint16_t members = reader.U16();
   body.result_members = reader.U32();
   body.result_epoch = Epoch(reader.U64());
-  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "64 or more");
+  *rest = {};
+  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "88 or more");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
   if (has_other_offer > 1) return Refuse("has_other_offer", has_other_offer, "0 or 1");
+  if (!zero) return absl::InvalidArgumentError("reserved byte 73 of READY is not zero");
   if (body.result_epoch ? body.result_members == 0 || body.result_members > LH_MEMBERS_MAX
                         : body.result_members != 0) {
     return Refuse("result_members", body.result_members,
@@ -234,14 +302,26 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
+  const bool terms = body.desc.NeedsTerms() && has_other_offer == 0 && !body.result_epoch;
+  if (terms ? members == 0 || members > LH_LOCAL_MEMBERS_MAX : members != 0) {
+    return Refuse("members with terms", members, terms ? "1 to 64" : "0");
+  }
+  for (uint16_t i = 0; i < members; ++i) {
+    LH_ASSIGN_OR_RETURN(OpTerms each, ParseTerms(&reader, body.desc));
+    if (!reader.ok()) break;
+    body.terms.push_back(std::move(each));
+  }
+  if (!reader.ok())
+    return Refuse("bytes of READY's payload", payload.size(), "enough for its terms");
   // If the sender's own members offer different ops, no input may follow.
   if (has_other_offer != 0) return ParseOtherOffer(&reader, body);
-  const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
-  const uint64_t expected = one_shot + 8 * uint64_t{body.result_members};
-  if (reader.remaining() != expected) {
+  *rest = payload.last(reader.remaining());
+  uint64_t expected = IsOneShot(body.desc) ? OneShotPayloadBytes(body.desc) : 0;
+  if (body.result_epoch) expected = body.desc.bytes() + 8 * uint64_t{body.result_members};
+  if (rest->size() != expected) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
-                                                   reader.remaining(),
-                                                   " bytes of input or result, not ", expected));
+                                                   rest->size(), " bytes of input or result, not ",
+                                                   expected));
   }
   return body;
 }

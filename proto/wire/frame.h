@@ -29,6 +29,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/hash128.h"
@@ -142,34 +144,48 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
-// The second offer in a READY, 43 bytes:
+// The second offer in a READY, 56 bytes:
 //   0 member u64 | 8 the fields of OpDesc in their order, then zeros
 inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
 
 std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
 
-// The fixed part of a READY's payload, 64 bytes. A one-shot input, a result, or an OtherOffer may
-// follow. A result is `result_members` ids of members (u64 each), then the tensor.
-//   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order, then zeros
-//  51 has_other_offer u8 | 52 result_members u32 | 56 result_epoch u64
+// The first part of a READY's payload. Its fixed part has 88 bytes:
+//   0 boundary u64 | 8 tag u64 | 16 set u64 | 24 the fields of OpDesc in their order, then zeros
+//  72 has_other_offer u8 | 73 zero u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
+//  u64
+// Then come the OpTerms of `members` members, each:
+//   weight f64, if desc.weighted
+//   gives u16 | gets u16 | so many lengths u64, if desc.unequal
+// Then comes a one-shot input, a result, or an OtherOffer. A result is `result_members` ids of
+// members (u64 each), then the whole tensor.
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
+  uint64_t set = 0;  // a digest of the ids of the members that take part (SetOf()); 0: all members
   OpDesc desc;
   // Set if the sender's own members offer different ops. Then `desc` is the offer of the first
   // member, and `other_offer` is an offer that differs from it.
   std::optional<OtherOffer> other_offer;
+  // Of the sender's members, in rank order, if desc.NeedsTerms(). Empty with a result or another
+  // offer.
+  std::vector<OpTerms> terms;
   // Not 0: this one-shot op has ended at the sender in this epoch, and its result follows.
   // `result_members`: how many members' inputs are in the result. Their ids follow, in rank order.
   Epoch result_epoch;
   uint32_t result_members = 0;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
 };
-inline constexpr size_t kReadyBodyBytes = 64;
+inline constexpr size_t kReadyBodyBytes = 88;
 
-// Encodes the fixed part. The caller appends what follows it.
-std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
-absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);
+// The bytes of these terms in a READY.
+size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms);
+
+// Encodes the first part. The caller appends what follows it.
+std::string Encode(const ReadyBody& body);
+// Returns the first part, and sets *rest to what follows it.
+absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
+                                         std::span<const uint8_t>* rest);
 
 // What a peer that fetches a state asks of a peer that has the state.
 enum class ChunkKind : uint32_t {

@@ -26,7 +26,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 12
+#define LH_IPC_VERSION 13
 
 enum lh_ipc_type {
   /* requests */
@@ -47,6 +47,8 @@ enum lh_ipc_type {
                           then hashes only tensors that it marks as touched. Nobody may write to
                           the tensors before DONE */
   LH_IPC_MEMBER = 15,  /* member, u.about; DONE with u.about, or LH_INVALID_ARGUMENT */
+  LH_IPC_CANCEL = 16,  /* member, u.cancel. DONE at once: the op was cancelled, will be, or is over.
+                          The op itself is answered as always: LH_ABORTED, or its outcome */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65,     /* the world of `member` has changed */
@@ -99,25 +101,62 @@ struct lh_ipc_range {
   uint64_t offset;
 };
 
+enum lh_ipc_op_flags {
+  LH_IPC_ROOT_IS_RANK = 1, /* `root` is a rank in the present epoch; else a member id */
+  /* This member is the root, as far as the trainer knows; SEND: it is the sender. If peerd knows
+   * better, because the epoch has changed, the op ends LH_ABORTED. */
+  LH_IPC_IS_ROOT = 2
+};
+
+/* A collective. Its tensors: `source` and `target`, or those of the pieces in the table. A tensor
+ * that this member does not need (SourceOf() and TargetOf() in op_desc.h) has region 0, and so has
+ * a tensor without elements.
+ *
+ * Two tensors do not overlap. The exception: all-reduce, reduce and broadcast may be in place: then
+ * source and target are equal, in all pieces. */
 struct lh_ipc_op {
   uint64_t tag;
-  uint64_t count; /* elements; reduce-scatter and all-gather: of one member's part */
-  /* Without overlap. All-reduce and broadcast may be in place: then the two are equal. A broadcast
-   * reads the source of the root only. */
+  uint64_t count; /* elements; in parts: of one part; 0 with `unequal` or pieces */
   struct lh_ipc_range source;
   struct lh_ipc_range target;
   uint8_t dtype;    /* lh_wire_dtype */
   uint8_t reduce;   /* lh_wire_reduce */
   uint8_t on_fault; /* lh_wire_on_fault */
   uint8_t quantization;
-  uint32_t min_world;   /* 0 or 1: any number of members is enough */
-  uint8_t algorithm;    /* lh_wire_algorithm */
-  uint8_t kind;         /* lh_wire_kind */
-  uint16_t world;       /* reduce-scatter, all-gather: members that the tensors are laid out for */
-  uint8_t root_is_rank; /* broadcast: 1: `root` is a rank in the present epoch; 0: a member id */
-  uint8_t zero1[3];
-  uint64_t root;
+  uint32_t min_world; /* 0 or 1: any number of members is enough */
+  uint8_t algorithm;  /* lh_wire_algorithm */
+  uint8_t kind;       /* lh_wire_kind */
+  uint16_t world;     /* in parts: members that the tensors are laid out for */
+  uint8_t order;      /* lh_wire_order */
+  uint8_t weighted;   /* 1: `weight` counts; else `weight` is 0 */
+  uint8_t unequal;    /* 1: the table has the lengths of parts */
+  uint8_t flags;      /* lh_ipc_op_flags */
+  uint64_t root;      /* SEND: the partner */
+  double weight;
+  uint64_t list; /* a digest of the dtypes and lengths of all tensors of a list; 0: one tensor */
+  /* Lies in the arena; region 0: there is no table. It begins at a multiple of 8, and has, one
+   * after the other: member ids (u64), lengths (u64), and pieces (struct lh_ipc_piece). */
+  struct lh_ipc_range table;
+  uint32_t
+      participants; /* ids of the members that take part, rising; 0: all members; not for SEND */
+  uint32_t gives;   /* lengths; OpTerms in op_desc.h says which */
+  uint32_t gets;
+  uint32_t pieces; /* 0: one tensor */
   uint8_t zero[8]; /* room for more fields */
+};
+
+/* A part of a list of tensors: a large tensor, or small tensors of one dtype that the trainer has
+ * packed. */
+struct lh_ipc_piece {
+  uint64_t count; /* elements; in parts: of one part */
+  struct lh_ipc_range source;
+  struct lh_ipc_range target;
+  uint8_t dtype; /* lh_wire_dtype */
+  uint8_t zero[7];
+};
+
+struct lh_ipc_cancel {
+  uint64_t op; /* the `call` of the op's request */
 };
 
 struct lh_ipc_members {
@@ -155,7 +194,7 @@ struct lh_ipc_tensor {
   /* As many bytes as `data`. The range is `data` itself if `data` is a copy of the trainer's tensor
    * that the trainer makes anew before each call. */
   struct lh_ipc_range inbox;
-  uint8_t dtype; /* lh_wire_dtype or LH_WIRE_BOOL */
+  uint8_t dtype; /* lh_wire_dtype */
   uint8_t dims;
   uint8_t flags;
   uint8_t zero[5];
@@ -192,6 +231,7 @@ struct lh_ipc_request {
     struct lh_ipc_join join;
     struct lh_ipc_leave leave;
     struct lh_ipc_op op;
+    struct lh_ipc_cancel cancel;
     struct lh_ipc_members members;
     struct lh_ipc_about about;
     struct lh_ipc_state state;
@@ -309,6 +349,7 @@ struct lh_ipc_reply {
 static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
 static_assert(sizeof(struct lh_ipc_reply) == 520, "wire size");
 static_assert(sizeof(struct lh_ipc_tensor) == 376, "wire size");
+static_assert(sizeof(struct lh_ipc_piece) == 48, "wire size");
 #endif
 
 #endif /* LONGHAUL_PROTO_WIRE_IPC_H_ */

@@ -33,8 +33,16 @@
  * about 1 ms. The rest waits for the next turn. */
 #define LH_OP_TURN_BYTES_MAX (4u << 20)
 
-/* An all-reduce of at most this many bytes travels inside its READY frames. */
+/* An op of at most this many bytes travels inside its READY frames. Sums of 16-bit floats travel
+ * there as float32, so they take twice the bytes. */
 #define LH_ONE_SHOT_BYTES_MAX 4096
+/* The numbers that only one host knows of an op: weights, and lengths of unequal parts. READY
+ * carries those of all members at its peer. */
+#define LH_OP_TERMS_BYTES_MAX (8 * LH_MEMBERS_MAX)
+/* Pieces of one op on a list of tensors: large tensors, and packed small ones. */
+#define LH_PIECES_MAX (65536 + 16)
+/* Members in an all-to-all: it has a part for each pair of them. */
+#define LH_ALL_TO_ALL_MEMBERS_MAX 256
 /* Payload of one DATA frame. */
 #define LH_SEGMENT_BYTES_MAX (4u << 20)
 /* Payload of one frame on a control lane. */

@@ -15,6 +15,9 @@ size_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kUint8:
     case DType::kInt8:
+    case DType::kBool:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
       return 1;
     case DType::kUint16:
     case DType::kInt16:
@@ -36,31 +39,104 @@ size_t SizeOf(DType dtype) {
 
 bool IsOneShot(const OpDesc& desc) {
   const bool may = desc.algorithm == Algorithm::kAuto || desc.algorithm == Algorithm::kOneShot;
-  return may && desc.count <= LH_ONE_SHOT_BYTES_MAX && desc.bytes() <= LH_ONE_SHOT_BYTES_MAX;
+  return may && !desc.unequal && desc.count <= LH_ONE_SHOT_BYTES_MAX &&
+         desc.bytes() <= LH_ONE_SHOT_BYTES_MAX;
+}
+
+uint64_t OneShotPayloadBytes(const OpDesc& desc) {
+  const bool wide = desc.Sums() && (IsHalf(desc.dtype) || desc.list != 0);
+  return desc.bytes() * (wide ? 2 : 1);
+}
+
+namespace {
+
+// What is wrong with the world, the root and the lengths of the parts; or "".
+std::string LayoutFault(const OpDesc& desc) {
+  const uint64_t world = desc.world;
+  if (desc.InParts() ? world == 0 : world != 0) {
+    return Refusal("world", std::to_string(world),
+                   desc.InParts() ? "1 or more" : "0 for this kind");
+  }
+  if (desc.kind == OpKind::kAllToAll && world > LH_ALL_TO_ALL_MEMBERS_MAX) {
+    return Refusal("world", std::to_string(world),
+                   "at most " + std::to_string(LH_ALL_TO_ALL_MEMBERS_MAX) + " for an all-to-all");
+  }
+  const uint64_t parts = desc.kind == OpKind::kAllToAll ? world * world : world;
+  if (desc.InParts() && desc.count > LH_COUNT_MAX / parts) {
+    return Refusal("count", std::to_string(desc.count),
+                   "so that all parts together have at most " + std::to_string(LH_COUNT_MAX));
+  }
+  if (!HasRoot(desc.kind) && desc.root) {
+    return Refusal("root", std::to_string(desc.root.value()), "0 for this kind");
+  }
+  if (desc.unequal && !desc.InParts()) return Refusal("unequal", "1", "0 for this kind");
+  if (desc.unequal && desc.count != 0) {
+    return Refusal("count", std::to_string(desc.count), "0 with parts of unequal lengths");
+  }
+  if (desc.unequal && desc.list != 0) return Refusal("unequal", "1", "0 for a list of tensors");
+  if (desc.list == 0 && desc.list_bytes != 0) {
+    return Refusal("list_bytes", std::to_string(desc.list_bytes), "0 for one tensor");
+  }
+  if (desc.list_bytes > LH_COUNT_MAX) {
+    return Refusal("list_bytes", std::to_string(desc.list_bytes),
+                   "at most " + std::to_string(LH_COUNT_MAX));
+  }
+  return "";
+}
+
+// What is wrong with the reduction; or "".
+std::string ReductionFault(const OpDesc& desc) {
+  if (!Reduces(desc.kind)) {
+    if (desc.reduce != ReduceOp::kSum) {
+      return Refusal("reduce", Name(desc.reduce), "sum, because this kind reduces nothing");
+    }
+    if (desc.order != Order::kAny) {
+      return Refusal("order", Name(desc.order), "any, because this kind reduces nothing");
+    }
+    if (desc.weighted) return Refusal("weighted", "1", "0, because this kind reduces nothing");
+    return "";
+  }
+  const std::string fault = ReductionFault(desc.dtype, desc.reduce, desc.weighted);
+  if (!fault.empty()) return fault;
+  if (desc.order == Order::kRank && desc.algorithm == Algorithm::kRing) {
+    return Refusal(
+        "algorithm", "ring",
+        "auto, oneshot or mesh with order rank: in a ring, the order of the sums follows "
+        "the ring");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string ReductionFault(DType dtype, ReduceOp reduce, bool weighted) {
+  if (IsFloat8(dtype)) {
+    return Refusal("dtype", Name(dtype), "one that can be reduced; float8 can only be moved");
+  }
+  if (dtype == DType::kBool && (reduce == ReduceOp::kAvg || reduce == ReduceOp::kProd)) {
+    return Refusal("reduce", Name(reduce), "sum, min or max for bool");
+  }
+  if (!weighted) return "";
+  if (reduce != ReduceOp::kSum && reduce != ReduceOp::kAvg) {
+    return Refusal("reduce", Name(reduce), "sum or avg with weights");
+  }
+  if (IsHalf(dtype) || dtype == DType::kFloat32 || dtype == DType::kFloat64) return "";
+  return Refusal("dtype", Name(dtype), "a float with weights");
 }
 
 std::string OpDesc::Fault() const {
   if (algorithm == Algorithm::kLocal) return Refusal("algorithm", "4", "at most 3");
-  if (InParts() ? world == 0 : world != 0) {
-    return Refusal("world", std::to_string(world), InParts() ? "1 or more" : "0 for this kind");
-  }
-  if (InParts() && count > LH_COUNT_MAX / world) {
-    return Refusal("count", std::to_string(count),
-                   "so that all parts together have at most " + std::to_string(LH_COUNT_MAX));
-  }
-  if (kind != OpKind::kBroadcast && root) {
-    return Refusal("root", std::to_string(root.value()), "0 for this kind");
-  }
-  if (!Reduces(kind) && reduce != ReduceOp::kSum) {
-    return Refusal("reduce", Name(reduce), "sum, because this kind reduces nothing");
-  }
-  if (kind != OpKind::kAllReduce && algorithm == Algorithm::kMesh) {
-    return Refusal("algorithm", "mesh", "auto, oneshot or ring for this kind");
+  if (std::string fault = LayoutFault(*this); !fault.empty()) return fault;
+  if (std::string fault = ReductionFault(*this); !fault.empty()) return fault;
+  if (IsDirect(kind) && algorithm == Algorithm::kRing) {
+    return Refusal("algorithm", "ring", "auto, oneshot or mesh for this kind");
   }
   if (min_world == 1) {
     return Refusal("min_world", "1", "0 or 2 to " + std::to_string(LH_MEMBERS_MAX));
   }
   if (algorithm != Algorithm::kOneShot || IsOneShot(*this)) return "";
+  if (unequal)
+    return "parts of unequal lengths cannot travel as a one-shot op; choose mesh or ring";
   return "a one-shot op has at most " + std::to_string(LH_ONE_SHOT_BYTES_MAX) +
          " bytes, this one " + std::to_string(bytes()) +
          "; leave the algorithm to Longhaul, or choose mesh or ring";
@@ -74,10 +150,12 @@ bool OpDesc::SameButForWorld(const OpDesc& other) const {
 }
 
 std::string ToString(const OpDesc& desc) {
-  const std::string tensor = std::string(Name(desc.dtype)) + " x " + std::to_string(desc.count);
+  const std::string tensor =
+      desc.list != 0 ? "tensors of " + std::to_string(desc.list_bytes) + " bytes"
+                     : std::string(Name(desc.dtype)) + " x " + std::to_string(desc.count);
   std::string text = Reduces(desc.kind) ? Name(desc.reduce) + (" of " + tensor) : tensor;
   if (desc.kind != OpKind::kAllReduce) text = std::string(Name(desc.kind)) + ", " + text;
-  static constexpr std::string_view kSaid[] = {"kind", "reduce", "dtype", "count"};
+  static constexpr std::string_view kSaid[] = {"kind", "reduce", "dtype", "count", "list_bytes"};
   ForEachField<OpDesc>([&](const auto& field) {
     const auto value = desc.*field.member;
     if (std::count(std::begin(kSaid), std::end(kSaid), field.name) != 0) return;
@@ -119,7 +197,9 @@ std::string Read(ByteReader* reader, OpDesc* desc) {
   ForEachField<OpDesc>([&](const auto& field) {
     auto& value = desc->*field.member;
     using Value = std::remove_reference_t<decltype(value)>;
-    if constexpr (sizeof(value) == 1) {
+    if constexpr (std::is_same_v<Value, bool>) {
+      value = reader->U8() != 0;
+    } else if constexpr (sizeof(value) == 1) {
       value = static_cast<Value>(reader->U8());
     } else if constexpr (sizeof(value) == 2) {
       value = static_cast<Value>(reader->U16());

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/fields.h"
@@ -27,6 +28,9 @@ enum class DType : uint8_t {
   kBfloat16 = LH_WIRE_BFLOAT16,
   kFloat32 = LH_WIRE_FLOAT32,
   kFloat64 = LH_WIRE_FLOAT64,
+  kBool = LH_WIRE_BOOL,               // sum and max: or. min: and. No avg, no prod
+  kFloat8E4M3 = LH_WIRE_FLOAT8_E4M3,  // moved, never reduced
+  kFloat8E5M2 = LH_WIRE_FLOAT8_E5M2,
 };
 
 enum class ReduceOp : uint8_t {
@@ -43,7 +47,13 @@ enum class OpKind : uint8_t {
   kAllGather = LH_WIRE_ALL_GATHER,
   kBroadcast = LH_WIRE_BROADCAST,
   kBarrier = LH_WIRE_BARRIER,
+  kReduce = LH_WIRE_REDUCE,
+  kGather = LH_WIRE_GATHER,
+  kScatter = LH_WIRE_SCATTER,
+  kAllToAll = LH_WIRE_ALL_TO_ALL,
+  kSendRecv = LH_WIRE_SEND_RECV,
 };
+enum class Order : uint8_t { kAny = LH_WIRE_ANY_ORDER, kRank = LH_WIRE_RANK_ORDER };
 enum class OnFault : uint8_t { kRetry = LH_WIRE_RETRY, kAbort = LH_WIRE_ABORT };
 
 enum class Algorithm : uint8_t {
@@ -55,14 +65,18 @@ enum class Algorithm : uint8_t {
 };
 
 constexpr auto NamesOf(DType) {
-  return EnumNames{0,
-                   {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
-                    "float16", "bfloat16", "float32", "float64"}};
+  return EnumNames{
+      0,
+      {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16",
+       "bfloat16", "float32", "float64", "bool", "float8_e4m3fn", "float8_e5m2"}};
 }
 constexpr auto NamesOf(ReduceOp) { return EnumNames{0, {"sum", "avg", "prod", "min", "max"}}; }
 constexpr auto NamesOf(OpKind) {
-  return EnumNames{1, {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "barrier"}};
+  return EnumNames{1,
+                   {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "barrier", "reduce",
+                    "gather", "scatter", "all-to-all", "send-recv"}};
 }
+constexpr auto NamesOf(Order) { return EnumNames{0, {"any", "rank"}}; }
 constexpr auto NamesOf(OnFault) { return EnumNames{0, {"retry", "abort"}}; }
 constexpr auto NamesOf(Algorithm) {
   return EnumNames{0, {"auto", "oneshot", "mesh", "ring", "local"}};
@@ -75,54 +89,143 @@ const char* Name(T value) {
 }
 size_t SizeOf(DType dtype);  // bytes of one element
 
+// Whether a dtype is a float of 16 bits. Its sums are computed in float32 and rounded once.
+constexpr bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
+constexpr bool IsFloat8(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
 // The kinds of ops differ in two ways: in their phases (peerd/collective/attempt.h), and in who
-// owns which part of the whole tensor (OpTable::CutsOf).
+// owns which part of the whole tensor, and who gets it (OpTable::CutsOf).
 //
 //   kind                the whole                     inputs            results
 //   all-reduce, barrier one tensor                    added up          everybody gets the whole
 //   reduce-scatter      a part for each member        added up          each member gets its part
+//   reduce              one tensor                    added up          the root gets the whole
 //   all-gather          a part from each member       put side by side  everybody gets the whole
+//   gather              a part from each member       put side by side  the root gets the whole
 //   broadcast           the tensor of the root        -                 everybody gets the whole
+//   scatter             the tensor of the root        -                 each member gets its part
+//   all-to-all          a part for each pair          -                 each member gets N parts
+//   send-recv           the tensor of the sender      -                 the receiver gets the whole
 constexpr bool Reduces(OpKind kind) {
-  return kind != OpKind::kAllGather && kind != OpKind::kBroadcast;
+  return kind == OpKind::kAllReduce || kind == OpKind::kBarrier || kind == OpKind::kReduceScatter ||
+         kind == OpKind::kReduce;
 }
-constexpr bool Gathers(OpKind kind) { return kind != OpKind::kReduceScatter; }
+constexpr bool Gathers(OpKind kind) {
+  return kind != OpKind::kReduceScatter && kind != OpKind::kReduce;
+}
+// Each part goes to one member only, so it travels straight from its owner to that member.
+constexpr bool IsDirect(OpKind kind) {
+  return kind == OpKind::kGather || kind == OpKind::kScatter || kind == OpKind::kAllToAll ||
+         kind == OpKind::kSendRecv;
+}
+constexpr bool HasRoot(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+// Tensors are laid out for a number of members, which may differ from the number that takes part.
+constexpr bool IsInParts(OpKind kind) {
+  return kind == OpKind::kReduceScatter || kind == OpKind::kAllGather || kind == OpKind::kGather ||
+         kind == OpKind::kScatter || kind == OpKind::kAllToAll;
+}
+
+// How many parts the tensors of a member have: `world`, one, or none because nobody uses them.
+enum class Extent : uint8_t { kNone, kPart, kWhole };
+// `is_root`: of this member; of kSendRecv: it is the sender.
+constexpr Extent SourceOf(OpKind kind, bool is_root) {
+  switch (kind) {
+    case OpKind::kAllGather:
+    case OpKind::kGather:
+      return Extent::kPart;
+    case OpKind::kScatter:
+    case OpKind::kSendRecv:
+      return is_root ? Extent::kWhole : Extent::kNone;
+    default:
+      return Extent::kWhole;
+  }
+}
+constexpr Extent TargetOf(OpKind kind, bool is_root) {
+  switch (kind) {
+    case OpKind::kReduceScatter:
+    case OpKind::kScatter:
+      return Extent::kPart;
+    case OpKind::kReduce:
+    case OpKind::kGather:
+      return is_root ? Extent::kWhole : Extent::kNone;
+    case OpKind::kSendRecv:
+      return is_root ? Extent::kNone : Extent::kWhole;
+    default:
+      return Extent::kWhole;
+  }
+}
 
 // The one definition of an op and its options. The trainer's request (lh_ipc_op in
 // proto/wire/ipc.h) has fields of the same names. The checks, the bytes in READY, the text of a
-// mismatch and the digests all derive from the list of fields below. READY has room for 9
-// more bytes.
+// mismatch and the digests all derive from the list of fields below.
 struct OpDesc {
   OpKind kind = OpKind::kAllReduce;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of a list: that of its first piece
   ReduceOp reduce = ReduceOp::kSum;
   OnFault on_fault = OnFault::kRetry;
   uint8_t quantization = 0;  // 0: none; other values are reserved
   // With fewer members of weight 1 the op ends with kTooFewMembers. 0: any number; never 1.
   uint16_t min_world = 0;
   Algorithm algorithm = Algorithm::kAuto;
-  uint64_t count = 0;  // elements; of one member's part for reduce-scatter and all-gather
-  // Reduce-scatter and all-gather: the number of members that the tensors are laid out for. 0 for
-  // all other kinds.
+  uint64_t count = 0;  // elements; of one part if the op is in parts; 0 if `unequal`
+  // The number of members that the tensors are laid out for, if the op is in parts. Otherwise 0.
   uint16_t world = 0;
-  MemberId root;  // broadcast; 0: nobody, or members of one peer named different roots
+  MemberId root;  // 0: none, or members of one peer named different roots
+  Order order = Order::kAny;
+  bool weighted = false;  // each input is multiplied by its member's weight (OpTerms)
+  bool unequal = false;   // parts have lengths of their own (OpTerms)
+  uint64_t list = 0;      // a digest of the list of tensors; 0: one tensor
+  // Of a list: the bytes of the whole, in which every piece begins at a multiple of 64 bytes.
+  uint64_t list_bytes = 0;
 
-  bool InParts() const { return kind == OpKind::kReduceScatter || kind == OpKind::kAllGather; }
+  bool InParts() const { return IsInParts(kind); }
+  // Bytes of one part; not for a list, nor if `unequal`.
   uint64_t part_bytes() const { return count * SizeOf(dtype); }
-  uint64_t bytes() const { return part_bytes() * (InParts() ? world : 1); }  // of the whole
-  uint64_t source_bytes() const { return kind == OpKind::kAllGather ? part_bytes() : bytes(); }
-  uint64_t target_bytes() const { return kind == OpKind::kReduceScatter ? part_bytes() : bytes(); }
+  // Of the whole, in the layout of peerd/collective/layout.h. 0 if `unequal`: the core does not
+  // know it. An all-to-all has `world` * `world` parts.
+  uint64_t bytes() const {
+    if (list != 0) return list_bytes;
+    const uint64_t parts = InParts() ? world : 1;
+    return part_bytes() * (kind == OpKind::kAllToAll ? parts * parts : parts);
+  }
+  // Whether sums are computed in float32 and rounded to `dtype` once (a list: pieces of such
+  // dtypes).
+  bool Sums() const { return Reduces(kind) && reduce <= ReduceOp::kProd; }
+  // The attempt needs the READY of every participant before it starts.
+  bool NeedsTerms() const { return weighted || unequal; }
   std::string Fault() const;
   // READY carries the fields in this order. A new field goes last.
   LH_FIELDS(OpDesc, LH_FIELD(kind), LH_FIELD(dtype), LH_FIELD(reduce), LH_FIELD(on_fault),
             LH_FIELD(quantization, rule::Range{0, 0}), LH_FIELD(algorithm),
             LH_FIELD(min_world, rule::Range{0, LH_MEMBERS_MAX}),
             LH_FIELD(count, rule::Range{0, LH_COUNT_MAX}),
-            LH_FIELD(world, rule::Range{0, LH_MEMBERS_MAX}), LH_FIELD(root));
+            LH_FIELD(world, rule::Range{0, LH_MEMBERS_MAX}), LH_FIELD(root), LH_FIELD(order),
+            LH_FIELD(weighted), LH_FIELD(unequal), LH_FIELD(list), LH_FIELD(list_bytes));
 
   // The same op but for `world` and `root`. Members that hear of a death at different times may
   // differ in these two, so such a difference ends the op with kAborted.
   bool SameButForWorld(const OpDesc& other) const;
+};
+
+// What one member alone knows of its part in an op (OpDesc::NeedsTerms). READY carries the terms of
+// all members at its peer, in rank order.
+struct OpTerms {
+  double weight = 1;  // not negative, not infinite
+  // If parts are unequal: the elements that the member gives to each member, and gets from each
+  // member, in rank order. One number: the same part for all, or from one member. Empty: none.
+  //   reduce-scatter  gives: parts of all    gets: its part
+  //   all-gather      gives: its part        gets: parts of all
+  //   gather          gives: its part        gets: parts of all, at the root
+  //   scatter         gives: parts of all, at the root   gets: its part
+  //   all-to-all      gives: parts of all    gets: parts of all
+  std::vector<uint64_t> gives;
+  std::vector<uint64_t> gets;
+  friend bool operator==(const OpTerms&, const OpTerms&) = default;
 };
 
 // The offer of a member whose op differs from that of the first member at the same peer.
@@ -134,13 +237,18 @@ struct OtherOffer {
 
 // Returns whether the tensors of such an op travel inside READY frames.
 bool IsOneShot(const OpDesc& desc);
+// The bytes of one peer's input in READY. Sums of 16-bit floats travel as float32.
+uint64_t OneShotPayloadBytes(const OpDesc& desc);
+
+// Returns what is wrong with such a reduction, or "".
+std::string ReductionFault(DType dtype, ReduceOp reduce, bool weighted);
 
 // Returns a text such as "sum of float32 x 1048576 min_world 5", for the error when descriptions
 // differ. Options with their default values are left out.
 std::string ToString(const OpDesc& desc);
 
 // Size of an op's description in READY. The bytes after the last field are zero.
-inline constexpr size_t kOpDescBytes = 35;
+inline constexpr size_t kOpDescBytes = 48;
 constexpr size_t OpDescFieldBytes() {
   size_t bytes = 0;
   ForEachField<OpDesc>(

@@ -15,10 +15,11 @@ enum lh_wire_dtype {
   LH_WIRE_BFLOAT16 = 9,
   LH_WIRE_FLOAT32 = 10,
   LH_WIRE_FLOAT64 = 11,
-  LH_WIRE_DTYPE_COUNT = 12
+  LH_WIRE_BOOL = 12,        /* one byte: 0 is false, anything else is true. No avg, no prod */
+  LH_WIRE_FLOAT8_E4M3 = 13, /* the float8 formats are only moved, never reduced */
+  LH_WIRE_FLOAT8_E5M2 = 14,
+  LH_WIRE_DTYPE_COUNT = 15
 };
-/* Only tensors of a state may have this dtype: it cannot be reduced. */
-#define LH_WIRE_BOOL 12
 
 enum lh_wire_reduce {
   LH_WIRE_SUM = 0,
@@ -34,8 +35,16 @@ enum lh_wire_kind {
   LH_WIRE_REDUCE_SCATTER = 2,
   LH_WIRE_ALL_GATHER = 3,
   LH_WIRE_BROADCAST = 4,
-  LH_WIRE_BARRIER = 5
+  LH_WIRE_BARRIER = 5,
+  LH_WIRE_REDUCE = 6,
+  LH_WIRE_GATHER = 7,
+  LH_WIRE_SCATTER = 8,
+  LH_WIRE_ALL_TO_ALL = 9,
+  LH_WIRE_SEND_RECV = 10 /* one op of two members: one of them sends, the other one receives */
 };
+
+/* In which order inputs are added. RANK: an order that depends on the members only. */
+enum lh_wire_order { LH_WIRE_ANY_ORDER = 0, LH_WIRE_RANK_ORDER = 1 };
 
 /* What a member wants of a sync. POPULAR: among the states with the highest revision, the state
  * that most members have wins. RECEIVE: the member takes another member's state. SEND: the member's
