@@ -492,7 +492,7 @@ Call RandomCall(DType dtype, Prng* prng) {
   const bool weighted = IsFloat(dtype) && adds && prng->Chance(0.4);
   call.out_wide = halves && prng->Chance(0.4);
   // Some calls are longer than a block of sums.
-  call.count = prng->Chance(0.1) ? 4000 + prng->Below(30000) : prng->Below(300);
+  call.count = prng->Chance(0.04) ? 4000 + prng->Below(9000) : prng->Below(300);
   if (call.op == ReduceOp::kAvg && prng->Chance(0.7)) {
     call.divisor = weighted ? 0.1 + static_cast<double>(prng->Below(1000)) / 7
                             : static_cast<double>(1 + prng->Below(300));
@@ -528,7 +528,7 @@ Call RandomCall(DType dtype, Prng* prng) {
 TEST_P(KernelsTest, CombinedTermsEqualTheReferenceOnEveryInstructionSetAndInPlace) {
   const uint64_t seed = 1000 + GetParam();
   Prng prng(seed);
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < 300; ++round) {
     const Call call = RandomCall(dtype(), &prng);
     const size_t width = call.out_wide ? sizeof(float) : SizeOf(dtype());
     const size_t out_skip = prng.Below(64);
