@@ -138,10 +138,9 @@ void CheckContributors(const AttemptSpec& spec) {
   for (const double weight : spec.weights) {
     LH_CHECK(weight >= 0 && std::isfinite(weight)) << "weight " << weight;
   }
-  LH_CHECK(spec.order.empty() ||
-           (spec.order.size() == static_cast<size_t>(spec.size) &&
-            std::is_permutation(spec.order.begin(), spec.order.end(),
-                                OrderOf({.size = spec.size}).begin())))
+  LH_CHECK(spec.order.empty() || (spec.order.size() == static_cast<size_t>(spec.size) &&
+                                  std::is_permutation(spec.order.begin(), spec.order.end(),
+                                                      OrderOf({.size = spec.size}).begin())))
       << "an order of " << spec.order.size();
   const size_t inputs = InputsOf(spec).size();
   LH_CHECK(spec.members >= 1 && spec.members >= inputs) << spec.members << " members";

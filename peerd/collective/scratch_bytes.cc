@@ -40,11 +40,9 @@ uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bo
   const bool wide = halves && (desc.weighted || crowded);
   const bool wide_ring = wide || (halves && positions > 2);
   const bool ring_slots = in_place || wide_ring || !Gathers(desc.kind);
-  const uint64_t ring =
-      desc.order == Order::kRank || !ring_slots ? 0 : slots * (wide_ring ? 2 : 1);
+  const uint64_t ring = desc.order == Order::kRank || !ring_slots ? 0 : slots * (wide_ring ? 2 : 1);
   if (!mesh) return ring;
-  const bool mesh_slots =
-      in_place || wide || (!Gathers(desc.kind) && (desc.weighted || crowded));
+  const bool mesh_slots = in_place || wide || (!Gathers(desc.kind) && (desc.weighted || crowded));
   const uint64_t parts = MeshPartsBytesMax(desc, whole, positions, crowded) * (wide ? 2 : 1);
   return std::max(ring, (mesh_slots ? slots * (wide ? 2 : 1) : 0) + parts);
 }

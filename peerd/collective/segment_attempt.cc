@@ -323,8 +323,7 @@ void SegmentAttempt::Finished(const Plan::Grains& grains) {
   const uint64_t skip = SkipOf(chunk, grains);
   const uint64_t bytes = plan_.RangeOf(grains).bytes;
   const uint8_t* const result = ResultOf(grains);
-  const uint8_t* const own =
-      chunk.local < 0 || spec_.reduces() ? nullptr : SourceOf(grains);
+  const uint8_t* const own = chunk.local < 0 || spec_.reduces() ? nullptr : SourceOf(grains);
   for (const int member : early_) {
     uint8_t* const target = spec_.targets[member][chunk.piece] + chunk.target + skip;
     if (target == own) continue;

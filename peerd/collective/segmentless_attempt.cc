@@ -127,8 +127,7 @@ std::string Payload(const AttemptSpec& spec, const Layout& layout) {
     uint8_t* const out = Bytes(payload) + chunk.offset * width;
     if (spec.reduces()) {
       if (!contributes) break;
-      SumInputs(spec, inputs, chunk, 0, chunk.bytes, out,
-                IsWideInPayload(spec.desc, chunk.dtype));
+      SumInputs(spec, inputs, chunk, 0, chunk.bytes, out, IsWideInPayload(spec.desc, chunk.dtype));
     } else if (chunk.local >= 0) {
       std::memcpy(out, spec.sources[chunk.local][chunk.piece] + chunk.source, chunk.bytes);
     }
