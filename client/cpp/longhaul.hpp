@@ -127,7 +127,9 @@ class Op {
     internal::Check(lh_op_test(op_, &finished));
     return finished != 0;
   }
-  // What the all-reduce did. Throws if there is no outcome yet.
+  // Asks for the end of the operation; see lh_op_cancel(). Wait() tells the outcome.
+  void Cancel() { internal::Check(lh_op_cancel(op_)); }
+  // What the operation did. Throws if there is no outcome yet.
   OpInfo Info() const {
     return internal::InfoFrom([this](lh_op_info_t* info) { return lh_op_info(op_, info); });
   }
@@ -224,6 +226,12 @@ lh_tensor Tensor(const char* name, T* data, const uint64_t& size, uint32_t flags
   return tensor;
 }
 
+// A tensor of a list (lh_slice): `count` elements. In kinds in parts, `count` is that of one part.
+template <class T>
+lh_slice Slice(const T* source, T* target, size_t count) {
+  return {source, target, count, internal::DTypeOf<T>::kValue, 0};
+}
+
 // One member of one group. A Comm that is destroyed before Leave() makes its member leave, and does
 // not wait for that.
 class Comm {
@@ -309,13 +317,9 @@ class Comm {
   Op AllReduceStart(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
                     uint64_t tag = 0, lh_on_fault on_fault = LH_AS_JOINED, uint32_t min_world = 0,
                     lh_algorithm algorithm = LH_AUTO) {
-    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
-    options.source = source;
-    options.target = target;
-    options.count = count;
-    options.dtype = internal::DTypeOf<T>::kValue;
+    auto options =
+        Tensors<T>(lh_all_reduce_options LH_ALL_REDUCE_OPTIONS_INIT, source, target, count, tag);
     options.op = op;
-    options.tag = tag;
     options.on_fault = on_fault;
     options.min_world = min_world;
     options.algorithm = algorithm;
@@ -329,10 +333,8 @@ class Comm {
   // lh_all_reduce_start().
   template <class T>
   OpInfo AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
-    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
-    options.source = options.target = data;
-    options.count = count;
-    options.dtype = internal::DTypeOf<T>::kValue;
+    auto options =
+        Tensors<T>(lh_all_reduce_options LH_ALL_REDUCE_OPTIONS_INIT, data, data, count, 0);
     options.op = op;
     return AllReduce(options);
   }
@@ -341,71 +343,143 @@ class Comm {
   OpInfo AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {
     return AllReduce(buffer.data(), buffer.size(), op);
   }
-  // Reduce-scatter; see lh_reduce_scatter_start().
+  // The other collectives, with all their options. Each starts the operation (see the function of
+  // the same name in longhaul.h), or starts it and waits for the outcome.
+  Op ReduceStart(const lh_reduce_options& options) { return Start(lh_reduce_start, options); }
+  OpInfo Reduce(const lh_reduce_options& options) { return Run(lh_reduce, options); }
   Op ReduceScatterStart(const lh_reduce_scatter_options& options) {
     return Start(lh_reduce_scatter_start, options);
   }
   OpInfo ReduceScatter(const lh_reduce_scatter_options& options) {
     return Run(lh_reduce_scatter, options);
   }
-  // All-gather; see lh_all_gather_start().
   Op AllGatherStart(const lh_all_gather_options& options) {
     return Start(lh_all_gather_start, options);
   }
   OpInfo AllGather(const lh_all_gather_options& options) { return Run(lh_all_gather, options); }
-  // Broadcast; see lh_broadcast_start().
   Op BroadcastStart(const lh_broadcast_options& options) {
     return Start(lh_broadcast_start, options);
   }
   OpInfo Broadcast(const lh_broadcast_options& options) { return Run(lh_broadcast, options); }
-  // Barrier; see lh_barrier_start().
+  Op GatherStart(const lh_gather_options& options) { return Start(lh_gather_start, options); }
+  OpInfo Gather(const lh_gather_options& options) { return Run(lh_gather, options); }
+  Op ScatterStart(const lh_scatter_options& options) { return Start(lh_scatter_start, options); }
+  OpInfo Scatter(const lh_scatter_options& options) { return Run(lh_scatter, options); }
+  Op AllToAllStart(const lh_all_to_all_options& options) {
+    return Start(lh_all_to_all_start, options);
+  }
+  OpInfo AllToAll(const lh_all_to_all_options& options) { return Run(lh_all_to_all, options); }
+  Op SendStart(const lh_send_options& options) { return Start(lh_send_start, options); }
+  OpInfo Send(const lh_send_options& options) { return Run(lh_send, options); }
+  Op RecvStart(const lh_recv_options& options) { return Start(lh_recv_start, options); }
+  OpInfo Recv(const lh_recv_options& options) { return Run(lh_recv, options); }
   Op BarrierStart(const lh_barrier_options& options = LH_BARRIER_OPTIONS_INIT) {
     return Start(lh_barrier_start, options);
   }
   OpInfo Barrier(const lh_barrier_options& options = LH_BARRIER_OPTIONS_INIT) {
     return Run(lh_barrier, options);
   }
+
+  // The same for one tensor of the whole group, with equal parts of `count` elements. They wait.
+
+  // Combines the sources of all members, and gives the member of rank `root` the result. `target`
+  // is not used elsewhere.
+  template <class T>
+  OpInfo Reduce(const T* source, T* target, size_t count, uint32_t root = 0,
+                lh_reduce_op op = LH_SUM, uint64_t tag = 0) {
+    auto options = Tensors<T>(lh_reduce_options LH_REDUCE_OPTIONS_INIT, source, target, count, tag);
+    options.root = root;
+    options.op = op;
+    return Reduce(options);
+  }
   // Combines the sources of all members, `count` elements for each member of the group, and gives
-  // this member its part, of `count` elements.
+  // this member its part.
   template <class T>
   OpInfo ReduceScatter(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
                        uint64_t tag = 0) {
-    lh_reduce_scatter_options options = LH_REDUCE_SCATTER_OPTIONS_INIT;
+    auto options = Tensors<T>(lh_reduce_scatter_options LH_REDUCE_SCATTER_OPTIONS_INIT, source,
+                              target, count, tag);
     options.world = World().size;
-    options.source = source;
-    options.target = target;
-    options.count = count;
-    options.dtype = internal::DTypeOf<T>::kValue;
     options.op = op;
-    options.tag = tag;
     return ReduceScatter(options);
   }
   // Puts the sources of all members, `count` elements each, side by side in `target`.
   template <class T>
   OpInfo AllGather(const T* source, T* target, size_t count, uint64_t tag = 0) {
-    lh_all_gather_options options = LH_ALL_GATHER_OPTIONS_INIT;
+    auto options =
+        Tensors<T>(lh_all_gather_options LH_ALL_GATHER_OPTIONS_INIT, source, target, count, tag);
     options.world = World().size;
-    options.source = source;
-    options.target = target;
-    options.count = count;
-    options.dtype = internal::DTypeOf<T>::kValue;
-    options.tag = tag;
     return AllGather(options);
   }
   // Copies `data` of the member of rank `root` to `data` of all members.
   template <class T>
   OpInfo Broadcast(T* data, size_t count, uint32_t root = 0, uint64_t tag = 0) {
-    lh_broadcast_options options = LH_BROADCAST_OPTIONS_INIT;
+    auto options =
+        Tensors<T>(lh_broadcast_options LH_BROADCAST_OPTIONS_INIT, data, data, count, tag);
     options.root = root;
-    options.source = options.target = data;
-    options.count = count;
-    options.dtype = internal::DTypeOf<T>::kValue;
-    options.tag = tag;
     return Broadcast(options);
+  }
+  // Puts the sources of all members, `count` elements each, side by side in `target` of the member
+  // of rank `root`. `target` is not used elsewhere.
+  template <class T>
+  OpInfo Gather(const T* source, T* target, size_t count, uint32_t root = 0, uint64_t tag = 0) {
+    auto options = Tensors<T>(lh_gather_options LH_GATHER_OPTIONS_INIT, source, target, count, tag);
+    options.world = World().size;
+    options.root = root;
+    return Gather(options);
+  }
+  // Gives each member its part, `count` elements, of the source of the member of rank `root`.
+  // `source` is not used elsewhere.
+  template <class T>
+  OpInfo Scatter(const T* source, T* target, size_t count, uint32_t root = 0, uint64_t tag = 0) {
+    auto options =
+        Tensors<T>(lh_scatter_options LH_SCATTER_OPTIONS_INIT, source, target, count, tag);
+    options.world = World().size;
+    options.root = root;
+    return Scatter(options);
+  }
+  // Gives each member its part of `source`, and puts the parts of all members for this one side by
+  // side in `target`.
+  template <class T>
+  OpInfo AllToAll(const T* source, T* target, size_t count, uint64_t tag = 0) {
+    auto options =
+        Tensors<T>(lh_all_to_all_options LH_ALL_TO_ALL_OPTIONS_INIT, source, target, count, tag);
+    options.world = World().size;
+    return AllToAll(options);
+  }
+  // Sends a tensor to the member of rank `to`, which receives it.
+  template <class T>
+  OpInfo Send(const T* source, size_t count, uint32_t to, uint64_t tag = 0) {
+    lh_send_options options = LH_SEND_OPTIONS_INIT;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.source = source;
+    options.count = count;
+    options.to = to;
+    options.tag = tag;
+    return Send(options);
+  }
+  template <class T>
+  OpInfo Recv(T* target, size_t count, uint32_t from, uint64_t tag = 0) {
+    lh_recv_options options = LH_RECV_OPTIONS_INIT;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.target = target;
+    options.count = count;
+    options.from = from;
+    options.tag = tag;
+    return Recv(options);
   }
   lh_comm* get() const { return comm_; }
 
  private:
+  template <class T, class Options>
+  static Options Tensors(Options options, const T* source, T* target, size_t count, uint64_t tag) {
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.source = source;
+    options.target = target;
+    options.count = count;
+    options.tag = tag;
+    return options;
+  }
   template <class Options>
   Op Start(lh_status (*start)(lh_comm*, const Options*, lh_op**), const Options& options) {
     lh_op* op_out = nullptr;

@@ -15,8 +15,8 @@
 #include "client/src/ops.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
-#include "client/src/slices.h"
 #include "client/src/state.h"
+#include "client/src/tensors.h"
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
 /* A peerd that listens gets at least this long to answer HELLO, also if the timeout is shorter. */
@@ -69,7 +69,7 @@ static void client_free(lh_client *client) {
     lh_op *const op = client->ops;
     client->ops = op->next;
     free(op->more_members);
-    lhi_slices_free(op->slices);
+    lhi_tensors_free(&op->tensors);
     free(op->text);
     free(op);
   }

@@ -5,36 +5,45 @@
 
 #include "client/src/objects.h"
 
-/* The arguments of a call. */
+/* The arguments of a call. Options that the kind does not have are 0. */
 struct lhi_collective {
   const char *call; /* name of the public function, for error texts */
-  const void *source;
-  void *target; /* equal to source, or without overlap, unless `in_parts` */
-  uint64_t count;
-  const lh_slice *slices; /* NULL: source and target are one tensor each. Else they are NULL, and
-                             `count` is 0 */
-  uint64_t slice_count;
-  bool in_parts;  /* `asked` has a world, and source or target is one member's part of `count` */
-  bool no_result; /* nobody wants the result */
+  uint8_t kind;     /* lh_wire_kind */
   lh_dtype dtype;
+  const void *source;
+  void *target;
+  uint64_t count;
+  const lh_slice *slices;
+  uint64_t slice_count;
+  uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
+  uint32_t min_world;
   lh_on_fault on_fault;
   lh_algorithm algorithm;
-  /* Kind, tag, and the options that only this kind has. lhi_collective_start() fills in the other
-   * fields from those above. */
-  struct lh_ipc_op asked;
+  /* reductions */
+  lh_reduce_op op;
+  lh_order order;
+  const double *weight;
+  /* kinds with a root or a partner; else root_name is NULL */
+  const char *root_name; /* "root", "to" or "from", for error texts */
+  uint64_t root_member;
+  uint32_t root;
+  bool is_root; /* set by the call for a send; else by lhi_collective_start() */
+  /* kinds in parts */
+  uint32_t world;
+  const uint64_t *counts;
+  const uint64_t *target_counts;
+  bool no_result; /* nobody wants the result */
 };
 
 /* Checks the pointers that the caller has passed, and copies its options to *taken, which has
- * `size` bytes. `first_bytes` is the size of the options in the first release. `init` is the name
- * of the macro that initializes them, for error texts. Sets *op_out to NULL. */
+ * `size` bytes. `init` is the name of the macro that initializes them, for error texts. Sets
+ * *op_out to NULL. */
 lh_status lhi_collective_take(const char *call, const char *init, const lh_comm *comm,
-                              const void *options, size_t first_bytes, void *taken, size_t size,
-                              lh_op **op_out);
-/* Checks two options of the caller. */
-lh_status lhi_collective_check(const char *call, lh_reduce_op op, uint32_t min_world);
-/* Checks the fields that all kinds have, and starts the op. If the result is not LH_OK, *op_out is
- * unchanged. */
-lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out);
+                              const void *options, void *taken, size_t size, lh_op **op_out);
+/* Checks the arguments, and starts the op. If the result is not LH_OK, *op_out is unchanged. */
+lh_status lhi_collective_start(lh_comm *comm, struct lhi_collective *asked, lh_op **op_out);
 
 /* Checks the arguments of a call that starts an op and waits for it, such as lh_all_reduce(). Call
  * this before the op is started. Sets *op_out to NULL. */

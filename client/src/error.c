@@ -55,6 +55,8 @@ size_t lh_dtype_size(lh_dtype dtype) {
     case LH_UINT8:
     case LH_INT8:
     case LH_BOOL:
+    case LH_FLOAT8_E4M3:
+    case LH_FLOAT8_E5M2:
       return 1;
     case LH_UINT16:
     case LH_INT16:

@@ -6,6 +6,7 @@
  *
  * A module may use the modules above it in this list, and no others:
  *   error, arena, copy, objects
+ *   kinds, tensors  what a collective works on, and how its kinds differ
  *   sleep         waiting for a change of a client
  *   connection    the socket to peerd
  *   members       the members of a client
@@ -17,7 +18,7 @@
  *   memory        allocating memory shared with peerd
  *   op, comm, events
  *   collective    checks, staging and outcome of every kind of collective
- *   all_reduce, state
+ *   calls, state  the calls of all collectives; shared states
  *   client        lh_open() and lh_close()
  */
 #ifndef LONGHAUL_CLIENT_OBJECTS_H_
@@ -58,6 +59,59 @@ enum lhi_op_state {
   LHI_ENDED
 };
 
+/* The tensors of a collective (tensors.h). */
+
+/* A tensor of the caller: not empty, except where there is no list. */
+struct lhi_pair {
+  const uint8_t *source;
+  uint8_t *target;
+  size_t bytes; /* of one part; only in a list */
+};
+
+/* The source or the target of a piece. */
+struct lhi_side {
+  size_t bytes; /* 0: this member has no such tensor */
+  /* What peerd uses, in the arena. If the pin has a block, it is the caller's memory, else staged
+   * memory. */
+  uint8_t *data;
+  struct lhi_pin pin;
+};
+
+/* What peerd sees as one tensor: one of the caller, or several of one dtype that are packed. */
+struct lhi_piece {
+  uint64_t count;        /* elements; in parts: of one part */
+  size_t first, tensors; /* in lhi_tensors.pairs */
+  struct lhi_side source, target;
+  uint8_t dtype;
+};
+
+/* A range of the caller's memory. */
+struct lhi_use {
+  uintptr_t begin, end;
+  uint64_t slice;
+  bool written; /* the result is written there */
+};
+
+struct lhi_tensors {
+  uint64_t digest; /* of the dtypes and counts of a list; 0: one tensor */
+  bool in_parts;
+  size_t source_parts, target_parts; /* 0: this member has no such tensor */
+  size_t pair_count, piece_count, use_count;
+  struct lhi_pair *pairs;
+  struct lhi_piece *pieces;
+  struct lhi_use *uses; /* in order of their addresses; none overlaps another one */
+  bool owned;           /* the three arrays have memory of their own */
+  struct lhi_pair one_pair;
+  struct lhi_piece one_piece;
+  struct lhi_use one_uses[2];
+};
+
+/* A block of the arena for copies of tensors. */
+struct lhi_staged {
+  void *data; /* NULL: none */
+  size_t bytes;
+};
+
 struct lh_op {
   lh_client *client;
   lh_comm *comm; /* counted in comm->users while the op is open; else NULL */
@@ -85,15 +139,15 @@ struct lh_op {
   uint64_t *more_members; /* ids of members for which the reply has no room */
   uint32_t more_members_count;
   uint64_t tag;
-  const void *from; /* the caller's source and target, in the arena or not */
-  void *to;
-  struct lhi_pin source_pin, target_pin; /* of `source` and `target` */
-  uint8_t *source, *target;              /* what peerd uses, in the arena */
-  size_t source_bytes, target_bytes;
+  uint64_t set; /* a digest of the participants; of a send: of the partner. 0: all members */
+  struct lhi_tensors tensors;
   bool staged;
-  void *staged_source, *staged_target; /* blocks for copies; NULL: the buffer is in the arena */
-  struct lhi_slices *slices;           /* NULL: one tensor. Else both are staged */
-  bool copy_back; /* collect() copies staged_target to `to`, or to the slices */
+  bool reads, writes; /* peerd uses memory of the caller as a source, as a target */
+  bool copy_back;     /* collect() copies staged targets to the caller */
+  bool cancel;        /* lh_op_cancel() came while the request was being sent */
+  /* Blocks of the arena; NULL: none. An op in place has one for both, in staged_target. */
+  struct lhi_staged staged_source, staged_target;
+  void *table; /* lh_ipc_op.table */
 
   /* used only by a sync, and by a step with a sync */
   lh_state *synced;  /* the state; NULL once the op does not use it any more */

@@ -2,13 +2,16 @@
 #include "client/src/op.h"
 
 #include <stddef.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "client/src/connection.h"
 #include "client/src/error.h"
 #include "client/src/memory.h"
 #include "client/src/ops.h"
+#include "client/src/queue.h"
 #include "client/src/replies.h"
+#include "client/src/request.h"
 #include "client/src/sleep.h"
 
 lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
@@ -100,6 +103,41 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
                     "lh_op_info: there is no outcome yet; call lh_op_wait() first");
   }
   return lhi_give("lh_op_info", "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
+}
+
+lh_status lh_op_cancel(lh_op *op) {
+  struct lh_ipc_request request;
+  lh_client *client;
+  lh_status status;
+  bool ask = false;
+  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_cancel: op is NULL");
+  client = op->client;
+  status = lhi_process_check(client, "lh_op_cancel");
+  if (status != LH_OK) return status;
+  if (!op->collective) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_cancel: op is not a collective");
+  }
+  memset(&request, 0, sizeof request);
+  request.type = LH_IPC_CANCEL;
+  pthread_mutex_lock(&client->mutex);
+  if (op->state == LHI_OPEN) lhi_pump_locked(client);
+  if (op->state == LHI_OPEN && !op->sent) {
+    lhi_op_end_locked(
+        op, LH_ABORTED,
+        "the op was cancelled before peerd had it; members that have started it still "
+        "wait for this one",
+        NULL);
+  } else if (op->state == LHI_OPEN) {
+    request.member = op->comm->handle;
+    request.u.cancel.op = op->call;
+    /* A thread may be sending the op: then it sends this request afterwards. */
+    op->cancel = lhi_queue_sends_locked(op);
+    ask = !op->cancel;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (ask && !lhi_tell(client, &request))
+    return lhi_fail(LH_UNAVAILABLE, "lh_op_cancel: out of memory");
+  return LH_OK;
 }
 
 void lh_op_free(lh_op *op) {

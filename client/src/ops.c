@@ -6,7 +6,7 @@
 #include "client/src/error.h"
 #include "client/src/members.h"
 #include "client/src/sleep.h"
-#include "client/src/slices.h"
+#include "client/src/tensors.h"
 
 const struct lhi_op_type lhi_question = {NULL, NULL, NULL, NULL};
 
@@ -56,7 +56,7 @@ static void op_free_locked(lh_op *op) {
   }
   if (op->next != NULL) op->next->previous = op->previous;
   free(op->more_members);
-  lhi_slices_free(op->slices);
+  lhi_tensors_free(&op->tensors);
   free(op->text);
   free(op);
 }

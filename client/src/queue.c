@@ -84,3 +84,8 @@ void lhi_queue_sent_locked(lh_comm *comm) {
   pop_locked(comm);
   lhi_member_unuse_locked(comm);
 }
+
+bool lhi_queue_sends_locked(const lh_op *op) {
+  const struct lhi_queued *const first = op->comm->queue_first;
+  return op->sent && first != NULL && first->request.call == op->call;
+}

@@ -17,5 +17,7 @@ bool lhi_queue_put_locked(lh_client *client, const struct lh_ipc_request *reques
  * queue meanwhile, so that no later one overtakes it. One thread at a time. */
 lh_comm *lhi_queue_next_locked(lh_client *client);
 void lhi_queue_sent_locked(lh_comm *comm);
+/* Whether a thread is sending the request of this op, between these two calls. */
+bool lhi_queue_sends_locked(const lh_op *op);
 
 #endif /* LONGHAUL_CLIENT_QUEUE_H_ */

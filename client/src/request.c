@@ -65,10 +65,22 @@ void lhi_flush_locked(lh_client *client) {
   client->flushing = true;
   while (!client->dead && (comm = lhi_queue_next_locked(client)) != NULL) {
     const struct lh_ipc_request request = comm->queue_first->request;
+    const lh_op *op;
     pthread_mutex_unlock(&client->mutex);
     send_now(client, &request, -1);
     pthread_mutex_lock(&client->mutex);
     lhi_queue_sent_locked(comm);
+    op = lhi_op_find_locked(client, request.call);
+    if (op != NULL && op->cancel) {
+      struct lh_ipc_request cancel;
+      memset(&cancel, 0, sizeof cancel);
+      cancel.type = LH_IPC_CANCEL;
+      cancel.member = request.member;
+      cancel.u.cancel.op = request.call;
+      pthread_mutex_unlock(&client->mutex);
+      (void)lhi_tell(client, &cancel); /* out of memory: the op goes on */
+      pthread_mutex_lock(&client->mutex);
+    }
   }
   client->flushing = false;
 }
@@ -83,6 +95,7 @@ bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {
   made = op != NULL;
   if (made) {
     asked = lhi_request(request->type, op);
+    asked.member = request->member;
     asked.u = request->u;
     send = op->state == LHI_OPEN;
     lhi_op_release_locked(op);

@@ -14,8 +14,9 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd);
 /* Sends the requests that need not wait any more. The mutex is released meanwhile. It is
  * lh_client.flush, so that reading replies can call it. */
 void lhi_flush_locked(lh_client *client);
-/* Sends a request whose answer nobody waits for. The caller fills request->type and request->u.
- * False: out of memory; nothing was sent. Mutex not held. */
+/* Sends a request whose answer nobody waits for. The caller fills request->type,
+ * request->member and request->u, the rest is 0. False: out of memory; nothing was sent. Mutex not
+ * held. */
 bool lhi_tell(lh_client *client, const struct lh_ipc_request *request);
 
 /* Returns the time by which peerd must have answered all requests of a call that begins now. */

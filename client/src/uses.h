@@ -5,9 +5,6 @@
 
 #include "client/src/objects.h"
 
-/* Whether two ranges share bytes. */
-bool lhi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
-
 /* Returns whether peerd fetches the state for a member in the background. */
 bool lhi_state_held_locked(const lh_state *state);
 /* LH_OK: no operation in flight uses memory of a tensor of this state. */

@@ -18,6 +18,12 @@ int main(void) {
   lh_reduce_scatter_options scatter = LH_REDUCE_SCATTER_OPTIONS_INIT;
   lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
   lh_broadcast_options broadcast = LH_BROADCAST_OPTIONS_INIT;
+  lh_reduce_options reduce = LH_REDUCE_OPTIONS_INIT;
+  lh_gather_options to_root = LH_GATHER_OPTIONS_INIT;
+  lh_scatter_options from_root = LH_SCATTER_OPTIONS_INIT;
+  lh_all_to_all_options all = LH_ALL_TO_ALL_OPTIONS_INIT;
+  lh_send_options send = LH_SEND_OPTIONS_INIT;
+  lh_recv_options recv = LH_RECV_OPTIONS_INIT;
   lh_barrier_options barrier = LH_BARRIER_OPTIONS_INIT;
   lh_world_info world = LH_WORLD_INFO_INIT;
   lh_op_info_t info = LH_OP_INFO_INIT;
@@ -44,6 +50,13 @@ int main(void) {
              broadcast.on_fault == LH_AS_JOINED && broadcast.root_member == 0 &&
              barrier.struct_size == sizeof barrier && barrier.on_fault == LH_AS_JOINED,
          "defaults of the other collectives");
+  expect(reduce.on_fault == LH_AS_JOINED && reduce.dtype == LH_FLOAT32 && reduce.weight == NULL &&
+             to_root.on_fault == LH_AS_JOINED && to_root.counts == NULL &&
+             from_root.on_fault == LH_AS_JOINED && from_root.counts == NULL &&
+             all.on_fault == LH_AS_JOINED && all.target_counts == NULL &&
+             send.on_fault == LH_AS_JOINED && send.to_member == 0 &&
+             recv.on_fault == LH_AS_JOINED && recv.from_member == 0,
+         "defaults of those with roots and partners");
   expect(world.struct_size == sizeof world && info.struct_size == sizeof info,
          "infos know their size");
   expect(lh_dtype_size(LH_FLOAT64) == 8, "dtype size");

@@ -93,16 +93,19 @@ typedef enum lh_dtype {
   LH_BFLOAT16 = 9,
   LH_FLOAT32 = 10,
   LH_FLOAT64 = 11,
-  LH_BOOL = 12 /* only in a state (lh_tensor); cannot be reduced */
+  LH_BOOL = 12,        /* one byte: 0 is false, and anything else is true */
+  LH_FLOAT8_E4M3 = 13, /* the float8 formats are moved, and cannot be reduced */
+  LH_FLOAT8_E5M2 = 14
 } lh_dtype;
 
 /* How elements are combined.
  *
  * Integer sums and products wrap. LH_AVG is the sum divided by the number of members whose tensors
- * are in it (lh_op_info_t.world_size); integers are rounded towards zero. The sum has the dtype of
- * the tensors: a float16 sum beyond 65504 is infinite, and so is its average. Divide the input
- * before the call, or use LH_BFLOAT16 or LH_FLOAT32.
- * LH_MIN and LH_MAX give NaN where any member has NaN, and treat -0 as less than +0. */
+ * are in it (lh_op_info_t.world_size), or by the sum of their weights; integers are rounded towards
+ * zero. Sums and products of LH_FLOAT16 and LH_BFLOAT16 are computed in 32 bits, and rounded once.
+ * LH_MIN and LH_MAX give NaN where any member has NaN, and treat -0 as less than +0. LH_BOOL: the
+ * sum and the maximum are true where any member has true, the minimum where all have it; LH_AVG and
+ * LH_PROD are refused. */
 typedef enum lh_reduce_op {
   LH_SUM = 0,
   LH_AVG = 1,
@@ -125,10 +128,12 @@ typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_
  *
  * LH_AUTO: Longhaul chooses by tensor size and link measurements; all members choose the same.
  * LH_ONESHOT: each host sends its whole tensor to every other host. At most 4096 bytes.
- * LH_MESH: each host adds up one part of the tensor and sends that part to every other host. It
- * takes two times the longest latency, however many hosts there are. It needs a group of at most 16
- * hosts that all reach each other; elsewhere the operation runs as LH_RING.
- * LH_RING: sums pass from host to host around a ring.
+ * LH_MESH: hosts send to each other directly. In an all-reduce each host adds up one part of the
+ * tensor and sends that part to every other host. That takes two times the longest latency, however
+ * many hosts there are. It needs a group of at most 16 hosts that all reach each other; elsewhere
+ * the operation runs as LH_RING.
+ * LH_RING: sums pass from host to host around a ring. Not for gather, scatter, all-to-all, send and
+ * receive, whose parts go straight to their receiver.
  * LH_LOCAL: only in lh_op_info_t; nothing crossed the network.
  * All members must give the same value for an operation. */
 typedef enum lh_algorithm {
@@ -340,46 +345,74 @@ LH_API lh_status lh_admit(lh_comm *comm, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------ operations */
 
-/* One of the tensors of an operation on several tensors. An all-reduce or a broadcast of slices is
- * one operation, with one tag and one outcome. All slices have the dtype of the operation. The
- * members give the same counts in the same order. The library packs them into memory shared with
- * peerd and unpacks the result, wherever they are. */
+/* A tensor of a list. All collectives but the barrier take a list in place of one tensor: `slices`
+ * and `slice_count` instead of source, target, count and dtype. A list is one operation, with one
+ * tag and one outcome. All members give the same dtypes and counts in the same order, and a list
+ * where the others give a list. Dtypes may differ within a list.
+ *
+ * A tensor of at least 256 KiB (in parts: 256 KiB for each part) in memory from lh_alloc() travels
+ * from where it is. The library packs all other tensors into memory shared with peerd, and unpacks
+ * the result. */
 typedef struct lh_slice {
-  const void *source;
-  void *target;   /* equal to source, or without overlap with any other slice */
-  uint64_t count; /* elements; may be 0 */
+  const void *source; /* as `source` of the operation; NULL if this member gives nothing */
+  /* As `target` of the operation. Two slices do not overlap, and a target overlaps at most its own
+   * source, as far as the operation allows that. NULL if this member gets nothing */
+  void *target;
+  uint64_t count; /* as `count` of the operation; may be 0 */
+  lh_dtype dtype;
+  uint32_t zero;
 } lh_slice;
 #define LH_SLICES_MAX 1048576
 
+/* The order in which inputs are added. LH_ANY_ORDER: the fastest; all members get the same bits.
+ * LH_RANK_ORDER: the result depends only on the inputs and the ranks of the members, not on the
+ * algorithm, the links or the time. It needs LH_AUTO, LH_ONESHOT or LH_MESH, and a group for which
+ * there is a mesh. */
+typedef enum lh_order { LH_ANY_ORDER = 0, LH_RANK_ORDER = 1 } lh_order;
+
 typedef struct lh_all_reduce_options {
   uint32_t struct_size;
+  lh_dtype dtype; /* the same at all members. Not a float8; LH_BOOL: not LH_AVG or LH_PROD */
   /* This member's input: `count` elements. Either the same address as `target` (in place), or
    * memory that does not overlap `target`. */
   const void *source;
   void *target;   /* where the result goes: `count` elements */
-  uint64_t count; /* elements, at least 1; the same at all members */
-  lh_dtype dtype; /* the same at all members; not LH_BOOL */
-  lh_reduce_op op;
+  uint64_t count; /* elements; the same at all members. With 0, source and target may be NULL */
+  /* Several tensors: an array of 1 to LH_SLICES_MAX. Then source, target, count and dtype are not
+   * used: source and target are NULL, and count is 0. The array is not used any more when the call
+   * returns. NULL and 0: one tensor. */
+  const lh_slice *slices;
+  uint64_t slice_count;
   /* Names the operation among those in flight on this communicator. Members match their calls by
-   * tag, so they may start operations in any order. If an operation with this tag is in flight
-   * already, the new one ends with LH_INVALID_ARGUMENT, and the old one goes on. */
+   * tag, so they may start operations in any order. If an operation with this tag and the same
+   * participants is in flight already, the new one ends with LH_INVALID_ARGUMENT, and the old one
+   * goes on. */
   uint64_t tag;
-  lh_on_fault on_fault;
+  /* The ids of the members that take part, in any order, each once. This member is one of them, and
+   * all of them give the same set. The set keeps its name: ids of members that have died or left
+   * may stay in it. Operations of different sets never meet, whatever their tags. The array is not
+   * used any more when the call returns. NULL and 0: all members. */
+  const uint64_t *participants;
+  uint32_t participant_count;
   /* The operation ends LH_TOO_FEW_MEMBERS if fewer members than this contribute (deaths shrink the
    * group). 0 or 1: a single member gets its own input back as the result. At most 1024; the same
    * at all members. */
   uint32_t min_world;
+  lh_on_fault on_fault;
   lh_algorithm algorithm;
-  uint32_t zero;
-  /* Several tensors: an array of 1 to LH_SLICES_MAX. Then source, target and count are not set. The
-   * array is not used any more when the call returns. NULL and 0: one tensor. */
-  const lh_slice *slices;
-  uint64_t slice_count;
+  lh_reduce_op op;
+  lh_order order; /* the same at all members */
+  /* Each input is multiplied by the weight of its member, for instance its number of tokens. LH_SUM
+   * gives the sum of the products. LH_AVG divides the sum of the products by the sum of the
+   * weights. A weight is 0 or more and finite; if their sum is 0, the operation ends
+   * LH_TOO_FEW_MEMBERS. For floats only. NULL: no weights; either all members give a weight or
+   * none. Read within the call. */
+  const double *weight;
 } lh_all_reduce_options;
-#define LH_ALL_REDUCE_OPTIONS_INIT                                                                 \
-  {                                                                                                \
-    sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0, LH_AUTO, \
-        0, NULL, 0                                                                                 \
+#define LH_ALL_REDUCE_OPTIONS_INIT                                                    \
+  {                                                                                   \
+    sizeof(lh_all_reduce_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
+        LH_AS_JOINED, LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL                             \
   }
 
 /* Starts an all-reduce and returns at once. lh_op_wait() gives the outcome.
@@ -401,10 +434,12 @@ typedef struct lh_all_reduce_options {
  *
  * Outcomes, and what the buffers hold then:
  * LH_OK                every member that stays in the group has the same bytes in its target
- * LH_ABORTED           lh_on_fault is LH_ABORT, and one of its faults happened; source is unchanged
- * LH_TOO_FEW_MEMBERS   too few members contribute, at all members; source is unchanged
- * LH_INVALID_ARGUMENT  the members' count, dtype, op, on_fault, min_world or algorithm differ, at
- *                      all members; or the tag is in use; source is unchanged
+ * LH_ABORTED           lh_on_fault is LH_ABORT, and one of its faults happened; or the operation
+ *                      was cancelled (lh_op_cancel()); source is unchanged
+ * LH_TOO_FEW_MEMBERS   too few members contribute, or their weights sum to 0, at all members;
+ *                      source is unchanged
+ * LH_INVALID_ARGUMENT  the members' calls differ in an option that has to be the same, at all
+ *                      members; or the tag is in use; source is unchanged
  * LH_EVICTED           this member was removed; source is unchanged
  * LH_UNAVAILABLE       peerd refused the operation for lack of memory or room, and source is
  *                      unchanged; or peerd stopped or died (lh_client_check()), and the other
@@ -421,35 +456,84 @@ typedef struct lh_all_reduce_options {
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 
-/* The other collectives. They follow lh_all_reduce_start() in tags, buffers, errors and outcomes,
- * except where their comments differ. Never LH_MESH.
+/* The other collectives. They follow lh_all_reduce_start() in options of the same name, tags,
+ * buffers, errors and outcomes, except where their comments differ. All dtypes travel; float8 is
+ * refused only where tensors are reduced.
+ *
+ * Roots and partners: by rank in the present epoch, or by member id, which never changes. The
+ * member id counts if it is not 0. Who is the root counts when the call is made.
+ *
+ * Parts: a tensor that holds a part for each member has `world` parts in rank order. `world` is the
+ * number of members that take part, the same at all of them. Usually all parts have `count`
+ * elements. `counts` gives parts lengths of their own: `world` lengths in rank order; `count` is
+ * then the length of this member's own part. Lengths may be 0. If one member gives `counts`, all
+ * give it; a member whose tensors have no part for each member gives any pointer that is not NULL,
+ * and nothing is read there. Not with a list, and not as LH_ONESHOT. The lengths of two members
+ * that contradict each other end the operation LH_INVALID_ARGUMENT.
  *
  * Deaths: an operation that is interrupted is redone by the members that are left, or ends
  * LH_ABORTED, as lh_on_fault says. In these cases it ends LH_ABORTED in any case, at all members,
  * and the sources are unchanged:
- * - reduce-scatter: a member that it is laid out for is gone
- * - broadcast: the root is gone; the text names it
+ * - reduce-scatter, all-to-all, scatter: a member that it is laid out for is gone
+ * - broadcast, reduce, gather, scatter: the root is gone; the text names it
+ * - send and receive: the partner is gone; the text names it
  * - two members posted it for different worlds or roots, as may happen when one of them has not
  *   heard of a death yet */
 
+typedef struct lh_reduce_options {
+  uint32_t struct_size;
+  lh_dtype dtype;
+  const void *source;
+  void *target; /* used at the root only; equal to source, or without overlap */
+  uint64_t count;
+  const lh_slice *slices;
+  uint64_t slice_count;
+  uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
+  uint32_t min_world;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm;
+  lh_reduce_op op;
+  lh_order order;
+  const double *weight;
+  uint64_t root_member; /* member id of the root; 0: `root` names it */
+  uint32_t root;        /* rank of the root */
+  uint32_t zero;
+} lh_reduce_options;
+#define LH_REDUCE_OPTIONS_INIT                                                                  \
+  {                                                                                             \
+    sizeof(lh_reduce_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, LH_AS_JOINED, \
+        LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL, 0, 0, 0                                            \
+  }
+/* Combines the sources of all members element by element, and gives the root the result. */
+LH_API lh_status lh_reduce_start(lh_comm *comm, const lh_reduce_options *options, lh_op **op_out);
+
 typedef struct lh_reduce_scatter_options {
   uint32_t struct_size;
-  uint32_t world;     /* the number of members of the group: 1 to 1024, the same at all members */
-  const void *source; /* `world` parts of `count` elements: part i is for the member of rank i */
-  void *target;       /* `count` elements. May be anywhere in `source` */
-  uint64_t count;     /* elements of one part, at least 1; the same at all members */
   lh_dtype dtype;
-  lh_reduce_op op;
+  const void *source; /* `world` parts: part i is for the member of rank i */
+  void *target;       /* this member's part. May be anywhere in `source` */
+  uint64_t count;     /* elements of one part */
+  const lh_slice *slices;
+  uint64_t slice_count;
   uint64_t tag;
-  lh_on_fault on_fault;
+  const uint64_t *participants;
+  uint32_t participant_count;
   uint32_t min_world;
+  lh_on_fault on_fault;
   lh_algorithm algorithm;
+  lh_reduce_op op;
+  lh_order order;
+  const double *weight;
+  uint32_t world; /* 1 to 1024 */
   uint32_t zero;
+  const uint64_t *counts; /* lengths of the parts of `source`; NULL: all are equal */
 } lh_reduce_scatter_options;
-#define LH_REDUCE_SCATTER_OPTIONS_INIT                                                           \
-  {                                                                                              \
-    sizeof(lh_reduce_scatter_options), 0, NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0, \
-        LH_AUTO, 0                                                                               \
+#define LH_REDUCE_SCATTER_OPTIONS_INIT                                                    \
+  {                                                                                       \
+    sizeof(lh_reduce_scatter_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
+        LH_AS_JOINED, LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL, 0, 0, NULL                     \
   }
 /* Combines the sources of all members element by element, and gives each member its part of the
  * result. Unless the outcome is LH_OK, target is unchanged. */
@@ -458,18 +542,27 @@ LH_API lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_
 
 typedef struct lh_all_gather_options {
   uint32_t struct_size;
-  uint32_t world;     /* the parts that `target` has room for: the number of members, 1 to 1024 */
-  const void *source; /* `count` elements. May be anywhere in `target` */
-  void *target;       /* `world` parts of `count` elements */
-  uint64_t count;     /* elements of one part, at least 1; the same at all members */
   lh_dtype dtype;
-  lh_on_fault on_fault;
+  const void *source; /* this member's part. May be anywhere in `target` */
+  void *target;       /* room for `world` parts */
+  uint64_t count;     /* elements of one part */
+  const lh_slice *slices;
+  uint64_t slice_count;
   uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
   uint32_t min_world;
+  lh_on_fault on_fault;
   lh_algorithm algorithm;
+  uint32_t world; /* 1 to 1024 */
+  uint32_t zero;
+  const uint64_t *counts; /* lengths of the parts in `target`; NULL: all are equal */
 } lh_all_gather_options;
-#define LH_ALL_GATHER_OPTIONS_INIT \
-  { sizeof(lh_all_gather_options), 0, NULL, NULL, 0, LH_FLOAT32, LH_AS_JOINED, 0, 0, LH_AUTO }
+#define LH_ALL_GATHER_OPTIONS_INIT                                                    \
+  {                                                                                   \
+    sizeof(lh_all_gather_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
+        LH_AS_JOINED, LH_AUTO, 0, 0, NULL                                             \
+  }
 /* Puts the sources of all members side by side. The parts come in the order of
  * lh_op_info_t.members, without gaps: the part of a member that has died or is in the background is
  * not there, and the last parts of `target` are unchanged or hold anything. */
@@ -478,38 +571,166 @@ LH_API lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options 
 
 typedef struct lh_broadcast_options {
   uint32_t struct_size;
-  uint32_t root;        /* rank of the root in the present epoch, if root_member is 0 */
-  uint64_t root_member; /* member id of the root; 0: `root` names it */
-  const void *source;   /* `count` elements. Only that of the root is sent */
-  void *target;         /* `count` elements. Equal to source, or without overlap */
-  uint64_t count;       /* elements, at least 1; the same at all members */
   lh_dtype dtype;
-  lh_on_fault on_fault;
-  uint64_t tag;
-  uint32_t min_world;
-  lh_algorithm algorithm;
-  const lh_slice *slices; /* as in lh_all_reduce_options */
+  const void *source; /* `count` elements. Only that of the root is sent */
+  void *target;       /* `count` elements. Equal to source, or without overlap */
+  uint64_t count;
+  const lh_slice *slices;
   uint64_t slice_count;
+  uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
+  uint32_t min_world;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm;
+  uint64_t root_member; /* member id of the root; 0: `root` names it */
+  uint32_t root;        /* rank of the root */
+  uint32_t zero;
 } lh_broadcast_options;
-#define LH_BROADCAST_OPTIONS_INIT                                                               \
-  {                                                                                             \
-    sizeof(lh_broadcast_options), 0, 0, NULL, NULL, 0, LH_FLOAT32, LH_AS_JOINED, 0, 0, LH_AUTO, \
-        NULL, 0                                                                                 \
+#define LH_BROADCAST_OPTIONS_INIT                                                                  \
+  {                                                                                                \
+    sizeof(lh_broadcast_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, LH_AS_JOINED, \
+        LH_AUTO, 0, 0, 0                                                                           \
   }
 /* Copies the root's source to the targets of all members. Unless the outcome is LH_OK, a target
  * may hold anything, except that of the root if it is equal to source. */
 LH_API lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
                                     lh_op **op_out);
 
+typedef struct lh_gather_options {
+  uint32_t struct_size;
+  lh_dtype dtype;
+  const void *source; /* this member's part. At the root it may be anywhere in `target` */
+  void *target;       /* at the root: room for `world` parts. Not used elsewhere */
+  uint64_t count;     /* elements of one part */
+  const lh_slice *slices;
+  uint64_t slice_count;
+  uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
+  uint32_t min_world;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm; /* not LH_RING */
+  uint64_t root_member;   /* member id of the root; 0: `root` names it */
+  uint32_t root;          /* rank of the root */
+  uint32_t world;         /* 1 to 1024 */
+  const uint64_t *counts; /* at the root: lengths of the parts in `target`; NULL: all are equal */
+} lh_gather_options;
+#define LH_GATHER_OPTIONS_INIT                                                                  \
+  {                                                                                             \
+    sizeof(lh_gather_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, LH_AS_JOINED, \
+        LH_AUTO, 0, 0, 0, NULL                                                                  \
+  }
+/* Puts the sources of all members side by side in the target of the root, in the order and with the
+ * exceptions of an all-gather. */
+LH_API lh_status lh_gather_start(lh_comm *comm, const lh_gather_options *options, lh_op **op_out);
+
+typedef struct lh_scatter_options {
+  uint32_t struct_size;
+  lh_dtype dtype;
+  const void *source; /* at the root: `world` parts. Not used elsewhere */
+  void *target;       /* this member's part. At the root it may be anywhere in `source` */
+  uint64_t count;     /* elements of one part */
+  const lh_slice *slices;
+  uint64_t slice_count;
+  uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
+  uint32_t min_world;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm; /* not LH_RING */
+  uint64_t root_member;   /* member id of the root; 0: `root` names it */
+  uint32_t root;          /* rank of the root */
+  uint32_t world;         /* 1 to 1024 */
+  const uint64_t *counts; /* at the root: lengths of the parts of `source`; NULL: all are equal */
+} lh_scatter_options;
+#define LH_SCATTER_OPTIONS_INIT                                                                  \
+  {                                                                                              \
+    sizeof(lh_scatter_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, LH_AS_JOINED, \
+        LH_AUTO, 0, 0, 0, NULL                                                                   \
+  }
+/* Gives each member its part of the root's source: part i to the member of rank i. */
+LH_API lh_status lh_scatter_start(lh_comm *comm, const lh_scatter_options *options, lh_op **op_out);
+
+typedef struct lh_all_to_all_options {
+  uint32_t struct_size;
+  lh_dtype dtype;
+  const void *source; /* `world` parts: part i is for the member of rank i */
+  void *target;       /* `world` parts: part i is from the member of rank i. May overlap source */
+  uint64_t count;     /* elements of one part; 0 with `counts` */
+  const lh_slice *slices;
+  uint64_t slice_count;
+  uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
+  uint32_t min_world;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm; /* not LH_RING */
+  uint32_t world;         /* 1 to 256 */
+  uint32_t zero;
+  const uint64_t *counts;        /* lengths of the parts of `source`; NULL: all are equal */
+  const uint64_t *target_counts; /* lengths of the parts of `target`; NULL without `counts` */
+} lh_all_to_all_options;
+#define LH_ALL_TO_ALL_OPTIONS_INIT                                                    \
+  {                                                                                   \
+    sizeof(lh_all_to_all_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
+        LH_AS_JOINED, LH_AUTO, 0, 0, NULL, NULL                                       \
+  }
+/* Each member gives each member a part. The parts from members in the background are unchanged or
+ * hold anything. */
+LH_API lh_status lh_all_to_all_start(lh_comm *comm, const lh_all_to_all_options *options,
+                                     lh_op **op_out);
+
+typedef struct lh_send_options {
+  uint32_t struct_size;
+  lh_dtype dtype;
+  const void *source;
+  uint64_t count;
+  const lh_slice *slices; /* their targets are not used */
+  uint64_t slice_count;
+  uint64_t tag;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm; /* not LH_RING */
+  uint64_t to_member;     /* member id of the receiver; 0: `to` names it */
+  uint32_t to;            /* rank of the receiver */
+  uint32_t zero;
+} lh_send_options;
+#define LH_SEND_OPTIONS_INIT \
+  { sizeof(lh_send_options), LH_FLOAT32, NULL, 0, NULL, 0, 0, LH_AS_JOINED, LH_AUTO, 0, 0, 0 }
+/* Sends a tensor to one other member, which calls lh_recv() with the same tag, count and dtype. It
+ * ends when the receiver has the tensor. The two may exchange tensors in both directions at a time,
+ * with different tags. */
+LH_API lh_status lh_send_start(lh_comm *comm, const lh_send_options *options, lh_op **op_out);
+
+typedef struct lh_recv_options {
+  uint32_t struct_size;
+  lh_dtype dtype;
+  void *target;
+  uint64_t count;
+  const lh_slice *slices; /* their sources are not used */
+  uint64_t slice_count;
+  uint64_t tag;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm; /* not LH_RING */
+  uint64_t from_member;   /* member id of the sender; 0: `from` names it */
+  uint32_t from;          /* rank of the sender */
+  uint32_t zero;
+} lh_recv_options;
+#define LH_RECV_OPTIONS_INIT \
+  { sizeof(lh_recv_options), LH_FLOAT32, NULL, 0, NULL, 0, 0, LH_AS_JOINED, LH_AUTO, 0, 0, 0 }
+/* Receives a tensor that another member sends to this one with lh_send(). */
+LH_API lh_status lh_recv_start(lh_comm *comm, const lh_recv_options *options, lh_op **op_out);
+
 typedef struct lh_barrier_options {
   uint32_t struct_size;
   lh_on_fault on_fault;
   uint64_t tag;
+  const uint64_t *participants;
+  uint32_t participant_count;
   uint32_t min_world;
-  uint32_t zero;
 } lh_barrier_options;
 #define LH_BARRIER_OPTIONS_INIT \
-  { sizeof(lh_barrier_options), LH_AS_JOINED, 0, 0, 0 }
+  { sizeof(lh_barrier_options), LH_AS_JOINED, 0, NULL, 0, 0 }
 /* Ends when every member has started it. It admits nobody: that is lh_begin_step(). */
 LH_API lh_status lh_barrier_start(lh_comm *comm, const lh_barrier_options *options, lh_op **op_out);
 
@@ -749,14 +970,34 @@ LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
 LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options,
                                int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
 /* The same for the other collectives. */
+LH_API lh_status lh_reduce(lh_comm *comm, const lh_reduce_options *options, int64_t timeout_ms,
+                           lh_op_info_t *info, lh_op **op_out);
 LH_API lh_status lh_reduce_scatter(lh_comm *comm, const lh_reduce_scatter_options *options,
                                    int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
 LH_API lh_status lh_all_gather(lh_comm *comm, const lh_all_gather_options *options,
                                int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
 LH_API lh_status lh_broadcast(lh_comm *comm, const lh_broadcast_options *options,
                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_gather(lh_comm *comm, const lh_gather_options *options, int64_t timeout_ms,
+                           lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_scatter(lh_comm *comm, const lh_scatter_options *options, int64_t timeout_ms,
+                            lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_all_to_all(lh_comm *comm, const lh_all_to_all_options *options,
+                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_send(lh_comm *comm, const lh_send_options *options, int64_t timeout_ms,
+                         lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_recv(lh_comm *comm, const lh_recv_options *options, int64_t timeout_ms,
+                         lh_op_info_t *info, lh_op **op_out);
 LH_API lh_status lh_barrier(lh_comm *comm, const lh_barrier_options *options, int64_t timeout_ms,
                             lh_op_info_t *info, lh_op **op_out);
+/* Asks for the end of a collective that is in flight. Does not wait: after LH_OK, lh_op_wait()
+ * tells the outcome. Usually that is LH_ABORTED, at all members, with the sources unchanged;
+ * members that start the operation later get LH_ABORTED, too. If the operation was almost done, it
+ * may still end with its result, at all members. One that waits in this library
+ * (lh_all_reduce_start()) ends LH_ABORTED at once and only here: the other members cannot know of
+ * it, and wait for this one. If the operation has an outcome already, the call returns LH_OK and
+ * changes nothing. LH_INVALID_ARGUMENT: `op` is not a collective. LH_UNAVAILABLE: out of memory. */
+LH_API lh_status lh_op_cancel(lh_op *op);
 /* Frees the handle. NULL is allowed. An operation in flight goes on, and its buffers still belong
  * to it. So wait for the outcome first, unless the process ends. A target that is not from
  * lh_alloc() gets the result only within lh_op_wait() or lh_op_test(). */

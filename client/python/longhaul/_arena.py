@@ -234,7 +234,7 @@ def empty_numpy(client: Client, shape: Shape, dtype: npt.DTypeLike) -> npt.NDArr
             ) from None
         raise
     if kind.name not in _native.DTYPES or not kind.isnative:
-        raise InvalidArgument(f"dtype {kind} cannot be reduced; give one of {', '.join(_native.DTYPES)}")
+        raise InvalidArgument(f"dtype {kind} is not possible; give one of {', '.join(_native.DTYPES)}")
     dimensions = shape_of(shape)
     count = math.prod(dimensions)
     if count == 0:
@@ -246,14 +246,15 @@ def empty(shape: Shape, dtype: npt.DTypeLike = "float32", *, peerd: PathLike | N
     """Creates a numpy array in memory shared with peerd. An all-reduce of it copies nothing.
 
     shape: an int or a sequence of ints.
-    dtype: int8 to int64, uint8 to uint64, float16, float32, float64, or ml_dtypes.bfloat16.
+    dtype: bool, int8 to int64, uint8 to uint64, float16, float32, float64; or bfloat16, float8_e4m3fn or float8_e5m2 of
+        ml_dtypes.
     peerd: path of the socket of the peerd to share the memory with. None: the peerd that this
         process used last; if there is none, the default of `join`. An all-reduce through another
         peerd copies the array.
 
     The content is undefined. The memory is freed when the array and all its views are gone.
 
-    Raises InvalidArgument for a dtype that cannot be reduced, or a negative dimension. Raises
+    Raises InvalidArgument for another dtype, or a negative dimension. Raises
     Unavailable if peerd does not answer within 10 s, or if its arena limit or the memory of the
     host is used up; the message says which.
     """

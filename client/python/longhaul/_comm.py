@@ -8,11 +8,11 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from . import _native
 from ._arena import Shape, empty_numpy
-from ._collective import Collectives
+from ._collective import Collectives, Counts
 from ._errors import Error, Unavailable, check, number_of
 from ._member import Member, MemberInfo, World
 from ._state import OnProgress, State, SyncInfo
@@ -21,6 +21,9 @@ from ._work import OpInfo, Work
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from typing_extensions import Unpack
+
+    from ._options import OpStart, OpWait, ReduceStart, ReduceWait, SendStart, SendWait
 
 #: Default tag of `Comm.agree`: the highest.
 AGREE_TAG = (1 << 64) - 1
@@ -74,7 +77,7 @@ class Comm:
         self._client = member.client
         self._member = member
         self._syncs = Syncs(member)
-        self._collectives = Collectives(member.client, member.handle)
+        self._collectives = Collectives(member)
         self._epoch_of_step = 0
         self.run = run
         self.group = group
@@ -121,15 +124,7 @@ class Comm:
     @property
     def members(self) -> tuple[int, ...]:
         """The ids of all members of the current epoch, in rank order. Asks peerd, at most 30 s."""
-        self._member.check_joined()
-        capacity = 64
-        while True:
-            ids = (ctypes.c_uint64 * capacity)()
-            count = ctypes.c_uint32()
-            check(_native.library().lh_members(self._member.handle, ids, capacity, ctypes.byref(count)), "members")
-            if count.value <= capacity:
-                return tuple(ids[: count.value])
-            capacity = count.value
+        return self._member.members()
 
     def member(self, id: int) -> MemberInfo:
         """What is known of a member of the group: its name, host, cohort and rank. Asks peerd, at most 30 s.
@@ -312,62 +307,42 @@ class Comm:
 
     # ------------------------------------------------------------------ ops
 
-    @overload
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: str = "sum",
-        *,
-        out: Any = None,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
-    ) -> OpInfo: ...
+    # What an op does after a fault, and the options of all ops, are documented at all_reduce().
 
     @overload
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: str = "sum",
-        *,
-        out: Any = None,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[True],
-        timeout: float | None = None,
-    ) -> Work: ...
-
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: str = "sum",
-        *,
-        out: Any = None,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> OpInfo | Work:
+    def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Unpack[ReduceWait]) -> OpInfo: ...
+    @overload
+    def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Unpack[ReduceStart]) -> Work: ...
+    def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Any) -> OpInfo | Work:
         """All-reduce: combines the tensors of all members, element by element. All get the same bits.
 
-        tensor: this member's input: a contiguous numpy array or torch CPU tensor, of any shape, not empty.
-            dtype: int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements, the
-            dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty` are
-            sent and received without a copy. A list or tuple of up to 1048576 tensors of one dtype, some of which may
-            be empty, is one op: the tensors are packed, sent as one, and unpacked.
+        tensor: this member's input: a contiguous numpy array or torch CPU tensor, of any shape, also without elements.
+            dtype: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements,
+            the dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty`
+            are sent and received without a copy. Or a list or tuple of up to 1048576 tensors, whose dtypes may differ:
+            it is one op, with one outcome. All members give lists with the same dtypes and numbers of elements. Tensors
+            of a list from 256 KiB on that are in shared memory travel from where they are; the others are packed, sent
+            together, and unpacked.
         op: "sum", "avg", "prod", "min" or "max". "avg" is the sum divided by the number of members whose tensors are in
-            it (`OpInfo.world_size`); integers are rounded towards zero. The sum has the dtype of the tensor: in float16
-            a sum beyond 65504 is infinite, and so is its average. Divide the input before, or use bfloat16 or float32.
-            "min" and "max" give NaN where any member has NaN, and treat -0 as less than +0.
+            it (`OpInfo.world_size`), or by the sum of their weights; integers are rounded towards zero. Sums of float16
+            and bfloat16 are computed in float32, and rounded once. "min" and "max" give NaN where any member has NaN,
+            and treat -0 as less than +0. bool: "sum" and "max" are true where any member has true, "min" where all have
+            it; "avg" and "prod" are refused.
         out: where the result goes. Same dtype and shape as `tensor`, and no overlap with it. None: in place. If the op
             raises, `out` may hold anything. For a list, a list.
+
+        Options of all-reduce, reduce and reduce-scatter:
+        weight: a float, 0 or more: the tensor is multiplied by it, for instance by the number of tokens behind a
+            gradient. "avg" divides by the sum of all weights; if that is 0, the op ends with TooFewMembers. For "sum"
+            and "avg" of floats. Either all members give a weight, or none. None: no weight.
+        order: "any": inputs are added in the fastest order. "rank": the result depends on the inputs and ranks alone,
+            not on the algorithm, the links or the time. Not with "ring", nor for groups without a mesh. Same at all
+            members.
+
+        Options of all ops:
+        participants: the ids of the members that take part (`members`), this one among them; only they call it, all
+            with the same set. Ids of members that have died may stay in it: the set keeps its name. Ops of different
+            sets never meet, also with the same tag. None: all members. Not for send() and recv().
         tag: 0 to 2**64 - 1, names the op among those in flight on this communicator. Members match their calls by tag,
             so they may start ops in any order. If an op with this tag is in flight, the new op ends with
             InvalidArgument, and the old one goes on.
@@ -377,14 +352,14 @@ class Comm:
             all members, or at none. None: as given to join(). Same at all members.
         min_world: the op ends with TooFewMembers if fewer members contribute. 0 or 1: a single member gets its own
             input back. If all members are in the background, the op ends with TooFewMembers in any case. Same at all
-            members.
-        algorithm: how the bytes travel. Same at all members; `OpInfo.algorithm` says what was used.
+            members. Not for send() and recv().
+        algorithm: how the bytes travel. Same at all members; `OpInfo.algorithm` says what was used. Not for barrier().
             "auto": Longhaul chooses by tensor size and link measurements.
             "oneshot": each host sends its whole tensor to every other host. At most 4096 bytes.
             "mesh": each host adds up one part of the tensor and sends that part to every other host. It takes two times
             the longest latency. It needs a group of at most 16 hosts that all reach each other; else "ring" is used.
             "auto" never takes it above 64 MiB.
-            "ring": sums pass from host to host around a ring.
+            "ring": sums pass from host to host around a ring. Not for gather, scatter, all-to-all, send and receive.
         async_op: True: return a Work at once. A member has at most 1024 ops at peerd. Further ones wait in this
             process until earlier ones have ended and a call reads that, such as `Work.done` or a wait of any op. So
             with more than 1024 in flight, start them in about the same order at all members: if the first 1024 of two
@@ -396,7 +371,8 @@ class Comm:
         Raises, with `tensor` unchanged:
         InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both.
         FailedPrecondition: a sync uses the tensor.
-        Aborted, TooFewMembers: see on_fault and min_world.
+        Aborted: see on_fault; or a member cancelled the op (`Work.cancel`).
+        TooFewMembers: see min_world and weight.
         Evicted: this member was removed.
         Unavailable: memory is used up, or too many ops are in flight.
 
@@ -408,218 +384,322 @@ class Comm:
             the tensor again. A tensor that must survive the death of peerd needs `out=`.
         """
         self._member.check_joined()
-        return self._collectives.all_reduce(
-            self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout
-        )
+        return self._collectives.all_reduce(self, tensor, op, out, options)
 
     @overload
-    def reduce_scatter(
+    def reduce(
         self,
         tensor: Any,
+        root: int = 0,
         op: str = "sum",
         *,
-        out: Any,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        root_member: int | None = None,
+        out: Any = None,
+        **options: Unpack[ReduceWait],
     ) -> OpInfo: ...
+    @overload
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        **options: Unpack[ReduceStart],
+    ) -> Work: ...
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        **options: Any,
+    ) -> OpInfo | Work:
+        """Reduce: combines the tensors of all members, element by element. One member, the root, gets the result.
+
+        tensor, op: as in all_reduce().
+        root, root_member: the root, as in broadcast().
+        out: at the root: where the result goes; None: in place. Not used at other members, whose `tensor` is unchanged.
+        The other arguments and the errors are those of all_reduce().
+
+        If a member dies, the others redo the op. Raises Aborted if the root is gone, whatever on_fault says; the message
+        names it.
+        """
+        self._member.check_joined()
+        return self._collectives.reduce(self, tensor, root, op, root_member, out, options)
 
     @overload
     def reduce_scatter(
-        self,
-        tensor: Any,
-        op: str = "sum",
-        *,
-        out: Any,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[True],
-        timeout: float | None = None,
-    ) -> Work: ...
-
+        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[ReduceWait]
+    ) -> OpInfo: ...
+    @overload
     def reduce_scatter(
-        self,
-        tensor: Any,
-        op: str = "sum",
-        *,
-        out: Any,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: bool = False,
-        timeout: float | None = None,
+        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[ReduceStart]
+    ) -> Work: ...
+    def reduce_scatter(
+        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Any
     ) -> OpInfo | Work:
         """Reduce-scatter: combines the tensors of all members, element by element. Each member gets its part.
 
-        tensor: this member's input: as many elements as `out` for each member of the group, in rank order. Part i of
+        tensor: this member's input: as many elements as `out` for each member that takes part, in rank order. Part i of
             the result goes to the member of rank i.
         out: where this member's part of the result goes. The same dtype as `tensor`. May be a part of `tensor`. It is
             written only if the op ends well.
-        The other arguments and the errors are those of all_reduce(); there is no "mesh".
+        counts: for parts of unequal lengths: the elements of each part in rank order, the same at all members. `out` is
+            as long as this member's part. Lengths may be 0. Not for a list. None: all parts are equal.
+        Lists: `tensor` and `out` are lists of as many tensors, and each tensor is in parts.
+        The other arguments and the errors are those of all_reduce().
 
         Raises Aborted, with `tensor` unchanged, if a member that `tensor` is laid out for is gone, whatever on_fault
         says. Then look at the new world, and start it again with tensors of the new size.
         """
-        return self._collectives.reduce_scatter(
-            self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout
-        )
+        self._member.check_joined()
+        return self._collectives.reduce_scatter(self, tensor, op, out, counts, options)
 
     @overload
     def all_gather(
-        self,
-        tensor: Any,
-        *,
-        out: Any,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[OpWait]
     ) -> OpInfo: ...
-
     @overload
     def all_gather(
-        self,
-        tensor: Any,
-        *,
-        out: Any,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[OpStart]
     ) -> Work: ...
-
-    def all_gather(
-        self,
-        tensor: Any,
-        *,
-        out: Any,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> OpInfo | Work:
+    def all_gather(self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Any) -> OpInfo | Work:
         """All-gather: puts the tensors of all members side by side. All get the same bits.
 
-        tensor: this member's part: the same number of elements and dtype at all members. May be a part of `out`.
-        out: where the result goes: as many elements as `tensor` for each member of the group.
-        The other arguments and the errors are those of all_reduce(); there is no "mesh".
+        tensor: this member's part: the same number of elements and dtype at all members. Any dtype of all_reduce(), and
+            float8_e4m3fn and float8_e5m2. May be a part of `out`. Or a list.
+        out: where the result goes: as many elements as `tensor` for each member that takes part. For a list, a list.
+        counts: for parts of unequal lengths: the elements of each part in rank order; `tensor` is as long as this
+            member's part. Lengths may be 0. Not for a list. None: all parts are equal.
+        The other arguments and the errors are those of all_reduce().
 
         The parts come in the order of `OpInfo.members`, without gaps. If a member dies, the others redo the op
         without its part: `out` then holds `OpInfo.world_size` parts, and what follows them means nothing. The same
         holds for members in the background.
         """
-        return self._collectives.all_gather(self, tensor, out, tag, on_fault, min_world, algorithm, async_op, timeout)
+        self._member.check_joined()
+        return self._collectives.all_gather(self, tensor, out, counts, options)
 
     @overload
     def broadcast(
-        self,
-        tensor: Any,
-        root: int = 0,
-        *,
-        root_member: int | None = None,
-        out: Any = None,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, tensor: Any, root: int = 0, *, root_member: int | None = None, out: Any = None, **options: Unpack[OpWait]
     ) -> OpInfo: ...
-
     @overload
     def broadcast(
-        self,
-        tensor: Any,
-        root: int = 0,
-        *,
-        root_member: int | None = None,
-        out: Any = None,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, tensor: Any, root: int = 0, *, root_member: int | None = None, out: Any = None, **options: Unpack[OpStart]
     ) -> Work: ...
-
     def broadcast(
-        self,
-        tensor: Any,
-        root: int = 0,
-        *,
-        root_member: int | None = None,
-        out: Any = None,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        algorithm: str = "auto",
-        async_op: bool = False,
-        timeout: float | None = None,
+        self, tensor: Any, root: int = 0, *, root_member: int | None = None, out: Any = None, **options: Any
     ) -> OpInfo | Work:
         """Broadcast: copies the tensor of one member, the root, to all members.
 
-        tensor: the same number of elements and dtype at all members. Only that of the root is sent. Or a list of
-            tensors, as in all_reduce().
+        tensor: the same number of elements and dtype at all members. Only that of the root is sent. Any dtype of
+            all_reduce(), and float8_e4m3fn and float8_e5m2. Or a list.
         root: the rank of the root in the present epoch. Ranks change when a member leaves; see root_member.
         root_member: the member id of the root, from `members`. None: `root` names it.
         out: where the result goes. Same dtype and shape as `tensor`, and no overlap with it. None: `tensor`.
-        The other arguments and the errors are those of all_reduce(); there is no "mesh".
+        The other arguments and the errors are those of all_reduce().
 
-        Raises Aborted if the root is gone, whatever on_fault says; the message names it. If the op raises, the
-        tensor of the root is unchanged; that of another member, or `out`, may hold anything.
+        If a member dies, the others redo the op. Raises Aborted if the root is gone, whatever on_fault says; the message
+        names it. If the op raises, the tensor of the root is unchanged; that of another member, or `out`, may hold
+        anything.
         """
-        return self._collectives.broadcast(
-            self, tensor, root, root_member, out, tag, on_fault, min_world, algorithm, async_op, timeout
-        )
+        self._member.check_joined()
+        return self._collectives.broadcast(self, tensor, root, root_member, out, options)
 
     @overload
-    def barrier(
+    def gather(
         self,
+        tensor: Any,
+        root: int = 0,
         *,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        root_member: int | None = None,
+        out: Any = None,
+        counts: Counts | None = None,
+        **options: Unpack[OpWait],
     ) -> OpInfo: ...
+    @overload
+    def gather(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        counts: Counts | None = None,
+        **options: Unpack[OpStart],
+    ) -> Work: ...
+    def gather(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        counts: Counts | None = None,
+        **options: Any,
+    ) -> OpInfo | Work:
+        """Gather: puts the tensors of all members side by side at one member, the root.
+
+        tensor: this member's part, as in all_gather(). At the root it may be a part of `out`.
+        root, root_member: the root, as in broadcast().
+        out: at the root: where the result goes, as in all_gather(). Not used at other members.
+        counts: for parts of unequal lengths. At the root: the elements of each part in rank order. All members give it,
+            or none; at other members any sequence will do, also (). Not for a list. None: all parts are equal.
+        The other arguments and the errors are those of all_reduce(); no "ring".
+
+        If a member dies, the others redo the op without its part, as in all_gather(). Raises Aborted if the root is
+        gone, whatever on_fault says; the message names it.
+        """
+        self._member.check_joined()
+        return self._collectives.gather(self, tensor, root, root_member, out, counts, options)
 
     @overload
-    def barrier(
+    def scatter(
         self,
+        tensor: Any = None,
+        root: int = 0,
         *,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        root_member: int | None = None,
+        out: Any,
+        counts: Counts | None = None,
+        **options: Unpack[OpWait],
+    ) -> OpInfo: ...
+    @overload
+    def scatter(
+        self,
+        tensor: Any = None,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any,
+        counts: Counts | None = None,
+        **options: Unpack[OpStart],
     ) -> Work: ...
-
-    def barrier(
+    def scatter(
         self,
+        tensor: Any = None,
+        root: int = 0,
         *,
-        tag: int = 0,
-        on_fault: str | None = None,
-        min_world: int = 0,
-        async_op: bool = False,
-        timeout: float | None = None,
+        root_member: int | None = None,
+        out: Any,
+        counts: Counts | None = None,
+        **options: Any,
     ) -> OpInfo | Work:
-        """Barrier: ends when every member of the group has started it.
+        """Scatter: gives each member its part of the tensor of one member, the root.
+
+        tensor: at the root: as many elements as `out` for each member that takes part, in rank order. Any dtype of
+            all_gather(). Or a list. Not used at other members.
+        root, root_member: the root, as in broadcast().
+        out: where this member's part goes. At the root it may be a part of `tensor`. For a list, a list.
+        counts: for parts of unequal lengths, as in gather().
+        The other arguments and the errors are those of all_reduce(); no "ring".
+
+        Raises Aborted, with `tensor` unchanged, if the root or a member that `tensor` is laid out for is gone, whatever
+        on_fault says. If the op raises, `out` may hold anything.
+        """
+        self._member.check_joined()
+        return self._collectives.scatter(self, tensor, root, root_member, out, counts, options)
+
+    @overload
+    def all_to_all(
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        out_counts: Counts | None = None,
+        **options: Unpack[OpWait],
+    ) -> OpInfo: ...
+    @overload
+    def all_to_all(
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        out_counts: Counts | None = None,
+        **options: Unpack[OpStart],
+    ) -> Work: ...
+    def all_to_all(
+        self, tensor: Any, *, out: Any, counts: Counts | None = None, out_counts: Counts | None = None, **options: Any
+    ) -> OpInfo | Work:
+        """All-to-all: each member gives each member a part.
+
+        tensor: a part for each member that takes part, in rank order. Any dtype of all_gather(). Or a list.
+        out: where the parts go: part i is from the member of rank i. As many elements as `tensor`. It may be `tensor`.
+            For a list, a list.
+        counts, out_counts: for parts of unequal lengths: the elements of each part of `tensor`, and of `out`. What a
+            member gives another one is what that one gets. All members give both, or none does. Lengths may be 0. Not
+            for a list.
+        The other arguments and the errors are those of all_reduce(); no "ring". At most 256 members.
+
+        Raises Aborted, with `tensor` unchanged, if a member that `tensor` is laid out for is gone, whatever on_fault
+        says. If the op raises, an `out` apart from `tensor` may hold anything. The parts from members in the background
+        mean nothing.
+        """
+        self._member.check_joined()
+        return self._collectives.all_to_all(self, tensor, out, counts, out_counts, options)
+
+    @overload
+    def send(
+        self, tensor: Any, to: int | None = None, *, to_member: int | None = None, **options: Unpack[SendWait]
+    ) -> OpInfo: ...
+    @overload
+    def send(
+        self, tensor: Any, to: int | None = None, *, to_member: int | None = None, **options: Unpack[SendStart]
+    ) -> Work: ...
+    def send(
+        self, tensor: Any, to: int | None = None, *, to_member: int | None = None, **options: Any
+    ) -> OpInfo | Work:
+        """Sends a tensor to one other member, which calls recv(). Ends when that one has the tensor.
+
+        tensor: as many elements, and the same dtype, as at the receiver. Any dtype of all_gather(). Or a list.
+        to: the rank of the receiver in the present epoch. Ranks change when a member leaves; see to_member.
+        to_member: the member id of the receiver, from `members`.
+        tag, on_fault, algorithm (no "ring"), async_op, timeout and the errors are those of all_reduce(). Two members may
+        send to each other at the same time, with different tags.
+
+        Raises Aborted if the receiver is gone, whatever on_fault says; the message names it.
+        """
+        self._member.check_joined()
+        return self._collectives.send(self, tensor, to, to_member, options)
+
+    @overload
+    def recv(
+        self, tensor: Any, source: int | None = None, *, source_member: int | None = None, **options: Unpack[SendWait]
+    ) -> OpInfo: ...
+    @overload
+    def recv(
+        self, tensor: Any, source: int | None = None, *, source_member: int | None = None, **options: Unpack[SendStart]
+    ) -> Work: ...
+    def recv(
+        self, tensor: Any, source: int | None = None, *, source_member: int | None = None, **options: Any
+    ) -> OpInfo | Work:
+        """Receives a tensor from one other member, which calls send().
+
+        tensor: where the tensor goes. If the op raises, it may hold anything.
+        source: the rank of the sender in the present epoch. source_member: its member id.
+        The rest is as for send(); the tag is that of the sender.
+        """
+        self._member.check_joined()
+        return self._collectives.recv(self, tensor, source, source_member, options)
+
+    @overload
+    def barrier(self, **options: Unpack[OpWait]) -> OpInfo: ...
+    @overload
+    def barrier(self, **options: Unpack[OpStart]) -> Work: ...
+    def barrier(self, **options: Any) -> OpInfo | Work:
+        """Barrier: ends when every member of the group, or of the participants, has started it.
 
         It admits no newcomers; step() does. The arguments and the errors are those of all_reduce().
         """
-        return self._collectives.barrier(self, tag, on_fault, min_world, async_op, timeout)
+        self._member.check_joined()
+        return self._collectives.barrier(self, options)
 
     # ------------------------------------------------------------------ memory
 

@@ -64,6 +64,18 @@ class Member:
         check(_native.library().lh_world(self.handle, ctypes.byref(info)), "world")
         return World(info.epoch, info.rank, info.size, info.pending, info.member_id, bool(info.background))
 
+    def members(self) -> tuple[int, ...]:
+        """The ids of all members of the current epoch, in rank order. Asks peerd, at most 30 s."""
+        self.check_joined()
+        capacity = 64
+        while True:
+            ids = (ctypes.c_uint64 * capacity)()
+            count = ctypes.c_uint32()
+            check(_native.library().lh_members(self.handle, ids, capacity, ctypes.byref(count)), "members")
+            if count.value <= capacity:
+                return tuple(ids[: count.value])
+            capacity = count.value
+
     def is_out(self) -> bool:
         """Whether this member has left, was removed, or has lost its peerd."""
         info = _native.WorldInfo()

@@ -8,6 +8,7 @@ import os
 import pathlib
 import time
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
 
 from ._version import __version__
 
@@ -33,9 +34,12 @@ DTYPES = {
     "bfloat16": 9,
     "float32": 10,
     "float64": 11,
+    "bool": 12,
+    "float8_e4m3fn": 13,
+    "float8_e5m2": 14,
 }
 # The dtypes that a tensor of a state may have.
-STATE_DTYPES = {**DTYPES, "bool": 12}
+STATE_DTYPES = {name: code for name, code in DTYPES.items() if not name.startswith("float8")}
 ITEM_BYTES = {
     name: 1 if name in ("bool", "int8", "uint8") else int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
     for name in STATE_DTYPES
@@ -55,6 +59,7 @@ HASH_MODES = {"always": 0, "on_change": 1}
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 ON_FAULT = {"retry": 0, "abort": 1}
 AS_JOINED = 2
+ORDERS = {"any": 0, "rank": 1}
 ALGORITHMS = {"auto": 0, "oneshot": 1, "mesh": 2, "ring": 3}
 ALGORITHM_NAMES = {**{code: name for name, code in ALGORITHMS.items()}, 4: "local"}
 
@@ -122,85 +127,83 @@ class MemberInfoStruct(_Sized):
 
 
 class Slice(ctypes.Structure):
-    _fields_ = [("source", c_void_p), ("target", c_void_p), ("count", c_uint64)]
+    _fields_ = [("source", c_void_p), ("target", c_void_p), ("count", c_uint64), ("dtype", c_int), ("zero", c_uint32)]
+
+
+# What the options of several collectives have in common.
+_Fields = list[tuple[str, Any]]
+_HEAD: _Fields = [("struct_size", c_uint32), ("dtype", c_int)]
+_SOURCE: _Fields = [("source", c_void_p)]
+_TARGET: _Fields = [("target", c_void_p)]
+_LIST: _Fields = [("count", c_uint64), ("slices", POINTER(Slice)), ("slice_count", c_uint64), ("tag", c_uint64)]
+_MEMBERS: _Fields = [("participants", POINTER(c_uint64)), ("participant_count", c_uint32), ("min_world", c_uint32)]
+_FAULT: _Fields = [("on_fault", c_int), ("algorithm", c_int)]
+_COMMON = _HEAD + _SOURCE + _TARGET + _LIST + _MEMBERS + _FAULT
+_REDUCTION: _Fields = [("op", c_int), ("order", c_int), ("weight", POINTER(c_double))]
+_ROOT: _Fields = [("root_member", c_uint64), ("root", c_uint32)]
+_ZERO: _Fields = [("zero", c_uint32)]
+_WORLD: _Fields = [("world", c_uint32)]
+_COUNTS: _Fields = [("counts", POINTER(c_uint64))]
 
 
 class AllReduceOptions(_Sized):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("source", c_void_p),
-        ("target", c_void_p),
-        ("count", c_uint64),
-        ("dtype", c_int),
-        ("op", c_int),
-        ("tag", c_uint64),
-        ("on_fault", c_int),
-        ("min_world", c_uint32),
-        ("algorithm", c_int),
-        ("zero", c_uint32),
-        ("slices", POINTER(Slice)),
-        ("slice_count", c_uint64),
-    ]
+    _fields_ = _COMMON + _REDUCTION
+
+
+class ReduceOptions(_Sized):
+    _fields_ = _COMMON + _REDUCTION + _ROOT + _ZERO
 
 
 class ReduceScatterOptions(_Sized):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("world", c_uint32),
-        ("source", c_void_p),
-        ("target", c_void_p),
-        ("count", c_uint64),
-        ("dtype", c_int),
-        ("op", c_int),
-        ("tag", c_uint64),
-        ("on_fault", c_int),
-        ("min_world", c_uint32),
-        ("algorithm", c_int),
-        ("zero", c_uint32),
-    ]
+    _fields_ = _COMMON + _REDUCTION + _WORLD + _ZERO + _COUNTS
 
 
 class AllGatherOptions(_Sized):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("world", c_uint32),
-        ("source", c_void_p),
-        ("target", c_void_p),
-        ("count", c_uint64),
-        ("dtype", c_int),
-        ("on_fault", c_int),
-        ("tag", c_uint64),
-        ("min_world", c_uint32),
-        ("algorithm", c_int),
-    ]
+    _fields_ = _COMMON + _WORLD + _ZERO + _COUNTS
 
 
 class BroadcastOptions(_Sized):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("root", c_uint32),
-        ("root_member", c_uint64),
-        ("source", c_void_p),
-        ("target", c_void_p),
-        ("count", c_uint64),
-        ("dtype", c_int),
-        ("on_fault", c_int),
-        ("tag", c_uint64),
-        ("min_world", c_uint32),
-        ("algorithm", c_int),
-        ("slices", POINTER(Slice)),
-        ("slice_count", c_uint64),
-    ]
+    _fields_ = _COMMON + _ROOT + _ZERO
+
+
+class GatherOptions(_Sized):
+    _fields_ = _COMMON + _ROOT + _WORLD + _COUNTS
+
+
+class ScatterOptions(_Sized):
+    _fields_ = _COMMON + _ROOT + _WORLD + _COUNTS
+
+
+class AllToAllOptions(_Sized):
+    _fields_ = _COMMON + _WORLD + _ZERO + _COUNTS + [("target_counts", POINTER(c_uint64))]
+
+
+class SendOptions(_Sized):
+    _fields_ = _HEAD + _SOURCE + _LIST + _FAULT + [("to_member", c_uint64), ("to", c_uint32)] + _ZERO
+
+
+class RecvOptions(_Sized):
+    _fields_ = _HEAD + _TARGET + _LIST + _FAULT + [("from_member", c_uint64), ("from", c_uint32)] + _ZERO
 
 
 class BarrierOptions(_Sized):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("on_fault", c_int),
-        ("tag", c_uint64),
-        ("min_world", c_uint32),
-        ("zero", c_uint32),
-    ]
+    _fields_ = [("struct_size", c_uint32), ("on_fault", c_int), ("tag", c_uint64), *_MEMBERS]
+
+
+# By the name of the C function, without lh_.
+COLLECTIVES: dict[str, type[_Sized]] = {
+    "all_reduce": AllReduceOptions,
+    "reduce": ReduceOptions,
+    "reduce_scatter": ReduceScatterOptions,
+    "all_gather": AllGatherOptions,
+    "broadcast": BroadcastOptions,
+    "gather": GatherOptions,
+    "scatter": ScatterOptions,
+    "all_to_all": AllToAllOptions,
+    "send": SendOptions,
+    "recv": RecvOptions,
+    "barrier": BarrierOptions,
+}
 
 
 class OpInfoStruct(_Sized):
@@ -308,31 +311,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_begin_step_sync": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_sync_progress": (c_int, [c_void_p, POINTER(ProgressStruct)]),
     "lh_state_take": (c_int, [c_void_p, c_void_p, c_int64, POINTER(SyncInfoStruct)]),
-    "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),
-    "lh_all_reduce": (
-        c_int,
-        [c_void_p, POINTER(AllReduceOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
-    ),
-    "lh_reduce_scatter_start": (c_int, [c_void_p, POINTER(ReduceScatterOptions), POINTER(c_void_p)]),
-    "lh_reduce_scatter": (
-        c_int,
-        [c_void_p, POINTER(ReduceScatterOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
-    ),
-    "lh_all_gather_start": (c_int, [c_void_p, POINTER(AllGatherOptions), POINTER(c_void_p)]),
-    "lh_all_gather": (
-        c_int,
-        [c_void_p, POINTER(AllGatherOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
-    ),
-    "lh_broadcast_start": (c_int, [c_void_p, POINTER(BroadcastOptions), POINTER(c_void_p)]),
-    "lh_broadcast": (
-        c_int,
-        [c_void_p, POINTER(BroadcastOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
-    ),
-    "lh_barrier_start": (c_int, [c_void_p, POINTER(BarrierOptions), POINTER(c_void_p)]),
-    "lh_barrier": (
-        c_int,
-        [c_void_p, POINTER(BarrierOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
-    ),
     "lh_op_wait": (c_int, [c_void_p, c_int64]),
     "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),
     "lh_wait_any": (c_int, [c_void_p, POINTER(c_void_p), c_uint32, c_int64, POINTER(c_uint32)]),
@@ -340,8 +318,15 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_event_take": (c_int, [c_void_p]),
     "lh_help": (c_int, [c_void_p, c_int64]),
     "lh_op_info": (c_int, [c_void_p, POINTER(OpInfoStruct)]),
+    "lh_op_cancel": (c_int, [c_void_p]),
     "lh_op_free": (None, [c_void_p]),
 }
+for _name, _options in COLLECTIVES.items():
+    _SIGNATURES[f"lh_{_name}_start"] = (c_int, [c_void_p, POINTER(_options), POINTER(c_void_p)])
+    _SIGNATURES[f"lh_{_name}"] = (
+        c_int,
+        [c_void_p, POINTER(_options), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
+    )
 
 
 def _candidates() -> list[pathlib.Path]:

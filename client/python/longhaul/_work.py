@@ -1,4 +1,4 @@
-"""All-reduces in flight: how to wait for them, and what they did."""
+"""Ops in flight: how to wait for them, and what they did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._watcher import run_callback
 
 
 class OpInfo(NamedTuple):
-    """What one all-reduce did."""
+    """What one op did."""
 
     world_size: int  #: members whose tensors are in the result; none of them is in the background
     epoch: int  #: the epoch in which the result was made
@@ -143,7 +143,7 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
 
 
 class Work:
-    """An all-reduce in flight, from `Comm.all_reduce(async_op=True)`.
+    """An op in flight, from `Comm.all_reduce(async_op=True)`, for instance.
 
     The tensors belong to the op until it has an outcome: neither read nor write them. A Work may be dropped without
     waiting: the op goes on and keeps its tensors alive. Any thread may call any method.
@@ -172,6 +172,17 @@ class Work:
         """Whether the op has an outcome, good or bad. Does not wait for other members."""
         return self._op.poll()
 
+    def cancel(self) -> None:
+        """Asks for the end of the op. Does not wait: wait() tells the outcome.
+
+        Usually the op ends with Aborted at all members, with their inputs unchanged, also at those that start it later.
+        If it was almost done, it may still end well, at all members. An op that waits in this process, because 1024
+        others are in flight, ends at once and only here: the other members cannot know of it, and wait for this one.
+        If the op has an outcome already, nothing happens.
+        """
+        if self._op.outcome is None:
+            check(_native.library().lh_op_cancel(self._op.handle), self._op.what)
+
     @property
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
@@ -191,7 +202,10 @@ class Work:
             op.client.watcher.watch(op.client, op.poll, lambda: run_callback(call, self))
 
     def future(self) -> concurrent.futures.Future[OpInfo]:
-        """A future of the outcome: its result() is what wait() returns or raises. cancel() does not end the op."""
+        """A future of the outcome: its result() is what wait() returns or raises.
+
+        Its cancel() does nothing; that of the Work ends the op.
+        """
         future: concurrent.futures.Future[OpInfo] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 

@@ -19,10 +19,11 @@ __all__ = ["empty"]
 
 
 def empty(*size: Any, dtype: torch.dtype | None = None, peerd: PathLike | None = None) -> torch.Tensor:
-    """Creates a CPU tensor in memory shared with peerd. An all-reduce of it copies nothing.
+    """Creates a CPU tensor in memory shared with peerd. An op on it copies nothing.
 
     size: ints, or one sequence of ints, as for torch.empty.
-    dtype: torch.int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64; None: torch's default dtype.
+    dtype: torch.bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2;
+        None: torch's default dtype.
     peerd: as for `longhaul.empty`.
 
     The content is undefined. The memory is freed when the tensor and all its views are gone. Errors: as for
@@ -30,7 +31,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, peerd: PathLike | None =
     """
     kind = dtype or torch.get_default_dtype()
     if str(kind).replace("torch.", "") not in _native.DTYPES:
-        raise InvalidArgument(f"dtype {kind} cannot be reduced; give one of {', '.join(_native.DTYPES)}")
+        raise InvalidArgument(f"dtype {kind} is not possible; give one of {', '.join(_native.DTYPES)}")
     shape = shape_of(size[0] if len(size) == 1 else size)
     count = math.prod(shape)
     if count == 0:
