@@ -6,6 +6,11 @@
 // second, and the ratio to memcpy of as many bytes, both for a range that fits into the cache and
 // for one that does not. A reduction reads two streams and writes one; a copy reads one and writes
 // one. So at a ratio of 0.67 both cause the same memory traffic.
+//
+// Rows such as "sum4" are calls of Combine() with as many terms, in place of the first: "by pairs"
+// adds the same terms two at a time, "weights" multiplies each, "avg" divides. "sum2 wide" adds a
+// term of float32 to one of the dtype, and "to wide" does so in place of the term of float32; their
+// bytes are those in float32.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -56,18 +61,20 @@ void Run() {
   std::vector<uint8_t> a(kMemoryBytes);
   std::vector<uint8_t> b(kMemoryBytes);
   std::vector<uint8_t> out(kMemoryBytes, 1);
+  std::vector<std::vector<uint8_t>> others(7, std::vector<uint8_t>(kMemoryBytes));
   const auto copy = [&](size_t bytes) {
     return Measure(bytes, [&] { std::memcpy(out.data(), a.data(), bytes); });
   };
   std::fill(a.begin(), a.end(), uint8_t{1});
   const double copy_cache = copy(kCacheBytes);
   const double copy_memory = copy(kMemoryBytes);
-  std::printf("%-8s %-9s %-6s  %8s %6s  %8s %6s\n", "isa", "dtype", "op", "cache", "ratio",
+  std::printf("%-8s %-9s %-13s  %8s %6s  %8s %6s\n", "isa", "dtype", "op", "cache", "ratio",
               "memory", "ratio");
-  std::printf("%-8s %-9s %-6s  %8.1f %6.2f  %8.1f %6.2f\n", "", "memcpy", "", copy_cache, 1.0,
+  std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", "", "memcpy", "", copy_cache, 1.0,
               copy_memory, 1.0);
   for (int d = 0; d < LH_WIRE_DTYPE_COUNT; ++d) {
     const auto dtype = static_cast<DType>(d);
+    if (IsFloat8(dtype)) continue;  // never reduced
     Fill(&b, dtype);
     // All instruction sets do the same work in turns, so that other work of the machine affects
     // all.
@@ -79,18 +86,63 @@ void Run() {
         };
         const double cache = measure(kCacheBytes);
         const double memory = measure(kMemoryBytes);
-        std::printf("%-8s %-9s %-6s  %8.1f %6.2f  %8.1f %6.2f\n", kernels.name, Name(dtype), op,
+        std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", kernels.name, Name(dtype), op,
                     cache, cache / copy_cache, memory, memory / copy_memory);
         std::fflush(stdout);
       }
     };
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin}) {
+      if (dtype == DType::kBool && op == ReduceOp::kProd) continue;
       rows(Name(op), [&](const Kernels& kernels, size_t count) {
         kernels.reduce(a.data(), a.data(), b.data(), count, dtype, op);
       });
     }
+    if (dtype == DType::kBool) continue;
     rows("divide",
          [&](const Kernels& kernels, size_t count) { kernels.divide(a.data(), count, dtype, 3); });
+    if (!IsHalf(dtype) && dtype != DType::kFloat32) continue;
+    const auto terms = [&](size_t n, double weight) {
+      std::vector<Term> terms = {{.data = a.data(), .weight = weight}};
+      for (size_t i = 1; i < n; ++i) {
+        Fill(&others[i - 1], dtype);
+        terms.push_back({.data = others[i - 1].data(), .weight = weight});
+      }
+      return terms;
+    };
+    const auto combine = [&](const char* name, const std::vector<Term>& terms, ReduceOp op,
+                             double divisor) {
+      rows(name, [&](const Kernels& kernels, size_t count) {
+        kernels.combine(a.data(), false, terms, count, dtype, op, divisor);
+      });
+    };
+    combine("sum2", terms(2, 1), ReduceOp::kSum, 0);
+    combine("sum2 weights", terms(2, 0.5), ReduceOp::kSum, 0);
+    combine("avg2", terms(2, 1), ReduceOp::kAvg, 2);
+    const std::vector<Term> four = terms(4, 1);
+    rows("sum4 by pairs", [&](const Kernels& kernels, size_t count) {
+      const size_t block = (32 << 10) / SizeOf(dtype);
+      for (size_t done = 0; done < count; done += block) {
+        const size_t at = done * SizeOf(dtype);
+        for (size_t i = 1; i < four.size(); ++i) {
+          kernels.reduce(a.data() + at, a.data() + at, four[i].data + at,
+                         std::min(block, count - done), dtype, ReduceOp::kSum);
+        }
+      }
+    });
+    combine("sum4", four, ReduceOp::kSum, 0);
+    combine("sum8", terms(8, 1), ReduceOp::kSum, 0);
+    if (!IsHalf(dtype)) continue;
+    Fill(&others[0], DType::kFloat32);
+    const Term narrow = {.data = a.data()};
+    const Term wide = {.data = others[0].data(), .wide = true};
+    rows("sum2 wide", [&](const Kernels& kernels, size_t count) {
+      kernels.combine(a.data(), false, std::vector<Term>{wide, narrow}, count / 2, dtype,
+                      ReduceOp::kSum, 0);
+    });
+    rows("to wide", [&](const Kernels& kernels, size_t count) {
+      kernels.combine(others[0].data(), true, std::vector<Term>{wide, narrow}, count / 2, dtype,
+                      ReduceOp::kSum, 0);
+    });
   }
 }
 

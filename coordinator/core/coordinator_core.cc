@@ -100,6 +100,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::EpochReady& message);
   Violation Handle(PeerId peer, const control::EpochFailed& message);
   Violation Handle(PeerId peer, const control::LinkLost& message);
+  Violation Handle(PeerId peer, const control::CancelOp& message);
   Violation Handle(PeerId peer, const control::Heartbeat& message);
   Violation Handle(PeerId peer, const control::Draining& message);
   Violation Handle(PeerId peer, const control::SyncVote& message);
@@ -673,6 +674,12 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkLost& lo
   });
   if (!violation) BuryIfAccused(lost.peer);
   return violation;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::CancelOp& cancel) {
+  if (FindGroup(cancel.group) == nullptr) return std::nullopt;
+  return On(cancel.group,
+            [&](Group& group, GroupOutput* out) { return group.CancelOp(peer, cancel, out); });
 }
 
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Heartbeat& heartbeat) {

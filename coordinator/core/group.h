@@ -16,7 +16,7 @@
 //   idle --(no member is admitted, and a pending one may be)--> preparing
 //   idle --(all votes are in, and a member is ready to leave the background)--> preparing
 //   idle --(all votes are in, and a better ring or new link costs are known)--> preparing
-//   idle --(a removal | a lost link)--> preparing, with freeze
+//   idle --(a removal | a lost link | a cancelled op)--> preparing, with freeze
 //   preparing --(every peer is ready)--> committed, idle
 //   preparing --(a change)--> preparing the next number, which includes all changes so far
 //   preparing --(without freeze; all that it was for is gone)--> idle (AbortEpoch)
@@ -106,6 +106,8 @@ class Group {
   Violation Ready(PeerId peer, const control::EpochReady &ready);
   Violation Failed(PeerId peer, const control::EpochFailed &failed);
   Violation LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out);
+  // A member cancels an op: the next epoch freezes ops, and judges this one.
+  Violation CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOutput *out);
   // A peer has tried a newcomer's data port.
   void Tried(PeerId peer, const control::PeerTried &tried);
   void Evict(MemberId member, const std::string &reason, GroupOutput *out);

@@ -320,6 +320,25 @@ void Group::Commit(Tick now, GroupOutput *out) {
   out->notices.back().fault = std::move(fault);
 }
 
+Violation Group::CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOutput *out) {
+  if (cancel.after > record_.highest) {
+    return "cancelled an op after epoch " + ToString(cancel.after) + ", which was never prepared";
+  }
+  const MemberRecord *const member = Find(cancel.member);
+  // The peer has reported its ops for a newer freeze, or will do so. It cancels again if need be.
+  if (cancel.after < record_.last_freeze || member == nullptr || member->peer != peer ||
+      !IsAdmitted(*member)) {
+    return std::nullopt;
+  }
+  const std::string text = ToString(cancel.member) + " cancelled " + Clean(cancel.what);
+  Note("cancel", cancel.member, peer,
+       "op cancelled member=" + ToString(cancel.member) + " op=" + Clean(cancel.what), out);
+  MarkChanged(text);
+  repair_ = Clean(text);
+  NoteFault(FaultNow("cancel", ToString(peer)));
+  return std::nullopt;
+}
+
 void Group::CommitEmpty(GroupOutput *out) {
   preparation_.reset();
   const std::vector<MemberRecord> removed = Departing(record_);

@@ -21,13 +21,14 @@ bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneB
   return false;
 }
 
-// All reports of ops with one name (boundary and tag). The reports of one peer are in order of
+// All reports of ops with one name (boundary, tag and set). The reports of one peer are in order of
 // their ordinals; all ops before the last one linger.
 struct OpsOfName {
   using ByPeer = std::map<PeerId, std::vector<const control::OpReport*>>;
   ByPeer reported;
   ByPeer aborted;
   std::set<PeerId> redone;  // the peers whose newest op of the name is to be redone
+  bool cancelled = false;   // a member has cancelled an op of this name that is not committed
 };
 
 // Returns the peers among `reports` that have not announced an op of this name that another peer
@@ -78,9 +79,30 @@ void Redo(const std::vector<const control::OpReport*>& ops, std::vector<control:
   }
 }
 
+// Sets the fate of the newest op of each peer.
+void AbortAll(const OpsOfName& name, const std::set<PeerId>& missed,
+              std::map<PeerId, std::vector<control::OpFate>>* fates) {
+  for (const auto& [peer, ops] : name.reported) {
+    if (missed.contains(peer)) continue;
+    for (control::OpFate& fate : fates->at(peer)) {
+      if (fate.ordinal == ops.back()->ordinal) fate.fate = control::Fate::kAbort;
+    }
+  }
+}
+
+// Returns true if a peer that has announced the cancelled op has its result. Such a peer may have
+// given the result to its trainers already (a one-shot op), so it is too late to cancel.
+bool SomebodyIsDone(const OpsOfName& name, const std::set<PeerId>& missed) {
+  return std::any_of(name.reported.begin(), name.reported.end(), [&](const auto& entry) {
+    return !missed.contains(entry.first) && entry.second.back()->done;
+  });
+}
+
 // Returns true if the members differ in `on_fault`: some peer aborts the op, and another peer,
 // which has announced the same op, is to redo it. Then all peers announce the op again, see that
 // their offers differ, and refuse it.
+// The same holds for an op that was cancelled too late: the peer of the member that cancelled it
+// redoes it.
 bool DiffersAboutFaults(const OpsOfName& name, const std::set<PeerId>& missed) {
   if (name.aborted.empty()) return false;
   return std::any_of(name.reported.begin(), name.reported.end(), [&](const auto& entry) {
@@ -104,9 +126,10 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
       const bool commit = op.done && !SomebodyIsNotDone(op, done);
       const control::Fate again = op.abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
-      OpsOfName& name = names[{op.boundary, op.tag}];
+      OpsOfName& name = names[{op.boundary, op.tag, op.set}];
       name.reported[peer].push_back(&op);
-      if (!commit && op.abort_on_fault) name.aborted[peer].push_back(&op);
+      if (!commit && (op.abort_on_fault || op.cancelled)) name.aborted[peer].push_back(&op);
+      name.cancelled = name.cancelled || (!commit && op.cancelled);
       if (commit || op.abort_on_fault) {
         name.redone.erase(peer);
       } else {
@@ -117,7 +140,9 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
   std::map<PeerId, std::set<control::MissedOp>> missed;
   for (const auto& [name, ops] : names) {
     const std::set<PeerId> missed_by = MissedBy(ops, reports);
-    if (DiffersAboutFaults(ops, missed_by)) {
+    if (ops.cancelled && !SomebodyIsDone(ops, missed_by)) {
+      AbortAll(ops, missed_by, &fates);
+    } else if (DiffersAboutFaults(ops, missed_by)) {
       for (const auto& [peer, aborted] : ops.aborted) Redo(aborted, &fates[peer]);
       continue;
     }

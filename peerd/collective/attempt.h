@@ -5,13 +5,15 @@
 // send, and is told of arrived segments. So the same code runs over TCP, and in the simulation
 // over a model network. One thread owns an Attempt and makes all calls.
 //
-// Words (plan.h cuts tensors in the same way at every peer):
+// Words (layout.h and plan.h cut tensors in the same way at every peer):
 // - position: the place of a peer in the ring, 0 to size - 1. The mesh uses the same numbers.
-// - chunk: a tensor is cut into one chunk for each position.
+// - the whole: the tensor of the op, or all its tensors one after the other. It may be no tensor
+//   that a single peer has in memory, but it numbers the bytes.
+// - chunk: the whole is cut into one chunk for each position, or for each member (Cut).
 // - grain: a chunk is cut into grains of grain_bytes.
 // - segment: one or more consecutive grains of a chunk, which are sent together. The sender chooses
 //   how many. Few large segments cost less; many small ones can be spread over many slow lanes. A
-//   segment is named by its phase, its offset in the tensor and its length.
+//   segment is named by its phase, its offset in the whole and its length.
 //
 // Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 // 2009), without barriers between the steps. Each position sends only to the next one.
@@ -24,11 +26,12 @@
 // - Phase gather: the owner sends each finished segment to all other positions.
 // So a segment needs 2 steps, where a ring needs 2 (size - 1).
 //
-// Both are an all-reduce. The other kinds of ops leave out a phase, and run over the ring only. In
-// them a chunk belongs to a member (Cut), and ends or begins at that member's position:
-// - reduce-scatter is phase reduce alone: the last position of a chunk is that of its owner
-// - all-gather and broadcast are phase gather alone: it begins at the owner, with the owner's input
-// The sources of these ops are never written to.
+// Both are an all-reduce. The other kinds of ops leave out a phase. In them a chunk belongs to a
+// member (Cut), and ends or begins at that member's position:
+// - reduce-scatter and reduce are phase reduce alone: the chunk is finished at its owner
+// - all other kinds are phase gather alone: it begins at the owner, with the owner's input. In some
+//   of them a chunk goes to one member only, straight from its owner, so they take the mesh.
+// Sources are never written to, unless source and target are the same.
 //
 // Work in slices: no call works on a whole tensor. Work() does everything that takes time in
 // proportion to the tensor, as much at a time as its caller allows: restoring originals, copying
@@ -56,7 +59,7 @@ namespace longhaul::peerd {
 // A part of the tensor that is sent at once.
 struct Segment {
   Phase phase = Phase::kReduce;
-  uint64_t offset = 0;  // in the tensor, in bytes
+  uint64_t offset = 0;  // in the whole, in bytes
   uint32_t bytes = 0;
 };
 
@@ -235,9 +238,10 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec
 
 // The most scratch memory that an attempt borrows when it is made. `in_place`: the only local
 // member left is in place. `positions`: at most so many peers take part. `crowded`: a peer may have
-// several members that contribute. `mesh`: the op may take the mesh.
+// several members that contribute, or that own a part of a reduce-scatter. `mesh`: the op may take
+// the mesh. `unequal_bytes`: of the whole if desc.unequal, where the description does not say it.
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
-                         bool mesh);
+                         bool mesh, uint64_t unequal_bytes = 0);
 
 // Computes the result of a one-shot op: the whole, as layout.h lays it out. Every peer has the
 // inputs of all positions and adds them in spec.order, so all get the same bits. payloads[i] is the

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <ostream>
 #include <set>
@@ -34,11 +35,28 @@ OpDesc Desc(DType dtype, ReduceOp op, uint64_t count) {
   return desc;
 }
 
-// Each peer has one to three members. Each member's op is in place or not.
+// A dtype that this op can reduce.
+DType RandomDType(ReduceOp op, bool weighted, Prng* prng) {
+  for (;;) {
+    const auto dtype = static_cast<DType>(prng->Below(LH_WIRE_DTYPE_COUNT));
+    if (ReductionFault(dtype, op, weighted).empty()) return dtype;
+  }
+}
+
+// Each peer has one to three members. Each member's op is in place or not. Some ops are weighted,
+// and some are on a list of tensors.
 ModelOp::Options RandomOptions(Prng* prng, int size) {
   ModelOp::Options options;
-  options.desc = Desc(static_cast<DType>(prng->Below(LH_WIRE_DTYPE_COUNT)),
-                      static_cast<ReduceOp>(prng->Below(LH_WIRE_REDUCE_COUNT)), prng->Below(600));
+  const auto reduce = static_cast<ReduceOp>(prng->Below(LH_WIRE_REDUCE_COUNT));
+  const bool weighted = reduce <= ReduceOp::kAvg && prng->Chance(0.3);
+  options.desc = Desc(RandomDType(reduce, weighted, prng), reduce, prng->Below(600));
+  options.desc.weighted = weighted;
+  if (prng->Chance(0.3)) {
+    for (uint64_t left = 1 + prng->Below(5); left > 0; --left) {
+      const DType dtype = RandomDType(reduce, weighted, prng);
+      options.pieces.push_back({dtype, prng->Chance(0.2) ? 0 : prng->Below(300)});
+    }
+  }
   options.size = size;
   const bool several = prng->Chance(0.5);
   for (int i = 0; i < size; ++i) {
@@ -89,6 +107,7 @@ class WorldTest : public testing::TestWithParam<std::tuple<Algorithm, int>> {
 TEST_P(WorldTest, EveryDtypeAndOpIsExactInPlaceAndOutOfPlace) {
   for (int dtype = 0; dtype < LH_WIRE_DTYPE_COUNT; ++dtype) {
     for (const ReduceOp reduce : kOps) {
+      if (!ReductionFault(static_cast<DType>(dtype), reduce, false).empty()) continue;
       for (const bool in_place : {false, true}) {
         ModelOp::Options options;
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
@@ -104,6 +123,7 @@ TEST_P(WorldTest, EveryDtypeAndOpIsExactInPlaceAndOutOfPlace) {
 TEST_P(WorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
   for (int dtype = 0; dtype < LH_WIRE_DTYPE_COUNT; ++dtype) {
     for (const ReduceOp reduce : kOps) {
+      if (!ReductionFault(static_cast<DType>(dtype), reduce, false).empty()) continue;
       for (const bool in_place : {false, true}) {
         ModelOp::Options options;
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
@@ -378,7 +398,7 @@ TEST_F(RingPlaceTest, ReceivesSegmentsLongerThanALandingInScratch) {
   uint8_t* const shorter = attempt_->Place(0, {Phase::kReduce, 256, 64}).value();
   EXPECT_NE(shorter, longer + 256) << "not in scratch at its offset";
   attempt_->Received(0, {Phase::kReduce, 0, 128});
-  EXPECT_EQ(std::memcmp(longer, op_->specs[1].sources[0], 128), 0) << "the sum of zeros and it";
+  EXPECT_EQ(std::memcmp(longer, op_->specs[1].sources[0][0], 128), 0) << "the sum of zeros and it";
 }
 
 TEST_F(RingPlaceTest, RefusesPartialSumsOfItsOwnChunk) {
@@ -485,40 +505,55 @@ TEST_F(MeshPlaceTest, SendsToEachPositionOnceItHasCreditFromThere) {
 
 // ------------------------------------------------------------------------------ mesh
 
-TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
-  Prng prng(5);
-  for (int i = 0; i < 60; ++i) {
-    ModelOp::Options options = RandomOptions(&prng, 2 + static_cast<int>(prng.Below(8)));
-    options.desc.dtype = DType::kFloat32;
-    options.desc.reduce = prng.Chance(0.5) ? ReduceOp::kSum : ReduceOp::kAvg;
-    options.desc.count += 1;
-    std::set<std::string> results;
-    for (int turn = 0; turn < 3; ++turn) {
-      const auto pool = MakeScratchPool(1 << 30);
-      ModelOp op(options);
-      op.FillWithFractions(options.seed);
-      if (turn == 0) {
-        std::vector<std::string> payloads;
-        for (const AttemptSpec& spec : op.specs) payloads.push_back(OneShotPayload(spec));
-        payloads[0].clear();
-        const auto attempt =
-            MakeOneShotAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
-        attempt->Start();
-        CommitWhole(attempt.get());
-        results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),
-                        options.desc.bytes());
-        continue;
-      }
-      ModelNetwork network(&MakeMeshAttempt, op.specs, pool.get(), prng.Next());
-      ASSERT_TRUE(network.Run());
-      for (int p = 0; p < options.size; ++p) CommitWhole(&network.attempt(p));
-      for (const AttemptSpec& spec : op.specs) {
-        for (const uint8_t* target : spec.targets) {
-          results.emplace(reinterpret_cast<const char*>(target), options.desc.bytes());
-        }
+// The result of an op whose floats depend on the order of additions.
+std::set<std::string> ResultsOfFractions(const ModelOp::Options& options, AttemptMaker make,
+                                         uint64_t seed) {
+  std::set<std::string> results;
+  ModelOp op(options);
+  op.FillWithFractions(options.seed);
+  const auto pool = MakeScratchPool(1 << 30);
+  std::vector<std::unique_ptr<Attempt>> attempts;
+  const auto collect = [&] {
+    for (const AttemptSpec& spec : op.specs) {
+      for (size_t i = 0; i < spec.targets.size(); ++i) {
+        results.insert(op.TargetsOf(spec.position, static_cast<int>(i)));
       }
     }
+  };
+  if (make != nullptr) {
+    ModelNetwork network(make, op.specs, pool.get(), seed);
+    EXPECT_TRUE(network.Run());
+    for (int p = 0; p < options.size; ++p) CommitWhole(&network.attempt(p));
+    collect();
+    return results;
+  }
+  std::vector<std::string> payloads;
+  for (const AttemptSpec& spec : op.specs) payloads.push_back(OneShotPayload(spec));
+  for (const AttemptSpec& spec : op.specs) {
+    attempts.push_back(MakeOneShotAttempt(spec, *ReducePayloads(spec, payloads)));
+    attempts.back()->Start();
+    CommitWhole(attempts.back().get());
+  }
+  collect();
+  return results;
+}
+
+TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
+  constexpr DType kFloats[] = {DType::kFloat16, DType::kBfloat16, DType::kFloat32, DType::kFloat64};
+  Prng prng(5);
+  for (int i = 0; i < 200; ++i) {
+    ModelOp::Options options = RandomOptions(&prng, 2 + static_cast<int>(prng.Below(8)));
+    options.desc.dtype = kFloats[i % 4];
+    options.desc.reduce = prng.Chance(0.5) ? ReduceOp::kSum : ReduceOp::kAvg;
+    options.desc.weighted = prng.Chance(0.5);
+    options.desc.count += 1;
+    for (Piece& piece : options.pieces) piece.dtype = kFloats[prng.Below(4)];
+    const std::set<std::string> results = ResultsOfFractions(options, nullptr, 0);
     ASSERT_EQ(results.size(), 1u) << Trace(options, i);
+    for (int turn = 0; turn < 2; ++turn) {
+      ASSERT_EQ(ResultsOfFractions(options, &MakeMeshAttempt, prng.Next()), results)
+          << Trace(options, i);
+    }
   }
 }
 
@@ -543,11 +578,10 @@ TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
         for (const AttemptSpec& spec : op.specs) {
           EXPECT_EQ(MakeMeshAttempt(spec, nullptr, &pool).status().code(),
                     absl::StatusCode::kResourceExhausted);
-          EXPECT_LE(pool.taken, OriginalsBytesMax(options.desc.bytes()) +
-                                    MeshInputsBytesMax(options.desc.bytes(), size));
+          EXPECT_LE(pool.taken, 2 * options.desc.bytes() + 64 + 128 * size);
           EXPECT_EQ(MakeRingAttempt(spec, nullptr, &pool).status().code(),
                     absl::StatusCode::kResourceExhausted);
-          EXPECT_LE(pool.taken, OriginalsBytesMax(options.desc.bytes()));
+          EXPECT_LE(pool.taken, options.desc.bytes() + 64);
         }
       }
     }
@@ -708,7 +742,7 @@ TEST(MeshFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsLastReturn) {
     attempt->Received(other, input);
   }
   ASSERT_EQ(sink.sent_.size(), 4u);
-  const uint8_t* const place = op.specs[0].targets[0];
+  const uint8_t* const place = op.specs[0].targets[0][0];
   EXPECT_EQ(sink.data_[2], place);
   EXPECT_EQ(sink.data_[3], place);
   const std::string finished(reinterpret_cast<const char*>(place), 64);
@@ -746,7 +780,9 @@ class SliceTest : public AlgorithmTest {
   void Watch(const AttemptSpec& spec) {
     spec_ = &spec;
     before_.clear();
-    for (const uint8_t* tensor : spec.targets) before_.emplace_back(tensor, tensor + Bytes());
+    for (const auto& tensors : spec.targets) {
+      before_.emplace_back(tensors[0], tensors[0] + Bytes());
+    }
   }
   uint64_t Bytes() const { return spec_->desc.bytes(); }
   // Bytes changed since the last call, in whole grains.
@@ -754,7 +790,7 @@ class SliceTest : public AlgorithmTest {
     uint64_t changed = 0;
     for (size_t i = 0; i < before_.size(); ++i) {
       for (uint64_t at = 0; at < Bytes(); at += 4096) {
-        const uint8_t* const now = spec_->targets[i] + at;
+        const uint8_t* const now = spec_->targets[i][0] + at;
         if (std::memcmp(&before_[i][at], now, 4096) == 0) continue;
         changed += 4096;
         std::memcpy(&before_[i][at], now, 4096);
@@ -935,58 +971,69 @@ TEST(OneShotRefusalTest, SegmentsAreRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// ------------------------------------------------------------------------------ chunks of members
+// ------------------------------------------------------------------------------ all kinds
 
-constexpr OpKind kWithCuts[] = {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast};
+constexpr OpKind kKinds[] = {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
+                             OpKind::kReduce,        OpKind::kGather,    OpKind::kScatter,
+                             OpKind::kAllToAll,      OpKind::kSendRecv};
 
-// Each position has one to three members. Some do not contribute.
-ModelOp::Options RandomWithCuts(OpKind kind, int size, uint64_t count, Prng* prng) {
+// Each position has one to three members. Some do not contribute. Some parts are unequal.
+ModelOp::Options RandomOfKind(OpKind kind, int size, uint64_t count, Prng* prng) {
   ModelOp::Options options = RandomOptions(prng, size);
   options.desc.kind = kind;
   options.desc.count = count;
-  if (!Reduces(kind)) options.desc.reduce = ReduceOp::kSum;
+  if (!Reduces(kind)) {
+    options.desc.reduce = ReduceOp::kSum;
+    options.desc.weighted = false;
+  }
+  if (options.pieces.empty() && options.desc.InParts()) options.desc.unequal = prng->Chance(0.4);
+  for (Piece& piece : options.pieces) piece.count = prng->Below(count + 1);
   options.root = static_cast<int>(prng->Below(size));
-  if (kind != OpKind::kBroadcast) options.in_place.clear();
   return options;
 }
 
-class CutsTest : public testing::TestWithParam<std::tuple<OpKind, int>> {
+// The algorithms that an op of this kind may take.
+std::vector<AttemptMaker> MakersOf(OpKind kind) {
+  if (IsDirect(kind)) return {&MakeMeshAttempt};
+  return {&MakeRingAttempt, &MakeMeshAttempt};
+}
+
+class KindTest : public testing::TestWithParam<std::tuple<OpKind, int>> {
  protected:
   static OpKind Kind() { return std::get<0>(GetParam()); }
   static int Size() { return std::get<1>(GetParam()); }
 };
 
-TEST_P(CutsTest, TheResultIsExactAndTheInputsStay) {
+TEST_P(KindTest, TheResultIsExactAndTheInputsStay) {
   const auto pool = MakeScratchPool(1 << 30);
   Prng prng(71 + Size());
   for (const uint64_t count : {1, 2, 7, 211, 1025}) {
-    for (int run = 0; run < 40; ++run) {
-      ModelOp::Options options = RandomWithCuts(Kind(), Size(), count, &prng);
-      const bool in_place = !options.in_place.empty();
-      ModelOp op(options);
-      ModelNetwork network(&MakeRingAttempt, op.specs, pool.get(), run);
-      ASSERT_TRUE(network.Run()) << Trace(options, run) << ": " << network.ToString();
-      // Before the commit nothing is in the target of a reduction.
-      if (!in_place) {
-        ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
-      }
-      for (int i = 0; i < Size(); ++i) CommitWhole(&network.attempt(i));
-      ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, run);
-      if (!in_place) {
-        ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+    for (int run = 0; run < 20; ++run) {
+      for (const AttemptMaker make : MakersOf(Kind())) {
+        ModelOp::Options options = RandomOfKind(Kind(), Size(), count, &prng);
+        if (count == 1025) options.grain_bytes = 1024;
+        if (run % 2 == 0) options.in_place.clear();
+        ModelOp op(options);
+        ModelNetwork network(make, op.specs, pool.get(), run);
+        ASSERT_TRUE(network.Run()) << Trace(options, run) << ": " << network.ToString();
+        for (int i = 0; i < Size(); ++i) CommitWhole(&network.attempt(i));
+        ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, run);
+        if (run % 2 == 0) {
+          ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+        }
       }
     }
   }
 }
 
-TEST_P(CutsTest, AStopAtAnyMomentLeavesTheInputsAndReturnsAllScratch) {
+TEST_P(KindTest, AStopAtAnyMomentLeavesTheInputsAndReturnsAllScratch) {
   Prng prng(83 + Size());
   for (int run = 0; run < 200; ++run) {
-    ModelOp::Options options = RandomWithCuts(Kind(), Size(), 1 + prng.Below(600), &prng);
-    options.in_place.clear();
+    const ModelOp::Options options = RandomOfKind(Kind(), Size(), 1 + prng.Below(600), &prng);
+    const std::vector<AttemptMaker> makers = MakersOf(Kind());
     const auto pool = MakeScratchPool(1 << 30);
     ModelOp op(options);
-    ModelNetwork network(&MakeRingAttempt, op.specs, pool.get(), run);
+    ModelNetwork network(makers[run % makers.size()], op.specs, pool.get(), run);
     for (uint64_t steps = prng.Below(400); steps > 0 && network.Step(); --steps) continue;
     for (int i = 0; i < Size(); ++i) network.Stop(i);
     network.Run();
@@ -998,10 +1045,11 @@ TEST_P(CutsTest, AStopAtAnyMomentLeavesTheInputsAndReturnsAllScratch) {
   }
 }
 
-TEST_P(CutsTest, AOneShotExchangeGivesTheSame) {
+TEST_P(KindTest, AOneShotExchangeGivesTheSame) {
   Prng prng(97 + Size());
   for (int run = 0; run < 100; ++run) {
-    ModelOp::Options options = RandomWithCuts(Kind(), Size(), 1 + prng.Below(60), &prng);
+    ModelOp::Options options = RandomOfKind(Kind(), Size(), 1 + prng.Below(60), &prng);
+    options.desc.unequal = false;
     options.in_place.clear();
     ModelOp op(options);
     std::vector<std::string> payloads;
@@ -1020,29 +1068,172 @@ TEST_P(CutsTest, AOneShotExchangeGivesTheSame) {
 
 TEST(PhaseTest, ASegmentOfAPhaseThatTheOpDoesNotHaveIsRefused) {
   const auto pool = MakeScratchPool(1 << 30);
-  Prng prng(5);
-  for (const OpKind kind : kWithCuts) {
-    ModelOp::Options options = RandomWithCuts(kind, 3, 1024, &prng);
-    options.grain_bytes = 64;
-    ModelOp op(options);
-    class Ignore final : public AttemptSink {
-      void SendSegment(int, const Segment&, const uint8_t*, uint64_t) override {}
-      void Complete() override {}
-    } sink;
-    auto attempt = *MakeRingAttempt(op.specs[1], &sink, pool.get());
-    attempt->Start();
-    const Phase other = Reduces(kind) ? Phase::kGather : Phase::kReduce;
-    const auto placed = attempt->Place(0, {other, 0, 64});
-    EXPECT_FALSE(placed.ok());
-    EXPECT_NE(placed.status().message().find("no such phase"), std::string::npos)
-        << placed.status();
-    attempt->Stop();
-    WorkOff(attempt.get());
+  for (const OpKind kind : kKinds) {
+    for (const AttemptMaker make : MakersOf(kind)) {
+      ModelOp::Options options;
+      options.desc = Desc(DType::kInt32, ReduceOp::kSum, 1024);
+      options.desc.kind = kind;
+      options.size = 3;
+      ModelOp op(options);
+      class Ignore final : public AttemptSink {
+        void SendSegment(int, const Segment&, const uint8_t*, uint64_t) override {}
+        void Complete() override {}
+      } sink;
+      auto attempt = *make(op.specs[1], &sink, pool.get());
+      attempt->Start();
+      const Phase other = Reduces(kind) ? Phase::kGather : Phase::kReduce;
+      const auto placed = attempt->Place(0, {other, 0, 64});
+      EXPECT_FALSE(placed.ok());
+      EXPECT_NE(placed.status().message().find("no such phase"), std::string::npos)
+          << placed.status();
+      attempt->Stop();
+      WorkOff(attempt.get());
+    }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, CutsTest,
-                         testing::Combine(testing::ValuesIn(kWithCuts),
+TEST(DirectTest, AChunkIsTakenOnlyFromItsOwnerAndByItsReceiver) {
+  // Each position sends position 0 a chunk of 64 bytes. Position 1 is asked.
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp::Options options;
+  options.desc = Desc(DType::kInt32, ReduceOp::kSum, 16);
+  options.desc.kind = OpKind::kAllToAll;
+  options.size = 3;
+  ModelOp op(options);
+  Recorder sink;
+  const auto attempt = *MakeMeshAttempt(op.specs[1], &sink, pool.get());
+  attempt->Start();
+  const auto why = [&](int from, uint64_t offset) {
+    const auto place = attempt->Place(from, {Phase::kGather, offset, 64});
+    const std::string text(place.status().message());
+    return place.ok() ? "accepted" : text.substr(text.rfind(": ") + 2);
+  };
+  // Ranks go from the last position to the first, so the chunks of position 2 come first.
+  EXPECT_EQ(why(2, 64), "accepted");
+  EXPECT_EQ(why(2, 64), "it came before");
+  EXPECT_EQ(why(0, 0), "the chunk is not the sender's");
+  EXPECT_EQ(why(2, 0), "the chunk is for another position");
+  EXPECT_EQ(why(2, 128), "the chunk is for another position");
+  EXPECT_EQ(why(2, 7 * 64), "the chunk is not the sender's");
+  EXPECT_EQ(why(0, 7 * 64), "accepted");
+  attempt->Stop();
+}
+
+TEST(DirectTest, WhoHasNothingToSendOrReceiveIsCompleteAtOnce) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp::Options options;
+  options.desc = Desc(DType::kFloat8E4M3, ReduceOp::kSum, 100);
+  options.desc.kind = OpKind::kSendRecv;
+  options.size = 4;
+  options.root = 1;
+  ModelOp op(options);
+  ModelNetwork network(&MakeMeshAttempt, op.specs, pool.get(), 1);
+  for (const int position : {0, 1, 2, 3}) {
+    EXPECT_EQ(network.attempt(position).CompleteAtOnce(), position == 0 || position == 3);
+  }
+  ASSERT_TRUE(network.Run());
+  for (int i = 0; i < options.size; ++i) CommitWhole(&network.attempt(i));
+  EXPECT_EQ(op.ResultsDiffer(), "");
+}
+
+// ------------------------------------------------------------------------------ halves
+
+// Returns the bytes of segments that each position sends in all, for 64 halves.
+uint64_t BytesOfHalves(AttemptMaker make, int size, int members, bool weighted, ReduceOp reduce) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp::Options options;
+  options.desc = Desc(DType::kBfloat16, reduce, 64 * size);
+  options.desc.kind = OpKind::kReduceScatter;
+  options.desc.count = 64;
+  options.desc.weighted = weighted;
+  options.size = size;
+  options.local_members.assign(size, members);
+  ModelOp op(options);
+  ModelNetwork network(make, op.specs, pool.get(), 1);
+  EXPECT_TRUE(network.Run());
+  const uint64_t parts = members * (size - 1);
+  return network.attempt(0).bytes_sent() / parts;
+}
+
+TEST(HalvesTest, TravelAsFloat32OnlyWhereTheyWouldBeRounded) {
+  const AttemptMaker ring = &MakeRingAttempt;
+  const AttemptMaker mesh = &MakeMeshAttempt;
+  EXPECT_EQ(BytesOfHalves(ring, 2, 1, false, ReduceOp::kSum), 128u);
+  EXPECT_EQ(BytesOfHalves(ring, 3, 1, false, ReduceOp::kSum), 256u);
+  EXPECT_EQ(BytesOfHalves(ring, 2, 2, false, ReduceOp::kProd), 256u);
+  EXPECT_EQ(BytesOfHalves(ring, 2, 1, true, ReduceOp::kAvg), 256u);
+  EXPECT_EQ(BytesOfHalves(ring, 5, 2, false, ReduceOp::kMax), 128u);
+  EXPECT_EQ(BytesOfHalves(mesh, 5, 1, false, ReduceOp::kSum), 128u);
+  EXPECT_EQ(BytesOfHalves(mesh, 5, 2, false, ReduceOp::kSum), 256u);
+  EXPECT_EQ(BytesOfHalves(mesh, 2, 1, true, ReduceOp::kAvg), 256u);
+  EXPECT_EQ(BytesOfHalves(mesh, 5, 2, false, ReduceOp::kMin), 128u);
+}
+
+TEST(HalvesTest, WideSegmentsAreRefusedUnlessTheyHaveWholeElements) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp::Options options;
+  options.desc = Desc(DType::kFloat16, ReduceOp::kSum, 96);  // chunks of 64 bytes
+  options.size = 3;
+  ModelOp op(options);
+  Recorder sink;
+  const auto attempt = *MakeRingAttempt(op.specs[1], &sink, pool.get());
+  attempt->Start();
+  for (const uint32_t bytes : {1, 64, 127, 129, 256}) {
+    EXPECT_FALSE(attempt->Place(0, {Phase::kReduce, 0, bytes}).ok()) << bytes;
+  }
+  EXPECT_TRUE(attempt->Place(0, {Phase::kReduce, 0, 128}).ok());
+  attempt->Stop();
+}
+
+// ------------------------------------------------------------------------------ scratch
+
+TEST(ScratchTest, NoAttemptTakesMoreThanItSays) {
+  struct Counting final : ScratchPool {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
+      taken = std::max(taken, bytes);
+      return pool->Borrow(bytes);
+    }
+    void Give(uint8_t* data) override { pool->Give(data); }
+    std::unique_ptr<ScratchPool> pool = MakeScratchPool(1 << 30);
+    uint64_t taken = 0;
+  } pool;
+  Prng prng(77);
+  for (int run = 0; run < 3000; ++run) {
+    const auto kind = static_cast<OpKind>(LH_WIRE_ALL_REDUCE + prng.Below(10));
+    if (kind == OpKind::kBarrier) continue;
+    const int size = 2 + static_cast<int>(prng.Below(9));
+    ModelOp::Options options = RandomOfKind(kind, size, 1 + prng.Below(2000), &prng);
+    options.cached = true;  // no landings
+    ModelOp op(options);
+    for (const AttemptSpec& spec : op.specs) {
+      bool in_place = false;
+      for (size_t i = 0; i < spec.targets.size(); ++i) {
+        for (size_t k = 0; k < spec.pieces.size(); ++k) {
+          in_place = in_place ||
+                     (spec.targets[i][k] != nullptr && spec.targets[i][k] == spec.sources[i][k]);
+        }
+      }
+      OpDesc desc = spec.desc;
+      desc.algorithm = longhaul::Algorithm::kMesh;
+      const bool crowded = std::any_of(options.local_members.begin(), options.local_members.end(),
+                                       [](int members) { return members > 1; });
+      uint64_t whole = 0;
+      for (const Cut& cut : spec.cuts) whole += cut.count * SizeOf(desc.dtype);
+      for (const bool mesh : {false, true}) {
+        if (IsDirect(kind) && !mesh) continue;
+        pool.taken = 0;
+        const auto make = mesh ? &MakeMeshAttempt : &MakeRingAttempt;
+        Recorder sink;
+        ASSERT_TRUE(make(spec, &sink, &pool).ok());
+        ASSERT_LE(pool.taken, ScratchBytesMax(desc, in_place, size, crowded, mesh, whole))
+            << Trace(options, run) << (mesh ? " mesh" : " ring") << (in_place ? " in place" : "");
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, KindTest,
+                         testing::Combine(testing::ValuesIn(kKinds),
                                           testing::Values(1, 2, 3, 5, 8)));
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "peerd/collective/kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
+#include <string>
 #include <type_traits>
 
 #include "base/check.h"
@@ -27,6 +30,9 @@
 namespace longhaul::peerd {
 namespace {
 
+// Of the sums that Combine() keeps on the stack: half of a small first-level cache.
+constexpr uint64_t kSumBytes = 16 << 10;
+
 namespace generic {
 #define LH_TARGET
 #define LH_VECTOR 0
@@ -36,7 +42,7 @@ namespace generic {
 }  // namespace generic
 
 // A Vector is what an instruction set offers to the 16-bit formats: kLanes values of float32, and
-// as many halves (float16) and brains (bfloat16) in memory.
+// as many halves (float16), brains (bfloat16) and singles (float32) in memory.
 
 #if defined(__x86_64__)
 namespace avx2 {
@@ -75,6 +81,12 @@ struct Vector {
     const __m128i low = _mm256_castsi256_si128(rounded);
     const __m128i high = _mm256_extracti128_si256(rounded, 1);
     Write(data, _mm_packus_epi32(low, high));
+  }
+  LH_TARGET static Value LoadSingles(const uint8_t* data) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(data));
+  }
+  LH_TARGET static void StoreSingles(uint8_t* data, Value v) {
+    _mm256_storeu_ps(reinterpret_cast<float*>(data), v);
   }
 
  private:
@@ -133,6 +145,12 @@ struct Vector {
     const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
     const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
     Write(data, _mm512_cvtepi32_epi16(rounded));
+  }
+  LH_TARGET static Value LoadSingles(const uint8_t* data) {
+    return _mm512_loadu_ps(reinterpret_cast<const float*>(data));
+  }
+  LH_TARGET static void StoreSingles(uint8_t* data, Value v) {
+    _mm512_storeu_ps(reinterpret_cast<float*>(data), v);
   }
 
  private:
@@ -209,6 +227,8 @@ struct Vector {
     const uint32x4_t half = vaddq_u32(odd, vdupq_n_u32(0x7fff));
     vst1_u8(data, vreinterpret_u8_u16(vshrn_n_u32(vaddq_u32(bits, half), 16)));
   }
+  static Value LoadSingles(const uint8_t* data) { return vreinterpretq_f32_u8(vld1q_u8(data)); }
+  static void StoreSingles(uint8_t* data, Value v) { vst1q_u8(data, vreinterpretq_u8_f32(v)); }
 
  private:
   static uint32x4_t ToBits(Value v) { return vreinterpretq_u32_f32(v); }
@@ -221,12 +241,15 @@ struct Vector {
 #endif
 
 std::vector<Kernels> Detect() {
-  std::vector<Kernels> kernels = {{"generic", generic::ReduceEntry, generic::DivideEntry}};
+  std::vector<Kernels> kernels = {
+      {"generic", generic::ReduceEntry, generic::DivideEntry, generic::CombineEntry}};
 #if defined(__x86_64__)
-  if (HasAvx2AndF16c()) kernels.push_back({"avx2", avx2::ReduceEntry, avx2::DivideEntry});
-  if (HasAvx512()) kernels.push_back({"avx512", avx512::ReduceEntry, avx512::DivideEntry});
+  if (HasAvx2AndF16c())
+    kernels.push_back({"avx2", avx2::ReduceEntry, avx2::DivideEntry, avx2::CombineEntry});
+  if (HasAvx512())
+    kernels.push_back({"avx512", avx512::ReduceEntry, avx512::DivideEntry, avx512::CombineEntry});
 #elif defined(__aarch64__)
-  kernels.push_back({"neon", neon::ReduceEntry, neon::DivideEntry});
+  kernels.push_back({"neon", neon::ReduceEntry, neon::DivideEntry, neon::CombineEntry});
 #endif
   return kernels;
 }
@@ -243,19 +266,49 @@ const std::vector<Kernels>& SupportedKernels() {
   return *kernels;
 }
 
+namespace {
+
+void CheckReduction(DType dtype, ReduceOp op, bool weighted) {
+  const std::string fault = ReductionFault(dtype, op, weighted);
+  LH_CHECK(fault.empty()) << fault;
+}
+
+}  // namespace
+
 void ReduceInto(uint8_t* accumulator, const uint8_t* input, uint64_t count, DType dtype,
                 ReduceOp op) {
+  CheckReduction(dtype, op, false);
   InUse().reduce(accumulator, accumulator, input, count, dtype, op);
 }
 
 void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
             ReduceOp op) {
+  CheckReduction(dtype, op, false);
   InUse().reduce(out, a, b, count, dtype, op);
 }
 
 void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor) {
   LH_CHECK(divisor >= 1);
+  CheckReduction(dtype, ReduceOp::kAvg, false);
   InUse().divide(data, count, dtype, divisor);
+}
+
+void Combine(uint8_t* out, bool out_wide, std::span<const Term> terms, uint64_t count, DType dtype,
+             ReduceOp op, double divisor) {
+  bool weighted = false;
+  bool wide = out_wide;
+  for (const Term& term : terms) {
+    weighted |= term.weight != 1;
+    wide |= term.wide;
+  }
+  CheckReduction(dtype, op, weighted);
+  LH_CHECK(!terms.empty() && (!wide || IsHalf(dtype))) << terms.size() << " of " << Name(dtype);
+  const bool whole = dtype <= DType::kInt64;
+  LH_CHECK(divisor == 0 ||
+           (op == ReduceOp::kAvg &&
+            (!whole || (divisor >= 1 && divisor <= 0xffffffffu && divisor == std::trunc(divisor)))))
+      << Name(op) << " of " << Name(dtype) << " divided by " << divisor;
+  InUse().combine(out, out_wide, terms, count, dtype, op, divisor);
 }
 
 namespace {
@@ -290,6 +343,7 @@ void FillInteger(uint8_t* out, uint64_t count, ReduceOp op) {
 }  // namespace
 
 void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op) {
+  CheckReduction(dtype, op, false);
   switch (dtype) {
     case DType::kUint8:
       return FillInteger<uint8_t>(out, count, op);
@@ -317,6 +371,11 @@ void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op) {
     case DType::kFloat64:
       return FillOneOf<uint64_t>(out, count, op, uint64_t{1} << 63, 0x3ff0000000000000u,
                                  0x7ff0000000000000u, 0xfff0000000000000u);
+    case DType::kBool:
+      return FillOneOf<uint8_t>(out, count, op, 0, 1, 1, 0);
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      break;  // CheckReduction() has refused it
   }
 }
 

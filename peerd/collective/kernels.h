@@ -33,7 +33,7 @@ void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
 
 // Fills `out` with the identity of the op: x op identity is x in all bits, unless x is NaN. For sum
 // and avg: -0 for floats, 0 for integers. For prod: 1. For min: infinity, or the largest integer.
-// For max: -infinity, or the smallest integer.
+// For max: -infinity, or the smallest integer. For bool: 1 for min, else 0.
 void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op);
 
 // One input of Combine().
@@ -62,6 +62,8 @@ struct Kernels {
   void (*reduce)(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
                  ReduceOp op);
   void (*divide)(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
+  void (*combine)(uint8_t* out, bool out_wide, std::span<const Term> terms, uint64_t count,
+                  DType dtype, ReduceOp op, double divisor);
 };
 // The implementations that this processor can run. "generic" comes first, and the one in use comes
 // last. For tests and benchmarks.

@@ -140,6 +140,11 @@ void ReferenceReduce(uint8_t* out, const uint8_t* a, const uint8_t* b, DType dty
       return Put(out, ReferenceFloat(Get<float>(a), Get<float>(b), op));
     case DType::kFloat64:
       return Put(out, ReferenceFloat(Get<double>(a), Get<double>(b), op));
+    case DType::kBool: {
+      const bool x = *a != 0;
+      const bool y = *b != 0;
+      return Put<uint8_t>(out, op == ReduceOp::kMin ? x && y : x || y);
+    }
     default:
       WithInteger(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -170,6 +175,61 @@ void ReferenceDivide(uint8_t* data, DType dtype, uint32_t divisor) {
         Put(data, static_cast<T>(static_cast<__int128>(Get<T>(data)) / divisor));
       });
   }
+}
+
+// One element of a term of Combine().
+struct Element {
+  const uint8_t* data;
+  bool wide;
+  double weight;
+};
+
+// Adds up in T, which is float or double. `decode` gives a value of T for an element.
+template <class T, class F>
+T CombineFloats(const std::vector<Element>& elements, ReduceOp op, double divisor, F decode) {
+  const auto value = [&](const Element& element) {
+    const T x = decode(element);
+    return element.weight == 1 ? x : x * static_cast<T>(element.weight);
+  };
+  T sum = value(elements[0]);
+  for (size_t i = 1; i < elements.size(); ++i) sum = ReferenceFloat(sum, value(elements[i]), op);
+  return Quiet(divisor == 0 ? sum : sum / static_cast<T>(divisor));
+}
+
+void ReferenceCombine(uint8_t* out, bool out_wide, const std::vector<Element>& elements,
+                      DType dtype, ReduceOp op, double divisor) {
+  const Element& first = elements[0];
+  if (elements.size() == 1 && first.wide == out_wide && first.weight == 1 && divisor == 0 &&
+      dtype != DType::kBool) {
+    std::memcpy(out, first.data, out_wide ? sizeof(float) : SizeOf(dtype));
+    return;
+  }
+  if (IsHalf(dtype)) {
+    const Format& format = dtype == DType::kFloat16 ? kHalf : kBrain;
+    const float sum = CombineFloats<float>(elements, op, divisor, [&](const Element& element) {
+      return element.wide ? Get<float>(element.data) : Decode(Get<uint16_t>(element.data), format);
+    });
+    return out_wide ? Put(out, sum) : Put(out, Encode(sum, format));
+  }
+  if (dtype == DType::kFloat32) {
+    return Put(out, CombineFloats<float>(elements, op, divisor, [](const Element& element) {
+                 return Get<float>(element.data);
+               }));
+  }
+  if (dtype == DType::kFloat64) {
+    return Put(out, CombineFloats<double>(elements, op, divisor, [](const Element& element) {
+                 return Get<double>(element.data);
+               }));
+  }
+  // A bool alone becomes 0 or 1 by this.
+  uint8_t sum[8];
+  std::memcpy(sum, first.data, SizeOf(dtype));
+  if (dtype == DType::kBool) ReferenceReduce(sum, sum, sum, dtype, op);
+  for (size_t i = 1; i < elements.size(); ++i) {
+    ReferenceReduce(sum, sum, elements[i].data, dtype, op);
+  }
+  if (divisor != 0) ReferenceDivide(sum, dtype, static_cast<uint32_t>(divisor));
+  std::memcpy(out, sum, SizeOf(dtype));
 }
 
 // ------------------------------------------------------------------------------ inputs
@@ -271,8 +331,14 @@ class KernelsTest : public testing::TestWithParam<int> {
   }
 };
 
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd, ReduceOp::kMin,
-                             ReduceOp::kMax};
+bool IsFloat(DType dtype) {
+  return IsHalf(dtype) || dtype == DType::kFloat32 || dtype == DType::kFloat64;
+}
+
+std::vector<ReduceOp> OpsOf(DType dtype) {
+  if (dtype == DType::kBool) return {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
+  return {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kMax};
+}
 
 TEST_P(KernelsTest, EveryPairOfEdgesEqualsTheReference) {
   const std::vector<uint64_t> edges = Edges(dtype());
@@ -287,7 +353,7 @@ TEST_P(KernelsTest, EveryPairOfEdgesEqualsTheReference) {
   const std::vector<uint8_t> a = Elements(dtype(), left);
   const std::vector<uint8_t> b = Elements(dtype(), right);
   for (const Kernels& kernels : SupportedKernels()) {
-    for (const ReduceOp op : kOps) {
+    for (const ReduceOp op : OpsOf(dtype())) {
       std::vector<uint8_t> out(a.size());
       kernels.reduce(out.data(), a.data(), b.data(), left.size(), dtype(), op);
       ExpectEqual(out, Expected(a, b, op), a, b, std::string(kernels.name) + " " + Name(op));
@@ -301,7 +367,7 @@ TEST_P(KernelsTest, RandomBitsEqualTheReferenceAndCommute) {
   const std::vector<uint8_t> a = Elements(dtype(), RandomBits(dtype(), kCount, &prng));
   const std::vector<uint8_t> b = Elements(dtype(), RandomBits(dtype(), kCount, &prng));
   for (const Kernels& kernels : SupportedKernels()) {
-    for (const ReduceOp op : kOps) {
+    for (const ReduceOp op : OpsOf(dtype())) {
       const std::vector<uint8_t> expected = Expected(a, b, op);
       std::vector<uint8_t> out(a.size());
       kernels.reduce(out.data(), a.data(), b.data(), kCount, dtype(), op);
@@ -316,20 +382,22 @@ TEST_P(KernelsTest, TheIdentityChangesNoBitsButThoseOfNan) {
   const DType dtype = static_cast<DType>(GetParam());
   const uint64_t size = SizeOf(dtype);
   Prng prng(GetParam());
-  for (int op = 0; op < LH_WIRE_REDUCE_COUNT; ++op) {
+  for (const ReduceOp op : OpsOf(dtype)) {
     constexpr uint64_t kCount = 4096;
     std::vector<uint8_t> bits(kCount * size);
-    for (uint8_t& byte : bits) byte = static_cast<uint8_t>(prng.Next());
+    for (uint8_t& byte : bits) {
+      byte = static_cast<uint8_t>(dtype == DType::kBool ? prng.Below(2) : prng.Next());
+    }
     // Use zeros of both signs.
     std::fill_n(bits.begin(), 2 * size, uint8_t{0});
-    if (dtype >= DType::kFloat16) bits[2 * size - 1] = 0x80;
+    if (IsFloat(dtype)) bits[2 * size - 1] = 0x80;
     std::vector<uint8_t> identity(kCount * size);
-    FillIdentity(identity.data(), kCount, dtype, static_cast<ReduceOp>(op));
+    FillIdentity(identity.data(), kCount, dtype, op);
     std::vector<uint8_t> once = bits;
-    ReduceInto(once.data(), identity.data(), kCount, dtype, static_cast<ReduceOp>(op));
+    ReduceInto(once.data(), identity.data(), kCount, dtype, op);
     // Dividing by one makes every NaN the same.
-    if (dtype >= DType::kFloat16) Divide(bits.data(), kCount, dtype, 1);
-    ASSERT_EQ(once, bits) << "op " << op;
+    if (IsFloat(dtype)) Divide(bits.data(), kCount, dtype, 1);
+    ASSERT_EQ(once, bits) << Name(op);
   }
 }
 
@@ -342,7 +410,7 @@ TEST_P(KernelsTest, AnyLengthAndAlignmentWritesItsElementsOnly) {
     for (const size_t count : counts) {
       const std::vector<uint8_t> a = Elements(dtype(), RandomBits(dtype(), count, &prng));
       const std::vector<uint8_t> b = Elements(dtype(), RandomBits(dtype(), count, &prng));
-      for (const ReduceOp op : kOps) {
+      for (const ReduceOp op : OpsOf(dtype())) {
         const std::vector<uint8_t> expected = Expected(a, b, op);
         const size_t skip_out = prng.Below(64);
         const size_t skip_a = prng.Below(64);
@@ -373,6 +441,7 @@ TEST_P(KernelsTest, AnyLengthAndAlignmentWritesItsElementsOnly) {
 }
 
 TEST_P(KernelsTest, DivisionEqualsTheReference) {
+  if (dtype() == DType::kBool) return;  // has no average
   Prng prng(GetParam());
   for (const Kernels& kernels : SupportedKernels()) {
     for (const uint32_t divisor : {1u, 2u, 3u, 7u, 10u, 16u, 127u, 128u, 255u, 256u, 1000u, 32768u,
@@ -394,10 +463,249 @@ TEST_P(KernelsTest, DivisionEqualsTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, KernelsTest, testing::Range(0, +LH_WIRE_DTYPE_COUNT),
+// One random call of Combine(), and what it must write.
+struct Call {
+  std::vector<std::vector<uint8_t>> memory;  // of each term, with bytes before and after
+  std::vector<size_t> skip;
+  std::vector<Term> terms;  // their `data` is set by whoever makes the call
+  bool out_wide = false;
+  ReduceOp op = ReduceOp::kSum;
+  double divisor = 0;
+  uint64_t count = 0;
+  std::vector<uint8_t> expected;
+
+  std::string Text() const {
+    std::string text = std::string(Name(op)) + " x " + std::to_string(count) + " of";
+    for (const Term& term : terms) {
+      text += (term.wide ? " wide*" : " ") + std::to_string(term.weight);
+    }
+    return text + " / " + std::to_string(divisor) + (out_wide ? " to wide" : "");
+  }
+};
+
+Call RandomCall(DType dtype, Prng* prng) {
+  Call call;
+  const std::vector<ReduceOp> ops = OpsOf(dtype);
+  call.op = ops[prng->Below(ops.size())];
+  const bool halves = IsHalf(dtype);
+  const bool adds = call.op == ReduceOp::kSum || call.op == ReduceOp::kAvg;
+  const bool weighted = IsFloat(dtype) && adds && prng->Chance(0.4);
+  call.out_wide = halves && prng->Chance(0.4);
+  // Some calls are longer than a block of sums.
+  call.count = prng->Chance(0.04) ? 4000 + prng->Below(9000) : prng->Below(300);
+  if (call.op == ReduceOp::kAvg && prng->Chance(0.7)) {
+    call.divisor = weighted ? 0.1 + static_cast<double>(prng->Below(1000)) / 7
+                            : static_cast<double>(1 + prng->Below(300));
+  }
+  const size_t terms = 1 + prng->Below(6);
+  for (size_t t = 0; t < terms; ++t) {
+    Term term;
+    term.wide = halves && prng->Chance(0.4);
+    if (weighted && prng->Chance(0.8)) term.weight = static_cast<double>(prng->Below(5000)) / 999;
+    const DType stored = term.wide ? DType::kFloat32 : dtype;
+    const std::vector<uint8_t> data = Elements(stored, RandomBits(stored, call.count, prng));
+    call.skip.push_back(prng->Below(64));
+    std::vector<uint8_t> memory(data.size() + 128, 0x5a);
+    std::copy(data.begin(), data.end(), memory.begin() + static_cast<ptrdiff_t>(call.skip.back()));
+    call.memory.push_back(std::move(memory));
+    call.terms.push_back(term);
+  }
+  const auto bytes = [&](bool wide) { return wide ? sizeof(float) : SizeOf(dtype); };
+  call.expected.resize(call.count * bytes(call.out_wide));
+  for (uint64_t i = 0; i < call.count; ++i) {
+    std::vector<Element> elements;
+    for (size_t t = 0; t < terms; ++t) {
+      const Term& term = call.terms[t];
+      elements.push_back(
+          {call.memory[t].data() + call.skip[t] + i * bytes(term.wide), term.wide, term.weight});
+    }
+    ReferenceCombine(call.expected.data() + i * bytes(call.out_wide), call.out_wide, elements,
+                     dtype, call.op, call.divisor);
+  }
+  return call;
+}
+
+TEST_P(KernelsTest, CombinedTermsEqualTheReferenceOnEveryInstructionSetAndInPlace) {
+  const uint64_t seed = 1000 + GetParam();
+  Prng prng(seed);
+  for (int round = 0; round < 300; ++round) {
+    const Call call = RandomCall(dtype(), &prng);
+    const size_t width = call.out_wide ? sizeof(float) : SizeOf(dtype());
+    const size_t out_skip = prng.Below(64);
+    // The result apart, and then in the place of each term of the same width.
+    for (size_t place = 0; place <= call.terms.size(); ++place) {
+      const bool apart = place == call.terms.size();
+      if (!apart && call.terms[place].wide != call.out_wide) continue;
+      for (const Kernels& kernels : SupportedKernels()) {
+        std::vector<std::vector<uint8_t>> memory = call.memory;
+        memory.emplace_back(call.expected.size() + 128, 0x5a);
+        std::vector<Term> terms = call.terms;
+        for (size_t t = 0; t < terms.size(); ++t) terms[t].data = memory[t].data() + call.skip[t];
+        const size_t skip = apart ? out_skip : call.skip[place];
+        kernels.combine(memory[place].data() + skip, call.out_wide, terms, call.count, dtype(),
+                        call.op, call.divisor);
+        const auto begin = memory[place].begin() + static_cast<ptrdiff_t>(skip);
+        const auto end = begin + static_cast<ptrdiff_t>(call.expected.size());
+        const auto untouched = [](uint8_t byte) { return byte == 0x5a; };
+        ASSERT_TRUE(std::all_of(memory[place].begin(), begin, untouched));
+        ASSERT_TRUE(std::all_of(end, memory[place].end(), untouched));
+        if (std::equal(begin, end, call.expected.begin())) continue;
+        for (size_t i = 0; i < call.expected.size(); i += width) {
+          ASSERT_EQ(Hex(&begin[static_cast<ptrdiff_t>(i)], width),
+                    Hex(call.expected.data() + i, width))
+              << kernels.name << " " << Name(dtype()) << " " << call.Text() << ", element "
+              << i / width << ", place " << place << ", seed " << seed << " round " << round;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, OneTermWithoutWeightAndDivisorKeepsItsBits) {
+  const std::vector<uint64_t> edges = Edges(dtype());
+  const std::vector<uint8_t> data = Elements(dtype(), edges);
+  for (const ReduceOp op : OpsOf(dtype())) {
+    std::vector<uint8_t> expected = data;
+    if (dtype() == DType::kBool) {
+      for (uint8_t& byte : expected) byte = byte != 0;
+    }
+    std::vector<uint8_t> out(data.size());
+    const Term term = {.data = data.data()};
+    Combine(out.data(), false, {&term, 1}, edges.size(), dtype(), op, 0);
+    EXPECT_EQ(out, expected) << Name(op);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, KernelsTest, testing::ValuesIn([] {
+                           std::vector<int> dtypes;
+                           for (int d = 0; d < LH_WIRE_DTYPE_COUNT; ++d) {
+                             if (!IsFloat8(static_cast<DType>(d))) dtypes.push_back(d);
+                           }
+                           return dtypes;
+                         }()),
                          [](const auto& info) {
                            return std::string(Name(static_cast<DType>(info.param)));
                          });
+
+// ------------------------------------------------------------------------------ facts
+
+// One element of each term, combined by every instruction set.
+template <class T>
+T CombineOne(const std::vector<T>& values, DType dtype, ReduceOp op, double divisor = 0,
+             const std::vector<double>& weights = {}) {
+  std::vector<Term> terms;
+  for (size_t i = 0; i < values.size(); ++i) {
+    terms.push_back({.data = reinterpret_cast<const uint8_t*>(&values[i]),
+                     .weight = weights.empty() ? 1 : weights[i]});
+  }
+  T result{};
+  Combine(reinterpret_cast<uint8_t*>(&result), false, terms, 1, dtype, op, divisor);
+  for (const Kernels& kernels : SupportedKernels()) {
+    T again{};
+    kernels.combine(reinterpret_cast<uint8_t*>(&again), false, terms, 1, dtype, op, divisor);
+    EXPECT_EQ(std::memcmp(&again, &result, sizeof(T)), 0) << kernels.name;
+  }
+  return result;
+}
+
+TEST(CombineTest, SumsOfHalvesAreRoundedOnce) {
+  // Each 2^-8 is half of the last place of 1 in bfloat16, and is lost if each step rounds to even.
+  constexpr uint16_t kOne = 0x3f80;
+  constexpr uint16_t kSmall = 0x3b80;
+  EXPECT_EQ(CombineOne<uint16_t>({kOne, kSmall, kSmall}, DType::kBfloat16, ReduceOp::kSum),
+            0x3f81);  // 1 + 2^-7
+  uint16_t stepwise = kOne;
+  for (int i = 0; i < 2; ++i) {
+    stepwise = CombineOne<uint16_t>({stepwise, kSmall}, DType::kBfloat16, ReduceOp::kSum);
+  }
+  EXPECT_EQ(stepwise, kOne);
+  // 60000 + 60000 - 60000 is infinite if float16 holds the first sum.
+  EXPECT_EQ(CombineOne<uint16_t>({0x7b53, 0x7b53, 0xfb53}, DType::kFloat16, ReduceOp::kSum),
+            0x7b53);
+  EXPECT_EQ(CombineOne<uint16_t>({0x7b53, 0x7b53}, DType::kFloat16, ReduceOp::kAvg, 2), 0x7b53);
+}
+
+TEST(CombineTest, AWideSumContinuesInAnotherCallAsIfItWereOne) {
+  const uint64_t seed = 7;
+  Prng prng(seed);
+  constexpr size_t kCount = 5001;
+  for (const DType dtype : {DType::kFloat16, DType::kBfloat16}) {
+    std::vector<std::vector<uint8_t>> data;
+    std::vector<Term> terms;
+    for (int i = 0; i < 4; ++i) {
+      data.push_back(Elements(dtype, RandomBits(dtype, kCount, &prng)));
+      terms.push_back({.data = data.back().data()});
+    }
+    std::vector<uint8_t> once(kCount * 2);
+    Combine(once.data(), false, terms, kCount, dtype, ReduceOp::kAvg, 4);
+    std::vector<uint8_t> wide(kCount * 4);
+    Combine(wide.data(), true, {terms.data(), 2}, kCount, dtype, ReduceOp::kAvg, 0);
+    const Term rest[] = {{.data = wide.data(), .wide = true}, terms[2], terms[3]};
+    std::vector<uint8_t> twice(kCount * 2);
+    Combine(twice.data(), false, rest, kCount, dtype, ReduceOp::kAvg, 4);
+    EXPECT_EQ(once, twice) << Name(dtype) << " seed " << seed;
+  }
+}
+
+TEST(CombineTest, AProductWithAWeightIsRoundedBeforeItIsAdded) {
+  // (1 + 2^-12)^2 - (1 + 2^-11) is 2^-24, and 0 if the square is rounded first.
+  const float x = 1 + std::ldexp(1.0f, -12);
+  EXPECT_EQ(CombineOne<float>({x, -(1 + std::ldexp(1.0f, -11))}, DType::kFloat32, ReduceOp::kSum, 0,
+                              {x, 1}),
+            0.0f);
+  const double y = 1 + std::ldexp(1.0, -30);
+  EXPECT_EQ(CombineOne<double>({y, -(1 + std::ldexp(1.0, -29))}, DType::kFloat64, ReduceOp::kSum, 0,
+                               {y, 1}),
+            0.0);
+}
+
+TEST(CombineTest, SignsOfZerosAndNanFollowTheRules) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(std::signbit(CombineOne<float>({-0.0f, -0.0f}, DType::kFloat32, ReduceOp::kSum)));
+  EXPECT_FALSE(std::signbit(CombineOne<float>({-0.0f, 0.0f}, DType::kFloat32, ReduceOp::kSum)));
+  EXPECT_TRUE(std::signbit(CombineOne<float>({-0.0f}, DType::kFloat32, ReduceOp::kAvg, 3, {2.0})));
+  EXPECT_TRUE(std::signbit(CombineOne<float>({0.0f, -0.0f}, DType::kFloat32, ReduceOp::kMin)));
+  for (const std::vector<float>& values :
+       {std::vector<float>{infinity, -infinity}, {1, -nan, 2}, {-nan, -nan}}) {
+    EXPECT_EQ(
+        __builtin_bit_cast(uint32_t, CombineOne<float>(values, DType::kFloat32, ReduceOp::kSum)),
+        0x7fc00000u);
+  }
+  // Infinity of weight 0.
+  EXPECT_EQ(__builtin_bit_cast(uint32_t, CombineOne<float>({infinity, 1}, DType::kFloat32,
+                                                           ReduceOp::kSum, 0, {0, 1})),
+            0x7fc00000u);
+}
+
+TEST(CombineTest, IntegersWrapAndAveragesAreRoundedTowardsZero) {
+  EXPECT_EQ(CombineOne<uint8_t>({200, 100, 3}, DType::kUint8, ReduceOp::kSum), 47);
+  EXPECT_EQ(CombineOne<int8_t>({-3, -4, 0}, DType::kInt8, ReduceOp::kAvg, 3), -2);
+  EXPECT_EQ(CombineOne<int64_t>({-3, -4}, DType::kInt64, ReduceOp::kAvg, 2), -3);
+}
+
+TEST(CombineTest, AnyByteButZeroIsTrue) {
+  EXPECT_EQ(CombineOne<uint8_t>({2, 4}, DType::kBool, ReduceOp::kMin), 1);
+  EXPECT_EQ(CombineOne<uint8_t>({2, 0}, DType::kBool, ReduceOp::kMin), 0);
+  EXPECT_EQ(CombineOne<uint8_t>({0, 0, 0x80}, DType::kBool, ReduceOp::kSum), 1);
+  EXPECT_EQ(CombineOne<uint8_t>({0xff}, DType::kBool, ReduceOp::kMax), 1);
+}
+
+TEST(CombineDeathTest, WhatIsRefusedEarlierFailsACheck) {
+  uint8_t data[8] = {};
+  const auto combine = [&](Term term, DType dtype, ReduceOp op, double divisor) {
+    term.data = data;
+    Combine(data, false, {&term, 1}, 1, dtype, op, divisor);
+  };
+  EXPECT_DEATH(combine({}, DType::kBool, ReduceOp::kAvg, 0), "bool");
+  EXPECT_DEATH(combine({}, DType::kBool, ReduceOp::kProd, 0), "bool");
+  EXPECT_DEATH(combine({}, DType::kFloat8E4M3, ReduceOp::kSum, 0), "float8");
+  EXPECT_DEATH(combine({}, DType::kFloat8E5M2, ReduceOp::kMax, 0), "float8");
+  EXPECT_DEATH(combine({.weight = 2}, DType::kInt32, ReduceOp::kSum, 0), "weights");
+  EXPECT_DEATH(combine({.wide = true}, DType::kFloat32, ReduceOp::kSum, 0), "float32");
+  EXPECT_DEATH(combine({}, DType::kInt32, ReduceOp::kAvg, 1.5), "divided by 1.5");
+  EXPECT_DEATH(combine({}, DType::kFloat32, ReduceOp::kSum, 2), "divided by 2");
+}
 
 TEST(KernelsOf16BitsTest, EveryFloat16AndBfloat16SurvivesADivisionByOne) {
   std::vector<uint64_t> all(65536);

@@ -1,90 +1,174 @@
 #include "peerd/collective/local.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <numeric>
 
 #include "base/check.h"
-#include "peerd/collective/kernels.h"
 
 namespace longhaul::peerd {
-namespace {
-
-// Block by block, so that the accumulator goes through memory once, and not once for each source.
-constexpr uint64_t kBlockBytes = 32 << 10;
-
-}  // namespace
 
 Inputs InputsOf(const AttemptSpec& spec) {
-  if (spec.contributes.empty()) return spec.sources;
   Inputs inputs;
+  if (!spec.reduces()) return inputs;
   for (size_t i = 0; i < spec.sources.size(); ++i) {
-    if (spec.contributes[i]) inputs.push_back(spec.sources[i]);
+    if (!spec.contributes.empty() && !spec.contributes[i]) continue;
+    const bool weighted = spec.desc.weighted && !spec.weights.empty();
+    const double weight = weighted ? spec.weights[i] : 1;
+    if (weight != 0) inputs.push_back({static_cast<int>(i), weight});
   }
   return inputs;
 }
 
+std::vector<Term> TermsOf(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
+                          uint64_t skip) {
+  std::vector<Term> terms;
+  terms.reserve(inputs.size() + 1);
+  for (const LocalInput& input : inputs) {
+    const uint8_t* const tensor = spec.sources[input.member][chunk.piece];
+    terms.push_back({tensor + chunk.source + skip, /*wide=*/false, input.weight});
+  }
+  return terms;
+}
+
+void SumInputs(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
+               uint64_t skip, uint64_t bytes, uint8_t* out, bool wide) {
+  if (inputs.empty()) return FillWithIdentity(spec.desc.reduce, chunk.dtype, bytes, out, wide);
+  Combine(out, wide, TermsOf(spec, inputs, chunk, skip), bytes / SizeOf(chunk.dtype), chunk.dtype,
+          spec.desc.reduce, /*divisor=*/0);
+}
+
+void FillWithIdentity(ReduceOp reduce, DType dtype, uint64_t bytes, uint8_t* out, bool wide) {
+  const uint64_t count = bytes / SizeOf(dtype);
+  if (wide) dtype = DType::kFloat32;
+  // As numbers, 0 is no element of an "or", and 255 is "true" for an "and".
+  if (dtype == DType::kBool) dtype = DType::kUint8;
+  FillIdentity(out, count, dtype, reduce);
+}
+
+double DivisorOf(const AttemptSpec& spec) {
+  if (spec.desc.reduce != ReduceOp::kAvg) return 0;
+  if (spec.desc.weighted) return spec.weight_sum;
+  return spec.members == 1 ? 0 : spec.members;
+}
+
 bool PositionContributes(const AttemptSpec& spec, int position) {
-  return spec.ring_contributes.empty() || spec.ring_contributes[position];
+  return spec.ring_contributes.empty() || spec.ring_contributes[position] > 0;
 }
 
-void AddInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
-               uint8_t* accumulator) {
-  if (inputs.empty()) return;
-  const uint64_t block = inputs.size() == 1 ? bytes : kBlockBytes;
-  for (uint64_t done = 0; done < bytes; done += block) {
-    const uint64_t n = std::min(block, bytes - done);
-    for (const uint8_t* input : inputs) {
-      ReduceInto(accumulator + done, input + offset + done, n / SizeOf(desc.dtype), desc.dtype,
-                 desc.reduce);
-    }
+std::vector<int> OrderOf(const AttemptSpec& spec) {
+  if (!spec.order.empty()) return spec.order;
+  std::vector<int> order(spec.size);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+bool SumsHalves(const AttemptSpec& spec) {
+  return spec.desc.Sums() && std::any_of(spec.pieces.begin(), spec.pieces.end(),
+                                         [](const Piece& piece) { return IsHalf(piece.dtype); });
+}
+
+bool IsWideInRing(const AttemptSpec& spec) {
+  if (!SumsHalves(spec)) return false;
+  return spec.size > 2 || spec.desc.weighted ||
+         std::any_of(spec.ring_contributes.begin(), spec.ring_contributes.end(),
+                     [](uint32_t sources) { return sources > 1; });
+}
+
+bool IsWideFrom(const AttemptSpec& spec, int position) {
+  if (!SumsHalves(spec)) return false;
+  return spec.desc.weighted ||
+         (!spec.ring_contributes.empty() && spec.ring_contributes[position] > 1);
+}
+
+bool IsInPlace(const AttemptSpec& spec, int member) {
+  for (size_t k = 0; k < spec.pieces.size(); ++k) {
+    const uint8_t* const target = spec.targets[member][k];
+    if (target != nullptr) return target == spec.sources[member][k];
   }
+  return false;
 }
 
-void ReduceInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
-                  uint8_t* out) {
-  if (inputs.size() == 1) {
-    std::memcpy(out, inputs[0] + offset, bytes);
-    return;
-  }
-  for (uint64_t done = 0; done < bytes; done += kBlockBytes) {
-    const uint64_t n = std::min(kBlockBytes, bytes - done);
-    const uint64_t count = n / SizeOf(desc.dtype);
-    const uint64_t at = offset + done;
-    Reduce(out + done, inputs[0] + at, inputs[1] + at, count, desc.dtype, desc.reduce);
-    for (size_t i = 2; i < inputs.size(); ++i) {
-      ReduceInto(out + done, inputs[i] + at, count, desc.dtype, desc.reduce);
-    }
-  }
-}
+namespace {
 
-void DivideSums(const AttemptSpec& spec, uint64_t bytes, uint8_t* data) {
-  if (spec.desc.reduce != ReduceOp::kAvg || spec.members == 1) return;
-  Divide(data, bytes / SizeOf(spec.desc.dtype), spec.desc.dtype, spec.members);
-}
-
-void CheckSpec(const AttemptSpec& spec) {
-  LH_CHECK(spec.desc.quantization == 0 && spec.cuts.empty() == (spec.reduces() && spec.gathers()))
+void CheckCuts(const AttemptSpec& spec) {
+  LH_CHECK(spec.cuts.empty() == (spec.reduces() && spec.gathers()))
       << ToString(spec.desc) << " with " << spec.cuts.size() << " cuts";
+  const auto check = [&](const char* who, int position, int local) {
+    LH_CHECK(position >= 0 && position < spec.size &&
+             local < static_cast<int>(spec.sources.size()) &&
+             (local >= 0) == (position == spec.position))
+        << who << " of a cut is at " << position << " of " << spec.size << ", this is "
+        << spec.position << ", and has local index " << local;
+  };
   for (const Cut& cut : spec.cuts) {
-    LH_CHECK(cut.position >= 0 && cut.position < spec.size &&
-             cut.local < static_cast<int>(spec.sources.size()) &&
-             (cut.local >= 0) == (cut.position == spec.position))
-        << "cut of " << cut.position << " at " << spec.position << " local " << cut.local;
+    check("owner", cut.position, cut.local);
+    if (IsDirect(spec.desc.kind)) check("receiver", cut.to_position, cut.to_local);
+    LH_CHECK(spec.desc.unequal || cut.count == 0) << "cut of " << cut.count;
   }
-  LH_CHECK(spec.size >= 1 && spec.position >= 0 && spec.position < spec.size)
-      << "position " << spec.position << " of " << spec.size;
+}
+
+void CheckTensors(const AttemptSpec& spec) {
   LH_CHECK(!spec.sources.empty() && spec.sources.size() == spec.targets.size())
       << spec.sources.size() << " sources, " << spec.targets.size() << " targets";
-  LH_CHECK(spec.contributes.empty() || spec.contributes.size() == spec.sources.size())
-      << spec.contributes.size() << " of " << spec.sources.size() << " sources";
-  LH_CHECK(spec.ring_contributes.empty() ||
-           (spec.ring_contributes.size() == static_cast<size_t>(spec.size) &&
-            spec.ring_contributes[spec.position] == !InputsOf(spec).empty() &&
-            std::find(spec.ring_contributes.begin(), spec.ring_contributes.end(), true) !=
-                spec.ring_contributes.end()))
+  LH_CHECK(!spec.pieces.empty() && (!spec.desc.unequal || spec.pieces.size() == 1))
+      << spec.pieces.size() << " pieces";
+  for (size_t i = 0; i < spec.sources.size(); ++i) {
+    LH_CHECK(spec.sources[i].size() == spec.pieces.size() &&
+             spec.targets[i].size() == spec.pieces.size())
+        << "member " << i << " has " << spec.sources[i].size() << " sources, "
+        << spec.targets[i].size() << " targets, of " << spec.pieces.size();
+    const bool in_place = IsInPlace(spec, static_cast<int>(i));
+    // With several cuts, a chunk lies elsewhere in a source than in a target.
+    LH_CHECK(!in_place || spec.cuts.size() <= 1) << "member " << i << " is in place with a part";
+    for (size_t k = 0; k < spec.pieces.size(); ++k) {
+      LH_CHECK(spec.targets[i][k] == nullptr ||
+               (spec.targets[i][k] == spec.sources[i][k]) == in_place)
+          << "member " << i << " is in place with some tensors of a list";
+    }
+  }
+}
+
+void CheckContributors(const AttemptSpec& spec) {
+  const size_t members = spec.sources.size();
+  LH_CHECK(spec.contributes.empty() || spec.contributes.size() == members)
+      << spec.contributes.size() << " of " << members << " sources";
+  LH_CHECK(spec.weights.empty() || spec.weights.size() == members)
+      << spec.weights.size() << " of " << members << " weights";
+  for (const double weight : spec.weights) {
+    LH_CHECK(weight >= 0 && std::isfinite(weight)) << "weight " << weight;
+  }
+  LH_CHECK(spec.order.empty() || (spec.order.size() == static_cast<size_t>(spec.size) &&
+                                  std::is_permutation(spec.order.begin(), spec.order.end(),
+                                                      OrderOf({.size = spec.size}).begin())))
+      << "an order of " << spec.order.size();
+  const size_t inputs = InputsOf(spec).size();
+  LH_CHECK(spec.members >= 1 && spec.members >= inputs) << spec.members << " members";
+  if (spec.ring_contributes.empty()) {
+    LH_CHECK(!spec.reduces() || inputs <= 1) << inputs << " inputs";
+    return;
+  }
+  LH_CHECK(spec.ring_contributes.size() == static_cast<size_t>(spec.size))
       << spec.ring_contributes.size() << " of " << spec.size << " positions";
-  LH_CHECK(spec.members >= 1 && spec.members >= InputsOf(spec).size())
-      << spec.members << " members";
+  if (!spec.reduces()) return;
+  // A source of weight 0 may count as one that contributes.
+  LH_CHECK(spec.ring_contributes[spec.position] >= inputs &&
+           spec.ring_contributes[spec.position] <= members)
+      << spec.ring_contributes[spec.position] << " sources, " << inputs << " inputs";
+  LH_CHECK(std::any_of(spec.ring_contributes.begin(), spec.ring_contributes.end(),
+                       [](uint32_t sources) { return sources > 0; }))
+      << "nobody contributes";
+}
+
+}  // namespace
+
+void CheckSpec(const AttemptSpec& spec) {
+  LH_CHECK(spec.desc.quantization == 0) << ToString(spec.desc);
+  LH_CHECK(spec.size >= 1 && spec.position >= 0 && spec.position < spec.size)
+      << "position " << spec.position << " of " << spec.size;
+  CheckCuts(spec);
+  CheckTensors(spec);
+  CheckContributors(spec);
 }
 
 }  // namespace longhaul::peerd

@@ -1,34 +1,49 @@
 #include <algorithm>
+#include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "peerd/collective/kernels.h"
 #include "peerd/collective/segment_attempt.h"
 #include "peerd/collective/segmentless_attempt.h"
 
 namespace longhaul::peerd {
 namespace {
 
-// Each position owns the chunk of its number. It has a part of scratch for the input of each other
-// position to that chunk.
+// Each position owns some chunks, or none. It has a part of scratch for the input of each other
+// position to its own chunks.
 //
 // - Phase reduce: this position sends its own input of each other chunk to the owner of that chunk.
-// - When the inputs of all positions to a grain of its own chunk are here, it adds them.
+// - When the inputs of all positions to a grain of an own chunk are here, it adds them.
 // - Phase gather: it sends the finished grains to all other positions.
 //
-// The inputs are added in the order of positions. So the result does not depend on the order in
-// which they arrived, and is equal to that of a one-shot op, bit by bit.
+// The inputs are added in the order that the spec says. So the result does not depend on the order
+// in which they arrived, and is equal to that of a one-shot op, bit by bit.
+//
+// Without phase reduce, the owner sends its source to everybody, or to the one receiver of the
+// chunk.
 class MeshAttempt final : public SegmentAttempt {
  public:
-  static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
-                                                       ScratchPool* pool) {
-    const Plan plan(spec.desc.bytes(), spec.size, spec.grain_bytes);
-    const uint64_t part = PartBytes(plan, spec.position);
-    uint64_t parts = 0;
-    for (int i = 0; i < spec.size; ++i) parts += HasPart(spec, i) ? 1 : 0;
-    const auto memory = BorrowMemory(spec, parts * part, pool);
-    if (!memory.ok()) return memory.status();
-    return std::unique_ptr<Attempt>(new MeshAttempt(spec, sink, pool, *memory));
+  static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, Outline outline,
+                                                       AttemptSink* sink, ScratchPool* pool) {
+    Memory memory;
+    if (spec.reduces()) {
+      const bool wide = IsWideFrom(spec, spec.position);
+      // What this position sends is prepared where the result goes later, if it fits there.
+      const bool prepares = PositionContributes(spec, spec.position) &&
+                            (wide || outline.inputs.size() != 1 || outline.inputs[0].weight != 1);
+      if (outline.in_place || (prepares && (wide || !spec.gathers()))) {
+        memory.slot_width = prepares && wide ? 2 : 1;
+      }
+      const uint64_t own = OwnBytes(spec, outline.layout);
+      for (int i = 0; i < spec.size; ++i) memory.extra_bytes += PartBytes(spec, own, i);
+    }
+    if (const absl::Status status = Borrow(outline.layout, &memory, pool); !status.ok()) {
+      return status;
+    }
+    return std::unique_ptr<Attempt>(new MeshAttempt(spec, std::move(outline), sink, pool, memory));
   }
 
   void Start() override {
@@ -41,73 +56,132 @@ class MeshAttempt final : public SegmentAttempt {
     if (position == spec_.position || credit_[position]) return;
     credit_[position] = true;
     if (!started_) return;
-    ForEachFinished(own_, [&](const Plan::Grains& grains) { HandResult(position, grains); });
+    if (spec_.reduces() && spec_.gathers()) {
+      for (const Plan::Grains& own : own_) {
+        ForEachFinished(own, [&](const Plan::Grains& grains) { HandResult(position, grains); });
+      }
+    }
     HandFresh();
   }
 
  private:
-  MeshAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool, const Memory& memory)
-      : SegmentAttempt(spec, sink, pool, memory),
-        own_(plan_.GrainsOf(spec.position)),
-        own_offset_(plan_.Chunk(spec.position).offset),
-        own_marks_(own_.count * spec.size),
+  static constexpr uint32_t kNotOwn = UINT32_MAX;
+  static constexpr uint64_t kBlockBytes = 16 << 10;
+
+  MeshAttempt(const AttemptSpec& spec, Outline outline, AttemptSink* sink, ScratchPool* pool,
+              const Memory& memory)
+      : SegmentAttempt(spec, std::move(outline), sink, pool, memory),
+        order_(OrderOf(spec)),
         credit_(spec.size),
         fresh_(spec.size),
-        alone_(own_.end()),
         turn_(Next(spec.position)) {
-    uint8_t* part = memory.extra;
-    uint16_t others = 0;
     for (int i = 0; i < spec_.size; ++i) {
-      fresh_[i] = plan_.GrainsOf(i).first;
-      parts_.push_back(HasPart(spec_, i) ? part : nullptr);
-      if (parts_.back() != nullptr) part += PartBytes(plan_, spec_.position);
-      if (i == spec_.position) continue;
-      sends_open_ += own_.count;
-      if (PositionContributes(spec_, spec_.position)) sends_open_ += plan_.GrainsOf(i).count;
-      if (PositionContributes(spec_, i)) ++others;
+      wide_from_.push_back(IsWideFrom(spec_, i));
+      contributes_.push_back(spec_.reduces() && PositionContributes(spec_, i));
     }
-    if (others == 0) alone_ = own_.first;
-    inputs_missing_.assign(own_.count, std::max<uint16_t>(others, 1));
+    uint16_t others = 0;
+    uint8_t* part = memory.extra;
+    const uint64_t own_bytes = OwnBytes(spec_, outline_.layout);
+    for (int i = 0; i < spec_.size; ++i) {
+      const uint64_t bytes = spec_.reduces() ? PartBytes(spec_, own_bytes, i) : 0;
+      parts_.push_back(part);
+      if (bytes > 0) part += bytes;
+      if (i != spec_.position && contributes_[i]) ++others;
+    }
+    own_index_.assign(plan_.grains(), kNotOwn);
+    for (int c = 0; c < plan_.chunks(); ++c) AddChunk(c);
+    uint64_t own_grains = 0;
+    for (const Plan::Grains& own : own_) own_grains += own.count;
+    own_marks_.resize(own_grains * spec_.size);
+    if (spec_.reduces()) {
+      if (spec_.gathers()) sends_open_ += own_grains * (spec_.size - 1);
+      inputs_missing_.assign(own_grains, std::max<uint16_t>(others, 1));
+      if (others == 0) alone_.assign(own_.begin(), own_.end());
+    }
+    for (const std::deque<Plan::Grains>& list : fresh_) {
+      for (const Plan::Grains& grains : list) sends_open_ += grains.count;
+    }
+    OnMade();
   }
 
-  static uint64_t PartBytes(const Plan& plan, int chunk) {
-    return Aligned(plan.Chunk(chunk).bytes);
+  // Bytes of the chunks that this position owns.
+  static uint64_t OwnBytes(const AttemptSpec& spec, const Layout& layout) {
+    uint64_t bytes = 0;
+    for (const Layout::Chunk& chunk : layout.chunks()) {
+      if (chunk.position == spec.position) bytes += chunk.bytes;
+    }
+    return bytes;
   }
-  // Whether scratch needs a part for the input of a position to the own chunk. This position needs
-  // one only if several of its members contribute: their inputs are reduced there. The input of a
-  // single member is in its source, or among the originals.
-  static bool HasPart(const AttemptSpec& spec, int position) {
-    if (position == spec.position) return InputsOf(spec).size() > 1;
-    return PositionContributes(spec, position);
+  // Bytes of the part for the input of another position to own chunks.
+  static uint64_t PartBytes(const AttemptSpec& spec, uint64_t own_bytes, int position) {
+    if (position == spec.position || !PositionContributes(spec, position)) return 0;
+    return Aligned(own_bytes * (IsWideFrom(spec, position) ? 2 : 1));
   }
+
+  // Notes who sends a chunk to whom. Chunks are added in their order.
+  void AddChunk(int c) {
+    const Layout::Chunk& chunk = outline_.layout.chunks()[c];
+    const Plan::Grains grains = plan_.GrainsOf(c);
+    own_offset_.push_back(own_bytes_);
+    if (chunk.position != spec_.position) {
+      if (contributes_[spec_.position]) fresh_[chunk.position].push_back(grains);
+      return;
+    }
+    own_bytes_ += chunk.bytes;
+    if (!spec_.reduces()) {
+      if (IsForHere(chunk)) uncopied_.push_back(grains);
+      for (int to = 0; to < spec_.size; ++to) {
+        if (to == spec_.position) continue;
+        if (IsForEverybody(chunk) || chunk.to_position == to) fresh_[to].push_back(grains);
+      }
+      // A grain that goes to one position only needs no marks for the others.
+      if (!IsForEverybody(chunk)) return;
+    }
+    const uint64_t before = own_.empty() ? 0 : own_index_[own_.back().end() - 1] + uint64_t{1};
+    for (uint64_t i = 0; i < grains.count; ++i) {
+      own_index_[grains.first + i] = static_cast<uint32_t>(before + i);
+    }
+    own_.push_back(grains);
+  }
+
   int Next(int position) const { return (position + 1) % spec_.size; }
-  bool Owns(uint64_t grain) const { return grain >= own_.first && grain < own_.end(); }
+  bool IsWide(const Layout::Chunk& chunk, int position) const override {
+    return wide_from_[position] && IsHalf(chunk.dtype);
+  }
 
   uint16_t& MarksOf(uint64_t grain, int other) override {
-    return Owns(grain) ? own_marks_[(grain - own_.first) * spec_.size + other] : marks_[grain];
+    const uint32_t own = own_index_[grain];
+    return own == kNotOwn ? marks_[grain] : own_marks_[uint64_t{own} * spec_.size + other];
   }
 
   const char* Objection(int from, const Plan::Grains& grains, Phase phase) override {
+    const Layout::Chunk& chunk = ChunkOf(grains);
     if (phase == Phase::kReduce) {
-      if (!Owns(grains.first)) return "the chunk is not this position's";
-      return PositionContributes(spec_, from) ? nullptr : "the sender does not contribute";
+      if (chunk.position != spec_.position) return "the chunk is not this position's";
+      return contributes_[from] ? nullptr : "the sender does not contribute";
     }
-    if (plan_.ChunkOf(grains.first) != from) return "the chunk is not the sender's";
-    if (!PositionContributes(spec_, spec_.position)) return nullptr;
+    if (chunk.position != from) return "the chunk is not the sender's";
+    if (!IsForHere(chunk)) return "the chunk is for another position";
+    if (!contributes_[spec_.position]) return nullptr;
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
       if (!(marks_[grain] & kReduceHanded)) return "finished before this position added to it";
     }
     return nullptr;
   }
 
+  // Where the input of another position to grains of an own chunk is.
   uint8_t* PlaceOf(int from, const Plan::Grains& grains) override {
-    return parts_[from] + (plan_.PieceOf(grains).offset - own_offset_);
+    const int c = plan_.ChunkOf(grains.first);
+    const Layout::Chunk& chunk = outline_.layout.chunks()[c];
+    // In a part, all chunks are as wide as the widest, so that their places are known.
+    return parts_[from] + own_offset_[c] * (wide_from_[from] ? 2 : 1) +
+           SkipOf(chunk, grains) * (IsWide(chunk, from) ? 2 : 1);
   }
 
   void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
     if (phase != Phase::kReduce) return;
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
-      --inputs_missing_[grain - own_.first];
+      --inputs_missing_[own_index_[grain]];
     }
     ForEachFinished(grains, [&](const Plan::Grains& finished) { Finish(finished); });
   }
@@ -115,7 +189,7 @@ class MeshAttempt final : public SegmentAttempt {
   // Calls `function` for each stretch of these grains that has the inputs of all positions.
   template <typename Function>
   void ForEachFinished(const Plan::Grains& grains, const Function& function) {
-    const auto finished = [&](uint64_t grain) { return inputs_missing_[grain - own_.first] == 0; };
+    const auto finished = [&](uint64_t grain) { return inputs_missing_[own_index_[grain]] == 0; };
     for (uint64_t first = grains.first; first < grains.end(); ++first) {
       if (!finished(first)) continue;
       uint64_t end = first + 1;
@@ -126,106 +200,156 @@ class MeshAttempt final : public SegmentAttempt {
   }
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
-    if (phase != Phase::kReduce) return;
-    // Keep the originals now: they were just read to be sent, so they are in the cache.
-    Keep(grains);
-    fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
+    if (phase != FreshPhase()) return;
+    // Keep the originals now: they were just read to be sent, so they are in the cache. If they
+    // were prepared, what was sent is still in their slots.
+    if (!MustAddUp(grains)) Keep(grains);
+    fresh_out_bytes_ -= WireBytes(grains, IsWideFresh(grains));
     HandFresh();
   }
 
-  // Hands over own input of other chunks, as much as the window allows. The owners of the chunks
-  // take turns, so that none has to wait until another owner has got all of its input. The inputs
-  // of several members must be added up first; Work() does that.
-  void HandFresh() {
-    while (inputs_.size() == 1 && MayHandFresh()) HandOneFresh();
+  Phase FreshPhase() const { return spec_.reduces() ? Phase::kReduce : Phase::kGather; }
+  bool IsWideFresh(const Plan::Grains& grains) const {
+    return spec_.reduces() && IsWide(ChunkOf(grains), spec_.position);
   }
-  bool HasFresh(int position) const {
-    return position != spec_.position && credit_[position] &&
-           fresh_[position] < plan_.GrainsOf(position).end();
+  bool MustAddUp(const Plan::Grains& grains) const {
+    return spec_.reduces() && MustPrepare(ChunkOf(grains));
+  }
+
+  // Hands over own input of other chunks, or own chunks, as much as the window allows. The
+  // receivers take turns, so that none has to wait until another one has got all. What must be
+  // added up or prepared first is left to Work().
+  void HandFresh() {
+    while (MayHandFresh() && !MustAddUp(NextFresh(NextReceiver()))) HandOneFresh();
   }
   // Returns the next position that has fresh segments to be sent to it; spec_.size: there is none.
-  int NextFresh() const {
+  int NextReceiver() const {
     for (int i = 0, to = turn_; i < spec_.size; ++i, to = Next(to)) {
-      if (HasFresh(to)) return to;
+      if (credit_[to] && !fresh_[to].empty()) return to;
     }
     return spec_.size;
   }
+  Plan::Grains NextFresh(int to) const {
+    const Plan::Grains& front = fresh_[to].front();
+    return NextSegment(front.first, front.end(), IsWideFresh(front));
+  }
   bool MayHandFresh() const {
-    if (!started_ || inputs_.empty()) return false;
-    const int to = NextFresh();
+    if (!started_) return false;
+    const int to = NextReceiver();
     if (to == spec_.size) return false;
-    const uint64_t bytes = plan_.PieceOf(NextSegment(fresh_[to], plan_.GrainsOf(to).end())).bytes;
+    const Plan::Grains grains = NextFresh(to);
+    const uint64_t bytes = WireBytes(grains, IsWideFresh(grains));
     return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
   }
   uint64_t HandOneFresh() {
-    const int to = NextFresh();
-    const Plan::Grains grains = NextSegment(fresh_[to], plan_.GrainsOf(to).end());
-    const Plan::Piece piece = plan_.PieceOf(grains);
-    fresh_out_bytes_ += piece.bytes;
-    fresh_[to] = grains.end();
+    const int to = NextReceiver();
+    const Plan::Grains grains = NextFresh(to);
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    const Plan::Range range = plan_.RangeOf(grains);
+    const bool wide = IsWideFresh(grains);
+    fresh_out_bytes_ += WireBytes(grains, wide);
+    Take(grains, &fresh_[to]);
     turn_ = Next(to);
-    const uint8_t* data = inputs_[0] + piece.offset;
-    if (inputs_.size() > 1) {
-      // The place of the result is free until the finished grains arrive.
-      ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, result_ + piece.offset);
-      data = result_ + piece.offset;
+    const uint8_t* data = nullptr;
+    if (MustAddUp(grains)) {
+      // In place of the result, or in the slot: both are free until the finished grains arrive.
+      uint8_t* const stage = StageOf(grains);
+      SumInputs(spec_, inputs_, chunk, range.offset - chunk.offset, range.bytes, stage, wide);
+      data = stage;
+    } else {
+      data = SourceOf(grains);
     }
-    Hand(to, Phase::kReduce, grains, data);
-    return piece.bytes * (inputs_.size() + 1);
+    Hand(to, FreshPhase(), grains, data, wide);
+    return range.bytes * inputs_.size() + WireBytes(grains, wide);
   }
 
   bool MayGoOn() const override {
-    return (started_ && alone_ < own_.end()) || (inputs_.size() > 1 && MayHandFresh());
+    if (SegmentAttempt::MayGoOn() || (started_ && !alone_.empty())) return true;
+    return MayHandFresh() && MustAddUp(NextFresh(NextReceiver()));
   }
   uint64_t GoOn() override {
-    if (alone_ == own_.end()) return HandOneFresh();
+    if (!uncopied_.empty()) return SegmentAttempt::GoOn();
+    if (alone_.empty()) {
+      const uint64_t worked = HandOneFresh();
+      HandFresh();
+      return worked;
+    }
     // No other position contributes, so the grains are finished without segments.
-    const Plan::Grains grains = NextSegment(alone_, own_.end());
-    alone_ = grains.end();
+    const Plan::Grains& front = alone_.front();
+    const Plan::Grains grains = NextSegment(front.first, front.end(), /*wide=*/false);
+    Take(grains, &alone_);
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
-      --inputs_missing_[grain - own_.first];
+      --inputs_missing_[own_index_[grain]];
     }
     Finish(grains);
-    return plan_.PieceOf(grains).bytes * (inputs_.size() + 1);
+    return plan_.RangeOf(grains).bytes * (inputs_.size() + 1);
   }
 
-  // Adds up grains of the own chunk, of which all inputs are here.
+  // Adds up grains of an own chunk, of which all inputs are here.
   void Finish(const Plan::Grains& grains) {
-    const Plan::Piece piece = plan_.PieceOf(grains);
-    const uint64_t skip = piece.offset - own_offset_;
-    if (uint8_t* const own = parts_[spec_.position]) {
-      ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, own + skip);
-    }
-    Inputs inputs;
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    const uint64_t skip = SkipOf(chunk, grains);
+    std::vector<Term> inputs(spec_.size);  // of the other positions that contribute
     for (int i = 0; i < spec_.size; ++i) {
-      if (!PositionContributes(spec_, i)) continue;
-      inputs.push_back(parts_[i] != nullptr ? parts_[i] + skip : inputs_[0] + piece.offset);
+      if (i == spec_.position || !contributes_[i]) continue;
+      inputs[i] = {PlaceOf(i, grains), IsWide(chunk, i), 1};
     }
+    std::vector<Term> terms;
+    const auto sum = [&](uint64_t done, uint64_t bytes, uint8_t* out) {
+      alignas(64) uint8_t own[2 * kBlockBytes];
+      terms.clear();
+      for (const int i : order_) {
+        if (!contributes_[i]) continue;
+        if (i != spec_.position) {
+          const Term& input = inputs[i];
+          terms.push_back({input.data + done * (input.wide ? 2 : 1), input.wide, 1});
+        } else if (MustPrepare(chunk)) {
+          // As it would be sent, so that the result does not depend on who owns the chunk.
+          SumInputs(spec_, inputs_, chunk, skip + done, bytes, own, IsWide(chunk, i));
+          terms.push_back({own, IsWide(chunk, i), 1});
+        } else {
+          terms.push_back(TermsOf(spec_, inputs_, chunk, skip + done)[0]);
+        }
+      }
+      Combine(out, /*out_wide=*/false, terms, bytes / SizeOf(chunk.dtype), chunk.dtype,
+              spec_.desc.reduce, divisor_);
+    };
     if (in_place_) {
-      SumInPlace(grains, inputs, /*finished=*/true);
+      SumInPlace(grains, sum);
     } else {
-      ReduceInputs(spec_.desc, inputs, 0, piece.bytes, result_ + piece.offset);
-      DivideSums(spec_, piece.bytes, result_ + piece.offset);
+      const uint64_t all = plan_.RangeOf(grains).bytes;
+      uint8_t* const result = ResultOf(grains);
+      for (uint64_t done = 0; done < all; done += kBlockBytes) {
+        sum(done, std::min(kBlockBytes, all - done), result + done);
+      }
     }
-    for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
-      if (credit_[to]) HandResult(to, grains);
+    if (spec_.gathers()) {
+      for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
+        if (credit_[to]) HandResult(to, grains);
+      }
     }
     Finished(grains);
   }
 
   void HandResult(int to, const Plan::Grains& grains) {
-    Hand(to, Phase::kGather, grains, result_ + plan_.PieceOf(grains).offset);
+    Hand(to, Phase::kGather, grains, ResultOf(grains), /*wide=*/false);
   }
 
-  const Plan::Grains own_;  // the grains of the own chunk
-  const uint64_t own_offset_;
-  std::vector<uint16_t> own_marks_;       // by grain of the own chunk, then by position
-  std::vector<uint16_t> inputs_missing_;  // by grain of the own chunk
-  std::vector<uint8_t*> parts_;           // by position; nullptr: no part is needed
-  std::vector<bool> credit_;              // by position
-  std::vector<uint64_t> fresh_;           // by position: next grain of own input to hand over
-  uint64_t alone_;  // next grain of the own chunk to finish, if no other position contributes
-  int turn_;        // the position that is next in turn
+  const std::vector<int> order_;
+  std::vector<bool> wide_from_;    // by position: its inputs of halves are float32
+  std::vector<bool> contributes_;  // by position; none does if the op does not reduce
+  // The own chunks that are added up, or that go to everybody.
+  std::vector<Plan::Grains> own_;
+  std::vector<uint32_t> own_index_;       // by grain: its number among those of own_, or kNotOwn
+  std::vector<uint16_t> own_marks_;       // by number, then by position
+  std::vector<uint16_t> inputs_missing_;  // by number
+  std::vector<uint64_t> own_offset_;      // by chunk: bytes of the own chunks before it
+  uint64_t own_bytes_ = 0;
+  std::vector<uint8_t*> parts_;  // by position: its inputs of the own chunks, one behind the other
+  std::vector<bool> credit_;     // by position
+  std::vector<std::deque<Plan::Grains>> fresh_;  // by position: what is to be handed over to it
+  std::deque<Plan::Grains> alone_;  // own grains to finish, if no other position contributes
+  int turn_;                        // the position that is next in turn
   uint64_t fresh_out_bytes_ = 0;
 };
 
@@ -234,8 +358,9 @@ class MeshAttempt final : public SegmentAttempt {
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool) {
   CheckSpec(spec);
-  if (spec.size == 1 || spec.desc.bytes() == 0) return MakeLocalAttempt(spec);
-  return MeshAttempt::Make(spec, sink, pool);
+  Outline outline(spec);
+  if (spec.size == 1 || outline.layout.chunks().empty()) return MakeLocalAttempt(spec);
+  return MeshAttempt::Make(spec, std::move(outline), sink, pool);
 }
 
 }  // namespace longhaul::peerd

@@ -1,6 +1,5 @@
-#include <algorithm>
-#include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -27,19 +26,25 @@ namespace {
 // Without phase reduce, the owner sends its source at hop size-1, and Work() copies the source to
 // the local targets.
 //
-// Out of place, partial sums are received into `partial_`, and this position's input is added
-// there. `partial_` is the scratch buffer if there is one, otherwise the place of the result. In
-// place, a partial sum is received into a landing, or into scratch if no landing is free. The new
-// sum replaces the original, and the original goes to scratch, while both are in the cache. The sum
-// is sent from there, and stays there until the next position certainly has it, because it may have
-// to be sent again.
+// Out of place, partial sums are received into the stage (StageOf()), and this position's input is
+// added there. In place, a partial sum is received into a landing, or into its slot if no landing
+// is free. The new sum replaces the original, and the original goes to the slot, while both are in
+// the cache. The sum is sent from there, and stays there until the next position certainly has it,
+// because it may have to be sent again. A partial sum of halves that is float32 stays in the slot
+// until the finished segment arrives.
 class RingAttempt final : public SegmentAttempt {
  public:
-  static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
-                                                       ScratchPool* pool) {
-    const auto memory = BorrowMemory(spec, 0, pool);
-    if (!memory.ok()) return memory.status();
-    return std::unique_ptr<Attempt>(new RingAttempt(spec, sink, pool, *memory));
+  static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, Outline outline,
+                                                       AttemptSink* sink, ScratchPool* pool) {
+    Memory memory;
+    const bool wide = IsWideInRing(spec);
+    if (spec.reduces() && (outline.in_place || wide || !spec.gathers())) {
+      memory.slot_width = wide ? 2 : 1;
+    }
+    if (const absl::Status status = Borrow(outline.layout, &memory, pool); !status.ok()) {
+      return status;
+    }
+    return std::unique_ptr<Attempt>(new RingAttempt(spec, std::move(outline), sink, pool, memory));
   }
 
   void Start() override {
@@ -56,46 +61,49 @@ class RingAttempt final : public SegmentAttempt {
   }
 
  private:
-  RingAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool, const Memory& memory)
-      : SegmentAttempt(spec, sink, pool, memory),
+  RingAttempt(const AttemptSpec& spec, Outline outline, AttemptSink* sink, ScratchPool* pool,
+              const Memory& memory)
+      : SegmentAttempt(spec, std::move(outline), sink, pool, memory),
+        wide_(IsWideInRing(spec)),
         next_((spec.position + 1) % spec.size),
         previous_((spec.position + spec.size - 1) % spec.size),
-        partial_(memory.scratch != nullptr ? memory.scratch : memory.result),
         fresh_hop_(spec.reduces() ? 0 : spec.size - 1) {
-    for (int chunk = 0; chunk < plan_.chunks(); ++chunk) {
-      const Plan::Grains grains = plan_.GrainsOf(chunk);
-      if (SendsReduce(Hop(chunk))) sends_open_ += grains.count;
-      if (SendsGather(Hop(chunk))) sends_open_ += grains.count;
-      if (Hop(chunk) == fresh_hop_ && grains.count > 0) fresh_.push_back(grains);
+    for (int c = 0; c < plan_.chunks(); ++c) {
+      const Layout::Chunk& chunk = outline_.layout.chunks()[c];
+      const Plan::Grains grains = plan_.GrainsOf(c);
+      const int hop = Hop(chunk);
+      if (SendsReduce(hop)) sends_open_ += grains.count;
+      if (SendsGather(hop)) sends_open_ += grains.count;
+      if (hop != fresh_hop_) continue;
+      fresh_.push_back(grains);
+      if (spec.reduces() && inputs_.empty()) AddIdentity(chunk, grains);
     }
     if (!spec.reduces()) uncopied_ = fresh_;
     MakeLandings();
-    if (spec.reduces() && inputs_.empty() && !fresh_.empty()) {
-      const uint64_t longest = plan_.PieceOf(NextFresh()).bytes;
-      identity_.resize(longest);
-      FillIdentity(identity_.data(), longest / SizeOf(spec_.desc.dtype), spec_.desc.dtype,
-                   spec_.desc.reduce);
-    }
+    OnMade();
   }
 
-  int Hop(int chunk) const {
-    const int start = spec_.cuts.empty() ? chunk : (spec_.cuts[chunk].position + 1) % spec_.size;
+  int Hop(const Layout::Chunk& chunk) const {
+    const int start = spec_.cuts.empty() ? chunk.position : (chunk.position + 1) % spec_.size;
     return (spec_.position - start + spec_.size) % spec_.size;
   }
-  int HopOf(const Plan::Grains& grains) const { return Hop(plan_.ChunkOf(grains.first)); }
+  int HopOf(const Plan::Grains& grains) const { return Hop(ChunkOf(grains)); }
   bool IsLast(int hop) const { return hop == spec_.size - 1; }
-  // Whether this position adds something to the sum, or only passes it on.
-  bool AddsTo(int hop) const { return IsLast(hop) || !inputs_.empty(); }
   bool SendsReduce(int hop) const { return spec_.reduces() && !IsLast(hop); }
   bool SendsGather(int hop) const { return spec_.gathers() && hop != spec_.size - 2; }
+  bool IsWide(const Layout::Chunk& chunk, int /*position*/) const override {
+    return wide_ && IsHalf(chunk.dtype);
+  }
+  // Whether this position replaces the originals of a chunk by a sum.
+  bool SumsInPlace(const Layout::Chunk& chunk, int hop) const {
+    if (!in_place_) return false;
+    return IsLast(hop) || (!inputs_.empty() && !IsWide(chunk, spec_.position));
+  }
 
   uint16_t& MarksOf(uint64_t grain, int /*other*/) override { return marks_[grain]; }
 
   const char* Objection(int from, const Plan::Grains& grains, Phase phase) override {
     if (from != previous_) return "not from the previous position";
-    if (!(phase == Phase::kReduce ? spec_.reduces() : spec_.gathers())) {
-      return "the op has no such phase";
-    }
     const int hop = HopOf(grains);
     if (phase == Phase::kReduce) return hop == 0 ? "the chunk starts here" : nullptr;
     if (IsLast(hop)) return "the chunk is finished here";
@@ -106,93 +114,105 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   uint8_t* PlaceOf(int /*from*/, const Plan::Grains& grains) override {
-    const Plan::Piece piece = plan_.PieceOf(grains);
-    if (in_place_ && AddsTo(HopOf(grains))) {
-      if (uint8_t* const landing = BorrowLanding(piece)) return landing;
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    if (SumsInPlace(chunk, Hop(chunk)) && !IsWide(chunk, previous_)) {
+      if (uint8_t* const landing = BorrowLanding(plan_.RangeOf(grains))) return landing;
     }
-    return partial_ + piece.offset;
+    return StageOf(grains);
   }
 
   void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
     if (phase == Phase::kGather) return PassResult(grains);
-    const Plan::Piece piece = plan_.PieceOf(grains);
-    const bool last = IsLast(HopOf(grains));
-    if (in_place_ && AddsTo(HopOf(grains))) {
-      const uint8_t* const landing = LandingOf(piece);
-      Inputs inputs{landing != nullptr ? landing : partial_ + piece.offset};
-      for (const uint8_t* input : inputs_) inputs.push_back(input + piece.offset);
-      SumInPlace(grains, inputs, last);
-      GiveLanding(piece);
-    } else {
-      AddInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
-      if (last) DivideSums(spec_, piece.bytes, result_ + piece.offset);
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    const Plan::Range range = plan_.RangeOf(grains);
+    const uint64_t skip = range.offset - chunk.offset;
+    const bool wide = IsWide(chunk, previous_);
+    const bool last = IsLast(Hop(chunk));
+    const uint8_t* const landing = LandingOf(range);
+    const Term partial{landing != nullptr ? landing : StageOf(grains), wide, 1};
+    if (SumsInPlace(chunk, Hop(chunk))) {
+      SumInPlace(grains, [&](uint64_t done, uint64_t bytes, uint8_t* out) {
+        Add(partial, chunk, skip, done, bytes, last, out);
+      });
+      GiveLanding(range);
+    } else if (last) {
+      Add(partial, chunk, skip, 0, range.bytes, last, ResultOf(grains));
+    } else if (!inputs_.empty()) {
+      Add(partial, chunk, skip, 0, range.bytes, last, StageOf(grains));
     }
     if (!last) return Pass(Phase::kReduce, grains);
     PassResult(grains);
     Finished(grains);
   }
 
+  // Adds own input to bytes [done, done + bytes) of a partial sum, which begins `skip` bytes after
+  // the chunk. `last`: the sum is finished.
+  void Add(const Term& partial, const Layout::Chunk& chunk, uint64_t skip, uint64_t done,
+           uint64_t bytes, bool last, uint8_t* out) const {
+    std::vector<Term> terms = TermsOf(spec_, inputs_, chunk, skip + done);
+    terms.insert(terms.begin(), partial);
+    terms.front().data += done * (partial.wide ? 2 : 1);
+    Combine(out, partial.wide && !last, terms, bytes / SizeOf(chunk.dtype), chunk.dtype,
+            spec_.desc.reduce, last ? divisor_ : 0);
+  }
+
   void OnSent(const Plan::Grains& grains, Phase phase) override {
     if (phase != FreshPhase() || HopOf(grains) != fresh_hop_) return;
-    // Keep the originals now: they were just read to be sent, so they are in the cache.
-    Keep(grains);
-    fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
+    // Keep the originals now: they were just read to be sent, so they are in the cache. If they
+    // were prepared, what was sent is still in their slots.
+    if (!MustAddUp(grains)) Keep(grains);
+    fresh_out_bytes_ -= WireBytes(grains, IsWideFresh(grains));
     HandFresh();
   }
 
   Phase FreshPhase() const { return spec_.reduces() ? Phase::kReduce : Phase::kGather; }
+  bool IsWideFresh(const Plan::Grains& grains) const {
+    return spec_.reduces() && IsWide(ChunkOf(grains), spec_.position);
+  }
   // The next segment of fresh_, which is not empty.
-  Plan::Grains NextFresh() const { return NextSegment(fresh_.front().first, fresh_.front().end()); }
-  // Takes these grains, with which the first range begins, from a list.
-  static void Take(const Plan::Grains& grains, std::deque<Plan::Grains>* list) {
-    Plan::Grains& front = list->front();
-    front = {grains.end(), front.count - grains.count};
-    if (front.count == 0) list->pop_front();
+  Plan::Grains NextFresh() const {
+    const Plan::Grains& front = fresh_.front();
+    return NextSegment(front.first, front.end(), IsWideFresh(front));
   }
 
-  // Hands over own input, as much as the window allows. The inputs of several members must be added
-  // up first; Work() does that.
+  // Hands over own input, as much as the window allows. What must be added up or prepared first is
+  // left to Work().
   void HandFresh() {
-    while (!MustAddUp() && MayHandFresh()) HandOneFresh();
+    while (MayHandFresh() && !MustAddUp(fresh_.front())) HandOneFresh();
   }
-  bool MustAddUp() const { return spec_.reduces() && inputs_.size() > 1; }
+  bool MustAddUp(const Plan::Grains& grains) const {
+    return !inputs_.empty() && MustPrepare(ChunkOf(grains));
+  }
   bool MayHandFresh() const {
     if (!started_ || !credit_ || fresh_.empty()) return false;
-    const uint64_t bytes = plan_.PieceOf(NextFresh()).bytes;
+    const Plan::Grains grains = NextFresh();
+    const uint64_t bytes = WireBytes(grains, IsWideFresh(grains));
     return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
   }
   uint64_t HandOneFresh() {
     const Plan::Grains grains = NextFresh();
-    const Plan::Piece piece = plan_.PieceOf(grains);
-    fresh_out_bytes_ += piece.bytes;
-    if (MustAddUp()) {
-      ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    const Plan::Range range = plan_.RangeOf(grains);
+    const bool wide = IsWideFresh(grains);
+    fresh_out_bytes_ += WireBytes(grains, wide);
+    if (MustAddUp(grains)) {
+      SumInputs(spec_, inputs_, chunk, range.offset - chunk.offset, range.bytes, StageOf(grains),
+                wide);
     }
     Take(grains, &fresh_);
     Pass(FreshPhase(), grains);
-    return piece.bytes * (inputs_.size() + 1);
-  }
-
-  // The input of a local member that owns the chunk of these grains.
-  const uint8_t* OwnChunk(const Plan::Grains& grains) const {
-    const int chunk = plan_.ChunkOf(grains.first);
-    const uint64_t skip = plan_.PieceOf(grains).offset - plan_.Chunk(chunk).offset;
-    return spec_.sources[spec_.cuts[chunk].local] + skip;
-  }
-  uint64_t CopyOwnChunk() {
-    const Plan::Grains grains = NextSegment(uncopied_.front().first, uncopied_.front().end());
-    const Plan::Piece piece = plan_.PieceOf(grains);
-    const uint8_t* const own = OwnChunk(grains);
-    if (own != result_ + piece.offset) std::memcpy(result_ + piece.offset, own, piece.bytes);
-    Take(grains, &uncopied_);
-    Finished(grains);
-    return 2 * piece.bytes;
+    return range.bytes * inputs_.size() + WireBytes(grains, wide);
   }
 
   bool MayGoOn() const override {
-    return (started_ && !uncopied_.empty()) || (MustAddUp() && MayHandFresh());
+    return SegmentAttempt::MayGoOn() || (MayHandFresh() && MustAddUp(fresh_.front()));
   }
-  uint64_t GoOn() override { return uncopied_.empty() ? HandOneFresh() : CopyOwnChunk(); }
+  uint64_t GoOn() override {
+    if (!uncopied_.empty()) return SegmentAttempt::GoOn();
+    const uint64_t worked = HandOneFresh();
+    HandFresh();
+    return worked;
+  }
 
   void PassResult(const Plan::Grains& grains) {
     if (SendsGather(HopOf(grains))) Pass(Phase::kGather, grains);
@@ -204,33 +224,44 @@ class RingAttempt final : public SegmentAttempt {
       waiting_.emplace_back(phase, grains);
       return;
     }
-    const uint64_t offset = plan_.PieceOf(grains).offset;
-    const uint8_t* data = result_ + offset;
-    if (phase == Phase::kReduce) {
-      // In place, the sum is at the place of the result as soon as the original is in scratch.
-      if (!(marks_[grains.first] & kOverwritten)) data = partial_ + offset;
-      if (HopOf(grains) == 0) {
-        if (inputs_.size() == 1) data = inputs_[0] + offset;
-        if (inputs_.empty()) data = identity_.data();
-      }
-    } else if (!spec_.reduces() && IsLast(HopOf(grains))) {
-      data = OwnChunk(grains);
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    const bool wide = phase == Phase::kReduce && IsWide(chunk, spec_.position);
+    Hand(next_, phase, grains, DataOf(phase, chunk, grains), wide);
+  }
+  const uint8_t* DataOf(Phase phase, const Layout::Chunk& chunk, const Plan::Grains& grains) const {
+    if (phase == Phase::kReduce && Hop(chunk) == 0) {
+      if (inputs_.empty()) return identities_.at(chunk.dtype).data();
+      return MustPrepare(chunk) ? StageOf(grains) : SourceOf(grains);
     }
-    Hand(next_, phase, grains, data);
+    if (phase == Phase::kReduce) {
+      // A sum that was built in place is there as soon as the original is in its slot.
+      return marks_[grains.first] & kOverwritten ? ResultOf(grains) : StageOf(grains);
+    }
+    return !spec_.reduces() && IsLast(Hop(chunk)) ? SourceOf(grains) : ResultOf(grains);
   }
 
-  // One segment of the identity of the op. A sum that begins here begins with it if no local input
-  // contributes.
-  std::vector<uint8_t> identity_;
+  // Makes sure that there is a segment of the identity for a chunk that starts here.
+  void AddIdentity(const Layout::Chunk& chunk, const Plan::Grains& grains) {
+    const bool wide = IsWide(chunk, spec_.position);
+    const Plan::Grains segment = NextSegment(grains.first, grains.end(), wide);
+    std::vector<uint8_t>& identity = identities_[chunk.dtype];
+    if (identity.size() >= WireBytes(segment, wide)) return;
+    identity.resize(WireBytes(segment, wide));
+    FillWithIdentity(spec_.desc.reduce, chunk.dtype, plan_.RangeOf(segment).bytes, identity.data(),
+                     wide);
+  }
+
+  const bool wide_;  // partial sums of halves are float32
   const int next_;
   const int previous_;
-  uint8_t* const partial_;
   bool credit_ = false;
+  // By dtype: one segment of the identity of the op. A sum that begins here begins with it if no
+  // local input contributes.
+  std::map<DType, std::vector<uint8_t>> identities_;
   std::vector<std::pair<Phase, Plan::Grains>> waiting_;  // what was ready before the credit came
   // The hop at which this position sends its own input without a segment of others.
   const int fresh_hop_;
-  std::deque<Plan::Grains> fresh_;     // own input that is not handed over yet
-  std::deque<Plan::Grains> uncopied_;  // own chunks that are not copied to the local targets yet
+  std::deque<Plan::Grains> fresh_;  // own input that is not handed over yet
   uint64_t fresh_out_bytes_ = 0;
 };
 
@@ -239,8 +270,10 @@ class RingAttempt final : public SegmentAttempt {
 absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool) {
   CheckSpec(spec);
-  if (spec.size == 1 || spec.bytes() == 0) return MakeLocalAttempt(spec);
-  return RingAttempt::Make(spec, sink, pool);
+  LH_CHECK(!IsDirect(spec.desc.kind) && spec.desc.order != Order::kRank) << ToString(spec.desc);
+  Outline outline(spec);
+  if (spec.size == 1 || outline.layout.chunks().empty()) return MakeLocalAttempt(spec);
+  return RingAttempt::Make(spec, std::move(outline), sink, pool);
 }
 
 }  // namespace longhaul::peerd

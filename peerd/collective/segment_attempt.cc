@@ -23,72 +23,84 @@ constexpr uint64_t kLandingBytesMax = 512 << 10;
 
 }  // namespace
 
-absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::BorrowMemory(const AttemptSpec& spec,
-                                                                    uint64_t extra_bytes,
-                                                                    ScratchPool* pool) {
-  Memory memory;
-  if (!spec.reduces()) {
-    memory.result = spec.targets.front();
-    return memory;
+Outline::Outline(const AttemptSpec& spec) : layout(spec), inputs(InputsOf(spec)) {
+  const int members = static_cast<int>(spec.targets.size());
+  if (!layout.chunks().empty() && layout.chunks().front().to_position < 0) {
+    // A target that is not a source can be written to at once.
+    lead = 0;
+    for (int i = members - 1; i >= 0; --i) {
+      if (!IsInPlace(spec, i)) lead = i;
+    }
+  } else {
+    for (const Layout::Chunk& chunk : layout.chunks()) {
+      lead = chunk.to_local;
+      if (lead >= 0) break;
+    }
   }
-  // A target that is not a source can be written to at once.
-  for (size_t i = 0; spec.gathers() && i < spec.targets.size() && memory.result == nullptr; ++i) {
-    if (spec.targets[i] != spec.sources[i]) memory.result = spec.targets[i];
-  }
-  const uint64_t whole = memory.result == nullptr ? Aligned(spec.bytes()) : 0;
-  if (whole + extra_bytes == 0) return memory;
-  auto scratch = pool->Borrow(whole + extra_bytes);
-  if (!scratch.ok()) return scratch.status();
-  memory.scratch = *scratch;
-  memory.extra = memory.scratch + whole;
-  if (memory.result == nullptr) {
-    const bool in_place = spec.gathers() && spec.targets.size() == 1;
-    memory.result = in_place ? spec.targets[0] : memory.scratch;
-  }
-  return memory;
+  in_place = spec.reduces() && lead >= 0 && IsInPlace(spec, lead);
 }
 
-SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool,
-                               const Memory& memory)
+absl::Status SegmentAttempt::Borrow(const Layout& layout, Memory* memory, ScratchPool* pool) {
+  const uint64_t slots = Aligned(layout.bytes()) * memory->slot_width;
+  if (slots + memory->extra_bytes == 0) return absl::OkStatus();
+  const auto scratch = pool->Borrow(slots + memory->extra_bytes);
+  if (!scratch.ok()) return scratch.status();
+  memory->scratch = *scratch;
+  memory->extra = memory->scratch + slots;
+  return absl::OkStatus();
+}
+
+SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, AttemptSink* sink,
+                               ScratchPool* pool, const Memory& memory)
     : spec_(spec),
-      inputs_(InputsOf(spec)),
-      plan_(PlanOf(spec)),
+      outline_(std::move(outline)),
+      inputs_(outline_.inputs),
+      plan_(outline_.layout.MakePlan(spec.grain_bytes)),
       scratch_(memory.scratch),
-      result_(memory.result),
-      in_place_(spec.cuts.empty() && spec.sources.size() == 1 && memory.result == spec.sources[0]),
+      slot_width_(memory.slot_width),
+      in_place_(outline_.in_place),
+      divisor_(DivisorOf(spec)),
       marks_(plan_.grains()),
-      results_open_(plan_.grains()),
       sink_(sink),
       pool_(pool),
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
       reads_out_(plan_.grains()) {
-  if (!spec.gathers()) results_open_ = 0;
-  for (size_t c = 0; !spec.gathers() && c < spec.cuts.size(); ++c) {
-    if (spec.cuts[c].local < 0) continue;
-    const int chunk = static_cast<int>(c);
-    const Plan::Piece piece = plan_.Chunk(chunk);
-    late_.push_back({spec.targets[spec.cuts[c].local], piece.offset, piece.offset + piece.bytes});
-    results_open_ += plan_.GrainsOf(chunk).count;
+  bool everybody = false;
+  for (int c = 0; c < plan_.chunks(); ++c) {
+    const Layout::Chunk& chunk = outline_.layout.chunks()[c];
+    if (IsForHere(chunk)) results_open_ += plan_.GrainsOf(c).count;
+    everybody = everybody || IsForEverybody(chunk);
   }
-  for (size_t i = 0; spec.gathers() && i < spec.targets.size(); ++i) {
-    if (spec.targets[i] == result_) continue;
-    if (spec.targets[i] == spec.sources[i]) {
-      late_.push_back({spec.targets[i], 0, plan_.bytes()});
-    } else {
-      early_targets_.push_back(spec.targets[i]);
-    }
+  for (int i = 0; everybody && i < static_cast<int>(spec.targets.size()); ++i) {
+    if (i == outline_.lead) continue;
+    // Without phase reduce, what is overwritten is no input.
+    (spec.reduces() && IsInPlace(spec, i) ? late_ : early_).push_back(i);
   }
 }
 
-Plan SegmentAttempt::PlanOf(const AttemptSpec& spec) {
-  if (spec.cuts.empty()) return {spec.desc.bytes(), spec.size, spec.grain_bytes};
-  return Plan::OfEqual(static_cast<int>(spec.cuts.size()), spec.desc.part_bytes(),
-                       spec.grain_bytes);
+uint8_t* SegmentAttempt::ResultOf(const Plan::Grains& grains) const {
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  const int member = IsForEverybody(chunk) ? outline_.lead : chunk.to_local;
+  return spec_.targets[member][chunk.piece] + chunk.target + SkipOf(chunk, grains);
+}
+
+uint8_t* SegmentAttempt::SlotOf(const Plan::Grains& grains) const {
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  const uint64_t width = IsHalf(chunk.dtype) ? slot_width_ : 1;
+  return scratch_ + chunk.offset * slot_width_ + SkipOf(chunk, grains) * width;
+}
+
+const uint8_t* SegmentAttempt::SourceOf(const Plan::Grains& grains) const {
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  const int member = spec_.reduces() ? inputs_[0].member : chunk.local;
+  return spec_.sources[member][chunk.piece] + chunk.source + SkipOf(chunk, grains);
 }
 
 void SegmentAttempt::MakeLandings() {
-  if (!in_place_ || plan_.bytes() <= spec_.cached_bytes_max) return;
+  if (!in_place_ || outline_.layout.bytes() <= spec_.cached_bytes_max) return;
+  // Sums that are float32 are not built in place.
+  if (slot_width_ > 1 && spec_.pieces.size() == 1) return;
   landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
   // Without memory for landings an op takes longer, but is right.
   const absl::StatusOr<uint8_t*> memory = pool_->Borrow(kLandings * landing_bytes_);
@@ -108,6 +120,17 @@ void SegmentAttempt::MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before,
   *marks |= mark;
 }
 
+std::optional<Plan::Grains> SegmentAttempt::Find(int from, const Segment& segment) const {
+  const int chunk = plan_.ChunkAt(segment.offset);
+  if (chunk < 0) return std::nullopt;
+  uint64_t bytes = segment.bytes;
+  if (segment.phase == Phase::kReduce && IsWide(outline_.layout.chunks()[chunk], from)) {
+    if (bytes % 2 != 0) return std::nullopt;
+    bytes /= 2;
+  }
+  return plan_.FindIn(chunk, {segment.offset, bytes});
+}
+
 absl::StatusOr<uint8_t*> SegmentAttempt::Place(int from, const Segment& segment) {
   LH_CHECK(started_ && !stopped_);
   const auto refuse = [&](const char* why) {
@@ -118,14 +141,12 @@ absl::StatusOr<uint8_t*> SegmentAttempt::Place(int from, const Segment& segment)
   };
   if (from < 0 || from >= spec_.size || from == spec_.position)
     return refuse("not from another position");
-  const Plan::Piece piece{segment.offset, segment.bytes};
-  const auto found = plan_.Find(piece);
+  const auto found = Find(from, segment);
   if (!found) return refuse("not as the tensor is cut");
-  if (segment.phase != Phase::kReduce && segment.phase != Phase::kGather) {
-    return refuse("no such phase");
-  }
-  if (const char* const why = Objection(from, *found, segment.phase)) return refuse(why);
   const bool reduce = segment.phase == Phase::kReduce;
+  if (!reduce && segment.phase != Phase::kGather) return refuse("no such phase");
+  if (!(reduce ? spec_.reduces() : spec_.gathers())) return refuse("the op has no such phase");
+  if (const char* const why = Objection(from, *found, segment.phase)) return refuse(why);
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
   for (uint64_t grain = found->first; grain < found->end(); ++grain) {
     if (MarksOf(grain, from) & placed) return refuse("it came before");
@@ -133,20 +154,20 @@ absl::StatusOr<uint8_t*> SegmentAttempt::Place(int from, const Segment& segment)
   for (uint64_t grain = found->first; grain < found->end(); ++grain) MarksOf(grain, from) |= placed;
   if (reduce) return PlaceOf(from, *found);
   Overwrite(*found);
-  return result_ + segment.offset;
+  return ResultOf(*found);
 }
 
-Plan::Grains SegmentAttempt::GrainsOf(const Segment& segment) const {
-  const auto found = plan_.Find({segment.offset, segment.bytes});
+Plan::Grains SegmentAttempt::GrainsOf(int from, const Segment& segment) const {
+  const auto found = Find(from, segment);
   LH_CHECK(!stopped_ && found.has_value());
   return *found;
 }
 
 void SegmentAttempt::Abandoned(int from, const Segment& segment) {
-  const Plan::Grains grains = GrainsOf(segment);
+  const Plan::Grains grains = GrainsOf(from, segment);
   const bool reduce = segment.phase == Phase::kReduce;
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
-  if (reduce) GiveLanding(plan_.PieceOf(grains));
+  if (reduce) GiveLanding(plan_.RangeOf(grains));
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
     uint16_t& marks = MarksOf(grain, from);
     LH_CHECK((marks & placed) && !(marks & (reduce ? kReduceReceived : kGatherReceived)))
@@ -156,7 +177,7 @@ void SegmentAttempt::Abandoned(int from, const Segment& segment) {
 }
 
 void SegmentAttempt::Received(int from, const Segment& segment) {
-  const Plan::Grains grains = GrainsOf(segment);
+  const Plan::Grains grains = GrainsOf(from, segment);
   const bool reduce = segment.phase == Phase::kReduce;
   bytes_received_ += segment.bytes;
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
@@ -174,9 +195,10 @@ uint64_t SegmentAttempt::CookieOf(int to, Phase phase, const Plan::Grains& grain
   return (which * spec_.size + to) * 2 + (phase == Phase::kReduce ? 0 : 1);
 }
 
-void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data) {
-  for (uint64_t first = grains.first; first < grains.end(); first += segment_grains_) {
-    const Plan::Grains part = NextSegment(first, grains.end());
+void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data,
+                          bool wide) {
+  for (uint64_t first = grains.first; first < grains.end();) {
+    const Plan::Grains part = NextSegment(first, grains.end(), wide);
     for (uint64_t grain = part.first; grain < part.end(); ++grain) {
       MarksOf(grain, to) |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
       if (phase == Phase::kGather) {
@@ -187,12 +209,19 @@ void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const
       }
     }
     ++out_;
-    const Plan::Piece piece = plan_.PieceOf(part);
-    bytes_sent_ += piece.bytes;
-    sink_->SendSegment(to, {phase, piece.offset, static_cast<uint32_t>(piece.bytes)}, data,
+    const uint64_t bytes = WireBytes(part, wide);
+    bytes_sent_ += bytes;
+    sink_->SendSegment(to, {phase, plan_.RangeOf(part).offset, static_cast<uint32_t>(bytes)}, data,
                        CookieOf(to, phase, part));
-    data += piece.bytes;
+    data += bytes;
+    first = part.end();
   }
+}
+
+void SegmentAttempt::Take(const Plan::Grains& grains, std::deque<Plan::Grains>* list) {
+  Plan::Grains& front = list->front();
+  front = {grains.end(), front.count - grains.count};
+  if (front.count == 0) list->pop_front();
 }
 
 void SegmentAttempt::Sent(uint64_t cookie) {
@@ -233,7 +262,7 @@ void SegmentAttempt::Commit() {
 
 bool SegmentAttempt::HasWork() const {
   if (stopped_) return !restore_.empty();
-  if (committed_) return !late_.empty() && copied_ < plan_.bytes();
+  if (committed_) return !late_.empty() && copied_ < plan_.grains();
   return MayGoOn();
 }
 
@@ -259,32 +288,49 @@ uint64_t SegmentAttempt::RestoreSome(uint64_t bytes_max) {
 }
 
 uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
-  // Block by block, so that the result is read from memory once for all copies.
-  constexpr uint64_t kBlockBytes = 16 << 10;
+  // Grain by grain, so that the result is read from memory once for all copies.
   uint64_t worked = 0;
   while (worked < bytes_max && HasWork()) {
-    const uint64_t n = std::min(kBlockBytes, plan_.bytes() - copied_);
-    worked += n;
-    for (const Late& late : late_) {
-      const uint64_t begin = std::max(copied_, late.begin);
-      const uint64_t end = std::min(copied_ + n, late.end);
-      if (begin >= end) continue;
-      std::memcpy(late.to + (begin - late.begin), result_ + begin, end - begin);
-      worked += end - begin;
+    const Plan::Grains grain{copied_++, 1};
+    const Layout::Chunk& chunk = ChunkOf(grain);
+    const uint64_t bytes = plan_.RangeOf(grain).bytes;
+    const uint8_t* const result = ResultOf(grain);
+    for (const int member : late_) {
+      std::memcpy(spec_.targets[member][chunk.piece] + chunk.target + SkipOf(chunk, grain), result,
+                  bytes);
     }
-    copied_ += n;
+    worked += bytes * (1 + late_.size());
   }
   return worked;
 }
 
+uint64_t SegmentAttempt::GoOn() {
+  const Plan::Grains range = uncopied_.front();
+  const Plan::Grains grains = NextSegment(range.first, range.end(), /*wide=*/false);
+  const uint8_t* const own = SourceOf(grains);
+  uint8_t* const result = ResultOf(grains);
+  const uint64_t bytes = plan_.RangeOf(grains).bytes;
+  if (own != result) std::memcpy(result, own, bytes);
+  Take(grains, &uncopied_);
+  Finished(grains);
+  return 2 * bytes;
+}
+
 void SegmentAttempt::Finished(const Plan::Grains& grains) {
   results_open_ -= grains.count;
-  const Plan::Piece piece = plan_.PieceOf(grains);
-  for (uint8_t* target : early_targets_) {
-    if (plan_.bytes() > spec_.cached_bytes_max) {
-      CopyAside(target + piece.offset, result_ + piece.offset, piece.bytes);
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  if (!IsForEverybody(chunk) || early_.empty()) return;
+  const uint64_t skip = SkipOf(chunk, grains);
+  const uint64_t bytes = plan_.RangeOf(grains).bytes;
+  const uint8_t* const result = ResultOf(grains);
+  const uint8_t* const own = chunk.local < 0 || spec_.reduces() ? nullptr : SourceOf(grains);
+  for (const int member : early_) {
+    uint8_t* const target = spec_.targets[member][chunk.piece] + chunk.target + skip;
+    if (target == own) continue;
+    if (outline_.layout.bytes() > spec_.cached_bytes_max) {
+      CopyAside(target, result, bytes);
     } else {
-      std::memcpy(target + piece.offset, result_ + piece.offset, piece.bytes);
+      std::memcpy(target, result, bytes);
     }
   }
 }
@@ -294,8 +340,7 @@ void SegmentAttempt::Keep(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
     if (marks_[grain] & kKept) continue;
     marks_[grain] |= kKept;
-    const Plan::Piece piece = plan_.PieceOf({grain, 1});
-    CopyAside(scratch_ + piece.offset, result_ + piece.offset, piece.bytes);
+    CopyAside(SlotOf({grain, 1}), ResultOf({grain, 1}), plan_.RangeOf({grain, 1}).bytes);
   }
 }
 
@@ -305,47 +350,52 @@ void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
 }
 
-uint8_t* SegmentAttempt::BorrowLanding(const Plan::Piece& piece) {
-  if (piece.bytes > landing_bytes_) return nullptr;
+uint8_t* SegmentAttempt::BorrowLanding(const Plan::Range& range) {
+  if (range.bytes > landing_bytes_) return nullptr;
   for (Landing& landing : landings_) {
     if (landing.offset) continue;
-    landing.offset = piece.offset;
+    landing.offset = range.offset;
     return landing.data;
   }
   return nullptr;
 }
 
-uint8_t* SegmentAttempt::LandingOf(const Plan::Piece& piece) const {
+uint8_t* SegmentAttempt::LandingOf(const Plan::Range& range) const {
   for (const Landing& landing : landings_) {
-    if (landing.offset == piece.offset) return landing.data;
+    if (landing.offset == range.offset) return landing.data;
   }
   return nullptr;
 }
 
-void SegmentAttempt::GiveLanding(const Plan::Piece& piece) {
+void SegmentAttempt::GiveLanding(const Plan::Range& range) {
   for (Landing& landing : landings_) {
-    if (landing.offset == piece.offset) landing.offset.reset();
+    if (landing.offset == range.offset) landing.offset.reset();
   }
 }
 
-void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished) {
-  const Plan::Piece piece = plan_.PieceOf(grains);
+void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const SumFunction& sum) {
+  const bool landed = LandingOf(plan_.RangeOf(grains)) != nullptr;
   // Fits into the first-level cache, together with the inputs.
   alignas(64) uint8_t block[16 << 10];
-  const bool landed = LandingOf(piece) != nullptr;
-  for (uint64_t done = 0; done < piece.bytes; done += sizeof(block)) {
-    const uint64_t n = std::min<uint64_t>(sizeof(block), piece.bytes - done);
-    uint8_t* const own = result_ + piece.offset + done;
-    uint8_t* const kept = scratch_ + piece.offset + done;
-    uint8_t* const sum = landed ? own : block;
-    if (landed) CopyAside(kept, own, n);
-    ReduceInputs(spec_.desc, inputs, done, n, sum);
-    if (finished) DivideSums(spec_, n, sum);
-    if (landed) continue;
-    std::memcpy(kept, own, n);
-    std::memcpy(own, block, n);
-  }
+  uint64_t before = 0;  // bytes of the grains that are done
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    const uint64_t bytes = plan_.RangeOf({grain, 1}).bytes;
+    uint8_t* const place = ResultOf({grain, 1});
+    uint8_t* const slot = SlotOf({grain, 1});
+    for (uint64_t done = 0; done < bytes; done += sizeof(block)) {
+      const uint64_t n = std::min<uint64_t>(sizeof(block), bytes - done);
+      if (landed) {
+        CopyAside(slot + done, place + done, n);
+        sum(before + done, n, place + done);
+        continue;
+      }
+      // What lies in the slot may be in the sum. If it is float32, it is farther ahead than the
+      // original that is written there.
+      sum(before + done, n, block);
+      std::memcpy(slot + done, place + done, n);
+      std::memcpy(place + done, block, n);
+    }
+    before += bytes;
     marks_[grain] |= kKept | kOverwritten;
   }
 }
@@ -355,9 +405,9 @@ uint64_t SegmentAttempt::Restore(uint64_t grain) {
   if (reads_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return 2 * sizeof(uint16_t);
   // Restore only once: later the memory may belong to another op.
   marks_[grain] &= static_cast<uint16_t>(~kOverwritten);
-  const Plan::Piece piece = plan_.PieceOf({grain, 1});
-  std::memcpy(result_ + piece.offset, scratch_ + piece.offset, piece.bytes);
-  return 2 * piece.bytes;
+  const uint64_t bytes = plan_.RangeOf({grain, 1}).bytes;
+  std::memcpy(ResultOf({grain, 1}), SlotOf({grain, 1}), bytes);
+  return 2 * bytes;
 }
 
 // Callers must call it last, because the sink may call Stop() or Commit() from within Complete().

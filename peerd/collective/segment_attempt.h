@@ -1,22 +1,21 @@
 // Base class of the ring attempt and the mesh attempt: where the result goes, where originals are
 // kept, which segments have come and gone, and when an attempt is complete.
 //
-// Result. Finished segments are received into `result_`, or computed there:
+// Result. Finished segments are received into a target, or computed there. If a chunk has a single
+// receiver, it is the target of that member. Otherwise it is that of the *lead*, a local member:
+// the first one that is out of place, or the first one of all.
 //
-//   local members               result_ is
-//   one, out of place           its target
-//   one, in place               its target, which is also its source. Before a sum overwrites a
-//                               segment there, the original goes to scratch
-//   several, some out of place  the first target that is out of place
-//   several, all in place       scratch
+// If the lead is in place, its target is also its source. Before a sum overwrites a segment there,
+// the original goes to scratch.
 //
-// With several local members, each finished segment is copied to the other targets that are out of
-// place at once, while it is in the cache. The targets that are in place get the result after
-// Commit(). Otherwise the original of each of them would have to be kept, too.
+// The targets of other local members that are out of place get a copy of each finished segment at
+// once, while it is in the cache. Those that are in place get the result after Commit(). Otherwise
+// the original of each of them would have to be kept, too.
 //
-// If chunks belong to members, the result is: for phase reduce alone, scratch, from where Work()
-// copies chunks to the targets of their owners after Commit(); for phase gather alone, the first
-// target.
+// Slots. Scratch memory may have a slot for each grain of the whole. First, sums that are not
+// finished are built there. Later the original goes to the same slot: a finished grain replaces the
+// original only when nobody needs what this position had put into the sum. If sums of halves are
+// float32, all slots are twice as wide.
 //
 // Landings. They are used for a large tensor of one local member in place. When a sum replaces an
 // original, the original is written to scratch. The data of others could be received into the same
@@ -35,19 +34,35 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "peerd/collective/attempt.h"
+#include "peerd/collective/layout.h"
 #include "peerd/collective/local.h"
 #include "peerd/collective/plan.h"
 
 namespace longhaul::peerd {
 
+// What follows from the spec alone.
+struct Outline {
+  explicit Outline(const AttemptSpec& spec);
+
+  Layout layout;
+  Inputs inputs;
+  // The local member whose targets are the result of chunks that everybody gets. If there are none:
+  // the receiver of the first chunk that comes to a local member, or -1.
+  int lead = -1;
+  // The op reduces, and the lead is in place. So originals are overwritten.
+  bool in_place = false;
+};
+
 class SegmentAttempt : public Attempt {
  public:
-  bool CompleteAtOnce() const final { return false; }
+  bool CompleteAtOnce() const final { return at_once_; }
   absl::StatusOr<uint8_t*> Place(int from, const Segment& segment) final;
   void Abandoned(int from, const Segment& segment) final;
   void Received(int from, const Segment& segment) final;
@@ -73,7 +88,7 @@ class SegmentAttempt : public Attempt {
     kGatherHanded = 1 << 6,
     kGatherSent = 1 << 7,
     // Marks of the grain itself:
-    kKept = 1 << 8,         // the original is in the scratch buffer
+    kKept = 1 << 8,         // the original is in the slot
     kOverwritten = 1 << 9,  // the place of the grain may no longer hold the original
     kSumHanded = 1 << 10,   // a partial sum is being sent from the place of the grain
   };
@@ -81,22 +96,26 @@ class SegmentAttempt : public Attempt {
   // Rounds up to 64 bytes: everything in the scratch buffer begins at a multiple of 64.
   static uint64_t Aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+  // The scratch memory of an attempt.
   struct Memory {
-    uint8_t* scratch = nullptr;  // from the pool; nullptr: none is needed
-    uint8_t* result = nullptr;   // where the result goes
-    uint8_t* extra = nullptr;    // for the attempt's own use, 64-byte aligned
+    uint64_t slot_width = 0;     // 0: no slots are needed; 1; or 2: halves may be float32 there
+    uint64_t extra_bytes = 0;    // for the attempt's own use
+    uint8_t* scratch = nullptr;  // from the pool: the slots, then the rest; nullptr: none is needed
+    uint8_t* extra = nullptr;    // 64-byte aligned
   };
-  // Borrows the scratch memory of an attempt, with `extra_bytes` for its own use.
-  // ResourceExhausted: the pool has no memory.
-  static absl::StatusOr<Memory> BorrowMemory(const AttemptSpec& spec, uint64_t extra_bytes,
-                                             ScratchPool* pool);
+  // Borrows the memory of which the sizes are set. ResourceExhausted: the pool has no memory.
+  static absl::Status Borrow(const Layout& layout, Memory* memory, ScratchPool* pool);
 
-  SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool,
+  SegmentAttempt(const AttemptSpec& spec, Outline outline, AttemptSink* sink, ScratchPool* pool,
                  const Memory& memory);
   ~SegmentAttempt() override;
+  // The last step of making an attempt: the numbers of open sends and results are set.
+  void OnMade() { at_once_ = complete_ = results_open_ == 0 && sends_open_ == 0; }
 
   // The marks of a grain on its way between this position and `other`.
   virtual uint16_t& MarksOf(uint64_t grain, int other) = 0;
+  // Whether segments of a chunk in phase reduce are float32 if this position sends them.
+  virtual bool IsWide(const Layout::Chunk& chunk, int position) const = 0;
   // Why grains cannot come from position `from` in this phase now; nullptr: they can.
   virtual const char* Objection(int from, const Plan::Grains& grains, Phase phase) = 0;
   // Where the payload of a segment in phase reduce must be written.
@@ -106,49 +125,87 @@ class SegmentAttempt : public Attempt {
   // Sent() was called for a segment. The marks are set.
   virtual void OnSent(const Plan::Grains& grains, Phase phase) = 0;
   // HasWork() and Work() of an attempt that is neither stopped nor committed. GoOn() works on one
-  // segment and returns the bytes that it read and wrote.
-  virtual bool MayGoOn() const = 0;
-  virtual uint64_t GoOn() = 0;
+  // segment and returns the bytes that it read and wrote. The base class copies own chunks of an op
+  // without phase reduce to local targets; attempts that do more override both.
+  virtual bool MayGoOn() const { return started_ && !uncopied_.empty(); }
+  virtual uint64_t GoOn();
 
-  // Hands grains to the sink, in segments of at most segment_grains_.
-  void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data);
+  const Layout::Chunk& ChunkOf(const Plan::Grains& grains) const {
+    return outline_.layout.chunks()[plan_.ChunkOf(grains.first)];
+  }
+  // Bytes of the chunk before these grains.
+  uint64_t SkipOf(const Layout::Chunk& chunk, const Plan::Grains& grains) const {
+    return plan_.RangeOf(grains).offset - chunk.offset;
+  }
+  bool IsForEverybody(const Layout::Chunk& chunk) const { return chunk.to_position < 0; }
+  // Whether a local member gets the result.
+  bool IsForHere(const Layout::Chunk& chunk) const {
+    return IsForEverybody(chunk) || chunk.to_position == spec_.position;
+  }
+  // Where these grains are in the target that holds the result.
+  uint8_t* ResultOf(const Plan::Grains& grains) const;
+  // Where these grains are in their slots: one behind the other, if they are of one chunk.
+  uint8_t* SlotOf(const Plan::Grains& grains) const;
+  // Where a sum of these grains is built before it is finished: in the slots, if there are any.
+  uint8_t* StageOf(const Plan::Grains& grains) const {
+    return slot_width_ > 0 ? SlotOf(grains) : ResultOf(grains);
+  }
+  // These grains in the source of the local member that owns their chunk, or that is the only
+  // input.
+  const uint8_t* SourceOf(const Plan::Grains& grains) const;
+  // Whether own input of a chunk must be computed before it is sent in phase reduce.
+  bool MustPrepare(const Layout::Chunk& chunk) const {
+    return inputs_.size() != 1 || inputs_[0].weight != 1 || IsWide(chunk, spec_.position);
+  }
+  uint64_t WireBytes(const Plan::Grains& grains, bool wide) const {
+    return plan_.RangeOf(grains).bytes * (wide ? 2 : 1);
+  }
+
+  // Hands grains to the sink, in segments as NextSegment() cuts them. `wide`: they are float32.
+  void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data, bool wide);
   // The grains of the first segment, out of the grains from `first` to `end`, which are of one
   // chunk.
-  Plan::Grains NextSegment(uint64_t first, uint64_t end) const {
-    return {first, std::min(segment_grains_, end - first)};
+  Plan::Grains NextSegment(uint64_t first, uint64_t end, bool wide) const {
+    const uint64_t most = wide ? std::max<uint64_t>(segment_grains_ / 2, 1) : segment_grains_;
+    return {first, std::min(most, end - first)};
   }
+  // Takes these grains, with which the first range begins, from a list.
+  static void Take(const Plan::Grains& grains, std::deque<Plan::Grains>* list);
   // These grains of the result are finished. Copies them to the targets that get them at once.
   void Finished(const Plan::Grains& grains);
-  // For a member in place: copies the originals of these grains to scratch, if that was not done
-  // yet.
+  // If the lead is in place: copies the originals of these grains to their slots, if that was not
+  // done yet.
   void Keep(const Plan::Grains& grains);
   // The same, and notes that the place of these grains is about to be overwritten.
   void Overwrite(const Plan::Grains& grains);
   // Borrows the landings, if this attempt uses them.
   void MakeLandings();
   // Takes a landing for a segment. nullptr: none is free, or the segment is too long.
-  uint8_t* BorrowLanding(const Plan::Piece& piece);
+  uint8_t* BorrowLanding(const Plan::Range& range);
   // The landing that holds the segment, or nullptr.
-  uint8_t* LandingOf(const Plan::Piece& piece) const;
+  uint8_t* LandingOf(const Plan::Range& range) const;
   // Frees the landing of the segment, if there is one.
-  void GiveLanding(const Plan::Piece& piece);
-  // For a member in place. Moves the originals of these grains to scratch, and writes the sum of
-  // the inputs to their place. The inputs may include the originals, and one that lies in scratch
-  // where the originals go. `finished`: the sum is the result, so it is divided for avg.
-  void SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished);
+  void GiveLanding(const Plan::Range& range);
+  // Computes bytes [done, done + bytes) of some grains into `out`.
+  using SumFunction = std::function<void(uint64_t done, uint64_t bytes, uint8_t* out)>;
+  // If the lead is in place: moves the originals of these grains to their slots, and writes the sum
+  // to their place. What is summed up may include the originals, and what lies in the slots.
+  void SumInPlace(const Plan::Grains& grains, const SumFunction& sum);
 
   const AttemptSpec spec_;
-  const Inputs inputs_;  // the local sources that contribute
+  const Outline outline_;
+  const Inputs& inputs_;  // the local sources that contribute
   const Plan plan_;
   uint8_t* scratch_;
-  uint8_t* const result_;
-  // One local member, in place: the original of a grain must be kept, at its offset in scratch_.
-  const bool in_place_;
+  const uint64_t slot_width_;
+  const bool in_place_;  // originals are overwritten, and kept in their slots
+  const double divisor_;
 
   bool started_ = false;
-  std::vector<uint16_t> marks_;  // by grain
-  uint64_t results_open_;        // grains of the result that are not finished
-  uint64_t sends_open_ = 0;      // sends of grains that are not Sent, handed to the sink or not
+  std::vector<uint16_t> marks_;        // by grain
+  uint64_t results_open_ = 0;          // grains of the result that are not finished
+  uint64_t sends_open_ = 0;            // sends of grains that are not Sent, handed over or not
+  std::deque<Plan::Grains> uncopied_;  // own chunks that are not copied to the local targets yet
 
  private:
   struct Landing {
@@ -156,16 +213,10 @@ class SegmentAttempt : public Attempt {
     std::optional<uint64_t> offset;  // of the segment that it holds; nullopt: free
   };
 
-  // The bytes [begin, end) of the result go to `to` after Commit().
-  struct Late {
-    uint8_t* to = nullptr;
-    uint64_t begin = 0;
-    uint64_t end = 0;
-  };
-
-  static Plan PlanOf(const AttemptSpec& spec);
   static void MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark);
-  Plan::Grains GrainsOf(const Segment& segment) const;
+  // The grains that a segment from position `from` has; nullopt: they are not cut like that.
+  std::optional<Plan::Grains> Find(int from, const Segment& segment) const;
+  Plan::Grains GrainsOf(int from, const Segment& segment) const;
   // A number for a send: it encodes the grains, the receiver and the phase.
   uint64_t CookieOf(int to, Phase phase, const Plan::Grains& grains) const;
   // Puts the original of a grain back, unless the grain may still be sent from there. Returns the
@@ -179,15 +230,17 @@ class SegmentAttempt : public Attempt {
   AttemptSink* const sink_;
   ScratchPool* const pool_;
   const uint64_t segment_grains_;  // the most grains that this position puts into a segment
+  bool at_once_ = false;
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
   uint64_t landing_bytes_ = 0;
   std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
-  std::vector<uint8_t*> early_targets_;  // targets out of place, other than result_
-  std::vector<Late> late_;               // what is copied after Commit()
-  uint64_t copied_ = 0;                  // bytes of the result that were copied to late_
-  std::vector<Plan::Grains> restore_;    // after Stop(): grains that may have to be restored
+  // Local members that get what everybody gets, at once and after Commit(). Without the lead.
+  std::vector<int> early_;
+  std::vector<int> late_;
+  uint64_t copied_ = 0;                // grains of the result that were copied to late_
+  std::vector<Plan::Grains> restore_;  // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;
   uint64_t out_ = 0;  // segments that were handed to the sink and are not Sent

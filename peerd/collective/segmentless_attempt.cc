@@ -7,74 +7,93 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "peerd/collective/kernels.h"
+#include "peerd/collective/layout.h"
 #include "peerd/collective/local.h"
 
 namespace longhaul::peerd {
 namespace {
 
+// Calls `function` with the place of byte `skip` of a chunk in every local target that gets it.
+template <typename Function>
+void ForEachTarget(const AttemptSpec& spec, const Layout::Chunk& chunk, uint64_t skip,
+                   const Function& function) {
+  const auto place = [&](size_t member) {
+    return spec.targets[member][chunk.piece] + chunk.target + skip;
+  };
+  if (chunk.to_local >= 0) return function(place(chunk.to_local));
+  if (chunk.to_position >= 0) return;
+  for (size_t i = 0; i < spec.targets.size(); ++i) function(place(i));
+}
+
 class LocalAttempt final : public SegmentlessAttempt {
  public:
-  explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {
-    // The input of a single member is the result.
-    const uint8_t* const only = spec.cuts.empty() && inputs_.size() == 1 ? inputs_[0] : nullptr;
-    for (uint8_t* target : spec.targets) {
-      if (target != only) targets_.push_back(target);
-    }
-  }
+  explicit LocalAttempt(const AttemptSpec& spec)
+      : spec_(spec), layout_(spec), inputs_(InputsOf(spec)) {}
 
   void Commit() override { committed_ = true; }
-  bool HasWork() const override { return committed_ && !targets_.empty() && done_ < spec_.bytes(); }
+  bool HasWork() const override { return committed_ && chunk_ < layout_.chunks().size(); }
 
   // Block by block: all sources of a block are read before any target is written.
   uint64_t Work(uint64_t bytes_max) override {
     alignas(64) uint8_t block[16 << 10];
     uint64_t worked = 0;
     while (HasWork() && worked < bytes_max) {
-      // A block is of one chunk.
-      const uint64_t chunk_bytes = spec_.cuts.empty() ? spec_.bytes() : spec_.desc.part_bytes();
-      const uint64_t skip = done_ % chunk_bytes;
-      const uint64_t n = std::min<uint64_t>(sizeof(block), chunk_bytes - skip);
-      const int owner = spec_.cuts.empty() ? -1 : spec_.cuts[done_ / chunk_bytes].local;
-      if (spec_.reduces()) {
-        ReduceInputs(spec_.desc, inputs_, done_, n, block);
-        DivideSums(spec_, n, block);
+      const Layout::Chunk& chunk = layout_.chunks()[chunk_];
+      const uint64_t n = std::min<uint64_t>(sizeof(block), chunk.bytes - done_);
+      const uint8_t* const in_place = InPlace(chunk);
+      if (!spec_.reduces()) {
+        std::memcpy(block, spec_.sources[chunk.local][chunk.piece] + chunk.source + done_, n);
+      } else if (inputs_.empty()) {
+        FillWithIdentity(spec_.desc.reduce, chunk.dtype, n, block, /*wide=*/false);
       } else {
-        std::memcpy(block, spec_.sources[owner] + skip, n);
+        Combine(block, /*out_wide=*/false, TermsOf(spec_, inputs_, chunk, done_),
+                n / SizeOf(chunk.dtype), chunk.dtype, spec_.desc.reduce, DivisorOf(spec_));
       }
-      if (spec_.gathers()) {
-        for (uint8_t* target : targets_) std::memcpy(target + done_, block, n);
-      } else {
-        std::memcpy(spec_.targets[owner] + skip, block, n);
-      }
+      worked += n * std::max<uint64_t>(inputs_.size(), 1);
+      ForEachTarget(spec_, chunk, done_, [&](uint8_t* target) {
+        if (target == in_place) return;
+        std::memcpy(target, block, n);
+        worked += n;
+      });
       done_ += n;
-      worked += n * (inputs_.size() + targets_.size());
+      if (done_ == chunk.bytes) {
+        ++chunk_;
+        done_ = 0;
+      }
     }
     return worked;
   }
 
  private:
+  // Where the result of the chunk is from the start: the input of a single member, or the source of
+  // the owner.
+  const uint8_t* InPlace(const Layout::Chunk& chunk) const {
+    if (!spec_.reduces()) return spec_.sources[chunk.local][chunk.piece] + chunk.source + done_;
+    const bool same = inputs_.size() == 1 && inputs_[0].weight == 1 && DivisorOf(spec_) == 0;
+    return same ? TermsOf(spec_, inputs_, chunk, done_)[0].data : nullptr;
+  }
+
   const AttemptSpec spec_;
+  const Layout layout_;
   const Inputs inputs_;
-  std::vector<uint8_t*> targets_;  // targets that must be written
   bool committed_ = false;
-  uint64_t done_ = 0;  // bytes of the tensor
+  size_t chunk_ = 0;   // the chunk in work
+  uint64_t done_ = 0;  // bytes of it that are done
 };
 
 class OneShotAttempt final : public SegmentlessAttempt {
  public:
   OneShotAttempt(const AttemptSpec& spec, std::string result)
-      : spec_(spec), result_(std::move(result)), bytes_moved_(result_.size() * (spec.size - 1)) {}
+      : spec_(spec),
+        result_(std::move(result)),
+        bytes_moved_(OneShotPayloadBytes(spec.desc) * (spec.size - 1)) {}
 
   void Commit() override {
-    // memcpy() must not get a null target, which a tensor without elements may have.
-    if (result_.empty()) return;
-    const uint64_t part = spec_.desc.part_bytes();
-    for (size_t c = 0; !spec_.gathers() && c < spec_.cuts.size(); ++c) {
-      const int owner = spec_.cuts[c].local;
-      if (owner >= 0) std::memcpy(spec_.targets[owner], result_.data() + c * part, part);
-    }
-    for (size_t i = 0; spec_.gathers() && i < spec_.targets.size(); ++i) {
-      std::memcpy(spec_.targets[i], result_.data(), spec_.bytes());
+    const Layout layout(spec_);
+    for (const Layout::Chunk& chunk : layout.chunks()) {
+      ForEachTarget(spec_, chunk, 0, [&](uint8_t* target) {
+        std::memcpy(target, result_.data() + chunk.offset, chunk.bytes);
+      });
     }
   }
   uint64_t bytes_sent() const override { return bytes_moved_; }
@@ -89,6 +108,31 @@ class OneShotAttempt final : public SegmentlessAttempt {
 uint8_t* Bytes(std::string& text) { return reinterpret_cast<uint8_t*>(text.data()); }
 const uint8_t* Bytes(const std::string& text) {
   return reinterpret_cast<const uint8_t*>(text.data());
+}
+
+// The byte of the whole at offset o is at o * PayloadWidth() in a payload.
+uint64_t PayloadWidth(const OpDesc& desc) {
+  return desc.bytes() == 0 ? 1 : OneShotPayloadBytes(desc) / desc.bytes();
+}
+bool IsWideInPayload(const OpDesc& desc, DType dtype) { return desc.Sums() && IsHalf(dtype); }
+
+std::string Payload(const AttemptSpec& spec, const Layout& layout) {
+  std::string payload(OneShotPayloadBytes(spec.desc), '\0');
+  const uint64_t width = PayloadWidth(spec.desc);
+  const Inputs inputs = InputsOf(spec);
+  const bool contributes =
+      spec.contributes.empty() ||
+      std::find(spec.contributes.begin(), spec.contributes.end(), true) != spec.contributes.end();
+  for (const Layout::Chunk& chunk : layout.chunks()) {
+    uint8_t* const out = Bytes(payload) + chunk.offset * width;
+    if (spec.reduces()) {
+      if (!contributes) break;
+      SumInputs(spec, inputs, chunk, 0, chunk.bytes, out, IsWideInPayload(spec.desc, chunk.dtype));
+    } else if (chunk.local >= 0) {
+      std::memcpy(out, spec.sources[chunk.local][chunk.piece] + chunk.source, chunk.bytes);
+    }
+  }
+  return payload;
 }
 
 }  // namespace
@@ -109,55 +153,43 @@ std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec) {
   return std::make_unique<LocalAttempt>(spec);
 }
 
-std::string OneShotPayload(const AttemptSpec& spec) {
-  std::string payload(spec.desc.bytes(), '\0');
-  if (!spec.reduces()) {
-    const uint64_t part = spec.desc.part_bytes();
-    for (size_t c = 0; c < spec.cuts.size(); ++c) {
-      const int owner = spec.cuts[c].local;
-      if (owner >= 0) std::memcpy(Bytes(payload) + c * part, spec.sources[owner], part);
-    }
-    return payload;
-  }
-  const Inputs inputs = InputsOf(spec);
-  if (!payload.empty() && !inputs.empty()) {
-    ReduceInputs(spec.desc, inputs, 0, payload.size(), Bytes(payload));
-  }
-  return payload;
-}
+std::string OneShotPayload(const AttemptSpec& spec) { return Payload(spec, Layout(spec)); }
 
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads) {
   CheckSpec(spec);
   LH_CHECK(payloads.size() == static_cast<size_t>(spec.size)) << payloads.size() << " payloads";
-  const uint64_t bytes = spec.desc.bytes();
+  const uint64_t bytes = OneShotPayloadBytes(spec.desc);
   for (int i = 0; i < spec.size; ++i) {
     if (i == spec.position || payloads[i].size() == bytes) continue;
     return absl::InvalidArgumentError(absl::StrCat("input of position ", i, " has ",
                                                    payloads[i].size(), " bytes, ",
                                                    ToString(spec.desc), " has ", bytes));
   }
-  const std::string own = OneShotPayload(spec);
-  const auto input = [&](int i) -> const std::string& {
-    return i == spec.position ? own : payloads[i];
+  const Layout layout(spec);
+  LH_CHECK(layout.bytes() <= spec.desc.bytes())
+      << ToString(spec.desc) << " is laid out in " << layout.bytes() << " bytes";
+  const std::string own = Payload(spec, layout);
+  const uint64_t width = PayloadWidth(spec.desc);
+  const auto input = [&](int i, const Layout::Chunk& chunk) {
+    return Bytes(i == spec.position ? own : payloads[i]) + chunk.offset * width;
   };
-  if (!spec.reduces()) {
-    const uint64_t part = spec.desc.part_bytes();
-    std::string whole(bytes, '\0');
-    for (size_t c = 0; c < spec.cuts.size(); ++c) {
-      whole.replace(c * part, part, input(spec.cuts[c].position), c * part, part);
+  const std::vector<int> order = OrderOf(spec);
+  std::string result(spec.desc.bytes(), '\0');
+  for (const Layout::Chunk& chunk : layout.chunks()) {
+    uint8_t* const out = Bytes(result) + chunk.offset;
+    if (!spec.reduces()) {
+      std::memcpy(out, input(chunk.position, chunk), chunk.bytes);
+      continue;
     }
-    return whole;
+    std::vector<Term> terms;
+    for (const int i : order) {
+      if (!PositionContributes(spec, i)) continue;
+      terms.push_back({input(i, chunk), IsWideInPayload(spec.desc, chunk.dtype), 1});
+    }
+    Combine(out, /*out_wide=*/false, terms, chunk.bytes / SizeOf(chunk.dtype), chunk.dtype,
+            spec.desc.reduce, DivisorOf(spec));
   }
-  int first = 0;
-  while (!PositionContributes(spec, first)) ++first;
-  std::string result = input(first);
-  for (int i = first + 1; i < spec.size; ++i) {
-    if (!PositionContributes(spec, i)) continue;
-    ReduceInto(Bytes(result), Bytes(input(i)), bytes / SizeOf(spec.desc.dtype), spec.desc.dtype,
-               spec.desc.reduce);
-  }
-  DivideSums(spec, bytes, Bytes(result));
   return result;
 }
 

@@ -101,16 +101,21 @@ class ModelNetwork {
   std::vector<std::unique_ptr<Flight>> flights_;
 };
 
-// The inputs, outputs and expected result of one op. The values are small whole numbers, so that
-// every order of additions is exact in every dtype. Memory begins `misalign` bytes after a multiple
-// of 64.
+// The inputs, outputs and expected result of one op. Results are computed member by member from
+// what docs/concepts.md promises, without layout.h and without the kernels. The values are such
+// that every order of additions is exact, and that halves would differ if they were rounded more
+// than once. Memory begins `misalign` bytes after a multiple of 64, and is watched on both sides.
 struct ModelOp {
   struct Options {
-    OpDesc desc;
-    int size = 1;                    // positions. desc.world and desc.root are not used
+    OpDesc desc;                     // world, root and the list are not used
+    int size = 1;                    // positions
     std::vector<int> local_members;  // by position; empty: one at each
-    int root = 0;  // broadcast: position of the root, which is the last member there
-    // By position, then by local member: whether it is in place. Missing ones are out of place.
+    // Position of the root or the sender, which is the last member there. A receiver is the first
+    // member of the position after that.
+    int root = 0;
+    std::vector<Piece> pieces;  // empty: one, of desc.dtype and desc.count
+    // By position, then by local member: whether it is in place, if the kind allows that. Missing
+    // ones are out of place.
     std::vector<std::vector<bool>> in_place;
     // By position, then by local member: whether it contributes. Missing ones do. At least one
     // does.
@@ -121,25 +126,54 @@ struct ModelOp {
     uint64_t window_bytes = 128;
     bool cached = false;    // whether tensor and scratch are taken to be in the caches
     uint64_t misalign = 0;  // bytes; a multiple of the element size
+    // The lengths of unequal parts, up to desc.count, and the weights are drawn from it, too.
     uint64_t seed = 1;
   };
   explicit ModelOp(const Options& options);
 
   std::vector<AttemptSpec> specs;
-  // Describes the first source or target that is not as it was posted; "" if all are.
+  // Describes the first input that is not as it was posted, or memory beside a tensor that was
+  // written to; "" if there is none.
   std::string InputsDiffer() const;
-  // Uses fractions instead of whole numbers, so that results depend on the order of additions. Call
-  // it before the first use of the specs.
+  // Uses fractions in the float inputs of a reduction, so that results depend on the order of
+  // additions. Call it before the first use of the specs.
   void FillWithFractions(uint64_t seed);
   // Describes the first target that does not hold the result; "" if all do. Not for fractions.
   std::string ResultsDiffer() const;
+  // The bytes of all targets of a local member, piece after piece.
+  std::string TargetsOf(int position, int member) const;
 
  private:
+  struct Member {
+    int position = 0;
+    int local = 0;
+    bool contributes = true;
+    double weight = 1;
+  };
+  struct Tensor {
+    uint8_t* data = nullptr;
+    uint64_t bytes = 0;
+    std::string expected;  // bytes
+    DType dtype = DType::kFloat32;
+    std::string where;
+  };
+  using Values = std::vector<std::string>;  // by piece: the bytes of a tensor
+
+  uint8_t* NewMemory(uint64_t bytes, uint64_t misalign);
+  // Parts of the whole that a member has in its source or target, in elements of piece k.
+  uint64_t PartCount(const Options& options, size_t from, size_t to, size_t k) const;
+  Values Sums(const Options& options, const std::vector<Values>& inputs,
+              const std::vector<uint64_t>& counts) const;
+
+  OpDesc desc_;
+  std::vector<Piece> pieces_;
+  std::vector<Member> members_;                 // in rank order
+  std::vector<std::vector<uint64_t>> lengths_;  // of unequal parts, by sender, then by receiver
   std::vector<std::vector<uint8_t>> memory_;
-  std::vector<std::pair<uint8_t*, std::string>> inputs_;
-  std::string expected_;
-  std::vector<std::pair<int, int>> owners_;  // of the cuts: position and local member
-  uint64_t bytes_ = 0;
+  std::vector<std::pair<const uint8_t*, uint64_t>>
+      tensors_;  // all of them, to watch what is beside
+  std::vector<Tensor> inputs_;
+  std::vector<Tensor> targets_;
 };
 
 }  // namespace longhaul::peerd

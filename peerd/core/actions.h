@@ -114,11 +114,15 @@ struct TryAddress {
   Tick deadline;
 };
 
-// An op whose chunks belong to members (OpDesc) has one of these for each chunk, in order. All
-// chunks have desc.part_bytes().
+// A part of the whole that belongs to a member. Ops other than all-reduce and barrier have these
+// (peerd/collective/attempt.h says which, and in what order).
 struct CutOwner {
   int position = 0;  // the place of the owner's peer in the ring
   int post = -1;  // the index of the owner's post among `posts`; -1: the owner is at another peer
+  // Of the one receiver, if the op is direct (IsDirect()).
+  int to_position = 0;
+  int to_post = -1;
+  uint64_t count = 0;  // elements, if desc.unequal
 };
 
 struct SendReady {
@@ -128,12 +132,15 @@ struct SendReady {
   Epoch attempt;
   Epoch boundary;
   uint64_t tag = 0;
+  uint64_t set = 0;  // SetOf() the members that take part
   OpDesc desc;
   std::optional<OtherOffer> other_offer;               // if the offers of local members differ
+  std::vector<OpTerms> terms;                          // of the members of `posts`; see ReadyBody
   bool one_shot = false;                               // attach the inputs of `posts`, reduced
   std::optional<OneShotResult> result = std::nullopt;  // attach this in place of inputs
   std::vector<PostRef> posts;
   std::vector<bool> contributes;  // for each of `posts`; an input is left out if false
+  std::vector<double> weights;    // for each of `posts`, if desc.weighted
   std::vector<CutOwner> cuts;     // see CutOwner
 };
 struct SendDone {
@@ -155,8 +162,11 @@ struct StartAttempt {
   uint32_t members = 0;      // members whose inputs are in the result, at all peers together
   std::vector<PostRef> posts;
   std::vector<bool> contributes;           // for each of `posts`: its input is in the result
-  std::vector<bool> ring_contributes;      // for each position: an input of that peer is
-  std::vector<CutOwner> cuts;              // see CutOwner
+  std::vector<uint32_t> ring_contributes;  // for each position: how many inputs of that peer are
+  std::vector<double> weights;             // for each of `posts`, if desc.weighted
+  double weight_sum = 0;                   // of all members, if desc.weighted
+  std::vector<int> order;      // the positions in the order in which to add; empty: any order
+  std::vector<CutOwner> cuts;  // see CutOwner
   Algorithm algorithm = Algorithm::kRing;  // never kAuto
   // One-shot op: the input of each position; empty for this peer's own position.
   std::vector<std::string> payloads;

@@ -28,13 +28,20 @@ control::LinkCost WithDefaults(control::LinkCost cost) {
   return cost;
 }
 
-bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known) {
+bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& known) {
   const control::LinkCost cost = WithDefaults(known);
+  const uint64_t bytes = desc.bytes();
   const Wide latency = Wide{cost.latency_us} * 1000;
+  const Wide others = peers - 1;
+  if (desc.kind == OpKind::kBroadcast || desc.kind == OpKind::kReduce) {
+    const Wide whole = Nanoseconds(bytes, cost.ring_bytes_per_second);
+    return latency + others * whole < others * latency + whole;
+  }
   const Wide hop = Nanoseconds(bytes / peers, cost.ring_bytes_per_second);
   const Wide link = Nanoseconds(bytes / peers, cost.bytes_per_second);
-  const Wide others = peers - 1;
-  const Wide ring = 2 * others * (latency + hop);
+  // Sums of halves travel around the ring as float32, in one of the two phases.
+  const bool wide = desc.Sums() && IsHalf(desc.dtype);
+  const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
   const uint64_t percent = cost.latency_us < kFarUs ? kNearMeshPercent : kFarMeshPercent;
   const Wide mesh = 2 * latency + std::max(2 * link, 2 * others * hop * percent / 100);
   return mesh < ring;
@@ -43,21 +50,22 @@ bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known
 }  // namespace
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {
-  if (peers <= 1 || IsOneShot(desc) || desc.kind != OpKind::kAllReduce) return false;
-  if (desc.algorithm == Algorithm::kAuto) {
-    // Between two peers the mesh is never faster.
-    return peers > 2 && desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;
-  }
-  return desc.algorithm == Algorithm::kMesh;
+  if (peers <= 1 || IsOneShot(desc)) return false;
+  if (IsDirect(desc.kind)) return true;
+  if (desc.order == Order::kRank || desc.algorithm == Algorithm::kMesh) return true;
+  // Between two peers the mesh is never faster. Of unequal parts, the size is not known here.
+  return desc.algorithm == Algorithm::kAuto && peers > 2 && !desc.unequal &&
+         desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;
 }
 
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost) {
   if (peers <= 1) return Algorithm::kLocal;
   if (IsOneShot(desc)) return Algorithm::kOneShot;
+  if (IsDirect(desc.kind)) return Algorithm::kMesh;
   if (!mesh || !MayUseMesh(desc, peers)) return Algorithm::kRing;
-  if (desc.algorithm == Algorithm::kMesh) return Algorithm::kMesh;
-  return MeshIsFaster(desc.bytes(), peers, cost) ? Algorithm::kMesh : Algorithm::kRing;
+  if (desc.algorithm == Algorithm::kMesh || desc.order == Order::kRank) return Algorithm::kMesh;
+  return MeshIsFaster(desc, peers, cost) ? Algorithm::kMesh : Algorithm::kRing;
 }
 
 }  // namespace longhaul::peerd

@@ -18,6 +18,15 @@
 // The last term of the mesh is the time that a peer needs to send its bytes to all others. The
 // model takes R for the rate of a peer's whole sending, because no better figure is measured.
 //
+// A reduce-scatter or an all-gather has half of the terms. In a broadcast or a reduce, the root
+// sends or gets the whole tensor once in the ring, and once for each other peer in the mesh:
+//
+//   ring  (N - 1) L + n / R
+//   mesh  L + (N - 1) n / R
+//
+// Direct ops (IsDirect()) always take the mesh, over whatever links there are. Order::kRank takes
+// the mesh or one-shot, because sums along a ring follow the ring's order.
+//
 // So the mesh wins where latency counts. The ring wins for large tensors on short ways, and where
 // it avoids a slow link. Between two peers both take the same time, and the ring is taken.
 #pragma once
@@ -43,6 +52,7 @@ inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000
 // Returns the algorithm of an op in which `peers` peers take part: kLocal for one peer, never
 // kAuto. `mesh`: any two of these peers have a straight link with data lanes. If they do not, an op
 // that asks for the mesh gets the ring and no error, because the next epoch may lack a link, too.
+// (Order::kRank gets the ring as well, and cannot run there.)
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
 

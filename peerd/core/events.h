@@ -68,8 +68,20 @@ struct LocalPost {
   PostRef post;
   uint64_t tag = 0;
   OpDesc desc;
-  // Set: the root is the member with this rank in the newest epoch, and desc.root is not set.
+  // Set: the root (or partner) is the member with this rank in the newest epoch, and desc.root (or
+  // `partner`) is not set.
   std::optional<uint64_t> root_rank = std::nullopt;
+  // Whether the trainer has taken its member for the root; kSendRecv: for the sender. Its buffers
+  // are made for that.
+  bool is_root = false;
+  MemberId partner = MemberId();  // kSendRecv
+  // The members that take part, rising; empty: all members. Not for kSendRecv.
+  std::vector<MemberId> participants = {};
+  OpTerms terms = {};  // if desc.NeedsTerms()
+};
+// The trainer gives up an op that it has posted. If the op is over already, nothing happens.
+struct LocalCancel {
+  PostRef post;
 };
 
 // The link to the peer is up: its control lane, and its data lanes if they were asked for.
@@ -99,9 +111,11 @@ struct PeerReady {
   Epoch attempt;
   Epoch boundary;
   uint64_t tag = 0;
+  uint64_t set = 0;  // SetOf() the members that take part
   OpDesc desc;
   std::optional<OtherOffer> other_offer;  // if the offers of two members at that peer differ
-  std::string payload;                    // the input of a one-shot op, else empty
+  std::vector<OpTerms> terms = {};        // of the members at that peer; see ReadyBody
+  std::string payload = {};               // the input of a one-shot op, else empty
   // Comes in place of an input if that peer has answered its trainers. A fault made it announce the
   // op again.
   std::optional<OneShotResult> result = std::nullopt;
@@ -165,8 +179,8 @@ struct TimePassed {};
 
 using Event =
     std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
-                 LocalTake, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerTried,
-                 PeerReady, PeerDone, AttemptComplete, AttemptFinished, AttemptStopped,
+                 LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel, LinkUp, LinkDown,
+                 PeerTried, PeerReady, PeerDone, AttemptComplete, AttemptFinished, AttemptStopped,
                  TransferMeasured, TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

@@ -1,6 +1,7 @@
 #include "peerd/core/op_table.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 #include "peerd/core/algorithm.h"
@@ -34,11 +35,18 @@ std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause
          "; the source is unchanged: look at the world and start it again";
 }
 
+// Whether a small op of this kind may be answered as soon as the result is known here. A later
+// death must neither change the result, nor keep a survivor from taking it from another one.
+bool MayEndAtOnce(const OpDesc& desc) {
+  const bool whole = desc.kind == OpKind::kAllReduce || desc.kind == OpKind::kBarrier ||
+                     desc.kind == OpKind::kAllGather || desc.kind == OpKind::kBroadcast;
+  return whole && desc.on_fault == OnFault::kRetry;
+}
+
 std::string PayloadProblem(const PeerReady& ready) {
   const bool one_shot = IsOneShot(ready.desc) && !ready.other_offer;
   if (ready.result) {
-    const bool may = one_shot && Gathers(ready.desc.kind) &&
-                     ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
+    const bool may = one_shot && MayEndAtOnce(ready.desc) && ready.payload.empty();
     // The result of an all-gather has a part for each of its members.
     const bool fits = !ready.desc.InParts() || ready.result->members.size() <= ready.desc.world;
     if (may && fits && ready.result->bytes.size() == ready.desc.bytes() &&
@@ -50,13 +58,40 @@ std::string PayloadProblem(const PeerReady& ready) {
            ToString(ready.result->epoch) + ", which cannot be one of " + ToString(ready.desc) +
            " in attempt " + ToString(ready.attempt);
   }
-  const uint64_t expected = one_shot ? ready.desc.bytes() : 0;
+  const uint64_t expected = one_shot ? OneShotPayloadBytes(ready.desc) : 0;
   if (ready.payload.size() == expected) return "";
   return "READY " + ToString(ready.ordinal) + " carries " + std::to_string(ready.payload.size()) +
          " bytes where " + std::to_string(expected) + " belong";
 }
 
+// Keeps the participants that are in `set`.
+std::shared_ptr<const Participants> Restricted(const Participants& all,
+                                               const std::vector<MemberId>& set,
+                                               const EpochHistory& history) {
+  auto some = std::make_shared<Participants>(all);
+  const auto outside = [&](MemberId member) {
+    return std::find(set.begin(), set.end(), member) == set.end();
+  };
+  std::erase_if(some->members,
+                [&](const control::MemberInfo& info) { return outside(info.member); });
+  std::erase_if(some->contributors, outside);
+  std::erase_if(some->ring, [&](PeerId peer) {
+    return std::none_of(some->members.begin(), some->members.end(),
+                        [&](const control::MemberInfo& info) { return info.peer == peer; });
+  });
+  some->hosts = history.HostsOf(some->contributors);
+  return some;
+}
+
 }  // namespace
+
+uint64_t SetOf(OpKind kind, const std::vector<MemberId>& members) {
+  if (members.empty()) return 0;
+  Digester digest;
+  digest.Add(uint64_t{kind == OpKind::kSendRecv});
+  for (const MemberId member : members) digest.Add(member);
+  return std::max<uint64_t>(1, digest.value());
+}
 
 bool OpTable::Op::AllEvicted() const {
   return std::all_of(inputs.begin(), inputs.end(),
@@ -92,22 +127,84 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
 
 // ------------------------------------------------------------------------------ local members
 
-Outcome OpTable::MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const {
+std::vector<MemberId> OpTable::SetMembersOf(const NewPost& post) const {
+  if (post.local.desc.kind != OpKind::kSendRecv) return post.local.participants;
+  MemberId partner = post.local.partner;
+  if (post.local.root_rank) partner = OfRank(*post.local.root_rank);
+  return post.local.is_root ? std::vector{post.member, partner} : std::vector{partner, post.member};
+}
+
+MemberId OpTable::OfRank(uint64_t rank) const {
+  const std::vector<control::MemberInfo>& members = history_->current().members;
+  return rank < members.size() ? members[rank].member : MemberId();
+}
+
+std::string OpTable::NameOf(MemberId member) const {
+  const KnownMember* const known = history_->Member(member);
+  return "member " + ToString(member) + (known == nullptr ? "" : " (" + known->info.name + ")");
+}
+
+std::shared_ptr<const Participants> OpTable::ParticipantsOf(
+    const OpKey& key, const std::vector<MemberId>& set) const {
+  std::shared_ptr<const Participants> all = history_->For(key.boundary);
+  return set.empty() ? all : Restricted(*all, set, *history_);
+}
+
+std::string OpTable::ObjectionTo(const NewPost& post) const {
+  const OpDesc& desc = post.local.desc;
   if (desc.count > LH_COUNT_MAX) {
-    return {Code::kInvalidArgument, Subject(desc, tag) + " refused: " + ToString(desc) +
-                                        " is beyond the limit of " + std::to_string(LH_COUNT_MAX) +
-                                        " elements"};
+    return ToString(desc) + " is beyond the limit of " + std::to_string(LH_COUNT_MAX) + " elements";
   }
-  const auto tags = tags_.find(local);
+  const std::vector<MemberId>& participants = post.local.participants;
+  for (size_t i = 0; i < participants.size(); ++i) {
+    if (i > 0 && !(participants[i - 1] < participants[i])) {
+      return "its participants are not in rising order";
+    }
+    if (history_->Member(participants[i]) == nullptr) {
+      return ToString(participants[i]) +
+             " is among its participants, and is no member of the group; give ids of members";
+    }
+  }
+  if (!participants.empty() &&
+      !std::binary_search(participants.begin(), participants.end(), post.member)) {
+    return "this member, " + ToString(post.member) + ", is not among its participants";
+  }
+  if (desc.kind == OpKind::kSendRecv) {
+    const std::vector<MemberId> pair = SetMembersOf(post);
+    if (pair[0] == pair[1]) return "a member cannot send to itself";
+    const MemberId partner = pair[post.local.is_root ? 1 : 0];
+    if (partner && history_->Member(partner) == nullptr) {
+      return "its partner, " + ToString(partner) + ", is no member of the group";
+    }
+  }
+  const auto& members = history_->For(post.boundary)->members;
+  const auto local = std::count_if(members.begin(), members.end(),
+                                   [this](const auto& info) { return info.peer == self_; });
+  const size_t terms = TermsBytes(desc, {post.local.terms});
+  if (desc.unequal && terms * static_cast<size_t>(local) > LH_OP_TERMS_BYTES_MAX) {
+    return "the lengths of its parts take " + std::to_string(terms) +
+           " bytes, and those of all members of a host may take at most " +
+           std::to_string(LH_OP_TERMS_BYTES_MAX) + "; use parts of equal lengths";
+  }
+  return "";
+}
+
+Outcome OpTable::MayPost(const NewPost& post) const {
+  const std::string subject = Subject(post.local.desc, post.local.tag);
+  if (const std::string objection = ObjectionTo(post); !objection.empty()) {
+    return {Code::kInvalidArgument, subject + " refused: " + objection};
+  }
+  const auto tags = tags_.find(post.local.post.local);
   if (tags == tags_.end()) return {};
-  if (tags->second.contains(tag)) {
+  const uint64_t set = SetOf(post.local.desc.kind, SetMembersOf(post));
+  if (tags->second.contains({post.local.tag, set})) {
     return {Code::kInvalidArgument,
-            Subject(desc, tag) +
+            subject +
                 " refused: this member has an op with this tag in flight; wait for it, or use "
                 "another tag"};
   }
   if (tags->second.size() >= LH_OPS_OPEN_MAX) {
-    return {Code::kUnavailable, Subject(desc, tag) + " refused: this member has " +
+    return {Code::kUnavailable, subject + " refused: this member has " +
                                     std::to_string(tags->second.size()) +
                                     " ops in flight, the limit; wait for some of them"};
   }
@@ -115,30 +212,79 @@ Outcome OpTable::MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const 
 }
 
 void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
-  Outcome refusal = MayPost(post.post.local, post.tag, post.desc);
+  const LocalPost& local = post.local;
+  const std::vector<MemberId> set = SetMembersOf(post);
+  const OpKey key{post.boundary, local.tag, SetOf(local.desc.kind, set)};
+  Outcome refusal = MayPost(post);
   if (refusal.ok()) {
-    if (const std::optional<std::string> why = SettleMissed(post)) {
+    if (const std::optional<std::string> why = SettleMissed(post, key)) {
       refusal = {Code::kAborted, *why};
+    } else if (std::find(set.begin(), set.end(), MemberId()) != set.end()) {
+      refusal = {Code::kAborted,
+                 AbortedBy(local.desc, local.tag,
+                           "its partner has rank " + std::to_string(*local.root_rank) +
+                               ", and the group has " +
+                               std::to_string(history_->current().members.size()) + " members")};
     }
   }
   if (!refusal.ok()) {
-    out->push_back(PostDone{post.post, refusal, {}});
+    out->push_back(PostDone{local.post, refusal, {}});
     return;
   }
-  tags_[post.post.local].insert(post.tag);
-  const OpKey key{post.boundary, post.tag};
+  tags_[local.post.local].insert({key.tag, key.set});
   Op& op = ops_[key];
   op.key = key;
+  op.set = set;
   LH_CHECK(!op.announced && op.run == Run::kNone)
-      << "op posted twice " << Subject(post.desc, post.tag);
-  op.inputs.push_back({post.post, post.member, post.desc, now, std::nullopt});
-  if (post.root_rank) {
+      << "op posted twice " << Subject(local.desc, local.tag);
+  op.inputs.push_back({local.post, post.member, local.desc, local.terms, now, std::nullopt});
+  OpDesc& desc = op.inputs.back().desc;
+  if (HasRoot(desc.kind)) {
     // A rank that is not there names nobody: the caller has not heard yet that a member is gone.
-    const std::vector<control::MemberInfo>& members = history_->current().members;
-    op.inputs.back().desc.root =
-        *post.root_rank < members.size() ? members[*post.root_rank].member : MemberId();
+    if (local.root_rank) desc.root = OfRank(*local.root_rank);
+    // The same holds if the caller has made its buffers for another role.
+    const bool has_role = SourceOf(desc.kind, true) != SourceOf(desc.kind, false) ||
+                          TargetOf(desc.kind, true) != TargetOf(desc.kind, false);
+    if (has_role && (desc.root == post.member) != local.is_root) desc.root = MemberId();
   }
   Advance(op, now, out);
+}
+
+void OpTable::Cancel(const PostRef& post, Tick now, std::vector<Action>* out) {
+  for (auto& [key, op] : ops_) {
+    const auto input = std::find_if(op.inputs.begin(), op.inputs.end(),
+                                    [&](const LocalInput& each) { return each.post == post; });
+    if (input == op.inputs.end()) continue;
+    if (op.done || op.abort || input->evicted || op.cancelled != Cancelled::kNo) return;
+    if (op.ordinal) {
+      op.cancelled_by = input->member;
+      op.cancelled = frozen_ || !op.announced ? Cancelled::kLate : Cancelled::kWanted;
+      if (op.cancelled == Cancelled::kWanted) AskToCancel(op, out);
+      return;
+    }
+    // No other peer has heard of the op from this one.
+    Answer(op, *input,
+           {Code::kAborted,
+            Subject(op.desc.kind == input->desc.kind ? op.desc : input->desc, key.tag) +
+                " cancelled before its host had announced it; the source is "
+                "unchanged"},
+           now, out);
+    op.inputs.erase(input);
+    if (op.inputs.empty()) ops_.erase(OpKey(key));
+    return;
+  }
+}
+
+void OpTable::AskToCancel(const Op& op, std::vector<Action>* out) const {
+  out->push_back(ToCoordinator{
+      control::CancelOp{group_, op.cancelled_by, attempt_, Subject(op.desc, op.key.tag)}});
+}
+
+void OpTable::CancelAgain(std::vector<Action>* out) const {
+  if (frozen_) return;
+  for (const auto& [key, op] : ops_) {
+    if (op.cancelled == Cancelled::kWanted && op.announced && !op.done) AskToCancel(op, out);
+  }
 }
 
 void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out) {
@@ -156,9 +302,17 @@ void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vect
   }
 }
 
-void OpTable::ViewPost(Epoch boundary, uint64_t tag, PostView* view) const {
-  view->peers = history_->For(boundary)->ring.size();
-  const auto it = ops_.find({boundary, tag});
+void OpTable::ViewPost(const NewPost& post, PostView* view) const {
+  const std::vector<MemberId> set = SetMembersOf(post);
+  const OpKey key{post.boundary, post.local.tag, SetOf(post.local.desc.kind, set)};
+  const std::shared_ptr<const Participants> participants = ParticipantsOf(key, set);
+  view->peers = participants->ring.size();
+  std::set<PeerId> peers;
+  for (const control::MemberInfo& info : participants->members) {
+    if (!participants->Contributes(info.member)) continue;
+    view->crowded = view->crowded || !peers.insert(info.peer).second;
+  }
+  const auto it = ops_.find(key);
   if (it == ops_.end()) return;
   for (const LocalInput& input : it->second.inputs) {
     view->together.emplace_back(input.post, input.member);
@@ -178,16 +332,16 @@ size_t OpTable::LingeringOf(LocalId local) const {
   });
 }
 
-std::optional<std::string> OpTable::SettleMissed(const NewPost& post) {
+std::optional<std::string> OpTable::SettleMissed(const NewPost& post, const OpKey& key) {
   const auto member = missed_.find(post.member);
   if (member == missed_.end()) return std::nullopt;
   // The member posts no ops of older boundaries any more.
   std::erase_if(member->second,
                 [&](const auto& entry) { return entry.first.boundary < post.boundary; });
   std::optional<std::string> why;
-  const auto it = member->second.find({post.boundary, post.tag});
+  const auto it = member->second.find(key);
   if (it != member->second.end()) {
-    why = AbortedBy(post.desc, post.tag, it->second.cause);
+    why = AbortedBy(post.local.desc, key.tag, it->second.cause);
     if (--it->second.count == 0) member->second.erase(it);
   }
   if (member->second.empty()) missed_.erase(member);
@@ -230,7 +384,7 @@ void OpTable::KeepUnmatched(const PeerReady& ready, std::vector<Action>* out) {
   if (unmatched.count >= LH_READY_UNMATCHED_MAX) {
     return Refuse(ready, "too many READYs that no op here has met", out);
   }
-  std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag}];
+  std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag, ready.set}];
   if (queue.size() >= kReadiesAheadMax) {
     return Refuse(ready, "too many READYs of tag " + std::to_string(ready.tag), out);
   }
@@ -250,7 +404,7 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
   if (ready.attempt > attempt_) return KeepEarly(ready, out);
   // Each op that was announced in this attempt is announced again in the next.
   if (frozen_) return;
-  Op* const found = Expecting({ready.boundary, ready.tag}, ready.peer);
+  Op* const found = Expecting({ready.boundary, ready.tag, ready.set}, ready.peer);
   if (found == nullptr) return KeepUnmatched(ready, out);
   Op& op = *found;
   if (!op.participants->HasPeer(ready.peer)) {
@@ -323,6 +477,16 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
     op.differs = true;
   }
   const PeerId peer = ready.peer;
+  const auto& members = op.participants->members;
+  const auto expected = std::count_if(members.begin(), members.end(),
+                                      [&](const auto& info) { return info.peer == peer; });
+  if (!ready.terms.empty() && ready.terms.size() != static_cast<size_t>(expected)) {
+    return Refuse(ready,
+                  "READY of tag " + std::to_string(op.key.tag) + " with the terms of " +
+                      std::to_string(ready.terms.size()) + " members, not of " +
+                      std::to_string(expected),
+                  out);
+  }
   if (ready.result && !op.result) op.result = std::move(ready.result);
   ready.result.reset();
   op.readies.emplace(peer, std::move(ready));
@@ -362,7 +526,7 @@ std::optional<control::OldestOp> OpTable::Oldest(Tick now) const {
   control::OldestOp oldest;
   oldest.age_ms = static_cast<uint32_t>(std::clamp<int64_t>((now - since) / 1000, 0, UINT32_MAX));
   if (finishing != nullptr) {
-    oldest.tag = finishing->tag;
+    oldest.tag = finishing->key.tag;
     oldest.phase = control::OpPhase::kFinish;
   } else {
     ExplainOp(*waiting, &oldest);
@@ -381,7 +545,7 @@ void OpTable::ExplainOp(const Op& op, control::OldestOp* oldest) const {
     oldest->phase = control::OpPhase::kFrozen;
   } else if (!op.announced) {
     oldest->phase = control::OpPhase::kStart;
-    for (const control::MemberInfo& member : history_->For(op.key.boundary)->members) {
+    for (const control::MemberInfo& member : ParticipantsOf(op.key, op.set)->members) {
       if (member.peer != self_) continue;
       const bool here =
           std::any_of(op.inputs.begin(), op.inputs.end(),
@@ -426,7 +590,7 @@ void OpTable::OnFinished(const AttemptFinished& event, Tick now, std::vector<Act
   for (const LocalInput& input : op.inputs) {
     OpInfo info = op.info;
     SetPhases(op.complete_at, op.moved_at, input.posted, &info);
-    Answer(op.tag, input, Outcome(), info, now, out);
+    Answer(op.key, input, Outcome(), info, now, out);
   }
 }
 
@@ -472,9 +636,11 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
     if (!Gathered(op)) return;
     Announce(op, now, out);
   }
+  if (op.AllReady()) JudgeTerms(op);
   if (!op.Refused()) {
     if (op.run == Run::kNone) {
-      if (op.algorithm == Algorithm::kOneShot && !op.AllReady()) return;
+      const bool waits = op.algorithm == Algorithm::kOneShot || op.desc.NeedsTerms();
+      if (waits && !op.AllReady()) return;
       Start(op, out);
     }
     if (op.run != Run::kComplete) return;
@@ -501,7 +667,7 @@ void OpTable::AdvanceLingering(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 bool OpTable::Gathered(const Op& op) const {
-  const std::shared_ptr<const Participants> participants = history_->For(op.key.boundary);
+  const std::shared_ptr<const Participants> participants = ParticipantsOf(op.key, op.set);
   return std::all_of(participants->members.begin(), participants->members.end(),
                      [&](const control::MemberInfo& member) {
                        if (member.peer != self_) return true;
@@ -517,7 +683,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     by_ordinal_.emplace(op.ordinal, &op);
   }
   op.announced = true;
-  op.participants = history_->For(op.key.boundary);
+  op.participants = ParticipantsOf(op.key, op.set);
   std::sort(op.inputs.begin(), op.inputs.end(), [&](const LocalInput& a, const LocalInput& b) {
     return op.participants->RankOf(a.member) < op.participants->RankOf(b.member);
   });
@@ -547,6 +713,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   ready.attempt = attempt_;
   ready.boundary = op.key.boundary;
   ready.tag = op.key.tag;
+  ready.set = op.key.set;
   ready.desc = op.desc;
   ready.other_offer = op.other_offer;
   // If the offers of local members differ, no input is sent: tensors of different sizes cannot be
@@ -558,6 +725,10 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
     ready.contributes = ContributesOf(op);
     ready.cuts = op.cuts;
+    for (const LocalInput& input : op.inputs) {
+      if (op.desc.NeedsTerms() && !op.other_offer) ready.terms.push_back(input.terms);
+      if (op.desc.weighted) ready.weights.push_back(input.terms.weight);
+    }
   }
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
@@ -573,6 +744,9 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     if (--from->second.count == 0) unmatched_.erase(from);
   }
   if (op.AllReady()) NoteComplete(op, now);
+  if (op.cancelled == Cancelled::kNo || op.lingers) return;
+  op.cancelled = Cancelled::kWanted;
+  AskToCancel(op, out);
 }
 
 std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
@@ -591,43 +765,154 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
             " ended: all that are left are in the background and contribute nothing yet; "
             "they do from the next step boundary on; the input is intact"};
   }
+  if (op.desc.order == Order::kRank && op.algorithm == Algorithm::kRing) {
+    return Outcome{Code::kFailedPrecondition,
+                   Subject(op.desc, op.key.tag) +
+                       " refused: order rank needs links between all hosts, at most " +
+                       std::to_string(kMeshPeersMax) +
+                       " of them, and no blocked pair (lhctl ring " +
+                       "shows them); leave the order to Longhaul"};
+  }
+  const OpKind kind = op.desc.kind;
   const size_t members = participants.members.size();
   const auto laid_out = [&](size_t present) {
     return UnfitFor(op, "its tensors are laid out for " + std::to_string(op.desc.world) +
                             " members, and " + std::to_string(present) + " take part");
   };
-  if (op.desc.kind == OpKind::kReduceScatter && members != op.desc.world) return laid_out(members);
-  if (op.desc.kind == OpKind::kAllGather && contributing > op.desc.world) {
-    return laid_out(contributing);
+  // In these, a part stands for a member that must be there to get or to give it.
+  const bool all = op.desc.InParts() && kind != OpKind::kAllGather && kind != OpKind::kGather;
+  if (all && members != op.desc.world) return laid_out(members);
+  if (op.desc.InParts() && !all && contributing > op.desc.world) return laid_out(contributing);
+  const auto absent = [&](const std::string& role, MemberId member) {
+    return UnfitFor(
+        op, "its " + role + ", " + NameOf(member) + ", " +
+                (participants.RankOf(member) < 0 ? "does not take part" : "is in the background"));
+  };
+  if (kind == OpKind::kSendRecv) {
+    if (!participants.Contributes(op.set[0])) return absent("sender", op.set[0]);
+    if (participants.RankOf(op.set[1]) < 0) return absent("receiver", op.set[1]);
   }
-  if (op.desc.kind != OpKind::kBroadcast || participants.Contributes(op.desc.root)) {
-    return std::nullopt;
-  }
+  if (!HasRoot(kind)) return std::nullopt;
   if (!op.desc.root) return UnfitFor(op, "its root is not in the world any more");
-  const KnownMember* const root = history_->Member(op.desc.root);
-  const std::string name = root == nullptr ? "" : " (" + root->info.name + ")";
-  const char* const why =
-      participants.RankOf(op.desc.root) < 0 ? " does not take part" : " is in the background";
-  return UnfitFor(op, "its root, member " + ToString(op.desc.root) + name + "," + why);
+  const bool gives = kind == OpKind::kBroadcast || kind == OpKind::kScatter;
+  const bool there =
+      gives ? participants.Contributes(op.desc.root) : participants.RankOf(op.desc.root) >= 0;
+  if (!there) return absent("root", op.desc.root);
+  return std::nullopt;
 }
 
 Outcome OpTable::UnfitFor(const Op& op, const std::string& cause) const {
   return {Code::kAborted, AbortedBy(op.desc, op.key.tag, cause)};
 }
 
+namespace {
+
+// The elements of the part between two members, as one of them says. `index`: the rank of the other
+// one, among the participants.
+std::optional<uint64_t> LengthIn(const std::vector<uint64_t>& lengths, size_t index) {
+  if (lengths.size() == 1) return lengths[0];
+  if (index < lengths.size()) return lengths[index];
+  return std::nullopt;
+}
+
+}  // namespace
+
+void OpTable::JudgeTerms(Op& op) {
+  if (!op.desc.NeedsTerms() || op.judged || op.Refused() || op.result) return;
+  op.judged = true;
+  const std::vector<control::MemberInfo>& members = op.participants->members;
+  std::map<PeerId, size_t> taken;
+  for (const control::MemberInfo& info : members) {
+    if (info.peer == self_) continue;
+    op.terms[info.member] = op.readies.at(info.peer).terms.at(taken[info.peer]++);
+  }
+  for (const LocalInput& input : op.inputs) op.terms[input.member] = input.terms;
+  if (op.desc.weighted) {
+    op.weight_sum = 0;
+    for (const MemberId member : op.participants->contributors) {
+      op.weight_sum += op.terms.at(member).weight;
+    }
+    if (!(op.weight_sum > 0)) {
+      op.unfit = Outcome{Code::kTooFewMembers,
+                         Subject(op.desc, op.key.tag) +
+                             " ended: the weights of all members are 0; the input is intact"};
+    }
+  }
+  if (!op.desc.unequal) return;
+  op.cuts = CutsOf(op);
+  op.mismatch = TermsMismatch(op);
+  op.differs = op.mismatch.has_value();
+}
+
+// Returns how the lengths that two members give for one part differ; nullopt: all fit.
+std::optional<std::string> OpTable::TermsMismatch(const Op& op) const {
+  const OpKind kind = op.desc.kind;
+  const std::vector<control::MemberInfo>& members = op.participants->members;
+  // After a death, ranks no longer say which part is whose. Then the parts are as their owners say.
+  const bool same = members.size() == op.desc.world;
+  const bool reduces = Reduces(kind);
+  const OpTerms& first = op.terms.at(members.front().member);
+  for (size_t i = 0; i < members.size(); ++i) {
+    const MemberId giver = members[i].member;
+    const OpTerms& gives = op.terms.at(giver);
+    if (reduces && gives.gives != first.gives) {
+      return "members " + ToString(members.front().member) + " and " + ToString(giver) +
+             " give different lengths of parts";
+    }
+    if ((kind == OpKind::kScatter && giver != op.desc.root) || !same) continue;
+    for (size_t j = 0; j < members.size(); ++j) {
+      const MemberId getter = members[j].member;
+      if (kind == OpKind::kGather && getter != op.desc.root) continue;
+      const auto given = LengthIn(gives.gives, j);
+      // Of an op that reduces, everybody gives the part that its owner gets.
+      const auto wanted = LengthIn(op.terms.at(getter).gets, reduces ? 0 : i);
+      if (given && wanted && *given == *wanted) continue;
+      const auto text = [](const std::optional<uint64_t>& length) {
+        return length ? std::to_string(*length) + " elements" : "no length";
+      };
+      return "member " + ToString(giver) + " gives " + text(given) + " to member " +
+             ToString(getter) + ", which expects " + text(wanted);
+    }
+  }
+  return std::nullopt;
+}
+
 std::vector<CutOwner> OpTable::CutsOf(const Op& op) const {
-  std::vector<CutOwner> cuts;
+  const OpKind kind = op.desc.kind;
   const std::vector<PeerId>& ring = op.participants->ring;
-  for (const control::MemberInfo& member : op.participants->members) {
-    const bool owns = op.desc.kind == OpKind::kReduceScatter ||
-                      (op.desc.kind == OpKind::kAllGather && Contributes(op, member.member)) ||
-                      (op.desc.kind == OpKind::kBroadcast && member.member == op.desc.root);
-    if (!owns) continue;
-    const auto at = std::find(ring.begin(), ring.end(), member.peer);
-    CutOwner& cut = cuts.emplace_back();
-    cut.position = static_cast<int>(at - ring.begin());
+  const std::vector<control::MemberInfo>& members = op.participants->members;
+  std::vector<CutOwner> cuts;
+  const auto place = [&](MemberId member, int* position, int* post) {
+    const int rank = op.participants->RankOf(member);
+    const auto at = std::find(ring.begin(), ring.end(), members[rank].peer);
+    *position = static_cast<int>(at - ring.begin());
+    *post = -1;
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (op.inputs[i].member == member.member) cut.post = static_cast<int>(i);
+      if (op.inputs[i].member == member) *post = static_cast<int>(i);
+    }
+  };
+  // `index`: of the part among those of the owner.
+  const auto add = [&](MemberId owner, std::optional<MemberId> to, size_t index) {
+    CutOwner& cut = cuts.emplace_back();
+    place(owner, &cut.position, &cut.post);
+    if (to) place(*to, &cut.to_position, &cut.to_post);
+    if (!op.judged || !op.desc.unequal) return;
+    cut.count = LengthIn(op.terms.at(owner).gives, index).value_or(0);
+  };
+  if (kind == OpKind::kBroadcast || kind == OpKind::kReduce) {
+    add(op.desc.root, std::nullopt, 0);
+  } else if (kind == OpKind::kSendRecv) {
+    add(op.set[0], op.set[1], 0);
+  }
+  for (size_t i = 0; i < members.size() && op.desc.InParts(); ++i) {
+    const MemberId member = members[i].member;
+    const bool gives = Contributes(op, member);
+    if (kind == OpKind::kReduceScatter) add(member, std::nullopt, i);
+    if (kind == OpKind::kAllGather && gives) add(member, std::nullopt, i);
+    if (kind == OpKind::kGather && gives) add(member, op.desc.root, i);
+    if (kind == OpKind::kScatter) add(op.desc.root, member, i);
+    for (size_t j = 0; j < members.size() && kind == OpKind::kAllToAll; ++j) {
+      add(member, members[j].member, j);
     }
   }
   return cuts;
@@ -653,12 +938,27 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.members = static_cast<uint32_t>(op.participants->contributors.size());
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
   start.contributes = ContributesOf(op);
+  const auto& members = op.participants->members;
+  std::vector<int> first_rank;  // by position: of the first member that contributes
   for (const PeerId peer : start.ring) {
-    const auto& members = op.participants->members;
-    start.ring_contributes.push_back(
-        std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& member) {
-          return member.peer == peer && Contributes(op, member.member);
-        }));
+    uint32_t contributing = 0;
+    int first = static_cast<int>(members.size());
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i].peer != peer || !Contributes(op, members[i].member)) continue;
+      if (contributing++ == 0) first = static_cast<int>(i);
+    }
+    start.ring_contributes.push_back(contributing);
+    first_rank.push_back(first);
+  }
+  if (op.desc.order == Order::kRank) {
+    for (size_t i = 0; i < start.ring.size(); ++i) start.order.push_back(static_cast<int>(i));
+    std::sort(start.order.begin(), start.order.end(), [&](int a, int b) {
+      return std::pair(first_rank[a], a) < std::pair(first_rank[b], b);
+    });
+  }
+  if (op.desc.weighted) {
+    for (const LocalInput& input : op.inputs) start.weights.push_back(input.terms.weight);
+    start.weight_sum = op.weight_sum;
   }
   start.algorithm = op.algorithm;
   start.cuts = op.cuts;
@@ -736,7 +1036,7 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
                                                                    : counters_->refused);
   out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
   if (!op.Refused()) {
-    finishing_.emplace(op.ordinal, Finishing{op.key.tag, op.inputs, InfoOf(op), op.complete_at,
+    finishing_.emplace(op.ordinal, Finishing{op.key, op.inputs, InfoOf(op), op.complete_at,
                                              op.moved_at, std::exchange(op.redone, false)});
     return;
   }
@@ -748,9 +1048,7 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 bool OpTable::EndsAtOnce(const Op& op) {
-  // A part of a reduce-scatter is of no use to a member that needs another part.
-  return op.algorithm == Algorithm::kOneShot && op.desc.on_fault == OnFault::kRetry &&
-         Gathers(op.desc.kind) && !op.Refused();
+  return op.algorithm == Algorithm::kOneShot && MayEndAtOnce(op.desc) && !op.Refused();
 }
 
 void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
@@ -810,14 +1108,14 @@ void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tic
                      std::vector<Action>* out) {
   OpInfo info = InfoOf(op);
   if (op.complete_once) SetPhases(op.complete_at, op.moved_at, input.posted, &info);
-  Answer(op.key.tag, input, std::move(outcome), info, now, out);
+  Answer(op.key, input, std::move(outcome), info, now, out);
 }
 
-void OpTable::Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
-                     std::vector<Action>* out) {
+void OpTable::Answer(const OpKey& key, const LocalInput& input, Outcome outcome, OpInfo info,
+                     Tick now, std::vector<Action>* out) {
   info.total_us = now - input.posted;
   const auto tags = tags_.find(input.post.local);
-  LH_CHECK(tags != tags_.end() && tags->second.erase(tag) == 1);
+  LH_CHECK(tags != tags_.end() && tags->second.erase({key.tag, key.set}) == 1);
   if (tags->second.empty()) tags_.erase(tags);
   out->push_back(PostDone{input.post, std::move(outcome), info});
 }
@@ -827,6 +1125,7 @@ std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
     return Subject(op.desc, op.key.tag) + " refused: member " + ToString(member) + " offered " +
            ToString(theirs) + ", this member " + ToString(input.desc);
   };
+  if (op.mismatch) return Subject(op.desc, op.key.tag) + " refused: " + *op.mismatch;
   for (const LocalInput& other : op.inputs) {
     if (!other.desc.SameButForWorld(input.desc)) return text(other.member, other.desc);
   }
@@ -854,11 +1153,12 @@ bool OpTable::Stopping() const {
                      [](const auto& entry) { return entry.second->run == Run::kStopping; });
 }
 
-// The fate of an op may depend on its ordinals at other peers if the op is done or may be aborted.
+// The fate of an op may depend on its ordinals at other peers if the op is done, or may be aborted.
 // A one-shot op needs them too, because an earlier op of the same key may linger at another peer.
 // All other ops are redone, and their ordinals would only make reports longer.
 bool OpTable::NeedsMatches(const Op& op) {
-  return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc);
+  return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc) ||
+         op.cancelled == Cancelled::kWanted;
 }
 
 std::vector<control::OpReport> OpTable::Report() const {
@@ -871,6 +1171,8 @@ std::vector<control::OpReport> OpTable::Report() const {
     report.ordinal = ordinal;
     report.boundary = op->key.boundary;
     report.tag = op->key.tag;
+    report.set = op->key.set;
+    report.cancelled = op->cancelled == Cancelled::kWanted;
     report.done = op->done;
     report.abort_on_fault = op->desc.on_fault == OnFault::kAbort;
     for (const PeerId peer : op->participants->ring) {
@@ -887,6 +1189,9 @@ void OpTable::ForgetAttempt(Op& op) {
   op.announced = false;
   op.differs = false;
   op.unfit.reset();
+  op.judged = false;
+  op.terms.clear();
+  op.mismatch.reset();
   op.cuts.clear();
   op.other_offer.reset();
   op.readies.clear();
@@ -912,7 +1217,7 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
   }
   if (op.lingers) {
     // If no local member takes part any more, this peer does not announce the op again.
-    const bool needed = history_->For(op.key.boundary)->HasPeer(self_);
+    const bool needed = ParticipantsOf(op.key, op.set)->HasPeer(self_);
     if (fate == control::Fate::kCommit || !needed) return Erase(op);
     return ForgetAttempt(op);
   }
@@ -921,6 +1226,8 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
                                      : counts->redone);
   if (fate == control::Fate::kCommit) return Settle(op, now, out);
   op.redone = fate == control::Fate::kRedo;
+  // The coordinator knew that the op was cancelled: it was too late.
+  if (op.redone && op.cancelled == Cancelled::kWanted) op.cancelled = Cancelled::kNo;
   if (fate == control::Fate::kAbort) {
     op.abort = AbortedBy(op.desc, op.key.tag, history_->current().cause);
   } else if (op.AllReady() && !op.Refused()) {
@@ -971,7 +1278,7 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, &counts, out);
   std::erase_if(missed_, [&](const auto& entry) { return record.RankOf(entry.first) < 0; });
   for (const control::MissedOp& op : missed) {
-    Miss({op.boundary, op.tag}, record.cause, now, out);
+    Miss({op.boundary, op.tag, op.set}, record.cause, now, out);
   }
   resumed_ = false;
   for (auto& [ordinal, op] : finishing_) op.redone = false;
@@ -1019,13 +1326,13 @@ void OpTable::Reset() {
 // ------------------------------------------------------------------------------ for tests
 
 void OpTable::CheckInvariants() const {
-  std::map<LocalId, std::set<uint64_t>> tags;
+  std::map<LocalId, std::set<std::pair<uint64_t, uint64_t>>> tags;
   size_t ordinals = 0;
   for (const auto& [key, op] : ops_) {
     const std::string name = ToString(group_) + " tag " + std::to_string(key.tag);
     LH_CHECK(key == op.key && !op.inputs.empty()) << name;
     for (const LocalInput& input : op.inputs) {
-      LH_CHECK(tags[input.post.local].insert(key.tag).second) << name;
+      LH_CHECK(tags[input.post.local].insert({key.tag, key.set}).second) << name;
     }
     if (op.ordinal) {
       ++ordinals;
@@ -1066,10 +1373,10 @@ void OpTable::CheckInvariants() const {
     ++ordinals;
   }
   for (const auto& [ordinal, op] : finishing_) {
-    const std::string name = ToString(group_) + " finishing tag " + std::to_string(op.tag);
+    const std::string name = ToString(group_) + " finishing tag " + std::to_string(op.key.tag);
     LH_CHECK(!op.inputs.empty() && ordinal.value() < counters_->next_ordinal) << name;
     for (const LocalInput& input : op.inputs) {
-      LH_CHECK(tags[input.post.local].insert(op.tag).second) << name;
+      LH_CHECK(tags[input.post.local].insert({op.key.tag, op.key.set}).second) << name;
     }
   }
   LH_CHECK(ordinals == by_ordinal_.size() && tags == tags_) << ToString(group_);
@@ -1101,9 +1408,16 @@ void AddOther(const std::optional<OtherOffer>& other, Digester* digest) {
   if (other) digest->Add(other->member).Add(other->desc);
 }
 
+void AddTerms(const OpTerms& terms, Digester* digest) {
+  digest->Add(std::bit_cast<uint64_t>(terms.weight)).Add(uint64_t{terms.gives.size()});
+  for (const uint64_t length : terms.gives) digest->Add(length);
+  for (const uint64_t length : terms.gets) digest->Add(length);
+}
+
 void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
-  digest->Add(ready.tag).Add(ready.desc).Add(ready.payload);
+  digest->Add(ready.tag).Add(ready.set).Add(ready.desc).Add(ready.payload);
+  for (const OpTerms& terms : ready.terms) AddTerms(terms, digest);
   AddOther(ready.other_offer, digest);
   digest->Add(uint64_t{ready.result.has_value()});
   if (ready.result) AddResult(*ready.result, digest);
@@ -1113,11 +1427,13 @@ void AddReady(const PeerReady& ready, Digester* digest) {
 
 void OpTable::AddInput(const LocalInput& input, Digester* digest) {
   digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);
+  AddTerms(input.terms, digest);
   digest->Add(input.posted).Add(input.evicted ? input.evicted->text : "");
 }
 
 void OpTable::AddOp(const Op& op, Digester* digest) {
-  digest->Add(op.key.boundary).Add(op.key.tag).Add(op.ordinal).Add(op.run_attempt);
+  digest->Add(op.key.boundary).Add(op.key.tag).Add(op.key.set).Add(op.ordinal).Add(op.run_attempt);
+  digest->Add(static_cast<uint64_t>(op.cancelled)).Add(uint64_t{op.judged});
   digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
   digest->Add(uint64_t{op.announced} | uint64_t{op.other_offer.has_value()} << 1 |
               uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
@@ -1138,7 +1454,11 @@ void OpTable::AddTo(Digester* digest) const {
   digest->Add(uint64_t{lingering_.size()});
   for (const auto& [key, op] : lingering_) AddOp(op, digest);
   for (const auto& [ordinal, op] : finishing_) {
-    digest->Add(ordinal).Add(op.tag).Add(uint64_t{op.redone}).Add(op.complete_at);
+    digest->Add(ordinal)
+        .Add(op.key.tag)
+        .Add(op.key.set)
+        .Add(uint64_t{op.redone})
+        .Add(op.complete_at);
     digest->Add(op.info.epoch).Add(uint64_t{op.info.members.size()});
     digest->Add(uint64_t{op.info.retries});
     for (const LocalInput& input : op.inputs) AddInput(input, digest);
@@ -1146,7 +1466,11 @@ void OpTable::AddTo(Digester* digest) const {
   for (const auto& [member, missed] : missed_) {
     digest->Add(member);
     for (const auto& [key, entry] : missed) {
-      digest->Add(key.boundary).Add(key.tag).Add(uint64_t{entry.count}).Add(entry.cause);
+      digest->Add(key.boundary)
+          .Add(key.tag)
+          .Add(key.set)
+          .Add(uint64_t{entry.count})
+          .Add(entry.cause);
     }
   }
   for (const auto& [peer, unmatched] : unmatched_) {

@@ -71,13 +71,14 @@ struct OpCounters {
 };
 
 struct NewPost {
-  PostRef post;
+  LocalPost local;
   MemberId member;
   Epoch boundary;  // EpochRecord::boundary at the member's last step boundary
-  uint64_t tag = 0;
-  OpDesc desc;
-  std::optional<uint64_t> root_rank = std::nullopt;  // see LocalPost
 };
+
+// A digest of a set of members, as part of an op's name; 0 for no members, which stands for all.
+// For kSendRecv the members are the sender and the receiver, in this order.
+uint64_t SetOf(OpKind kind, const std::vector<MemberId>& members);
 
 class OpTable {
  public:
@@ -91,15 +92,20 @@ class OpTable {
   // answered at once.
 
   // Returns how a post of this op would be refused, or OK.
-  Outcome MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const;
+  Outcome MayPost(const NewPost& post) const;
   void Post(const NewPost& post, Tick now, std::vector<Action>* out);
   // The member is out: its posts are answered with `outcome` once their attempts are stopped. The
   // exception: if the op is done and other local members wait for it, the post gets the outcome of
   // the op.
   void Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out);
+  // The trainer of the post has given it up. An op that was never announced ends here at once, for
+  // this member. Otherwise the coordinator is asked for an epoch that ends it at all members.
+  void Cancel(const PostRef& post, Tick now, std::vector<Action>* out);
+  // The coordinator may have lost what Cancel() asked: asks again.
+  void CancelAgain(std::vector<Action>* out) const;
   // For an op that a member is about to post: fills in the local posts that wait for this one, and
   // the number of peers that take part.
-  void ViewPost(Epoch boundary, uint64_t tag, PostView* view) const;
+  void ViewPost(const NewPost& post, PostView* view) const;
   // The number of posts of the member that are not answered.
   size_t PostsOf(LocalId local) const;
   // The number of ops of the member that linger: another peer may need the result from this peer.
@@ -153,6 +159,7 @@ class OpTable {
   struct OpKey {
     Epoch boundary;
     uint64_t tag = 0;
+    uint64_t set = 0;  // SetOf() the members that take part
     friend auto operator<=>(const OpKey&, const OpKey&) = default;
     friend bool operator==(const OpKey&, const OpKey&) = default;
   };
@@ -160,12 +167,18 @@ class OpTable {
     PostRef post;
     MemberId member;
     OpDesc desc;
+    OpTerms terms;
     Tick posted;
     std::optional<Outcome> evicted;  // set: the member is out, and its post gets this answer
   };
   enum class Run : uint8_t { kNone, kRunning, kComplete, kStopping };
+  // kLate: cancelled while an epoch that freezes ops is being prepared, so the report on the op may
+  // be on its way. kWanted: the coordinator was asked for such an epoch.
+  enum class Cancelled : uint8_t { kNo, kLate, kWanted };
   struct Op {
     OpKey key;
+    // The members of the set; of kSendRecv the sender and the receiver. Empty: all members.
+    std::vector<MemberId> set;
     OpOrdinal ordinal;  // 0 until the first announcement
     std::vector<LocalInput> inputs;
 
@@ -180,6 +193,10 @@ class OpTable {
     // Set if the op cannot run with these members: how it ends. All participants set it, perhaps
     // with other texts.
     std::optional<Outcome> unfit;
+    bool judged = false;                  // JudgeTerms() was called
+    std::map<MemberId, OpTerms> terms;    // of all participants, if `judged`
+    double weight_sum = 0;                // of all that contribute, if `judged`
+    std::optional<std::string> mismatch;  // set: terms differ, and this is the error's text
     std::map<PeerId, PeerReady> readies;
     std::map<PeerId, bool> dones;  // whether the DONE says refused
     bool done = false;
@@ -187,6 +204,8 @@ class OpTable {
     Run run = Run::kNone;
     Epoch run_attempt;
     bool halted = false;
+    Cancelled cancelled = Cancelled::kNo;
+    MemberId cancelled_by;
     std::optional<std::string> abort;     // set: the fate is abort, and this is the error's text
     std::optional<OneShotResult> result;  // computed here, or sent by a participant that has it
     bool lingers = false;                 // the posts are answered
@@ -206,6 +225,9 @@ class OpTable {
     bool AllEvicted() const;
     bool Live() const { return run == Run::kRunning || run == Run::kComplete; }
   };
+  // The participants of an op of this name that is posted or announced now.
+  std::shared_ptr<const Participants> ParticipantsOf(const OpKey& key,
+                                                     const std::vector<MemberId>& set) const;
   // READYs of one peer that no op here has met yet.
   struct Unmatched {
     std::map<OpKey, std::deque<PeerReady>> by_key;
@@ -213,7 +235,7 @@ class OpTable {
   };
   // A settled op whose result the driver is putting into the targets.
   struct Finishing {
-    uint64_t tag = 0;
+    OpKey key;
     std::vector<LocalInput> inputs;
     OpInfo info;
     Tick complete_at;
@@ -245,8 +267,22 @@ class OpTable {
   // run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   Outcome UnfitFor(const Op& op, const std::string& cause) const;
-  // The owners of the chunks of the announced op; empty: chunks belong to nobody.
+  // A text such as "member m3 (host-a)".
+  std::string NameOf(MemberId member) const;
+  // The member of this rank in the newest epoch; 0: there is none.
+  MemberId OfRank(uint64_t rank) const;
+  // The set of the post's op; see Op::set. The partner is 0 if its rank is not there.
+  std::vector<MemberId> SetMembersOf(const NewPost& post) const;
+  // What is wrong with the post, whatever else is in flight; or "".
+  std::string ObjectionTo(const NewPost& post) const;
+  std::optional<std::string> TermsMismatch(const Op& op) const;
+  // All READYs of the op are here. Looks at the terms of all participants: sets `mismatch` if their
+  // lengths do not fit, and `unfit` if no weight is left.
+  void JudgeTerms(Op& op);
+  // The parts of the announced op; empty: parts belong to nobody.
   std::vector<CutOwner> CutsOf(const Op& op) const;
+  // Asks the coordinator for an epoch that judges the cancelled op.
+  void AskToCancel(const Op& op, std::vector<Action>* out) const;
   void NoteComplete(Op& op, Tick now);
   // Whether the input of `member` is in the op's result.
   static bool Contributes(const Op& op, MemberId member);
@@ -275,7 +311,7 @@ class OpTable {
   OpInfo InfoOf(const Op& op) const;
   void Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
               std::vector<Action>* out);
-  void Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
+  void Answer(const OpKey& key, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
               std::vector<Action>* out);
   std::string RefusalOf(const Op& op, const LocalInput& input) const;
   // Forgets the attempt, so that the op can be announced again.
@@ -287,7 +323,7 @@ class OpTable {
   // have posted it are told now; the others are told when they post it.
   void Miss(const OpKey& key, const std::string& cause, Tick now, std::vector<Action>* out);
   // If the member missed the op: returns why its post ends at once.
-  std::optional<std::string> SettleMissed(const NewPost& post);
+  std::optional<std::string> SettleMissed(const NewPost& post, const OpKey& key);
 
   static void AddInput(const LocalInput& input, Digester* digest);
   static void AddOp(const Op& op, Digester* digest);
@@ -316,7 +352,8 @@ class OpTable {
   std::multimap<OpKey, Op> lingering_;  // answered; those of one key in order of their ordinals
   std::map<OpOrdinal, Op*> by_ordinal_;
   std::map<OpOrdinal, Finishing> finishing_;
-  std::map<LocalId, std::set<uint64_t>> tags_;  // tags in flight of each member
+  // Tags and sets in flight of each member.
+  std::map<LocalId, std::set<std::pair<uint64_t, uint64_t>>> tags_;
   std::map<MemberId, std::map<OpKey, Missed>> missed_;
   std::map<PeerId, Unmatched> unmatched_;            // of the attempt in force
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival

@@ -106,6 +106,7 @@ class PeerCore::Impl {
   void On(const LocalLeave& event) { members_.Leave(event.local, &out_); }
   void On(const LocalDied& event);
   void On(const LocalPost& event);
+  void On(const LocalCancel& event);
   void On(const LinkUp& event);
   void On(const LinkDown& event);
   void On(const PeerTried& event) {
@@ -298,6 +299,7 @@ void PeerCore::Impl::Handle(const control::Welcome& message) {
   }
   welcome_ = message;
   welcomed_ = coordinator_up_;
+  for (const auto& [key, group] : groups_) group->ops.CancelAgain(&out_);
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
   syncs_.SetDetectMs(detect_ms_);
@@ -536,15 +538,20 @@ void PeerCore::Impl::On(const LocalPost& event) {
     const LocalMember& local = *members_.Find(event.post.local);
     Group& group = *groups_.at(local.group);
     if (group.current() != nullptr && group.current()->RankOf(local.member) >= 0) {
-      group.ops.Post(
-          {event.post, local.member, local.boundary, event.tag, event.desc, event.root_rank}, now_,
-          &out_);
+      group.ops.Post({event, local.member, local.boundary}, now_, &out_);
       return;
     }
     refusal = {Code::kEvicted,
                "member " + ToString(local.member) + " is not in the epoch in force"};
   }
   out_.push_back(PostDone{event.post, std::move(refusal), {}});
+}
+
+void PeerCore::Impl::On(const LocalCancel& event) {
+  const LocalMember* const local = members_.Find(event.post.local);
+  if (local == nullptr) return;
+  const auto group = groups_.find(local->group);
+  if (group != groups_.end()) group->second->ops.Cancel(event.post, now_, &out_);
 }
 
 // ------------------------------------------------------------------------ links, frames, driver
@@ -771,10 +778,11 @@ std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   const LocalMember& local = *members_.Find(post.post.local);
   const Group& group = *groups_.at(local.group);
   if (group.current() == nullptr || group.current()->RankOf(local.member) < 0) return std::nullopt;
-  if (!group.ops.MayPost(post.post.local, post.tag, post.desc).ok()) return std::nullopt;
+  const NewPost asked{post, local.member, local.boundary};
+  if (!group.ops.MayPost(asked).ok()) return std::nullopt;
   PostView view;
   view.member = local.member;
-  group.ops.ViewPost(local.boundary, post.tag, &view);
+  group.ops.ViewPost(asked, &view);
   return view;
 }
 

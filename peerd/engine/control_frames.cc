@@ -35,12 +35,13 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   header.type = FrameType::kReady;
   header.op = action.ordinal;
   header.attempt = action.attempt;
-  ReadyBody body{action.boundary, action.tag, action.desc, action.other_offer};
+  ReadyBody body{action.boundary, action.tag,         action.set,
+                 action.desc,     action.other_offer, action.terms};
   if (action.result) {
     body.result_epoch = action.result->epoch;
     body.result_members = static_cast<uint32_t>(action.result->members.size());
   }
-  std::string payload = TextOf(Encode(body));
+  std::string payload = Encode(body);
   if (action.other_offer) {
     payload += TextOf(Encode(*action.other_offer));
   } else {
@@ -72,14 +73,15 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
     return absl::InvalidArgumentError(
         absl::StrCat("frame type is ", static_cast<int>(header.type), ", not READY or DONE"));
   }
-  LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
-  PeerReady ready{group,     from.peer,        header.op, header.attempt, body.boundary, body.tag,
-                  body.desc, body.other_offer, ""};
+  std::span<const uint8_t> rest;
+  LH_ASSIGN_OR_RETURN(ReadyBody body, ParseReadyBody(payload, &rest));
+  PeerReady ready{group,    from.peer, header.op, header.attempt,   body.boundary,
+                  body.tag, body.set,  body.desc, body.other_offer, std::move(body.terms)};
   if (ready.other_offer) return ready;
-  ByteReader reader(payload.subspan(kReadyBodyBytes));
+  ByteReader reader(rest);
   std::vector<MemberId> members;
   for (uint32_t i = 0; i < body.result_members; ++i) members.emplace_back(reader.U64());
-  std::string bytes = TextOf(payload.last(reader.remaining()));
+  std::string bytes = TextOf(rest.last(reader.remaining()));
   if (body.result_epoch) {
     ready.result = OneShotResult{body.result_epoch, std::move(members), std::move(bytes)};
   } else {

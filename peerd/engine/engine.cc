@@ -250,9 +250,11 @@ void Engine::OnJoin(const LocalJoin& join) {
 }
 
 void Engine::OnPost(const LocalPost& post, PostBuffers buffers) {
-  ports_.ops->AddPost(post.post, post.desc, std::move(buffers));
+  ports_.ops->AddPost(post, std::move(buffers));
   Post(post);
 }
+
+void Engine::OnCancel(const PostRef& post) { Post(LocalCancel{post}); }
 
 bool Engine::Admit(const LocalPost& post) {
   const std::optional<PostView> view = core_->ViewPost(post);

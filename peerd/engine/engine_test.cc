@@ -74,7 +74,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   void MemberGone(LocalId, const Outcome& outcome) override { Answer("member gone", outcome); }
 
   // ---- OpPort
-  void AddPost(const PostRef&, const OpDesc&, PostBuffers) override {}
+  void AddPost(const LocalPost&, PostBuffers) override {}
   Outcome Admit(const LocalPost&, const PostView&) override {
     ++admissions;
     return admitted;

@@ -1,6 +1,7 @@
 #include "peerd/engine/op_runner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -34,25 +35,13 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
          static_cast<uint32_t>(std::clamp(wanted, kShortWayGrainsMin, kShortWayGrainsMax));
 }
 
-// The most scratch memory that an attempt at the op needs, if this post (in place or not) is the
-// only local post left. Other local posts may end before it.
-uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
-  if (peers <= 1 || IsOneShot(desc) || !Reduces(desc.kind)) return 0;
-  if (!Gathers(desc.kind)) return OriginalsBytesMax(desc.bytes());
-  const uint64_t originals = in_place ? OriginalsBytesMax(desc.bytes()) : 0;
-  if (!MayUseMesh(desc, peers)) return originals;
-  return originals + MeshInputsBytesMax(desc.bytes(), std::min(peers, kMeshPeersMax));
-}
-
+// A tensor of a post.
 struct Range {
-  const char* name;
   const uint8_t* data;
-  uint64_t bytes;
+  const uint8_t* end;
+  const char* name;
+  size_t of;  // the index of the post's member
 };
-
-bool Overlap(const Range& a, const Range& b) {
-  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
-}
 
 }  // namespace
 
@@ -187,9 +176,11 @@ OpRunner::OpRunner(Transport* transport, Options options)
 
 OpRunner::~OpRunner() = default;
 
-void OpRunner::AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) {
-  const bool added = posts_.emplace(post, Post{desc, std::move(buffers), nullptr, {}}).second;
-  LH_CHECK(added);
+void OpRunner::AddPost(const LocalPost& post, PostBuffers buffers) {
+  LH_CHECK(!buffers.pieces.empty() && buffers.sources.size() == buffers.pieces.size() &&
+           buffers.targets.size() == buffers.pieces.size());
+  Post added{post.desc, post.is_root, post.terms, std::move(buffers), nullptr, {}};
+  LH_CHECK(posts_.emplace(post.post, std::move(added)).second);
 }
 
 Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
@@ -198,8 +189,10 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
   std::shared_ptr<Scratch> scratch;
   for (const auto& [other, member] : view.together) scratch = posts_.at(other).scratch;
   if (scratch == nullptr) scratch = std::make_shared<Scratch>(this);
-  const bool in_place = added.buffers.source == added.buffers.target;
-  const uint64_t needed = ScratchBytesMax(post.desc, in_place, view.peers);
+  const uint64_t needed = view.peers <= 1 || IsOneShot(post.desc)
+                              ? 0
+                              : ScratchBytesMax(post.desc, added.buffers.in_place(), view.peers,
+                                                view.crowded, MayUseMesh(post.desc, view.peers));
   if (needed > scratch->bytes()) {
     const auto refusal = [&](const std::string& why) {
       return Outcome{Code::kUnavailable,
@@ -221,22 +214,48 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
 }
 
 Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const {
-  const auto ranges = [this](const PostRef& ref) {
+  std::vector<Range> ranges;
+  std::vector<MemberId> members{view.member};
+  const auto add = [&](const PostRef& ref, size_t of) {
     const Post& added = posts_.at(ref);
-    return std::pair(Range{"target", added.buffers.target, added.desc.target_bytes()},
-                     Range{"source", added.buffers.source, added.desc.source_bytes()});
+    const PostBuffers& buffers = added.buffers;
+    for (size_t k = 0; k < buffers.pieces.size(); ++k) {
+      const Piece& piece = buffers.pieces[k];
+      const auto range = [&](const char* name, const uint8_t* data, Extent extent,
+                             const std::vector<uint64_t>& lengths) {
+        uint64_t count = piece.count;
+        if (extent == Extent::kWhole && added.desc.InParts()) count *= added.desc.world;
+        if (added.desc.unequal) count = std::accumulate(lengths.begin(), lengths.end(), count);
+        if (data != nullptr && count > 0) {
+          ranges.push_back({data, data + count * SizeOf(piece.dtype), name, of});
+        }
+      };
+      range("source", buffers.sources[k], SourceOf(added.desc.kind, added.is_root),
+            added.terms.gives);
+      range("target", buffers.targets[k], TargetOf(added.desc.kind, added.is_root),
+            added.terms.gets);
+    }
   };
-  const auto [target, source] = ranges(post.post);
+  if (view.together.empty()) return {};
+  add(post.post, 0);
   for (const auto& [other, member] : view.together) {
-    const auto [their_target, their_source] = ranges(other);
-    for (const auto& [mine, theirs] :
-         {std::pair(target, their_target), std::pair(target, their_source),
-          std::pair(source, their_target)}) {
-      if (!Overlap(mine, theirs)) continue;
+    add(other, members.size());
+    members.push_back(member);
+  }
+  // In order of their addresses, a range that overlaps an earlier one overlaps the one of these
+  // that ends last, of all members or of all but its own.
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.data < b.data; });
+  const auto written = [](const Range& range) { return range.name[0] == 't'; };
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    for (size_t k = i + 1; k < ranges.size() && ranges[k].data < ranges[i].end; ++k) {
+      const Range& a = ranges[i].of == 0 ? ranges[i] : ranges[k];
+      const Range& b = ranges[i].of == 0 ? ranges[k] : ranges[i];
+      if (a.of == b.of || (!written(a) && !written(b))) continue;
       return {Code::kInvalidArgument,
-              absl::StrCat(Name(post.desc.kind), " tag ", post.tag, " refused: the ", mine.name,
-                           " of member ", ToString(view.member), " shares memory with the ",
-                           theirs.name, " of member ", ToString(member),
+              absl::StrCat(Name(post.desc.kind), " tag ", post.tag, " refused: the ", a.name,
+                           " of member ", ToString(members[a.of]), " shares memory with the ",
+                           b.name, " of member ", ToString(members[b.of]),
                            " in the same op; post it again with a tensor of its own")};
     }
   }
@@ -251,30 +270,33 @@ OpTraffic OpRunner::EndPost(const PostRef& post) {
   return traffic;
 }
 
-AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                               const std::vector<bool>& contributes,
-                               const std::vector<CutOwner>& cuts) const {
+template <class Action>
+AttemptSpec OpRunner::MakeSpec(const Action& action) const {
   AttemptSpec spec;
-  for (const CutOwner& cut : cuts) spec.cuts.push_back({cut.position, cut.post});
-  spec.contributes = contributes;
-  spec.desc = desc;
+  spec.desc = action.desc;
+  for (const CutOwner& cut : action.cuts) {
+    spec.cuts.push_back({cut.position, cut.post, cut.to_position, cut.to_post, cut.count});
+  }
+  spec.contributes = action.contributes;
+  spec.weights = action.weights;
   spec.grain_bytes = options_.grain_bytes;
   spec.cached_bytes_max = options_.cached_bytes_max;
-  for (const PostRef& post : posts) {
+  for (const PostRef& post : action.posts) {
     const PostBuffers& buffers = posts_.at(post).buffers;
-    spec.sources.push_back(buffers.source);
-    spec.targets.push_back(buffers.target);
+    spec.pieces = buffers.pieces;
+    spec.sources.push_back(buffers.sources);
+    spec.targets.push_back(buffers.targets);
   }
   return spec;
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
-  return OneShotPayload(MakeSpec(ready.desc, ready.posts, ready.contributes, ready.cuts));
+  return OneShotPayload(MakeSpec(ready));
 }
 
 void OpRunner::Start(const StartAttempt& action) {
   auto op = std::make_shared<Op>(this, action);
-  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.contributes, action.cuts);
+  AttemptSpec spec = MakeSpec(action);
   spec.size = static_cast<int>(action.ring.size());
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);
@@ -283,6 +305,10 @@ void OpRunner::Start(const StartAttempt& action) {
   uint64_t window = 0;
   for (int to = 0; to < spec.size; ++to) {
     if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
+    // A direct op may need a link that the epoch has built without data lanes.
+    if (to != spec.position && IsDirect(action.desc.kind)) {
+      transport_->WantDataLanes(op->links_[to]);
+    }
     const LinkUse use = transport_->BestUse(op->links_[to]);
     window = std::max(window, use.window_bytes);
     long_way = long_way || use.long_way;
@@ -296,6 +322,8 @@ void OpRunner::Start(const StartAttempt& action) {
     op->scratch_ = posts_.at(post).scratch;
   }
   spec.ring_contributes = action.ring_contributes;
+  spec.weight_sum = action.weight_sum;
+  spec.order = action.order;
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
                                                        : ReducePayloads(spec, action.payloads);

@@ -60,7 +60,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   OpRunner& operator=(const OpRunner&) = delete;
 
   // ---- OpPort
-  void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) override;
+  void AddPost(const LocalPost& post, PostBuffers buffers) override;
   Outcome Admit(const LocalPost& post, const PostView& view) override;
   OpTraffic EndPost(const PostRef& post) override;
   std::string Payload(const SendReady& ready) const override;
@@ -101,6 +101,8 @@ class OpRunner final : public OpPort, private SegmentListener {
   };
   struct Post {
     OpDesc desc;
+    bool is_root = false;
+    OpTerms terms;
     PostBuffers buffers;
     std::shared_ptr<Scratch> scratch;  // of its op; null until the post is admitted
     OpTraffic traffic;
@@ -116,9 +118,9 @@ class OpRunner final : public OpPort, private SegmentListener {
   // text names both members.
   Outcome CheckApart(const LocalPost& post, const PostView& view) const;
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
-  AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                       const std::vector<bool>& contributes,
-                       const std::vector<CutOwner>& cuts) const;
+  // What SendReady and StartAttempt have in common.
+  template <class Action>
+  AttemptSpec MakeSpec(const Action& action) const;
   // Queues the attempt if it has work, and works on the queue as far as this turn allows.
   void Advance(const std::shared_ptr<Op>& op);
   // Works on the queue, until it is empty or the turn has no bytes left.

@@ -48,7 +48,7 @@ class OpPort {
  public:
   virtual ~OpPort() = default;
 
-  virtual void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) = 0;
+  virtual void AddPost(const LocalPost& post, PostBuffers buffers) = 0;
   // Takes the memory that the attempts at the op may need. Called before the core gets the post.
   // Not OK: nothing has changed, the post must be answered with this outcome, and the core must not
   // get it.

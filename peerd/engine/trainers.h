@@ -11,9 +11,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/ids.h"
 #include "base/outcome.h"
+#include "peerd/collective/attempt.h"
 #include "peerd/core/events.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/core/values.h"
@@ -22,13 +24,21 @@
 
 namespace longhaul::peerd {
 
-// The memory of one post. Source and target are both as long as the op's tensor. The holders keep
-// them mapped.
+// The memory of one post.
 struct PostBuffers {
-  const uint8_t* source = nullptr;
-  uint8_t* target = nullptr;
-  std::shared_ptr<const void> source_holder;
-  std::shared_ptr<const void> target_holder;
+  std::vector<Piece> pieces;  // at least one
+  // For each piece, as in AttemptSpec.
+  std::vector<const uint8_t*> sources;
+  std::vector<uint8_t*> targets;
+  std::vector<std::shared_ptr<const void>> holders;  // keep the memory
+
+  // Whether results replace inputs: then they do in all pieces.
+  bool in_place() const {
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (sources[i] != nullptr && sources[i] == targets[i]) return true;
+    }
+    return false;
+  }
 };
 
 // The requests. The caller numbers the members (LocalId).
@@ -49,6 +59,8 @@ class TrainerRequests {
   virtual void OnLeave(LocalId local) = 0;
   // The member must be admitted. It has at most LH_OPS_OPEN_MAX open posts, with different tags.
   virtual void OnPost(const LocalPost& post, PostBuffers buffers) = 0;
+  // The trainer gives up an op, which is answered as always.
+  virtual void OnCancel(const PostRef& post) = 0;
   // Empty while the member is not admitted.
   virtual PeerCore::MembersView OnMembers(LocalId local) = 0;
   // nullopt: nothing is known of the member.

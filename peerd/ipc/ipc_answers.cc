@@ -39,9 +39,8 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
   client.gone.emplace_back(local, outcome);
   if (client.gone.size() > LH_LOCAL_MEMBERS_MAX) client.gone.pop_front();
   posts_open_ -= static_cast<uint32_t>(member.posts.size());
-  for (const auto& [call, post] : member.posts) {
-    --client.regions.at(post.source_region).posts;
-    --client.regions.at(post.target_region).posts;
+  for (const auto& [call, regions] : member.posts) {
+    for (const uint64_t region : regions) --client.regions.at(region).posts;
     Answer(client, call, outcome);
   }
   EndSync(member);
@@ -180,8 +179,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
   const auto it = member->posts.find(post.call);
   if (it == member->posts.end()) return;
   Client& client = *member->client;
-  --client.regions.at(it->second.source_region).posts;
-  --client.regions.at(it->second.target_region).posts;
+  for (const uint64_t region : it->second) --client.regions.at(region).posts;
   member->posts.erase(it);
   --posts_open_;
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, post.call, post.local.value(), outcome);

@@ -47,12 +47,8 @@ struct Member {
   uint64_t take_call = 0;   // 0: none open
   // The result of the sync of an open step, once that sync has ended.
   std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
-  uint64_t leave_call = 0;  // 0: none open
-  struct Post {
-    uint64_t source_region = 0;
-    uint64_t target_region = 0;
-  };
-  std::map<uint64_t, Post> posts;  // by call
+  uint64_t leave_call = 0;                       // 0: none open
+  std::map<uint64_t, std::set<uint64_t>> posts;  // by call: the regions that the post uses
   // The numbers of the member's newest WORLD and PROGRESS frames. While such a frame waits to be
   // sent, newer contents overwrite it.
   uint64_t world_frame = 0;

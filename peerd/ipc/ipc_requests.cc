@@ -12,6 +12,7 @@
 #include "peerd/ipc/ipc_server_impl.h"
 #include "peerd/ipc/ipc_states.h"
 #include "proto/wire/ipc_check.h"
+#include "proto/wire/ipc_op.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd::ipc {
@@ -49,6 +50,8 @@ void Server::OnRequest(const ClientPtr& client) {
       return Op(c);
     case LH_IPC_MEMBERS:
       return Members(c);
+    case LH_IPC_CANCEL:
+      return Cancel(c);
     case LH_IPC_MEMBER:
       return About(c);
     case LH_IPC_STATE:
@@ -379,27 +382,60 @@ void Server::Kept(Client& client) {
 void Server::Op(Client& client) {
   Member* const member = ActiveMember(client);
   if (member == nullptr) return;
-  const lh_ipc_op& op = client.request.u.op;
-  const auto source = client.regions.find(op.source.region);
-  const auto target = client.regions.find(op.target.region);
-  if (source == client.regions.end() || target == client.regions.end()) {
-    return Deny(client, Code::kInvalidArgument, "op refused: unknown arena region");
+  const lh_ipc_op& wish = client.request.u.op;
+  const uint64_t table_bytes = IpcTableBytes(wish);
+  std::vector<uint8_t> table;
+  if (table_bytes > 0) {
+    const uint8_t* const from =
+        table_bytes == UINT64_MAX ? nullptr : Locate(client, wish.table, table_bytes);
+    if (from == nullptr) {
+      return Deny(client, Code::kInvalidArgument,
+                  "op refused: its table lies outside of the arena");
+    }
+    table.assign(from, from + table_bytes);
   }
-  const absl::StatusOr<OpDesc> desc =
-      ParseIpcOp(op, source->second.region->bytes, target->second.region->bytes);
-  if (!desc.ok()) {
-    return Deny(client, Code::kInvalidArgument, std::string(desc.status().message()));
+  absl::StatusOr<IpcOp> op =
+      ParseIpcOp(wish, table, [&client](uint64_t id) -> std::optional<uint64_t> {
+        const auto it = client.regions.find(id);
+        if (it == client.regions.end()) return std::nullopt;
+        return it->second.region->bytes;
+      });
+  if (!op.ok()) return Deny(client, Code::kInvalidArgument, std::string(op.status().message()));
+  PostBuffers buffers;
+  std::set<uint64_t>& regions = member->posts[client.request.call];
+  const auto place = [&](const lh_ipc_range& range) -> uint8_t* {
+    if (range.region == 0) return nullptr;
+    regions.insert(range.region);
+    return client.regions.at(range.region).region->data + range.offset;
+  };
+  for (const IpcPiece& piece : op->pieces) {
+    buffers.pieces.push_back({piece.dtype, piece.count});
+    buffers.sources.push_back(place(piece.source));
+    buffers.targets.push_back(place(piece.target));
   }
-  member->posts[client.request.call] = {op.source.region, op.target.region};
+  for (const uint64_t id : regions) {
+    Client::Region& region = client.regions.at(id);
+    ++region.posts;
+    buffers.holders.push_back(region.region);
+  }
   ++posts_open_;
-  ++source->second.posts;
-  ++target->second.posts;
-  const PostBuffers buffers{source->second.region->data + op.source.offset,
-                            target->second.region->data + op.target.offset, source->second.region,
-                            target->second.region};
-  LocalPost post{{LocalId(client.request.member), client.request.call}, op.tag, *desc};
-  if (op.root_is_rank != 0) post.root_rank = op.root;
-  handler_->OnPost(post, buffers);
+  LocalPost post{{LocalId(client.request.member), client.request.call}, wish.tag, op->desc};
+  post.root_rank = op->root_rank;
+  post.is_root = op->is_root;
+  post.partner = op->partner;
+  post.participants = std::move(op->participants);
+  post.terms = std::move(op->terms);
+  handler_->OnPost(post, std::move(buffers));
+}
+
+void Server::Cancel(Client& client) {
+  const uint64_t op = client.request.u.cancel.op;
+  const LocalId local(client.request.member);
+  // A member that is leaving may cancel what its leave waits for. An op of a member that is gone is
+  // over.
+  const bool open = client.locals.contains(local) && members_.at(local).posts.contains(op);
+  Answer(client, client.request.call, {});
+  if (open) handler_->OnCancel({local, op});
 }
 
 void Server::Members(Client& client) {

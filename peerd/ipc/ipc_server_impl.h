@@ -91,6 +91,7 @@ class Server final : public IpcServer {
   // Returns false if it has refused the request.
   bool ReadSync(Client& client, Member& member, StateSync* sync);
   void Op(Client& client);
+  void Cancel(Client& client);
   void Members(Client& client);
   void About(Client& client);
   // Returns the member that the request names, if it is admitted and not leaving. Otherwise refuses

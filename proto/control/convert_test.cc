@@ -89,7 +89,8 @@ class Generator {
   EpochReady MakeEpochReady() {
     EpochReady m{.group = Group(), .epoch = Make<Epoch>(), .preparation = Any()};
     for (uint32_t i = Count(4); i > 0; --i) {
-      OpReport op{OpOrdinal(i), Make<Epoch>(), prng_.Next(), prng_.Chance(0.5), prng_.Chance(0.5)};
+      OpReport op{OpOrdinal(i),        Make<Epoch>(),    prng_.Next(),     prng_.Next(),
+ prng_.Chance(0.5), prng_.Chance(0.5), prng_.Chance(0.5)};
       for (uint32_t j = Count(3); j > 0; --j) op.matches.push_back({PeerId(j), Make<OpOrdinal>()});
       m.ops.push_back(op);
     }
@@ -192,12 +193,13 @@ class Generator {
   StateAgreed MakeStateAgreed() { return {Group(), prng_.Below(LH_REVISION_MAX), Hash(), Hash()}; }
 
   PeerTried MakePeerTried() { return {Group(), Any(), Make<PeerId>(), Words()}; }
+  CancelOp MakeCancelOp() { return {Group(), Make<MemberId>(), Make<Epoch>(), Words()}; }
   TryPeer MakeTryPeer() { return {Group(), Any(), {Make<PeerId>(), {"10.0.0.1:29700"}, 4}}; }
 
   std::vector<PeerMessage> PeerMessages() {
     return {MakeHello(),       MakeJoin(),       MakeLeave(),     MakeVote(),     MakeEpochReady(),
             MakeEpochFailed(), MakeLinkLost(),   MakeHeartbeat(), MakeDraining(), MakeSyncVote(),
-            MakeFetchDone(),   MakeLinkReport(), MakePeerTried()};
+            MakeFetchDone(),   MakeLinkReport(), MakePeerTried(), MakeCancelOp()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),

@@ -27,7 +27,7 @@ namespace longhaul::control {
 
 // The version of this protocol. It rises when one release would misunderstand the messages of
 // another. Hello carries it. The coordinator refuses a stream with another version.
-inline constexpr uint32_t kProtocolVersion = 7;
+inline constexpr uint32_t kProtocolVersion = 8;
 
 // Rules of fields (base/fields.h) that several messages share.
 inline constexpr rule::Text kText{LH_ERROR_TEXT_BYTES_MAX};
@@ -170,19 +170,21 @@ struct OpMatch {
 
 // An op that this peer has announced and not settled. `matches` holds the ordinals that other
 // participants gave the op, all of them if `done` is true. `matches` is empty if the op is not
-// done, has no `abort_on_fault` and is not one-shot, because then no fate depends on these
-// ordinals.
+// done, has no `abort_on_fault`, is not cancelled and is not one-shot, because then no fate depends
+// on these ordinals.
 struct OpReport {
   OpOrdinal ordinal;
   Epoch boundary;
   uint64_t tag = 0;
+  uint64_t set = 0;  // a digest of the ids of the members that take part; 0: all members
   bool done = false;
   bool abort_on_fault = false;
+  bool cancelled = false;  // a member of this peer has cancelled the op
   std::vector<OpMatch> matches;
   OpOrdinal Key() const { return ordinal; }
   LH_FIELDS(OpReport, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(boundary, rule::Needed{}),
-            LH_FIELD(tag), LH_FIELD(done), LH_FIELD(abort_on_fault),
-            LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}));
+            LH_FIELD(tag), LH_FIELD(set), LH_FIELD(done), LH_FIELD(abort_on_fault),
+            LH_FIELD(cancelled), LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}));
 };
 
 // All links of the epoch are up. If the epoch freezes ops, this peer has frozen them: it sends no
@@ -387,8 +389,21 @@ struct PeerTried {
              LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText));
 };
 
-using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport, PeerTried>;
+// A member of this peer has cancelled an op that this peer has announced. An epoch that freezes ops
+// decides what becomes of the op. The message is stale if the newest epoch that froze ops is newer
+// than `after`: the peer sends it again if the op is announced again.
+struct CancelOp {
+  GroupKey group;
+  MemberId member;
+  Epoch after;       // the newest epoch that froze ops at this peer; 0: none did
+  std::string what;  // names the op, for people
+  LH_MESSAGE(CancelOp, cancel_op, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+             LH_FIELD(after), LH_FIELD(what, kText));
+};
+
+using PeerMessage =
+    std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost, Heartbeat, Draining,
+                 SyncVote, FetchDone, LinkReport, PeerTried, CancelOp>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -529,8 +544,9 @@ struct OpFate {
 struct MissedOp {
   Epoch boundary;
   uint64_t tag = 0;
+  uint64_t set = 0;  // as in OpReport
   friend auto operator<=>(const MissedOp&, const MissedOp&) = default;
-  LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag));
+  LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag), LH_FIELD(set));
 };
 
 // The epoch is in force. If it freezes ops, `fates` has one entry for each op in this peer's

@@ -188,15 +188,6 @@ std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer) {
   return bytes;
 }
 
-size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms) {
-  size_t bytes = 0;
-  for (const OpTerms& each : terms) {
-    if (desc.weighted) bytes += 8;
-    if (desc.unequal) bytes += 4 + 8 * (each.gives.size() + each.gets.size());
-  }
-  return bytes;
-}
-
 std::string Encode(const ReadyBody& body) {
   std::string bytes(kReadyBodyBytes + TermsBytes(body.desc, body.terms), '\0');
   ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});

@@ -178,9 +178,6 @@ struct ReadyBody {
 };
 inline constexpr size_t kReadyBodyBytes = 88;
 
-// The bytes of these terms in a READY.
-size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms);
-
 // Encodes the first part. The caller appends what follows it.
 std::string Encode(const ReadyBody& body);
 // Returns the first part, and sets *rest to what follows it.

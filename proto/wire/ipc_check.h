@@ -41,6 +41,8 @@ inline size_t IpcBodyBytes(uint32_t type) {
       return sizeof(lh_ipc_take);
     case LH_IPC_OP:
       return sizeof(lh_ipc_op);
+    case LH_IPC_CANCEL:
+      return sizeof(lh_ipc_cancel);
     case LH_IPC_MEMBERS:
       return sizeof(lh_ipc_members);
     case LH_IPC_MEMBER:
@@ -117,7 +119,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_OP ||
                          request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC ||
                          request.type == LH_IPC_KEPT || request.type == LH_IPC_TAKE ||
-                         request.type == LH_IPC_MEMBER;
+                         request.type == LH_IPC_MEMBER || request.type == LH_IPC_CANCEL;
   if (of_member && request.member == 0) return "no member named";
   switch (request.type) {
     case LH_IPC_HELLO:
@@ -151,10 +153,12 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       }
       break;
     case LH_IPC_OP:
-      if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero) ||
-          !IpcAllZero(request.u.op.zero1, sizeof request.u.op.zero1)) {
+      if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero)) {
         return "reserved bytes are not zero";
       }
+      break;
+    case LH_IPC_CANCEL:
+      if (request.u.cancel.op == 0) return "op is 0";
       break;
     case LH_IPC_MEMBER:
       if (request.u.about.member_id == 0) return "member_id is 0";
@@ -224,7 +228,6 @@ inline bool IsPlainUtf8(const char* text, size_t bytes) {
 
 // The bytes of one element of a state's tensor; 0: the dtype is unknown.
 inline uint64_t IpcStateElementBytes(uint8_t dtype) {
-  if (dtype == LH_WIRE_BOOL) return 1;
   return dtype < LH_WIRE_DTYPE_COUNT ? SizeOf(static_cast<DType>(dtype)) : 0;
 }
 
@@ -270,65 +273,6 @@ inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
     return "a place for no elements";
   }
   return "";
-}
-
-// Returns the op that a request asks for. The caller gives the sizes of the regions.
-// InvalidArgument says which field is wrong, or which range does not lie inside its region.
-inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_region_bytes,
-                                         uint64_t target_region_bytes) {
-  const auto refuse = [&op](const std::string& what) {
-    const bool known = NamesOf(OpKind()).Has(op.kind);
-    const char* const kind = known ? Name(static_cast<OpKind>(op.kind)) : "op";
-    return absl::InvalidArgumentError(std::string(kind) + " refused: " + what);
-  };
-  OpDesc desc;
-  std::string fault;
-  ForEachField<OpDesc>([&](const auto& field) {
-    const auto seen = field.proto(Asking<ProtoAsk::kPlain>(), op);
-    using Field = std::remove_cvref_t<decltype(desc.*field.member)>;
-    if constexpr (std::is_same_v<Field, MemberId>) {
-      // A rank is looked up when the op is posted.
-      if (op.root_is_rank == 0) desc.*field.member = MemberId(*seen);
-    } else if constexpr (!std::is_null_pointer_v<std::remove_const_t<decltype(seen)>>) {
-      auto& member = desc.*field.member;
-      member = static_cast<std::remove_reference_t<decltype(member)>>(*seen);
-      const bool fits = static_cast<uint64_t>(member) == *seen;
-      if (!fits && fault.empty()) fault = Refusal(field.name, std::to_string(*seen), "so large");
-    }
-  });
-  // 0 and 1 mean the same, because one member is always there.
-  if (desc.min_world == 1) desc.min_world = 0;
-  if (fault.empty()) fault = FaultIn(desc);
-  if (fault.empty() && desc.count == 0) fault = Refusal("count", "0", "1 or more");
-  if (!fault.empty()) return refuse(fault);
-  if (op.root_is_rank > 1) {
-    return refuse(Refusal("root_is_rank", std::to_string(op.root_is_rank), "0 or 1"));
-  }
-  if (desc.kind != OpKind::kBroadcast && op.root_is_rank != 0) {
-    return refuse(Refusal("root_is_rank", "1", "0 for this kind"));
-  }
-  const auto inside = [](const lh_ipc_range& range, uint64_t bytes, uint64_t region_bytes) {
-    return range.offset <= region_bytes && bytes <= region_bytes - range.offset;
-  };
-  if (!inside(op.source, desc.source_bytes(), source_region_bytes)) {
-    return refuse("source goes beyond its region");
-  }
-  if (!inside(op.target, desc.target_bytes(), target_region_bytes)) {
-    return refuse("target goes beyond its region");
-  }
-  const uint64_t element = SizeOf(desc.dtype);
-  if (op.source.offset % element != 0 || op.target.offset % element != 0) {
-    return refuse("source and target must be aligned to their elements");
-  }
-  const bool overlap = op.source.region == op.target.region &&
-                       op.source.offset < op.target.offset + desc.target_bytes() &&
-                       op.target.offset < op.source.offset + desc.source_bytes();
-  const bool in_place = op.source.offset == op.target.offset && !desc.InParts();
-  if (overlap && !in_place) {
-    return refuse(desc.InParts() ? "source and target overlap"
-                                 : "source and target overlap without being equal");
-  }
-  return desc;
 }
 
 }  // namespace longhaul

@@ -149,6 +149,15 @@ bool OpDesc::SameButForWorld(const OpDesc& other) const {
   return *this == like;
 }
 
+size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms) {
+  size_t bytes = 0;
+  for (const OpTerms& each : terms) {
+    if (desc.weighted) bytes += 8;
+    if (desc.unequal) bytes += 4 + 8 * (each.gives.size() + each.gets.size());
+  }
+  return bytes;
+}
+
 std::string ToString(const OpDesc& desc) {
   const std::string tensor =
       desc.list != 0 ? "tensors of " + std::to_string(desc.list_bytes) + " bytes"

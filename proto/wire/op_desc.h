@@ -228,6 +228,9 @@ struct OpTerms {
   friend bool operator==(const OpTerms&, const OpTerms&) = default;
 };
 
+// The bytes of these terms in a READY.
+size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms);
+
 // The offer of a member whose op differs from that of the first member at the same peer.
 struct OtherOffer {
   MemberId member;

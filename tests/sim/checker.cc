@@ -294,7 +294,7 @@ bool Checker::RedoneForALeaver(const OpName& name) const {
 // Fails if ops are frozen without a reason in their own group. The reasons are: the group loses a
 // member, or something was done to one of its peers.
 void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
-  if (all_disturbed_) return;
+  if (all_disturbed_ || cancelled_in_.contains(prepare.group.group)) return;
   const auto stands = [&](const control::MemberInfo& member) {
     return std::any_of(prepare.members.begin(), prepare.members.end(),
                        [&](const control::MemberInfo& m) { return m.member == member.member; });
@@ -546,14 +546,34 @@ void Checker::OnPosted(const OpName& name, uint32_t slot, uint32_t world) {
 }
 
 bool Checker::Unfit(const Ended& op, const Op& known, Epoch epoch) const {
-  if (op.desc.kind == OpKind::kAllReduce || op.desc.kind == OpKind::kBarrier) return false;
+  const OpKind kind = op.desc.kind;
+  if (kind == OpKind::kAllReduce || kind == OpKind::kBarrier) return false;
   if (!epoch) return false;  // it had not begun in any epoch: a fault ended it
-  if (known.worlds.size() > 1) return true;
-  if (op.desc.kind == OpKind::kAllGather) return false;
   const size_t all = Participants(op.name, epoch, /*contributing=*/false).size();
+  const size_t contributing = Participants(op.name, epoch, /*contributing=*/true).size();
+  if (kind == OpKind::kSendRecv) return contributing < 2;
+  if (known.worlds.size() > 1) return true;
+  if (kind == OpKind::kAllGather) return false;
   if (all != *known.worlds.begin()) return true;
-  return op.desc.kind == OpKind::kBroadcast &&
-         Participants(op.name, epoch, /*contributing=*/true).size() != all;
+  return (kind == OpKind::kBroadcast || kind == OpKind::kScatter) && contributing != all;
+}
+
+const std::vector<MemberId>& Checker::StepMembers(uint32_t group, uint64_t step, Epoch epoch) {
+  std::vector<MemberId>& members = step_members_[{group, step}];
+  if (!members.empty()) return members;
+  const auto known = epochs_.find({group, epoch});
+  if (known == epochs_.end()) return members;
+  for (const control::MemberInfo& info : known->second.members) members.push_back(info.member);
+  return members;
+}
+
+void Checker::OnPart(const OpName& name, const std::vector<MemberId>& members) {
+  ops_[name].part = members;
+}
+
+void Checker::OnCancelled(const OpName& name) {
+  ops_[name].cancelled = true;
+  cancelled_in_.insert(name.group);
 }
 
 void Checker::OnGivenUp(const OpName& name) {
@@ -573,7 +593,12 @@ std::vector<MemberId> Checker::Members(const OpName& name, Epoch epoch, bool con
     const Member& member = members_.at({name.group, info.member});
     const std::optional<uint64_t>& from =
         contributing ? member.contributes_step : member.first_step;
-    if (from && *from <= name.step) members.push_back(info.member);
+    if (!from || *from > name.step) continue;
+    const auto op = ops_.find(name);
+    const bool here = op == ops_.end() || op->second.part.empty() ||
+                      std::find(op->second.part.begin(), op->second.part.end(), info.member) !=
+                          op->second.part.end();
+    if (here) members.push_back(info.member);
   }
   return members;
 }
@@ -594,7 +619,8 @@ std::vector<uint32_t> Checker::Givers(const Ended& op, Epoch epoch) const {
 void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
-  const bool intact = *op.source == InputOf(op.name, op.desc, op.slot);
+  // A member that has no source in this kind of op has posted none.
+  const bool intact = op.source->empty() || *op.source == InputOf(op.name, op.desc, op.slot);
   if ((!outcome.ok() || !op.in_place) && !intact) {
     Fail(name + " ended as " + Describe(outcome) + " and its input is not as posted, slot " +
          std::to_string(op.slot));
@@ -603,11 +629,12 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
     case Code::kOk:
       ++counts_.ok;
       if (op.desc.kind != OpKind::kAllReduce) ++counts_.other_kinds;
+      if (!known.part.empty()) ++counts_.of_parts;
       if (info.algorithm == Algorithm::kMesh) ++counts_.by_mesh;
       if (info.algorithm == Algorithm::kRing) ++counts_.by_ring;
       counts_.retries += info.retries;
       if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_ &&
-          !RedoneForALeaver(op.name)) {
+          !cancelled_in_.contains(op.name.group) && !RedoneForALeaver(op.name)) {
         Fail(name + " was redone although nothing happened but joins, leaves and drains");
       }
       if (known.refused) Fail(name + " is refused at one member and succeeds at another");
@@ -615,6 +642,12 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       break;
     case Code::kAborted:
       ++counts_.aborted;
+      if (known.cancelled) {
+        ++counts_.cancelled;
+        // 0: cancelled before it was announced.
+        if (info.epoch) known.aborted.insert(info.epoch);
+        break;
+      }
       if (Unfit(op, known, info.epoch)) {
         ++counts_.unfit;
         if (known.result) Fail(name + " is aborted at one member and succeeded at another");
@@ -668,6 +701,51 @@ bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
                       [&](uint32_t slot) { return older.contains(slot); });
 }
 
+std::optional<std::vector<uint8_t>> Checker::WholeOf(const Ended& op,
+                                                     const std::vector<uint32_t>& all,
+                                                     const std::vector<uint32_t>& givers) const {
+  const OpKind kind = op.desc.kind;
+  const std::vector<uint8_t>& target = *op.target;
+  const auto part_bytes = static_cast<ptrdiff_t>(op.desc.part_bytes());
+  const auto rank = std::find(all.begin(), all.end(), op.slot) - all.begin();
+  const auto part_of = [&](const std::vector<uint8_t>& whole) {
+    const auto begin = whole.begin() + rank * part_bytes;
+    return std::vector<uint8_t>(begin, begin + part_bytes);
+  };
+  if (kind == OpKind::kAllToAll) {
+    std::vector<uint8_t> expected;
+    for (const uint32_t slot : all) {
+      const std::vector<uint8_t> part = part_of(InputOf(op.name, op.desc, slot));
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    if (target != expected) return std::nullopt;
+    return InputOf(op.name, op.desc, all.front());  // the same at all members
+  }
+  if (kind == OpKind::kBroadcast || kind == OpKind::kScatter || kind == OpKind::kSendRecv) {
+    const bool has_target = TargetOf(kind, op.is_root) != Extent::kNone;
+    for (const uint32_t slot : givers) {
+      // The sender of a pair knows that it was the sender. It has no result.
+      if (kind == OpKind::kSendRecv && (slot == op.slot) != op.is_root) continue;
+      const std::vector<uint8_t> whole = InputOf(op.name, op.desc, slot);
+      if (!has_target || target == (kind == OpKind::kScatter ? part_of(whole) : whole))
+        return whole;
+    }
+    return std::nullopt;
+  }
+  std::vector<uint8_t> whole = ResultOf(op.name, op.desc, givers);
+  if (kind == OpKind::kReduceScatter) {
+    if (target != part_of(whole)) return std::nullopt;
+  } else if (kind == OpKind::kAllGather || (kind == OpKind::kGather && op.is_root)) {
+    // What lies behind the parts means nothing.
+    if (target.size() < whole.size() || !std::equal(whole.begin(), whole.end(), target.begin())) {
+      return std::nullopt;
+    }
+  } else if (TargetOf(kind, op.is_root) == Extent::kWhole && target != whole) {
+    return std::nullopt;
+  }
+  return whole;
+}
+
 void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
@@ -696,31 +774,13 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   if (known.aborted.contains(info.epoch) || known.unfit.contains(known.posted.at(op.slot))) {
     Fail(name + " succeeded at one member and was aborted at another");
   }
-  const std::vector<uint32_t> givers = Givers(op, info.epoch);
-  std::vector<uint8_t> result = *op.target;
-  std::vector<uint8_t> expected;
-  if (op.desc.kind == OpKind::kBroadcast) {
-    for (const uint32_t slot : givers) {
-      expected = InputOf(op.name, op.desc, slot);
-      if (expected == result) break;
-    }
-  } else {
-    expected = ResultOf(op.name, op.desc, givers);
-  }
-  if (op.desc.kind == OpKind::kReduceScatter) {
-    const auto rank = std::find(all.begin(), all.end(), op.slot) - all.begin();
-    const auto part = expected.begin() + rank * static_cast<ptrdiff_t>(op.desc.part_bytes());
-    result = expected;
-    std::copy(op.target->begin(), op.target->end(), result.begin() + (part - expected.begin()));
-  } else if (op.desc.kind == OpKind::kAllGather) {
-    // What lies behind the parts means nothing.
-    result.resize(std::min(result.size(), expected.size()));
-  }
-  if (result != expected) {
+  const auto whole = WholeOf(op, all, Givers(op, info.epoch));
+  if (!whole) {
     Fail(name + " (" + longhaul::ToString(op.desc) + ") at slot " + std::to_string(op.slot) +
          " is not the result over slots " + List(slots) + " of epoch " +
          longhaul::ToString(info.epoch));
   }
+  const std::vector<uint8_t>& result = *whole;
   if (known.result && *known.result != result && Outlived(op, known, info.epoch)) {
     if (info.epoch < known.result_epoch) return;
     known.result.reset();
@@ -731,8 +791,8 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.result = result;
     known.participants = slots;
     known.result_epoch = info.epoch;
-    known.at_once =
-        IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind);
+    known.at_once = IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry &&
+                    Gathers(op.desc.kind) && !IsDirect(op.desc.kind);
     known.algorithm = info.algorithm;
   } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
     Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +

@@ -105,11 +105,19 @@ class Checker {
     OpDesc desc;
     uint32_t slot = 0;
     bool in_place = false;
+    bool is_root = false;  // as far as the trainer knew
     const std::vector<uint8_t>* source = nullptr;
     const std::vector<uint8_t>* target = nullptr;
   };
   // `world`: the size of the world that the trainer knows.
   void OnPosted(const OpName& name, uint32_t slot, uint32_t world);
+  // The members of the group in a step, for ops of a part of the group: those of the epoch in which
+  // the first trainer asked. All trainers get the same list.
+  const std::vector<MemberId>& StepMembers(uint32_t group, uint64_t step, Epoch epoch);
+  // The op is one of these members only.
+  void OnPart(const OpName& name, const std::vector<MemberId>& members);
+  // A member cancels the op.
+  void OnCancelled(const OpName& name);
   // The op was aborted, and nobody starts it again. So it may never succeed.
   void OnGivenUp(const OpName& name);
   // A link through a relay is up.
@@ -131,6 +139,8 @@ class Checker {
     uint64_t by_mesh = 0;  // how many of `ok` used the mesh
     uint64_t by_ring = 0;
     uint64_t other_kinds = 0;  // how many of `ok` were no all-reduce
+    uint64_t of_parts = 0;     // how many of `ok` were of a part of the group
+    uint64_t cancelled = 0;    // how many of `aborted` were cancelled
     uint64_t aborted = 0;
     uint64_t unfit = 0;  // how many of `aborted` did not fit their world
     uint64_t refused = 0;
@@ -180,6 +190,8 @@ class Checker {
     std::set<uint32_t> holders;  // slots that have the result
     bool refused = false;
     bool given_up = false;
+    bool cancelled = false;
+    std::vector<MemberId> part;  // the members that it is for; empty: all
   };
   struct FateKey {
     uint32_t group;
@@ -212,6 +224,10 @@ class Checker {
   // with the older result takes part in the newer epoch.
   // Whether the op may end as aborted because of the members that take part.
   bool Unfit(const Ended& op, const Op& known, Epoch epoch) const;
+  // The whole that must have come of the op, as far as this member can tell: its own result is part
+  // of it. Empty: its result is wrong.
+  std::optional<std::vector<uint8_t>> WholeOf(const Ended& op, const std::vector<uint32_t>& all,
+                                              const std::vector<uint32_t>& givers) const;
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;
@@ -229,6 +245,8 @@ class Checker {
   std::map<Local, Epoch> last_epoch_;
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
   std::map<OpName, Op> ops_;
+  std::map<std::pair<uint32_t, uint64_t>, std::vector<MemberId>> step_members_;
+  std::set<uint32_t> cancelled_in_;  // groups
   std::map<FateKey, control::Fate> fates_;
   std::set<PeerId> disturbed_;
   bool all_disturbed_ = false;

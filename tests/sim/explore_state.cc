@@ -250,7 +250,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   }
 
   // ---- OpPort
-  void AddPost(const peerd::PostRef&, const OpDesc&, peerd::PostBuffers) override {}
+  void AddPost(const peerd::LocalPost&, peerd::PostBuffers) override {}
   Outcome Admit(const peerd::LocalPost&, const peerd::PostView&) override { return {}; }
   peerd::OpTraffic EndPost(const peerd::PostRef&) override { return {}; }
   std::string Payload(const peerd::SendReady& ready) const override {

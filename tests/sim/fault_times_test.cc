@@ -88,8 +88,7 @@ class BusyTrainer final : public TrainerSide {
     desc.count = 1000;
     desc.algorithm = Algorithm::kRing;
     memory_ = std::make_shared<std::vector<uint8_t>>(InputOf(name, desc, slot_));
-    peer_->Post(local_, ++calls_, 1, desc, {memory_->data(), memory_->data(), memory_, memory_},
-                name);
+    peer_->Post({{local_, ++calls_}, 1, desc}, InPlace(desc, memory_), name);
   }
 
   Simulation* const sim_;

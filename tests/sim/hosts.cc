@@ -1035,18 +1035,23 @@ void PeerHost::Leave(peerd::LocalId local) {
   });
 }
 
-void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
-                    peerd::PostBuffers buffers, const OpName& name,
-                    std::optional<uint64_t> root_rank) {
-  OpDesc wanted = desc;
-  if (context_.planted == Planted::kMinWorldIgnored) wanted.min_world = 0;
-  const peerd::PostRef post{local, call};
-  names_[post] = name;
-  sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
-  FromTrainer([this, post, tag, desc = wanted, root_rank, buffers = std::move(buffers)] {
-    Asks(post.local);
-    open_posts_.insert(post);
-    engine_->OnPost({post, tag, desc, root_rank}, buffers);
+void PeerHost::Post(const peerd::LocalPost& asked, peerd::PostBuffers buffers, const OpName& name) {
+  peerd::LocalPost post = asked;
+  if (context_.planted == Planted::kMinWorldIgnored) post.desc.min_world = 0;
+  names_[post.post] = name;
+  sources_[post.post] = buffers.in_place() ? buffers.targets.front() : nullptr;
+  FromTrainer([this, post, buffers = std::move(buffers)] {
+    Asks(post.post.local);
+    open_posts_.insert(post.post);
+    engine_->OnPost(post, buffers);
+    Wake();
+  });
+}
+
+void PeerHost::Cancel(const peerd::PostRef& post) {
+  FromTrainer([this, post] {
+    if (!open_posts_.contains(post)) return;
+    engine_->OnCancel(post);
     Wake();
   });
 }

@@ -53,6 +53,12 @@ enum class Moment {
   kCount,
 };
 
+// The buffers of an op on one tensor in place.
+inline peerd::PostBuffers InPlace(const OpDesc& desc,
+                                  const std::shared_ptr<std::vector<uint8_t>>& tensor) {
+  return {{{desc.dtype, desc.count}}, {tensor->data()}, {tensor->data()}, {tensor}};
+}
+
 class PeerHost;
 class CoordinatorHost;
 
@@ -191,9 +197,8 @@ class PeerHost final : private peerd::TransportListener,
   // A member in the background asks for its tensors, filled with the state.
   void TakeState(peerd::LocalId local, int64_t wait_us);
   void Leave(peerd::LocalId local);
-  void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
-            peerd::PostBuffers buffers, const OpName& name,
-            std::optional<uint64_t> root_rank = std::nullopt);
+  void Post(const peerd::LocalPost& post, peerd::PostBuffers buffers, const OpName& name);
+  void Cancel(const peerd::PostRef& post);
   void TrainerDied(peerd::LocalId local);
 
   // ---- faults
@@ -338,7 +343,7 @@ class PeerHost final : private peerd::TransportListener,
     std::map<PeerId, OpOrdinal> theirs;
   };
   std::map<std::pair<GroupKey, OpOrdinal>, Running> running_;
-  std::map<peerd::PostRef, uint8_t*> sources_;
+  std::map<peerd::PostRef, uint8_t*> sources_;  // of posts in place; else null
   std::map<GroupKey, Epoch> attempts_;
   std::vector<peerd::Action> late_;  // actions that are held back
   Tick late_until_;

@@ -275,6 +275,7 @@ class RandomRun {
   Prng background_draws_{1};  // a separate generator, see kTwoPairs
   double odd_ = 0;            // share of trainers that declare other tensors
   Prng odd_draws_{1};
+  Prng cancel_draws_{seed_ ^ 0xca2ce1};
   Prng later_kinds_draws_{1};
   Planted planted_ = Planted::kNone;
   Simulation sim_;
@@ -330,6 +331,7 @@ TrainerPlan RandomRun::DrawPlan() {
     plan.terms.step_deadline_ms = static_cast<uint32_t>(Detect(0.1, 1) / Millis(1));
     if (prng_.Chance(0.5)) plan.dawdle_us = Detect(0.2, 2);
   }
+  plan.cancels = cancel_draws_.Chance(0.3);
   plan.syncs = syncs_;
   plan.terms.background = background_draws_.Chance(background_);
   plan.odd = odd_draws_.Chance(odd_);

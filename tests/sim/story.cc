@@ -149,6 +149,10 @@ struct Details {
     return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer) +
            " reason=\"" + m.reason + "\"";
   }
+  std::string operator()(const control::CancelOp& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " after=" + ToString(m.after) + " " +
+           m.what;
+  }
   std::string operator()(const control::TryPeer& m) const {
     return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer.peer);
   }

@@ -14,7 +14,8 @@ namespace {
 
 uint64_t Hash(uint64_t seed, const OpName& name) {
   uint64_t state = seed;
-  for (const uint64_t part : {uint64_t{name.group}, name.step, name.tag, uint64_t{name.turn}}) {
+  for (const uint64_t part :
+       {uint64_t{name.group}, name.step, name.tag, uint64_t{name.turn} << 32 | name.part}) {
     state = SplitMix64(&state) ^ part;
   }
   return SplitMix64(&state);
@@ -24,6 +25,7 @@ bool Wide(DType dtype) { return SizeOf(dtype) >= 4; }
 
 // Returns the input of one member at one element.
 int64_t Value(const OpDesc& desc, uint32_t slot, int64_t factor) {
+  if (desc.dtype == DType::kBool) return (slot + factor) % 3 == 0 ? 1 : 0;
   if (desc.reduce == ReduceOp::kProd) return 1 + (slot + factor) % 2;
   if (Wide(desc.dtype)) return (int64_t{1} << slot) * factor;
   return 1 + (slot * 5 + factor) % 7;
@@ -65,6 +67,10 @@ void Put(T value, uint8_t* out) {
 // Stores `sum` / `divisor` in the arithmetic of the dtype.
 void Store(DType dtype, int64_t sum, int64_t divisor, uint8_t* out) {
   switch (dtype) {
+    case DType::kBool:
+      return Put(static_cast<uint8_t>(sum != 0 ? 1 : 0), out);
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
     case DType::kUint8:
     case DType::kInt8:
       return Put(static_cast<uint8_t>(sum / divisor), out);
@@ -104,11 +110,16 @@ std::vector<uint8_t> Reduced(const OpName& name, const OpDesc& desc,
   // Elements with the same factor have the same result.
   std::vector<uint8_t> by_factor(8 * size);
   for (int64_t factor = 1; factor <= 7; ++factor) {
-    int64_t value = Value(desc, slots.front(), factor);
+    // A single input is what its member posts, without the weight.
+    const auto weighted = [&](uint32_t slot) {
+      const bool weighs = desc.weighted && divisor != 0;
+      return Value(desc, slot, factor) * (weighs ? static_cast<int64_t>(WeightOf(slot)) : 1);
+    };
+    int64_t value = weighted(slots.front());
     for (size_t i = 1; i < slots.size(); ++i) {
-      value = Combine(desc.reduce, value, Value(desc, slots[i], factor));
+      value = Combine(desc.reduce, value, weighted(slots[i]));
     }
-    Store(desc.dtype, value, divisor, &by_factor[factor * size]);
+    Store(desc.dtype, value, std::max<int64_t>(divisor, 1), &by_factor[factor * size]);
   }
   for (uint64_t i = 0; i < std::min(bytes.size() / size, kPeriod); ++i) {
     std::memcpy(&bytes[i * size], &by_factor[FactorOf(hash, i) * size], size);
@@ -123,20 +134,38 @@ std::vector<uint8_t> Reduced(const OpName& name, const OpDesc& desc,
 
 std::string ToString(const OpName& name) {
   return "op " + std::to_string(name.group) + "/" + std::to_string(name.step) + "/" +
-         std::to_string(name.tag) + "/" + std::to_string(name.turn);
+         std::to_string(name.tag) + "/" + std::to_string(name.turn) +
+         (name.part == 0 ? "" : " part " + std::to_string(name.part));
 }
 
 OpShape ShapeOf(uint64_t seed, const OpName& name) {
-  Prng prng(Hash(seed, name));
+  OpName whole = name;
+  whole.part = 0;
+  Prng prng(Hash(seed, whole));
   OpShape shape;
   OpDesc& desc = shape.desc;
   desc.dtype = static_cast<DType>(prng.Below(LH_WIRE_DTYPE_COUNT));
   if (prng.Chance(0.5)) desc.dtype = prng.Chance(0.5) ? DType::kFloat32 : DType::kInt64;
   desc.reduce = static_cast<ReduceOp>(prng.Below(LH_WIRE_REDUCE_COUNT));
   if (prng.Chance(0.5)) desc.reduce = ReduceOp::kSum;
-  // These would not be exact.
-  if (desc.reduce == ReduceOp::kAvg && !Wide(desc.dtype)) desc.reduce = ReduceOp::kSum;
-  if (desc.reduce == ReduceOp::kProd && desc.dtype == DType::kFloat16) desc.reduce = ReduceOp::kMin;
+  if (name.tag != kLateTag && prng.Chance(0.6)) {
+    constexpr OpKind kKinds[] = {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
+                                 OpKind::kBarrier,       OpKind::kReduce,    OpKind::kGather,
+                                 OpKind::kScatter,       OpKind::kAllToAll,  OpKind::kSendRecv};
+    desc.kind = kKinds[prng.Below(std::size(kKinds))];
+  }
+  if (Reduces(desc.kind)) {
+    // Other reductions would not be exact, or are refused.
+    const bool integer = !IsHalf(desc.dtype) && desc.dtype != DType::kBool;
+    if (desc.reduce == ReduceOp::kAvg && !Wide(desc.dtype)) desc.reduce = ReduceOp::kSum;
+    if (desc.reduce == ReduceOp::kProd && !integer) desc.reduce = ReduceOp::kMin;
+    if (IsFloat8(desc.dtype)) desc.dtype = DType::kUint8;
+    const bool real = desc.dtype == DType::kFloat32 || desc.dtype == DType::kFloat64;
+    const bool sum = desc.reduce == ReduceOp::kSum || desc.reduce == ReduceOp::kAvg;
+    desc.weighted = real && sum && desc.kind != OpKind::kBarrier && prng.Chance(0.2);
+  } else {
+    desc.reduce = ReduceOp::kSum;
+  }
   desc.on_fault = prng.Chance(0.15) && name.tag != kLateTag ? OnFault::kAbort : OnFault::kRetry;
   const size_t size = SizeOf(desc.dtype);
   if (prng.Chance(0.4)) {
@@ -144,21 +173,19 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   } else {
     desc.count = (LH_ONE_SHOT_BYTES_MAX + prng.Below(4000)) / size + 1;
   }
-  if (name.tag != kLateTag && prng.Chance(0.4)) {
-    constexpr OpKind kKinds[] = {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
-                                 OpKind::kBarrier};
-    desc.kind = kKinds[prng.Below(std::size(kKinds))];
-    if (!Reduces(desc.kind)) desc.reduce = ReduceOp::kSum;
-  }
   shape.mismatched = desc.kind == OpKind::kAllReduce && prng.Chance(0.02);
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));
+  if (desc.kind == OpKind::kSendRecv) desc.min_world = 0;
   // Ops this small that choose no algorithm take the mesh where there is one.
   if (prng.Chance(0.4)) desc.algorithm = prng.Chance(0.7) ? Algorithm::kRing : Algorithm::kMesh;
-  if (desc.kind != OpKind::kAllReduce && desc.algorithm == Algorithm::kMesh) {
-    desc.algorithm = Algorithm::kAuto;
-  }
+  if (IsDirect(desc.kind)) desc.algorithm = Algorithm::kAuto;
+  // A late op is awaited when newcomers may have come, and these do not know its parts.
+  shape.split = !shape.mismatched && !desc.InParts() && !HasRoot(desc.kind) &&
+                name.tag != kLateTag && prng.Chance(0.15);
   return shape;
 }
+
+double WeightOf(uint32_t slot) { return 1 + slot % 2; }
 
 OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot) {
   const OpShape shape = ShapeOf(seed, name);
@@ -198,12 +225,15 @@ OpDesc PartOf(const OpDesc& desc) {
 }  // namespace
 
 std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot) {
-  return Reduced(name, desc.kind == OpKind::kAllGather ? PartOf(desc) : desc, {slot}, 1);
+  const Extent extent = SourceOf(desc.kind, true);
+  OpDesc tensor = PartOf(desc);
+  if (extent == Extent::kWhole && desc.InParts()) tensor.count *= desc.world;
+  return Reduced(name, tensor, {slot}, 0);
 }
 
 std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
                               const std::vector<uint32_t>& slots) {
-  if (desc.kind == OpKind::kAllGather) {
+  if (desc.kind == OpKind::kAllGather || desc.kind == OpKind::kGather) {
     std::vector<uint8_t> whole;
     for (const uint32_t slot : slots) {
       const std::vector<uint8_t> part = InputOf(name, desc, slot);
@@ -211,8 +241,14 @@ std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
     }
     return whole;
   }
-  const bool average = desc.reduce == ReduceOp::kAvg;
-  return Reduced(name, desc, slots, average ? static_cast<int64_t>(slots.size()) : 1);
+  int64_t divisor = 1;
+  if (desc.reduce == ReduceOp::kAvg) {
+    divisor = 0;
+    for (const uint32_t slot : slots) {
+      divisor += desc.weighted ? static_cast<int64_t>(WeightOf(slot)) : 1;
+    }
+  }
+  return Reduced(name, desc, slots, divisor);
 }
 
 uint64_t RootRankOf(const OpName& name, uint32_t world) { return Hash(7, name) % world; }

@@ -20,6 +20,7 @@ struct OpName {
   uint64_t step = 0;  // boundaries that the group has passed before
   uint64_t tag = 0;
   uint32_t turn = 0;  // number among the step's ops of this tag
+  uint32_t part = 0;  // of an op of a part of the group: which part, from 1 on; else 0
   friend auto operator<=>(const OpName&, const OpName&) = default;
 };
 std::string ToString(const OpName& name);
@@ -27,6 +28,8 @@ std::string ToString(const OpName& name);
 struct OpShape {
   OpDesc desc;
   bool mismatched = false;  // the members' offers differ
+  // The members of even and of odd places in the step's list have an op of their own.
+  bool split = false;
 };
 
 // The tag of ops that are awaited one step later. Their on_fault is never abort. An aborted op
@@ -40,10 +43,12 @@ OpShape ShapeOf(uint64_t seed, const OpName& name);
 // What the member in `slot` posts.
 OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot);
 std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot);
-// The whole result. Not for a broadcast: its result is the input of its root.
+// The weight of a member, in ops that have weights.
+double WeightOf(uint32_t slot);
+// The whole of an op that reduces or puts parts side by side: the result of the members in `slots`.
 std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
                               const std::vector<uint32_t>& slots);
-// The rank of a broadcast's root, where the world has so many members.
+// The rank of the root, where the world has so many members.
 uint64_t RootRankOf(const OpName& name, uint32_t world);
 
 }  // namespace longhaul::sim

@@ -244,27 +244,79 @@ void Trainer::BeginStep() {
   After(0, pause, [this] { MaybeEndStep(); });
 }
 
+// Which part of the group the op is for, if it is for a part; and the members of that part. Part 0
+// of a split op: this member takes no part.
+std::vector<MemberId> Trainer::PartOf(OpName* name, bool split) const {
+  const std::vector<MemberId>& all =
+      context_.checker->StepMembers(plan_.group, name->step, world_seen_.epoch);
+  const auto at = std::find(all.begin(), all.end(), world_seen_.member);
+  if (at == all.end()) return {};
+  const auto place = static_cast<uint32_t>(at - all.begin());
+  std::vector<MemberId> members;
+  for (uint32_t i = 0; i < all.size(); ++i) {
+    if (split ? i % 2 == place % 2 : i / 2 == place / 2) members.push_back(all[i]);
+  }
+  name->part = 1 + (split ? place % 2 : place / 2);
+  return members;
+}
+
 void Trainer::PostNext(size_t index) {
   if (state_ != State::kInside) return;
   const Strand& strand = strands_[index];
-  const OpName name{plan_.group, strand.step, strand.tag, strand.turn};
-  Posted posted{name, DescOf(seed_, name, slot_), context_.world->now(), nullptr, nullptr};
-  if (posted.desc.InParts()) posted.desc.world = static_cast<uint16_t>(world_seen_.size);
-  std::optional<uint64_t> root_rank;
-  if (posted.desc.kind == OpKind::kBroadcast) root_rank = RootRankOf(name, world_seen_.size);
-  posted.source = std::make_shared<Buffer>(InputOf(name, posted.desc, slot_));
-  // In other kinds, what an op in place leaves behind after an error is not its input.
-  const bool may_be_in_place = Reduces(posted.desc.kind) && Gathers(posted.desc.kind);
-  posted.target =
-      prng_.Chance(0.6) && may_be_in_place
-          ? posted.source
-          : std::make_shared<Buffer>(std::vector<uint8_t>(posted.desc.target_bytes(), 0x77));
-  context_.checker->OnPosted(name, slot_, world_seen_.size);
+  OpName name{plan_.group, strand.step, strand.tag, strand.turn};
+  const OpShape shape = ShapeOf(seed_, name);
   const uint64_t call = next_call_++;
-  peer_->Post(local_, call, strand.tag, posted.desc,
-              {posted.source->data(), posted.target->data(), posted.source, posted.target}, name,
-              root_rank);
+  peerd::LocalPost post{{local_, call}, strand.tag, DescOf(seed_, name, slot_)};
+  OpDesc& desc = post.desc;
+  const bool pair = desc.kind == OpKind::kSendRecv;
+  if (pair || shape.split) {
+    const std::vector<MemberId> members = PartOf(&name, !pair);
+    if (members.empty() || (pair && members.size() < 2)) return StrandDone(name);
+    if (pair) {
+      post.is_root = members[0] == world_seen_.member;
+      post.partner = members[post.is_root ? 1 : 0];
+    } else {
+      post.participants = members;
+      std::sort(post.participants.begin(), post.participants.end());
+    }
+    context_.checker->OnPart(name, members);
+  }
+  if (desc.InParts()) desc.world = static_cast<uint16_t>(world_seen_.size);
+  if (HasRoot(desc.kind)) {
+    post.root_rank = RootRankOf(name, world_seen_.size);
+    post.is_root = *post.root_rank == world_seen_.rank;
+  }
+  if (desc.weighted) post.terms.weight = WeightOf(slot_);
+  Posted posted{name, desc, post.is_root, context_.world->now(), nullptr, nullptr};
+  const auto bytes = [&](Extent extent) -> uint64_t {
+    if (extent == Extent::kNone) return 0;
+    return desc.part_bytes() * (extent == Extent::kWhole && desc.InParts() ? desc.world : 1);
+  };
+  const uint64_t source_bytes = bytes(SourceOf(desc.kind, post.is_root));
+  const uint64_t target_bytes = bytes(TargetOf(desc.kind, post.is_root));
+  posted.source = std::make_shared<Buffer>(source_bytes == 0 ? std::vector<uint8_t>()
+                                                             : InputOf(name, desc, slot_));
+  // In other kinds, what an op in place leaves behind after an error is not its input.
+  const bool may_be_in_place =
+      Reduces(desc.kind) && source_bytes == target_bytes && !desc.InParts();
+  posted.target = prng_.Chance(0.6) && may_be_in_place
+                      ? posted.source
+                      : std::make_shared<Buffer>(std::vector<uint8_t>(target_bytes, 0x77));
+  context_.checker->OnPosted(name, slot_, world_seen_.size);
+  peerd::PostBuffers buffers;
+  buffers.pieces.push_back({desc.dtype, desc.count});
+  buffers.sources.push_back(source_bytes == 0 ? nullptr : posted.source->data());
+  buffers.targets.push_back(target_bytes == 0 ? nullptr : posted.target->data());
+  buffers.holders = {posted.source, posted.target};
+  peer_->Post(post, std::move(buffers), name);
   posted_.emplace(call, std::move(posted));
+  // Late ops are not started again, so that some members would never start them.
+  if (strand.tag == kLateTag || !plan_.cancels || !prng_.Chance(0.05)) return;
+  After(0, Millis(5), [this, ref = post.post, name] {
+    if (state_ != State::kInside || !posted_.contains(ref.call)) return;
+    context_.checker->OnCancelled(name);
+    peer_->Cancel(ref);
+  });
 }
 
 void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) {
@@ -277,9 +329,9 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   if (!posted.source->Fenced() || !posted.target->Fenced()) {
     Checker::Fail(ToString(posted.name) + " was written beyond its buffer");
   }
-  context_.checker->OnEnded(
-      {posted.name, posted.desc, slot_, posted.source == posted.target, &source, &target}, outcome,
-      info);
+  context_.checker->OnEnded({posted.name, posted.desc, slot_, posted.source == posted.target,
+                             posted.is_root, &source, &target},
+                            outcome, info);
   if (outcome.ok()) ++ops_ok_;
   // The memory is the trainer's again.
   for (const auto& buffer : {posted.source, posted.target}) {
@@ -288,7 +340,9 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   }
   if (graves_.size() > 40) CheckGraves();
   const bool aborted = outcome.code == Code::kAborted && state_ == State::kInside;
-  if (aborted && GivesUp(posted.name)) {
+  // No other member has heard of the op from this one: they wait for it.
+  const bool alone = aborted && outcome.text.find("cancelled before") != std::string::npos;
+  if (aborted && !alone && GivesUp(posted.name)) {
     context_.checker->OnGivenUp(posted.name);
   } else if (aborted) {
     After(0, Millis(2), [this, name = posted.name] {
@@ -304,8 +358,9 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
 bool Trainer::GivesUp(const OpName& name) const {
   // Newcomers have joined since, and do not know of the op.
   if (name.tag == kLateTag) return true;
-  // While the root is in the background, the op would always end so.
-  if (ShapeOf(seed_, name).desc.kind == OpKind::kBroadcast) return true;
+  // While the root or the partner is in the background or dead, the op would always end so.
+  const OpKind kind = ShapeOf(seed_, name).desc.kind;
+  if (HasRoot(kind) || kind == OpKind::kSendRecv) return true;
   return Prng(seed_ * 6700417 + name.step * 1000003 + name.tag * 1009 + name.turn).Chance(0.5);
 }
 
@@ -315,6 +370,7 @@ void Trainer::CheckGraves() {
   }
 }
 
+// Also called if the member takes no part in the op.
 void Trainer::StrandDone(const OpName& name) {
   for (size_t i = 0; i < strands_.size(); ++i) {
     Strand& strand = strands_[i];

@@ -42,6 +42,7 @@ struct TrainerPlan {
   int ops_max = 4;                // maximal number of ops in a step
   bool rejoin = false;            // joins again after it was removed
   int64_t dawdle_us = 0;          // maximal delay before some boundaries
+  bool cancels = false;           // cancels some of its ops
   Terms terms;
   Syncs syncs = Syncs::kNone;
   bool odd = false;  // declares other tensors than its group
@@ -95,6 +96,7 @@ class Trainer final : public TrainerSide {
   struct Posted {
     OpName name;
     OpDesc desc;
+    bool is_root = false;
     Tick since;
     std::shared_ptr<Buffer> source;
     std::shared_ptr<Buffer> target;  // in place: the same as source
@@ -111,6 +113,7 @@ class Trainer final : public TrainerSide {
   void Join();
   void BeginStep();
   void PostNext(size_t strand);
+  std::vector<MemberId> PartOf(OpName* name, bool split) const;
   void StrandDone(const OpName& name);
   // Returns true if the participants of an aborted op give the op up, and false if they start it
   // again. All participants get the same answer.

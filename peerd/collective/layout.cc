@@ -1,0 +1,91 @@
+#include "peerd/collective/layout.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr uint64_t kBlockBytes = 64;
+
+uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by != 0); }
+
+}  // namespace
+
+Layout::Layout(const AttemptSpec& spec) {
+  for (size_t k = 0; k < spec.pieces.size(); ++k) {
+    const Piece& piece = spec.pieces[k];
+    Chunk like;
+    like.offset = bytes_ = DivideUp(bytes_, kBlockBytes) * kBlockBytes;
+    like.piece = static_cast<uint32_t>(k);
+    like.dtype = piece.dtype;
+    if (spec.cuts.empty()) {
+      AddEven(piece.count * SizeOf(piece.dtype), spec.size, like);
+    } else if (piece.count > 0 || spec.desc.unequal) {
+      AddCuts(spec, piece, like);
+    }
+  }
+}
+
+// Position c has the blocks from blocks * c / size to blocks * (c + 1) / size, rounded down. Goes
+// from one chunk that is not empty to the next, because a list may have many small pieces.
+void Layout::AddEven(uint64_t bytes, int size, Chunk like) {
+  const uint64_t blocks = DivideUp(bytes, kBlockBytes);
+  const uint64_t begin = like.offset;
+  for (uint64_t block = 0; block < blocks;) {
+    // In 128 bits, because blocks times positions may not fit into 64.
+    const auto position = static_cast<uint64_t>(
+        (static_cast<unsigned __int128>(block + 1) * size + blocks - 1) / blocks - 1);
+    const auto end =
+        static_cast<uint64_t>(static_cast<unsigned __int128>(blocks) * (position + 1) / size);
+    Chunk& chunk = chunks_.emplace_back(like);
+    chunk.source = chunk.target = block * kBlockBytes;
+    chunk.offset = begin + chunk.source;
+    chunk.bytes = std::min(end * kBlockBytes, bytes) - chunk.source;
+    chunk.position = static_cast<int>(position);
+    block = end;
+  }
+  bytes_ = begin + bytes;
+}
+
+void Layout::AddCuts(const AttemptSpec& spec, const Piece& piece, Chunk like) {
+  const uint64_t begin = like.offset;
+  // Of each local member: the bytes of the cuts so far that it owns, and that it alone receives.
+  std::vector<uint64_t> owned(spec.sources.size());
+  std::vector<uint64_t> received(spec.targets.size());
+  // Returns the place behind the cuts so far, and adds one more.
+  const auto place = [](std::vector<uint64_t>* places, int local, uint64_t bytes) {
+    if (local < 0) return uint64_t{0};
+    return std::exchange((*places)[local], (*places)[local] + bytes);
+  };
+  for (const Cut& cut : spec.cuts) {
+    const uint64_t count = spec.desc.unequal ? cut.count : piece.count;
+    if (count == 0) continue;
+    Chunk& chunk = chunks_.emplace_back(like);
+    chunk.offset = bytes_;
+    chunk.bytes = count * SizeOf(piece.dtype);
+    chunk.position = cut.position;
+    chunk.local = cut.local;
+    if (IsDirect(spec.desc.kind)) {
+      chunk.to_position = cut.to_position;
+      chunk.to_local = cut.to_local;
+    } else if (!spec.gathers()) {
+      // What is added up stays with its owner.
+      chunk.to_position = cut.position;
+      chunk.to_local = cut.local;
+    }
+    chunk.source = spec.reduces() ? bytes_ - begin : place(&owned, chunk.local, chunk.bytes);
+    chunk.target =
+        chunk.to_position < 0 ? bytes_ - begin : place(&received, chunk.to_local, chunk.bytes);
+    bytes_ += chunk.bytes;
+  }
+}
+
+Plan Layout::MakePlan(uint32_t grain_bytes) const {
+  std::vector<Plan::Range> ranges;
+  ranges.reserve(chunks_.size());
+  for (const Chunk& chunk : chunks_) ranges.push_back({chunk.offset, chunk.bytes});
+  return {std::move(ranges), grain_bytes};
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,61 @@
+// Where the chunks of an op are: in the whole, in the sources and in the targets.
+//
+// The whole is a tensor that no peer has to have in memory. Its offsets name segments, and the
+// payloads and results of one-shot ops are laid out like it. It has the pieces of the op one after
+// the other, and each piece begins at a multiple of 64 bytes. Within a piece:
+// - If chunks belong to positions (no cuts), there is one for each position. It begins at a
+//   multiple of 64 bytes, so the chunks of aligned tensors are aligned. Chunks differ in length by
+//   at most 64 bytes; the last one may be shorter still.
+// - If chunks belong to members (cuts), there is one for each cut, in order, without gaps. So an
+//   all-gather of which members are gone has a shorter whole.
+//
+// Everything but the locals, `source` and `target` is the same at every peer. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "peerd/collective/attempt.h"
+#include "peerd/collective/plan.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul::peerd {
+
+class Layout {
+ public:
+  struct Chunk {
+    uint64_t offset = 0;  // in the whole
+    uint64_t bytes = 0;   // not 0
+    // Where the chunk begins in its piece of a source: in that of every member if the op reduces,
+    // otherwise in that of the local owner.
+    uint64_t source = 0;
+    // Where it begins in its piece of a target: in that of every member if all get the chunk,
+    // otherwise in that of the local receiver.
+    uint64_t target = 0;
+    uint32_t piece = 0;
+    int position = 0;      // of the owner
+    int local = -1;        // the owner, if it is a local member
+    int to_position = -1;  // of the only receiver; -1: every member gets the chunk
+    int to_local = -1;     // the only receiver, if it is a local member
+    DType dtype = DType::kFloat32;
+    friend bool operator==(const Chunk&, const Chunk&) = default;
+  };
+
+  // Uses the description, the size, the cuts and the pieces of the spec.
+  explicit Layout(const AttemptSpec& spec);
+
+  // The chunks that are not empty, in the order of their offsets.
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  // Of the whole, up to the end of its last piece.
+  uint64_t bytes() const { return bytes_; }
+  Plan MakePlan(uint32_t grain_bytes) const;
+
+ private:
+  void AddEven(uint64_t bytes, int size, Chunk like);
+  void AddCuts(const AttemptSpec& spec, const Piece& piece, Chunk like);
+
+  std::vector<Chunk> chunks_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,50 @@
+#include <algorithm>
+
+#include "peerd/collective/attempt.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// Bytes of a mesh's parts: the inputs of all other positions to the chunks that this one owns.
+// `whole`: of the op, in bytes.
+uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t positions, bool crowded) {
+  // Each part is rounded up to 64 bytes.
+  const auto parts = [](uint64_t others, uint64_t own) { return others * (own + 64); };
+  if (Gathers(desc.kind)) {
+    // Each position owns an equal share of each piece, but for a block of 64 bytes.
+    const uint64_t pieces = desc.list == 0 ? 1 : std::min<uint64_t>(whole / 64, LH_PIECES_MAX);
+    return parts(positions - 1, std::min(whole + 64, whole / positions + 64 * pieces));
+  }
+  if (!desc.InParts()) return parts(positions - 1, whole);
+  // Each member owns one part. All but one of a peer's parts are there at the cost of a peer.
+  const uint64_t world = desc.world;
+  if (!crowded && !desc.unequal) return parts(positions - 1, whole / world + 64);
+  uint64_t most = 0;
+  for (uint64_t p = 2; p <= std::min(positions, world); ++p) {
+    const uint64_t own = desc.unequal ? whole : whole / world * (world + 1 - p) + world;
+    most = std::max(most, parts(p - 1, own));
+  }
+  return most;
+}
+
+}  // namespace
+
+uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
+                         bool mesh, uint64_t unequal_bytes) {
+  if (positions <= 1 || IsOneShot(desc) || !Reduces(desc.kind)) return 0;
+  const uint64_t whole = desc.unequal ? unequal_bytes : desc.bytes();
+  const uint64_t slots = (whole + 63) / 64 * 64;
+  // A list may have halves among its pieces.
+  const bool halves = desc.Sums() && (IsHalf(desc.dtype) || desc.list != 0);
+  const bool wide = halves && (desc.weighted || crowded);
+  const bool wide_ring = wide || (halves && positions > 2);
+  const bool ring_slots = in_place || wide_ring || !Gathers(desc.kind);
+  const uint64_t ring = desc.order == Order::kRank || !ring_slots ? 0 : slots * (wide_ring ? 2 : 1);
+  if (!mesh) return ring;
+  const bool mesh_slots = in_place || wide || (!Gathers(desc.kind) && (desc.weighted || crowded));
+  const uint64_t parts = MeshPartsBytesMax(desc, whole, positions, crowded) * (wide ? 2 : 1);
+  return std::max(ring, (mesh_slots ? slots * (wide ? 2 : 1) : 0) + parts);
+}
+
+}  // namespace longhaul::peerd
