@@ -286,6 +286,17 @@ def test_a_ring_exchange_of_sends_and_receives(four: Members, count: int, arena:
     four.all(call)
 
 
+def test_two_members_exchange_tensors_with_one_tag(pair: Members) -> None:
+    def call(comm: lh.Comm) -> None:
+        mine, got = np.full(LARGE, comm.rank, np.int32), np.zeros(LARGE, np.int32)
+        sending = comm.send(mine, 1 - comm.rank, tag=3, async_op=True)
+        comm.recv(got, 1 - comm.rank, tag=3, timeout=30)
+        sending.wait(30)
+        assert (got == 1 - comm.rank).all()
+
+    pair.all(call)
+
+
 # ------------------------------------------------------------------ participants
 
 
