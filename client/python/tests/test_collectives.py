@@ -277,8 +277,8 @@ def test_a_ring_exchange_of_sends_and_receives(four: Members, count: int, arena:
         mine = new(comm, arena and count > 0, part_of(comm, count))
         got = new(comm, arena and count > 0, np.zeros(count, np.float32))
         # Partners by rank and by id name the same member.
-        sending = comm.send(mine, to_member=comm.members[right], tag=comm.rank, async_op=True)
-        info = comm.recv(got, source=left, tag=left, timeout=30)
+        sending = comm.send(mine, to_member=comm.members[right], async_op=True)
+        info = comm.recv(got, source=left, timeout=30)
         assert set(info.members) == {comm.members[left], comm.member_id}
         assert sending.wait(30).world_size == 2
         np.testing.assert_array_equal(got, (np.arange(count) + 3 * left) % 7 + left)
