@@ -305,10 +305,9 @@ void OpRunner::Start(const StartAttempt& action) {
   uint64_t window = 0;
   for (int to = 0; to < spec.size; ++to) {
     if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
-    // A direct op may need a link that the epoch has built without data lanes.
-    if (to != spec.position && IsDirect(action.desc.kind)) {
-      transport_->WantDataLanes(op->links_[to]);
-    }
+    // A direct op, or an op of a part of the group, may need a link that the epoch has built without
+    // data lanes.
+    if (to != spec.position) transport_->WantDataLanes(op->links_[to]);
     const LinkUse use = transport_->BestUse(op->links_[to]);
     window = std::max(window, use.window_bytes);
     long_way = long_way || use.long_way;
