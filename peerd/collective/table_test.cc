@@ -216,6 +216,12 @@ TEST_P(TableTest, EveryResultIsExactAndAStopRestoresTheInputs) {
         if ((axes & 1) && !MayBeInPlace(Kind())) continue;
         for (const uint64_t count : counts) {
           const int members = axes & 4 ? 2 : 1;
+          // The whole of an op in parts is longer than this by the number of members, or its
+          // square.
+          if (count > 1000 && (axes & 4) && World() > 3 &&
+              Desc(Kind(), dtype, reduce, 1, 1).world) {
+            continue;
+          }
           ModelOp::Options options;
           options.size = World();
           options.local_members.assign(World(), members);
@@ -234,15 +240,17 @@ TEST_P(TableTest, EveryResultIsExactAndAStopRestoresTheInputs) {
           options.seed = prng.Next();
           const uint64_t parts = Kind() == OpKind::kAllToAll ? World() * World() : World();
           options.grain_bytes = GrainBytes(count * SizeOf(dtype) * parts);
-          const ModelOp like(options);
-          for (const AttemptMaker make : MakersOf(like.specs[0].desc)) {
+          ModelOp first(options);
+          const OpDesc desc = first.specs[0].desc;
+          const std::vector<AttemptMaker> makers = MakersOf(desc);
+          for (const AttemptMaker make : makers) {
             const auto where = [&] {
-              return longhaul::ToString(like.specs[0].desc) + ", " + NameOfMaker(make) +
-                     ", world " + std::to_string(World()) + ", axes " + std::to_string(axes) +
-                     ", seed " + std::to_string(options.seed);
+              return longhaul::ToString(desc) + ", " + NameOfMaker(make) + ", world " +
+                     std::to_string(World()) + ", axes " + std::to_string(axes) + ", seed " +
+                     std::to_string(options.seed);
             };
             ++runs;
-            ModelOp op(options);
+            ModelOp op = make == makers.front() ? std::move(first) : ModelOp(options);
             ASSERT_EQ(RunOp(&op, make, prng.Next()), "") << where();
             ASSERT_EQ(op.ResultsDiffer(), "") << where();
             if (!(axes & 1)) {
@@ -297,9 +305,10 @@ TEST_P(LargeTest, AMillionElementsAreExact) {
     options.grain_bytes = kGrainBytes;
     options.window_bytes = 1 << 20;
     options.seed = prng.Next();
-    const ModelOp like(options);
-    for (const AttemptMaker make : MakersOf(like.specs[0].desc)) {
-      ModelOp op(options);
+    ModelOp first(options);
+    const std::vector<AttemptMaker> makers = MakersOf(first.specs[0].desc);
+    for (const AttemptMaker make : makers) {
+      ModelOp op = make == makers.front() ? std::move(first) : ModelOp(options);
       ASSERT_EQ(RunOp(&op, make, prng.Next()), "") << longhaul::ToString(options.desc);
       ASSERT_EQ(op.ResultsDiffer(), "") << longhaul::ToString(options.desc);
     }
