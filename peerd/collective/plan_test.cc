@@ -177,7 +177,7 @@ TEST(ListLayoutTest, PiecesBeginAtMultiplesOf64BytesAndAreCutOneByOne) {
 }
 
 TEST(ListLayoutTest, ManySmallPiecesAndPositionsTakeNoChunksForNothing) {
-  const Layout layout(
+  const Layout layout = LayoutOf(
       Spec(OpKind::kAllReduce, std::vector<Piece>(LH_PIECES_MAX, {DType::kFloat32, 4}), 1024));
   EXPECT_EQ(layout.chunks().size(), size_t{LH_PIECES_MAX});
   EXPECT_EQ(layout.bytes(), 64u * (LH_PIECES_MAX - 1) + 16);
@@ -213,7 +213,7 @@ AttemptSpec SpecOfParts(OpKind kind, std::vector<Cut> cuts) {
 }
 
 TEST(CutLayoutTest, AReduceScatterReadsTheWholeAndWritesAPart) {
-  const Layout layout(
+  const Layout layout = LayoutOf(
       SpecOfParts(OpKind::kReduceScatter, {{0, 0, 0, -1, 3}, {1, -1, 0, -1, 2}, {0, 1, 0, -1, 5}}));
   EXPECT_EQ(PlacesOf(layout), (Places{{0, 6, 0, 0}, {6, 4, 6, 0}, {10, 10, 10, 0}}));
   EXPECT_EQ(layout.chunks()[1].to_position, 1) << "the owner gets it";
@@ -221,7 +221,7 @@ TEST(CutLayoutTest, AReduceScatterReadsTheWholeAndWritesAPart) {
 }
 
 TEST(CutLayoutTest, AnAllGatherReadsPartsAndWritesTheWhole) {
-  const Layout layout(
+  const Layout layout = LayoutOf(
       SpecOfParts(OpKind::kAllGather,
                   {{0, 0, 0, -1, 3}, {1, -1, 0, -1, 0}, {1, -1, 0, -1, 2}, {0, 1, 0, -1, 5}}));
   EXPECT_EQ(PlacesOf(layout), (Places{{0, 6, 0, 0}, {6, 4, 0, 6}, {10, 10, 0, 10}}));
@@ -229,11 +229,11 @@ TEST(CutLayoutTest, AnAllGatherReadsPartsAndWritesTheWhole) {
 }
 
 TEST(CutLayoutTest, TheRootOfAGatherOrScatterHasAllPartsInOrder) {
-  const Layout gather(
-      SpecOfParts(OpKind::kGather, {{0, 0, 0, 1, 3}, {1, -1, 0, 1, 2}, {0, 1, 0, 1, 5}}));
+  const Layout gather =
+      LayoutOf(SpecOfParts(OpKind::kGather, {{0, 0, 0, 1, 3}, {1, -1, 0, 1, 2}, {0, 1, 0, 1, 5}}));
   EXPECT_EQ(PlacesOf(gather), (Places{{0, 6, 0, 0}, {6, 4, 0, 6}, {10, 10, 0, 10}}));
-  const Layout scatter(
-      SpecOfParts(OpKind::kScatter, {{0, 1, 0, 0, 3}, {0, 1, 1, -1, 2}, {0, 1, 0, 1, 5}}));
+  const Layout scatter =
+      LayoutOf(SpecOfParts(OpKind::kScatter, {{0, 1, 0, 0, 3}, {0, 1, 1, -1, 2}, {0, 1, 0, 1, 5}}));
   EXPECT_EQ(PlacesOf(scatter), (Places{{0, 6, 0, 0}, {6, 4, 6, 0}, {10, 10, 10, 0}}));
 }
 
