@@ -12,7 +12,7 @@ uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by
 
 }  // namespace
 
-Layout::Layout(const AttemptSpec& spec) {
+Layout::Layout(const AttemptSpec& spec, int size) {
   for (size_t k = 0; k < spec.pieces.size(); ++k) {
     const Piece& piece = spec.pieces[k];
     Chunk like;
@@ -20,7 +20,7 @@ Layout::Layout(const AttemptSpec& spec) {
     like.piece = static_cast<uint32_t>(k);
     like.dtype = piece.dtype;
     if (spec.cuts.empty()) {
-      AddEven(piece.count * SizeOf(piece.dtype), spec.size, like);
+      AddEven(piece.count * SizeOf(piece.dtype), size, like);
     } else if (piece.count > 0 || spec.desc.unequal) {
       AddCuts(spec, piece, like);
     }

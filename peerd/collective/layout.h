@@ -41,8 +41,10 @@ class Layout {
     friend bool operator==(const Chunk&, const Chunk&) = default;
   };
 
-  // Uses the description, the size, the cuts and the pieces of the spec.
-  explicit Layout(const AttemptSpec& spec);
+  // Uses the description, the cuts and the pieces of the spec. `size`: the number of positions,
+  // which an op with cuts does not need. What nobody sends needs no cuts: for 1 position, each
+  // piece is a chunk.
+  Layout(const AttemptSpec& spec, int size);
 
   // The chunks that are not empty, in the order of their offsets.
   const std::vector<Chunk>& chunks() const { return chunks_; }

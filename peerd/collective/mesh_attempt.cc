@@ -289,29 +289,34 @@ class MeshAttempt final : public SegmentAttempt {
   void Finish(const Plan::Grains& grains) {
     const Layout::Chunk& chunk = ChunkOf(grains);
     const uint64_t skip = SkipOf(chunk, grains);
-    std::vector<Term> inputs(spec_.size);  // of the other positions that contribute
-    for (int i = 0; i < spec_.size; ++i) {
-      if (i == spec_.position || !contributes_[i]) continue;
-      inputs[i] = {PlaceOf(i, grains), IsWide(chunk, i), 1};
+    // As it would be sent, so that the result does not depend on who owns the chunk.
+    const bool prepares = contributes_[spec_.position] && MustPrepare(chunk);
+    alignas(64) uint8_t prepared[2 * kBlockBytes];
+    std::vector<Term> terms;  // of the positions that contribute, in their order
+    size_t own = 0;           // which of them is prepared block by block
+    for (const int i : order_) {
+      if (!contributes_[i]) continue;
+      const uint8_t* data = nullptr;
+      if (i != spec_.position) {
+        data = PlaceOf(i, grains);
+      } else if (prepares) {
+        own = terms.size();
+      } else {
+        data = SourceOf(grains);
+      }
+      terms.push_back({data, IsWide(chunk, i), 1});
     }
-    std::vector<Term> terms;
+    std::vector<Term> rest = terms;
     const auto sum = [&](uint64_t done, uint64_t bytes, uint8_t* out) {
-      alignas(64) uint8_t own[2 * kBlockBytes];
-      terms.clear();
-      for (const int i : order_) {
-        if (!contributes_[i]) continue;
-        if (i != spec_.position) {
-          const Term& input = inputs[i];
-          terms.push_back({input.data + done * (input.wide ? 2 : 1), input.wide, 1});
-        } else if (MustPrepare(chunk)) {
-          // As it would be sent, so that the result does not depend on who owns the chunk.
-          SumInputs(spec_, inputs_, chunk, skip + done, bytes, own, IsWide(chunk, i));
-          terms.push_back({own, IsWide(chunk, i), 1});
+      for (size_t i = 0; i < terms.size(); ++i) {
+        if (prepares && i == own) {
+          SumInputs(spec_, inputs_, chunk, skip + done, bytes, prepared, terms[i].wide);
+          rest[i].data = prepared;
         } else {
-          terms.push_back(TermsOf(spec_, inputs_, chunk, skip + done)[0]);
+          rest[i].data = terms[i].data + done * (terms[i].wide ? 2 : 1);
         }
       }
-      Combine(out, /*out_wide=*/false, terms, bytes / SizeOf(chunk.dtype), chunk.dtype,
+      Combine(out, /*out_wide=*/false, rest, bytes / SizeOf(chunk.dtype), chunk.dtype,
               spec_.desc.reduce, divisor_);
     };
     if (in_place_) {

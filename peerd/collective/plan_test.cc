@@ -24,8 +24,9 @@ AttemptSpec Spec(OpKind kind, std::vector<Piece> pieces, int size) {
   spec.targets.resize(2);
   return spec;
 }
+Layout LayoutOf(const AttemptSpec& spec) { return {spec, spec.size}; }
 Layout LayoutOf(uint64_t bytes, int size) {
-  return Layout(Spec(OpKind::kAllReduce, {{DType::kUint8, bytes}}, size));
+  return LayoutOf(Spec(OpKind::kAllReduce, {{DType::kUint8, bytes}}, size));
 }
 Plan PlanOf(uint64_t bytes, int size, uint32_t grain_bytes) {
   return LayoutOf(bytes, size).MakePlan(grain_bytes);
@@ -143,12 +144,12 @@ TEST(PlanOfExtremesTest, LargestTensorAndManyPositionsDoNotOverflow) {
 // ------------------------------------------------------------------------------ lists
 
 TEST(ListLayoutTest, PiecesBeginAtMultiplesOf64BytesAndAreCutOneByOne) {
-  const Layout layout(Spec(OpKind::kAllReduce,
-                           {{DType::kFloat16, 33},  // 66 bytes, 2 blocks
-                            {DType::kFloat64, 0},
-                            {DType::kUint8, 1},
-                            {DType::kInt32, 64}},  // 256 bytes, 4 blocks
-                           2));
+  const Layout layout = LayoutOf(Spec(OpKind::kAllReduce,
+                                      {{DType::kFloat16, 33},  // 66 bytes, 2 blocks
+                                       {DType::kFloat64, 0},
+                                       {DType::kUint8, 1},
+                                       {DType::kInt32, 64}},  // 256 bytes, 4 blocks
+                                      2));
   const std::vector<Chunk> expected = {
       {.offset = 0, .bytes = 64, .dtype = DType::kFloat16},
       {.offset = 64,
@@ -176,7 +177,7 @@ TEST(ListLayoutTest, PiecesBeginAtMultiplesOf64BytesAndAreCutOneByOne) {
 }
 
 TEST(ListLayoutTest, ManySmallPiecesAndPositionsTakeNoChunksForNothing) {
-  const Layout layout(
+  const Layout layout = LayoutOf(
       Spec(OpKind::kAllReduce, std::vector<Piece>(LH_PIECES_MAX, {DType::kFloat32, 4}), 1024));
   EXPECT_EQ(layout.chunks().size(), size_t{LH_PIECES_MAX});
   EXPECT_EQ(layout.bytes(), 64u * (LH_PIECES_MAX - 1) + 16);
@@ -212,7 +213,7 @@ AttemptSpec SpecOfParts(OpKind kind, std::vector<Cut> cuts) {
 }
 
 TEST(CutLayoutTest, AReduceScatterReadsTheWholeAndWritesAPart) {
-  const Layout layout(
+  const Layout layout = LayoutOf(
       SpecOfParts(OpKind::kReduceScatter, {{0, 0, 0, -1, 3}, {1, -1, 0, -1, 2}, {0, 1, 0, -1, 5}}));
   EXPECT_EQ(PlacesOf(layout), (Places{{0, 6, 0, 0}, {6, 4, 6, 0}, {10, 10, 10, 0}}));
   EXPECT_EQ(layout.chunks()[1].to_position, 1) << "the owner gets it";
@@ -220,7 +221,7 @@ TEST(CutLayoutTest, AReduceScatterReadsTheWholeAndWritesAPart) {
 }
 
 TEST(CutLayoutTest, AnAllGatherReadsPartsAndWritesTheWhole) {
-  const Layout layout(
+  const Layout layout = LayoutOf(
       SpecOfParts(OpKind::kAllGather,
                   {{0, 0, 0, -1, 3}, {1, -1, 0, -1, 0}, {1, -1, 0, -1, 2}, {0, 1, 0, -1, 5}}));
   EXPECT_EQ(PlacesOf(layout), (Places{{0, 6, 0, 0}, {6, 4, 0, 6}, {10, 10, 0, 10}}));
@@ -228,20 +229,20 @@ TEST(CutLayoutTest, AnAllGatherReadsPartsAndWritesTheWhole) {
 }
 
 TEST(CutLayoutTest, TheRootOfAGatherOrScatterHasAllPartsInOrder) {
-  const Layout gather(
-      SpecOfParts(OpKind::kGather, {{0, 0, 0, 1, 3}, {1, -1, 0, 1, 2}, {0, 1, 0, 1, 5}}));
+  const Layout gather =
+      LayoutOf(SpecOfParts(OpKind::kGather, {{0, 0, 0, 1, 3}, {1, -1, 0, 1, 2}, {0, 1, 0, 1, 5}}));
   EXPECT_EQ(PlacesOf(gather), (Places{{0, 6, 0, 0}, {6, 4, 0, 6}, {10, 10, 0, 10}}));
-  const Layout scatter(
-      SpecOfParts(OpKind::kScatter, {{0, 1, 0, 0, 3}, {0, 1, 1, -1, 2}, {0, 1, 0, 1, 5}}));
+  const Layout scatter =
+      LayoutOf(SpecOfParts(OpKind::kScatter, {{0, 1, 0, 0, 3}, {0, 1, 1, -1, 2}, {0, 1, 0, 1, 5}}));
   EXPECT_EQ(PlacesOf(scatter), (Places{{0, 6, 0, 0}, {6, 4, 6, 0}, {10, 10, 10, 0}}));
 }
 
 TEST(CutLayoutTest, AnAllToAllHasAPartForEachPair) {
   // Lengths: 1 and 2 from member 0, 4 and 8 from member 1.
-  const Layout at_0(SpecOfParts(
+  const Layout at_0 = LayoutOf(SpecOfParts(
       OpKind::kAllToAll, {{0, 0, 0, 0, 1}, {0, 0, 1, -1, 2}, {1, -1, 0, 0, 4}, {1, -1, 1, -1, 8}}));
   EXPECT_EQ(PlacesOf(at_0), (Places{{0, 2, 0, 0}, {2, 4, 2, 0}, {6, 8, 0, 2}, {14, 16, 0, 0}}));
-  const Layout at_1(SpecOfParts(
+  const Layout at_1 = LayoutOf(SpecOfParts(
       OpKind::kAllToAll, {{0, -1, 0, -1, 1}, {0, -1, 1, 0, 2}, {1, 0, 0, -1, 4}, {1, 0, 1, 0, 8}}));
   EXPECT_EQ(PlacesOf(at_1), (Places{{0, 2, 0, 0}, {2, 4, 0, 0}, {6, 8, 0, 0}, {14, 16, 8, 4}}));
 }
@@ -249,15 +250,15 @@ TEST(CutLayoutTest, AnAllToAllHasAPartForEachPair) {
 TEST(CutLayoutTest, EachPieceOfAListHasAllCuts) {
   AttemptSpec spec = Spec(OpKind::kGather, {{DType::kUint8, 3}, {DType::kFloat32, 5}}, 2);
   spec.cuts = {{0, 0, 0, 1, 0}, {1, -1, 0, 1, 0}};
-  const Layout layout(spec);
+  const Layout layout = LayoutOf(spec);
   EXPECT_EQ(PlacesOf(layout),
             (Places{{0, 3, 0, 0}, {3, 3, 0, 3}, {64, 20, 0, 0}, {84, 20, 0, 20}}));
   EXPECT_EQ(layout.bytes(), 104u);
 }
 
 TEST(CutLayoutTest, ALayoutMayBeEmpty) {
-  EXPECT_TRUE(Layout(SpecOfParts(OpKind::kAllToAll, std::vector<Cut>(65536))).chunks().empty());
-  EXPECT_EQ(Layout(Spec(OpKind::kAllReduce, {{DType::kInt8, 0}}, 3)).bytes(), 0u);
+  EXPECT_TRUE(LayoutOf(SpecOfParts(OpKind::kAllToAll, std::vector<Cut>(65536))).chunks().empty());
+  EXPECT_EQ(LayoutOf(Spec(OpKind::kAllReduce, {{DType::kInt8, 0}}, 3)).bytes(), 0u);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -125,35 +126,32 @@ class RingAttempt final : public SegmentAttempt {
     if (phase == Phase::kGather) return PassResult(grains);
     const Layout::Chunk& chunk = ChunkOf(grains);
     const Plan::Range range = plan_.RangeOf(grains);
-    const uint64_t skip = range.offset - chunk.offset;
     const bool wide = IsWide(chunk, previous_);
     const bool last = IsLast(Hop(chunk));
     const uint8_t* const landing = LandingOf(range);
-    const Term partial{landing != nullptr ? landing : StageOf(grains), wide, 1};
+    std::vector<Term> terms = TermsOf(spec_, inputs_, chunk, range.offset - chunk.offset);
+    terms.insert(terms.begin(), {landing != nullptr ? landing : StageOf(grains), wide, 1});
+    const auto sum = [&](std::span<const Term> of, uint64_t bytes, uint8_t* out) {
+      Combine(out, wide && !last, of, bytes / SizeOf(chunk.dtype), chunk.dtype, spec_.desc.reduce,
+              last ? divisor_ : 0);
+    };
     if (SumsInPlace(chunk, Hop(chunk))) {
+      std::vector<Term> rest = terms;
       SumInPlace(grains, [&](uint64_t done, uint64_t bytes, uint8_t* out) {
-        Add(partial, chunk, skip, done, bytes, last, out);
+        for (size_t i = 0; i < terms.size(); ++i) {
+          rest[i].data = terms[i].data + done * (terms[i].wide ? 2 : 1);
+        }
+        sum(rest, bytes, out);
       });
       GiveLanding(range);
     } else if (last) {
-      Add(partial, chunk, skip, 0, range.bytes, last, ResultOf(grains));
+      sum(terms, range.bytes, ResultOf(grains));
     } else if (!inputs_.empty()) {
-      Add(partial, chunk, skip, 0, range.bytes, last, StageOf(grains));
+      sum(terms, range.bytes, StageOf(grains));
     }
     if (!last) return Pass(Phase::kReduce, grains);
     PassResult(grains);
     Finished(grains);
-  }
-
-  // Adds own input to bytes [done, done + bytes) of a partial sum, which begins `skip` bytes after
-  // the chunk. `last`: the sum is finished.
-  void Add(const Term& partial, const Layout::Chunk& chunk, uint64_t skip, uint64_t done,
-           uint64_t bytes, bool last, uint8_t* out) const {
-    std::vector<Term> terms = TermsOf(spec_, inputs_, chunk, skip + done);
-    terms.insert(terms.begin(), partial);
-    terms.front().data += done * (partial.wide ? 2 : 1);
-    Combine(out, partial.wide && !last, terms, bytes / SizeOf(chunk.dtype), chunk.dtype,
-            spec_.desc.reduce, last ? divisor_ : 0);
   }
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {

@@ -23,7 +23,7 @@ constexpr uint64_t kLandingBytesMax = 512 << 10;
 
 }  // namespace
 
-Outline::Outline(const AttemptSpec& spec) : layout(spec), inputs(InputsOf(spec)) {
+Outline::Outline(const AttemptSpec& spec) : layout(spec, spec.size), inputs(InputsOf(spec)) {
   const int members = static_cast<int>(spec.targets.size());
   if (!layout.chunks().empty() && layout.chunks().front().to_position < 0) {
     // A target that is not a source can be written to at once.

@@ -28,7 +28,7 @@ void ForEachTarget(const AttemptSpec& spec, const Layout::Chunk& chunk, uint64_t
 class LocalAttempt final : public SegmentlessAttempt {
  public:
   explicit LocalAttempt(const AttemptSpec& spec)
-      : spec_(spec), layout_(spec), inputs_(InputsOf(spec)) {}
+      : spec_(spec), layout_(spec, 1), inputs_(InputsOf(spec)) {}
 
   void Commit() override { committed_ = true; }
   bool HasWork() const override { return committed_ && chunk_ < layout_.chunks().size(); }
@@ -89,7 +89,7 @@ class OneShotAttempt final : public SegmentlessAttempt {
         bytes_moved_(OneShotPayloadBytes(spec.desc) * (spec.size - 1)) {}
 
   void Commit() override {
-    const Layout layout(spec_);
+    const Layout layout(spec_, 1);
     for (const Layout::Chunk& chunk : layout.chunks()) {
       ForEachTarget(spec_, chunk, 0, [&](uint8_t* target) {
         std::memcpy(target, result_.data() + chunk.offset, chunk.bytes);
@@ -153,7 +153,7 @@ std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec) {
   return std::make_unique<LocalAttempt>(spec);
 }
 
-std::string OneShotPayload(const AttemptSpec& spec) { return Payload(spec, Layout(spec)); }
+std::string OneShotPayload(const AttemptSpec& spec) { return Payload(spec, Layout(spec, 1)); }
 
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads) {
@@ -166,7 +166,7 @@ absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                                    payloads[i].size(), " bytes, ",
                                                    ToString(spec.desc), " has ", bytes));
   }
-  const Layout layout(spec);
+  const Layout layout(spec, 1);
   LH_CHECK(layout.bytes() <= spec.desc.bytes())
       << ToString(spec.desc) << " is laid out in " << layout.bytes() << " bytes";
   const std::string own = Payload(spec, layout);

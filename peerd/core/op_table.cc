@@ -309,7 +309,6 @@ void OpTable::ViewPost(const NewPost& post, PostView* view) const {
   view->peers = participants->ring.size();
   std::set<PeerId> peers;
   for (const control::MemberInfo& info : participants->members) {
-    if (!participants->Contributes(info.member)) continue;
     view->crowded = view->crowded || !peers.insert(info.peer).second;
   }
   const auto it = ops_.find(key);

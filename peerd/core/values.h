@@ -60,7 +60,7 @@ struct PostView {
   // The posts of other local members for the same op, with their members. They wait for this post.
   std::vector<std::pair<PostRef, MemberId>> together;
   size_t peers = 0;  // peers that take part in the op; as long as it lasts, they only become fewer
-  bool crowded = false;  // several members that contribute are at one peer
+  bool crowded = false;  // several members are at one peer
 };
 
 // The result of a one-shot op at a participant that has answered its trainers. A participant sends

@@ -35,6 +35,16 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
          static_cast<uint32_t>(std::clamp(wanted, kShortWayGrainsMin, kShortWayGrainsMax));
 }
 
+// The bytes of the whole of an op with parts of unequal lengths, as far as a member knows it.
+// Otherwise 0.
+uint64_t WholeBytes(const OpDesc& desc, const OpTerms& terms) {
+  if (!desc.unequal) return 0;
+  const auto sum = [](const std::vector<uint64_t>& lengths) {
+    return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
+  };
+  return std::max(sum(terms.gives), sum(terms.gets)) * SizeOf(desc.dtype);
+}
+
 // A tensor of a post.
 struct Range {
   const uint8_t* data;
@@ -189,10 +199,13 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
   std::shared_ptr<Scratch> scratch;
   for (const auto& [other, member] : view.together) scratch = posts_.at(other).scratch;
   if (scratch == nullptr) scratch = std::make_shared<Scratch>(this);
-  const uint64_t needed = view.peers <= 1 || IsOneShot(post.desc)
-                              ? 0
-                              : ScratchBytesMax(post.desc, added.buffers.in_place(), view.peers,
-                                                view.crowded, MayUseMesh(post.desc, view.peers));
+  const bool mesh = MayUseMesh(post.desc, view.peers);
+  const size_t positions = mesh ? std::min(view.peers, kMeshPeersMax) : view.peers;
+  const uint64_t needed =
+      view.peers <= 1 || IsOneShot(post.desc)
+          ? 0
+          : ScratchBytesMax(post.desc, added.buffers.in_place(), positions, view.crowded, mesh,
+                            WholeBytes(post.desc, post.terms));
   if (needed > scratch->bytes()) {
     const auto refusal = [&](const std::string& why) {
       return Outcome{Code::kUnavailable,
@@ -305,8 +318,8 @@ void OpRunner::Start(const StartAttempt& action) {
   uint64_t window = 0;
   for (int to = 0; to < spec.size; ++to) {
     if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
-    // A direct op, or an op of a part of the group, may need a link that the epoch has built without
-    // data lanes.
+    // A direct op, or an op of a part of the group, may need a link that the epoch has built
+    // without data lanes.
     if (to != spec.position) transport_->WantDataLanes(op->links_[to]);
     const LinkUse use = transport_->BestUse(op->links_[to]);
     window = std::max(window, use.window_bytes);
@@ -315,7 +328,9 @@ void OpRunner::Start(const StartAttempt& action) {
   // In a mesh all links share the window.
   if (action.algorithm == Algorithm::kMesh) window = std::max(window, spec.window_bytes);
   if (window > 0) spec.window_bytes = window;
-  spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
+  uint64_t bytes = action.desc.bytes();
+  for (const CutOwner& cut : action.cuts) bytes += cut.count * SizeOf(action.desc.dtype);
+  spec.segment_bytes = SegmentBytes(bytes / spec.size, spec.grain_bytes, long_way);
   for (const PostRef& post : action.posts) {
     op->buffers_.push_back(posts_.at(post).buffers);
     op->scratch_ = posts_.at(post).scratch;
