@@ -711,9 +711,9 @@ TEST_F(ClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) 
   EXPECT_EQ(info.staged, 1U);
   EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, nullptr, &op), LH_OK) << "info may be NULL";
 
-  options.count = 0;
+  options.min_world = LH_MEMBERS_MAX + 1;
   EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, &op), LH_INVALID_ARGUMENT);
-  options.count = 4;
+  options.min_world = 0;
   EXPECT_EQ(lh_all_reduce(comm_, &options, -7, &info, &op), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, nullptr), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_all_reduce(nullptr, &options, 0, &info, &op), LH_INVALID_ARGUMENT);
@@ -1313,7 +1313,7 @@ TEST_F(ClientTest, TheCppHeaderCleansUpAfterItself) {
     EXPECT_TRUE(moved.Wait(kPatienceMs));
     EXPECT_TRUE(moved.Finished());
     try {
-      comm.AllReduce(x.data(), 1001);
+      comm.AllReduce(x.data(), 2000);
       ADD_FAILURE() << "more elements than the buffer has passed";
     } catch (const longhaul::Error& error) {
       EXPECT_EQ(error.status(), LH_INVALID_ARGUMENT);
@@ -2200,7 +2200,7 @@ TEST_F(IpcClientStateTest, ChecksItsArguments) {
   refused("name", [](lh_tensor* t) { t->name = nullptr; });
   refused("name", [](lh_tensor* t) { t->name = ""; });
   refused("name", [&](lh_tensor* t) { t->name = long_name.c_str(); });
-  refused("dtype", [](lh_tensor* t) { t->dtype = static_cast<lh_dtype>(13); });
+  refused("dtype", [](lh_tensor* t) { t->dtype = static_cast<lh_dtype>(15); });
   refused("data", [](lh_tensor* t) { t->data = nullptr; });
   refused("shape", [](lh_tensor* t) { t->shape = nullptr; });
   refused("dimensions", [](lh_tensor* t) { t->dims = 9; });
