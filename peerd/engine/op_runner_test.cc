@@ -342,8 +342,8 @@ TEST(OpRunner, ScratchIsTakenOnceForAllLocalPostsOfAnOp) {
   const Outcome refused = Post(&runner, more, desc, InPlace(&other), {}, 2, 8);
   EXPECT_EQ(refused.code, Code::kUnavailable);
   EXPECT_EQ(refused.text,
-            "all-reduce tag 8 refused: it needs 20064 bytes of scratch memory, ops in flight hold "
-            "20064 and the limit is 20064: wait for some of them, or raise --scratch-limit of "
+            "all-reduce tag 8 refused: it needs 20032 bytes of scratch memory, ops in flight hold "
+            "20032 and the limit is 20032: wait for some of them, or raise --scratch-limit of "
             "peerd");
   runner.Start(Ring(1, desc, posts));
   StopAll(&runner, &transport, 1);
@@ -436,8 +436,12 @@ TEST_F(SharedMemory, IsRefusedWhereOneMemberWritesAndNamesBoth) {
   EXPECT_EQ(Refusal(0, 2000, 2000, 4000),
             "all-reduce tag 7 refused: the source of member m2 shares memory with the target of "
             "member m1 in the same op; post it again with a tensor of its own");
-  EXPECT_EQ(Refusal(0, 2000, 4000, 1999),
+  EXPECT_EQ(Refusal(0, 2000, 6000, 3999),
             "all-reduce tag 7 refused: the target of member m2 shares memory with the target of "
+            "member m1 in the same op; post it again with a tensor of its own");
+  // With both: the one that begins first is named.
+  EXPECT_EQ(Refusal(0, 2000, 4000, 1999),
+            "all-reduce tag 7 refused: the target of member m2 shares memory with the source of "
             "member m1 in the same op; post it again with a tensor of its own");
   EXPECT_EQ(Refusal(0, 2000, 4000, 0),
             "all-reduce tag 7 refused: the target of member m2 shares memory with the source of "
