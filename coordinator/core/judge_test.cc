@@ -302,24 +302,25 @@ TEST(JudgeCancelled, WhatAllAreDoneWithIsKept) {
 
 // Peer A has answered its trainers: its first op lingers, and it may have announced the next one.
 TEST(JudgeCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNextOne) {
-  for (const bool at_the_next : {false, true}) {
-    for (const bool flag_left : {false, true}) {
-      OpReport first = Named(1, true, {At(kB, 5), At(kC, 9)});
-      first.cancelled = flag_left;
-      std::vector<OpReport> of_a = {first};
-      if (at_the_next) of_a.push_back(Named(2, false, {}));
-      const std::vector<FatesRecord> fates =
-          Judge({{kA, of_a},
-                 {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
-                 {kC, {Named(9, true, {At(kA, 1), At(kB, 5)})}}});
-      EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
-      if (at_the_next) {
-        EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
-      }
-      EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
-      EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo);
-      for (const PeerId peer : {kA, kB, kC}) EXPECT_TRUE(Of(fates, peer).missed.empty());
+  for (int variant = 0; variant < 8; ++variant) {
+    const bool at_the_next = (variant & 1) != 0;
+    const bool flag_left = (variant & 2) != 0;
+    const bool c_is_done = (variant & 4) != 0;
+    OpReport first = Named(1, true, {At(kB, 5), At(kC, 9)});
+    first.cancelled = flag_left;
+    std::vector<OpReport> of_a = {first};
+    if (at_the_next) of_a.push_back(Named(2, false, {}));
+    const std::vector<FatesRecord> fates =
+        Judge({{kA, of_a},
+               {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
+               {kC, {Named(9, c_is_done, {At(kA, 1), At(kB, 5)})}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+    if (at_the_next) {
+      EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
     }
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+    EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo);
+    for (const PeerId peer : {kA, kB, kC}) EXPECT_TRUE(Of(fates, peer).missed.empty());
   }
 }
 
