@@ -1054,6 +1054,7 @@ void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
   Conclude(op, now, out);
   op.run = Run::kNone;
   op.lingers = true;
+  op.cancelled = Cancelled::kNo;  // it was too late
   lingering_.insert(ops_.extract(op.key));
   AdvanceLingering(op, now, out);
 }
