@@ -215,8 +215,10 @@ static lh_status take_participants(const struct lhi_collective *o, const struct 
 /* Names the set of participants: members match ops by tag and set. */
 static uint64_t set_of(const struct lhi_collective *o, const struct terms *terms) {
   uint64_t set = LHI_DIGEST;
-  if (o->kind == LH_WIRE_SEND_RECV)
+  if (o->kind == LH_WIRE_SEND_RECV) { /* both directions may be in flight */
+    set = lhi_digest(set, o->is_root);
     return lhi_digest(set, o->root_member != 0 ? o->root_member : ~(uint64_t)o->root);
+  }
   if (terms->id_count == 0) return 0;
   for (uint32_t i = 0; i < terms->id_count; ++i) set = lhi_digest(set, terms->ids[i]);
   return set;

@@ -420,12 +420,12 @@ TEST_F(ClientTest, EachCollectiveTellsPeerdItsKindItsShapeAndItsRoot) {
     EXPECT_EQ(desc(0).reduce, ReduceOp::kAvg);
     EXPECT_EQ(desc(0).count, 4u);
     EXPECT_EQ(desc(0).world, 2);
-    EXPECT_EQ(handler.posts[0].target - handler.posts[0].source, 32);
+    EXPECT_EQ(handler.posts[0].targets[0] - handler.posts[0].sources[0], 32);
     EXPECT_EQ(desc(1).kind, OpKind::kAllGather);
     EXPECT_EQ(desc(1).bytes(), 32u);
     EXPECT_EQ(desc(2).kind, OpKind::kBroadcast);
     EXPECT_EQ(handler.posts[2].root_rank, 1u);
-    EXPECT_EQ(handler.posts[2].source, handler.posts[2].target);
+    EXPECT_EQ(handler.posts[2].sources[0], handler.posts[2].targets[0]);
     EXPECT_EQ(desc(3).root, MemberId(77));
     EXPECT_FALSE(handler.posts[3].root_rank.has_value());
     EXPECT_EQ(desc(4).kind, OpKind::kBarrier);
@@ -886,7 +886,7 @@ TEST_F(ClientTest, AnInPlaceOpInTheArenaIsOneRange) {
   lh_op* const op = AllReduce(data + 4, data + 4, 8);
   ASSERT_TRUE(UntilPosts(1));
   harness_->Run([](ScriptedHandler& handler, IpcServer&) {
-    EXPECT_EQ(handler.posts[0].source, handler.posts[0].target);
+    EXPECT_EQ(handler.posts[0].sources[0], handler.posts[0].targets[0]);
     handler.FinishPost();
   });
   EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
@@ -927,8 +927,8 @@ TEST_F(ClientTest, AStagedOpInPlaceHasATargetOfItsOwn) {
   lh_op* const op = AllReduce(data.data(), data.data(), 100);
   ASSERT_TRUE(UntilPosts(1));
   harness_->Run([](ScriptedHandler& handler, IpcServer&) {
-    EXPECT_NE(handler.posts[0].source, handler.posts[0].target);
-    handler.posts[0].target[0] = 99;  // half a result
+    EXPECT_NE(handler.posts[0].sources[0], handler.posts[0].targets[0]);
+    handler.posts[0].targets[0][0] = 99;  // half a result
     handler.FinishPost({Code::kAborted, "a member died"});
   });
   EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_ABORTED);

@@ -72,6 +72,9 @@ class ScriptedHandler : public TrainerRequests {
     posts.push_back({post, std::move(buffers)});
     if (!hold_posts) FinishPost();
   }
+  void OnCancel(const PostRef& post) override {
+    events.push_back("cancel " + std::to_string(post.local.value()));
+  }
   PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(epoch), members}; }
   std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
     if (member != MemberId(7)) return std::nullopt;
@@ -109,8 +112,8 @@ class ScriptedHandler : public TrainerRequests {
     const HeldPost post = std::move(posts[index]);
     posts.erase(posts.begin() + static_cast<std::ptrdiff_t>(index));
     if (outcome.ok() && post.desc.dtype == DType::kFloat32) {
-      const auto* source = reinterpret_cast<const float*>(post.source);
-      auto* target = reinterpret_cast<float*>(post.target);
+      const auto* source = reinterpret_cast<const float*>(post.sources[0]);
+      auto* target = reinterpret_cast<float*>(post.targets[0]);
       for (uint64_t i = 0; i < post.desc.count; ++i) target[i] = 2 * source[i];
     }
     OpInfo info{Epoch(epoch), op_members, 77, 1, 3000, 1000, Algorithm::kMesh};

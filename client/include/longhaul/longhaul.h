@@ -699,7 +699,7 @@ typedef struct lh_send_options {
   { sizeof(lh_send_options), LH_FLOAT32, NULL, 0, NULL, 0, 0, LH_AS_JOINED, LH_AUTO, 0, 0, 0 }
 /* Sends a tensor to one other member, which calls lh_recv() with the same tag, count and dtype. It
  * ends when the receiver has the tensor. The two may exchange tensors in both directions at a time,
- * with different tags. */
+ * also with one tag. */
 LH_API lh_status lh_send_start(lh_comm *comm, const lh_send_options *options, lh_op **op_out);
 
 typedef struct lh_recv_options {
@@ -993,10 +993,14 @@ LH_API lh_status lh_barrier(lh_comm *comm, const lh_barrier_options *options, in
 /* Asks for the end of a collective that is in flight. Does not wait: after LH_OK, lh_op_wait()
  * tells the outcome. Usually that is LH_ABORTED, at all members, with the sources unchanged;
  * members that start the operation later get LH_ABORTED, too. If the operation was almost done, it
- * may still end with its result, at all members. One that waits in this library
- * (lh_all_reduce_start()) ends LH_ABORTED at once and only here: the other members cannot know of
- * it, and wait for this one. If the operation has an outcome already, the call returns LH_OK and
- * changes nothing. LH_INVALID_ARGUMENT: `op` is not a collective. LH_UNAVAILABLE: out of memory. */
+ * may still end with its result, at all members. If no other host has heard of the operation yet,
+ * for instance because it waits in this library (lh_all_reduce_start()), it ends LH_ABORTED at once
+ * and only here: the other members wait for this one as for any member that is late. If it has an
+ * outcome already, nothing happens.
+ *
+ * A cancelled operation delays all operations of the group that are in flight, by a few round trips
+ * to the coordinator. LH_INVALID_ARGUMENT: `op` is not a collective. LH_UNAVAILABLE: out of memory.
+ */
 LH_API lh_status lh_op_cancel(lh_op *op);
 /* Frees the handle. NULL is allowed. An operation in flight goes on, and its buffers still belong
  * to it. So wait for the outcome first, unless the process ends. A target that is not from

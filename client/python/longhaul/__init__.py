@@ -15,12 +15,12 @@
 A member is one trainer in one group of a run. If a member dies, the others go on: they redo the
 all-reduces that were in flight. `info.world_size` is the number of members in the result.
 
-An all-reduce takes contiguous numpy arrays and contiguous PyTorch CPU tensors. Tensors from
-`longhaul.empty` and `longhaul.torch.empty` are sent and received without a copy. Importing this
-package needs neither numpy nor torch.
+All collectives take contiguous numpy arrays, contiguous PyTorch CPU tensors, and lists of them.
+Tensors from `longhaul.empty` and `longhaul.torch.empty` are sent and received without a copy.
+Importing this package needs neither numpy nor torch.
 
-Threads: any thread may call any function and method. Two all-reduces in flight on one
-communicator must have different tags. Calls that wait release the GIL, and Ctrl-C interrupts them.
+Threads: any thread may call any function and method. Two ops in flight on one communicator must
+have different tags. Calls that wait release the GIL, and Ctrl-C interrupts them.
 """
 
 from __future__ import annotations

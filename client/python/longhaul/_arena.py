@@ -228,9 +228,9 @@ def empty_numpy(client: Client, shape: Shape, dtype: npt.DTypeLike) -> npt.NDArr
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        if dtype == "bfloat16":
+        if isinstance(dtype, str) and dtype in _native.DTYPES:
             raise InvalidArgument(
-                "numpy has no bfloat16 of its own: pass ml_dtypes.bfloat16, or use longhaul.torch.empty"
+                f"numpy has no {dtype} of its own: pass ml_dtypes.{dtype}, or use longhaul.torch.empty"
             ) from None
         raise
     if kind.name not in _native.DTYPES or not kind.isnative:

@@ -662,7 +662,7 @@ class Comm:
         to: the rank of the receiver in the present epoch. Ranks change when a member leaves; see to_member.
         to_member: the member id of the receiver, from `members`.
         tag, on_fault, algorithm (no "ring"), async_op, timeout and the errors are those of all_reduce(). Two members may
-        send to each other at the same time, with different tags.
+        send to each other at the same time, also with one tag.
 
         Raises Aborted if the receiver is gone, whatever on_fault says; the message names it.
         """

@@ -176,9 +176,11 @@ class Work:
         """Asks for the end of the op. Does not wait: wait() tells the outcome.
 
         Usually the op ends with Aborted at all members, with their inputs unchanged, also at those that start it later.
-        If it was almost done, it may still end well, at all members. An op that waits in this process, because 1024
-        others are in flight, ends at once and only here: the other members cannot know of it, and wait for this one.
-        If the op has an outcome already, nothing happens.
+        If it was almost done, it may still end well, at all members. If no other host has heard of the op yet, for
+        instance because it waits in this process behind 1024 others, it ends at once and only here: the other members
+        wait for this one as for any member that is late. If the op has an outcome already, nothing happens.
+
+        A cancelled op delays all ops of the group that are in flight, by a few round trips to the coordinator.
         """
         if self._op.outcome is None:
             check(_native.library().lh_op_cancel(self._op.handle), self._op.what)

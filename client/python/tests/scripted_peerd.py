@@ -30,11 +30,19 @@ REQUESTS = (
     "KEPT",
     "TAKE",
     "PREPARE",
+    "MEMBER",
+    "CANCEL",
 )
 DONE, GONE, PROGRESS = 64, 66, 67
 PASSED, BACKGROUND, CHANGED = 1, 4, 8  # of replies
 ABORTED, DEADLINE_EXCEEDED, EVICTED = 4, 5, 7
 MEMBER = 1  # every member's handle
+OP_FORMAT = "<QQQQQQBBBBIBBHBBBBQdQQQIIII"
+OP_FIELDS = (
+    *("tag", "count", "source_region", "source_offset", "target_region", "target_offset", "dtype", "reduce"),
+    *("on_fault", "quantization", "min_world", "algorithm", "kind", "world", "order", "weighted", "unequal", "flags"),
+    *("root", "weight", "list", "table_region", "table_offset", "participants", "gives", "gets", "pieces"),
+)
 
 
 class Request:
@@ -47,6 +55,16 @@ class Request:
 
     def answer(self, body: bytes = b"", status: int = 0, flags: int = 0) -> None:
         self.say(DONE, self.call, body, status, flags)
+
+    @property
+    def op(self) -> dict[str, float]:
+        """The fields of an OP (lh_ipc_op)."""
+        return dict(zip(OP_FIELDS, struct.unpack_from(OP_FORMAT, self.body)))
+
+    def table(self) -> bytes:
+        """The table of an OP, to the end of its region."""
+        region, offset = int(self.op["table_region"]), int(self.op["table_offset"])
+        return self.peerd.regions[region][offset : offset + (1 << 20)] if region else b""
 
     @property
     def reads_all(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -68,31 +70,107 @@ def test_an_asynchronous_list_keeps_its_tensors_alive(pair: Members) -> None:
         assert work.wait(30).world_size == 2
 
 
-def test_members_that_cut_the_same_elements_differently_get_the_same_sums(pair: Members) -> None:
-    """What travels are elements: how a member cuts them is its own matter."""
-
+def test_members_whose_lists_differ_are_refused(pair: Members) -> None:
     def call(comm: lh.Comm) -> None:
         whole = np.arange(12, dtype=np.float32)
-        comm.all_reduce([whole[:5], whole[5:]] if comm.rank else whole, timeout=30)
-        np.testing.assert_array_equal(whole, 2 * np.arange(12))
+        for other in (whole, [whole[:4], whole[4:]]):
+            with pytest.raises(lh.InvalidArgument):
+                comm.all_reduce([whole[:5], whole[5:]] if comm.rank else other, timeout=30)
+        np.testing.assert_array_equal(whole, np.arange(12))
 
     pair.all(call)
+
+
+def mixed(comm: lh.Comm | None, rank: int, times: int = 1) -> list[np.ndarray]:
+    """Small and large tensors of several dtypes; some in shared memory, if a comm is given. Each a row of parts."""
+    made = []
+    for i, (dtype, count) in enumerate(
+        [("float32", 3), ("int64", 40_000), ("float32", 0), ("float64", 7), ("int64", 5), ("float32", 100_000)]
+    ):
+        values = (np.arange(count * times) % 5 + i + 10 * rank).astype(dtype)
+        if comm is not None and i % 2 and count:
+            shared = comm.empty(values.shape, dtype)
+            shared[:] = values
+            values = shared
+        made.append(values)
+    return made
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("arena", [True, False])
+def test_a_list_may_mix_dtypes_places_and_sizes(three: Members, arena: bool, in_place: bool) -> None:
+    expected = [np.sum(same, axis=0) for same in zip(*(mixed(None, rank) for rank in range(3)), strict=True)]
+
+    def call(comm: lh.Comm) -> None:
+        mine = mixed(comm if arena else None, comm.rank)
+        out = None if in_place else [np.zeros_like(tensor) for tensor in mine]
+        comm.all_reduce(mine, out=out, timeout=30)
+        for got, wanted in zip(out or mine, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        if out is not None:
+            for tensor, before in zip(mine, mixed(None, comm.rank), strict=True):
+                np.testing.assert_array_equal(tensor, before)
+
+    three.all(call)
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_every_collective_takes_a_list(three: Members, arena: bool) -> None:
+    parts_of = [mixed(None, rank) for rank in range(3)]
+    sums = [np.sum(same, axis=0) for same in zip(*parts_of, strict=True)]
+    wholes = [np.concatenate(same) for same in zip(*parts_of, strict=True)]
+
+    def equal(got: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+        for each, expected in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(each, expected)
+
+    def call(comm: lh.Comm) -> None:
+        mine = mixed(comm if arena else None, comm.rank)
+        root = comm.rank == 1
+        empty = [np.zeros_like(tensor) for tensor in mine]
+        big = [np.zeros_like(tensor) for tensor in wholes]
+        comm.all_gather(mine, out=big, timeout=30)
+        equal(big, wholes)
+        comm.reduce(mine, 1, out=empty if root else None, timeout=30)
+        if root:
+            equal(empty, sums)
+        big = [np.zeros_like(tensor) for tensor in wholes]
+        comm.gather(mine, 1, out=big if root else None, timeout=30)
+        if root:
+            equal(big, wholes)
+        comm.scatter(wholes if root else None, 1, out=empty, timeout=30)
+        equal(empty, parts_of[comm.rank])
+        comm.reduce_scatter(wholes, out=empty, timeout=30)
+        equal(empty, [3 * tensor for tensor in parts_of[comm.rank]])
+        comm.all_to_all(wholes, out=big, timeout=30)
+        equal(big, [np.tile(tensor, 3) for tensor in parts_of[comm.rank]])
+        if comm.rank == 0:
+            comm.send(mine, to=2, timeout=30)
+        elif comm.rank == 2:
+            comm.recv(mine, source=0, timeout=30)
+            equal(mine, parts_of[0])
+        comm.broadcast(mine, 1, timeout=30)
+        equal(mine, parts_of[1])
+
+    three.all(call)
 
 
 def test_a_list_that_cannot_be_is_refused_before_it_starts(cluster: LocalCluster) -> None:
     alone = Members([cluster.socket(0)])
     comm = alone.comms[0]
     ones = np.ones(8, np.float32)
-    for text, call in (
+    refusals: list[tuple[str, Callable[[], object]]] = [
         ("list of tensors is empty", lambda: comm.all_reduce([])),
-        ("no elements", lambda: comm.all_reduce([ones[:0]])),
-        (r"tensor\[1\] is float64, tensor\[0\] is float32", lambda: comm.all_reduce([ones, np.ones(8)])),
+        ("dtype is 7; with a weight give a float", lambda: comm.all_reduce([ones, np.ones(8, int)], weight=1.0)),
+        ("counts is given for a list", lambda: comm.all_gather([ones], out=[ones.copy()], counts=[8])),
         ("slices 0 and 1 share memory", lambda: comm.all_reduce([ones[:5], ones[4:]])),
         ("slices 0 and 0 share memory", lambda: comm.all_reduce([ones[:5]], out=[ones[2:7]])),
         ("out must be a list of as many", lambda: comm.all_reduce([ones], out=ones)),
+        ("out must be one tensor", lambda: comm.all_reduce(ones, out=[ones])),
         (r"out\[0\] is float32 \[4\]", lambda: comm.all_reduce([ones], out=[ones[:4].copy()])),
         (r"tensor\[1\] .* is not contiguous", lambda: comm.all_reduce([ones, np.ones((4, 4), np.float32)[:, 1]])),
-    ):
+    ]
+    for text, call in refusals:
         with pytest.raises(lh.InvalidArgument, match=text):
             call()
     alone.close()
@@ -105,5 +183,5 @@ def test_a_list_and_a_state_in_a_sync_do_not_share_memory(pair: Members) -> None
     work = comm.all_reduce([np.zeros(3, np.float32), part[10:20]], tag=9, async_op=True)
     with pytest.raises(lh.FailedPrecondition, match='tag 9 in flight uses tensor "part"'):
         comm.sync_state(state, timeout=30)
-    other.all_reduce(np.zeros(13, np.float32), tag=9, timeout=30)
+    other.all_reduce([np.zeros(3, np.float32), np.zeros(10, np.float32)], tag=9, timeout=30)
     work.wait(30)
