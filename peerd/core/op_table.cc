@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "base/check.h"
 #include "peerd/core/algorithm.h"
@@ -830,6 +831,10 @@ void OpTable::JudgeTerms(Op& op) {
     op.weight_sum = 0;
     for (const MemberId member : op.participants->contributors) {
       op.weight_sum += op.terms.at(member).weight;
+    }
+    if (std::isinf(op.weight_sum)) {
+      op.mismatch = "the sum of the members' weights is too large for a double; give smaller ones";
+      op.differs = true;
     }
     if (!(op.weight_sum > 0)) {
       op.unfit = Outcome{Code::kTooFewMembers,
