@@ -646,8 +646,11 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       ++counts_.aborted;
       if (known.cancelled) {
         ++counts_.cancelled;
-        // 0: cancelled before it was announced.
-        if (info.epoch) known.aborted.insert(info.epoch);
+        // In epoch 0: cancelled before it was announced. An op that was started again may also be
+        // aborted because of its world, and then be started once more in the same epoch.
+        if (info.epoch && outcome.text.find(" cancelled ") != std::string::npos) {
+          known.aborted.insert(info.epoch);
+        }
         break;
       }
       if (Unfit(op, known, info.epoch)) {
