@@ -27,8 +27,8 @@ struct OpsOfName {
   using ByPeer = std::map<PeerId, std::vector<const control::OpReport*>>;
   ByPeer reported;
   ByPeer aborted;
-  std::set<PeerId> redone;  // the peers whose newest op of the name is to be redone
-  bool cancelled = false;   // a member has cancelled an op of this name that is not committed
+  std::set<PeerId> redone;                // the peers whose newest op of the name is to be redone
+  std::map<PeerId, OpOrdinal> cancelled;  // the op of the name that a peer has cancelled
 };
 
 // Returns the peers among `reports` that have not announced an op of this name that another peer
@@ -90,12 +90,24 @@ void AbortAll(const OpsOfName& name, const std::set<PeerId>& missed,
   }
 }
 
-// Returns true if a peer that has announced the cancelled op has its result. Such a peer may have
-// given the result to its trainers already (a one-shot op), so it is too late to cancel.
-bool SomebodyIsDone(const OpsOfName& name, const std::set<PeerId>& missed) {
-  return std::any_of(name.reported.begin(), name.reported.end(), [&](const auto& entry) {
-    return !missed.contains(entry.first) && entry.second.back()->done;
-  });
+// Returns true if all peers that have announced the cancelled op can abort it: none of them has its
+// result. A peer that has the result may have given it to its trainers already, if the op is
+// one-shot. It may even have announced the next op of the name, so all its ops of the name count.
+bool MayCancel(const OpsOfName& name, const std::set<PeerId>& missed) {
+  // Who has missed the newest op has cancelled the op before, which others are done with.
+  std::map<PeerId, OpOrdinal> cancelled = name.cancelled;
+  for (const PeerId peer : missed) cancelled.erase(peer);
+  if (cancelled.empty()) return false;
+  for (const auto& [peer, ops] : name.reported) {
+    for (const control::OpReport* const op : ops) {
+      if (!op->done) continue;
+      for (const control::OpMatch& match : op->matches) {
+        const auto theirs = cancelled.find(match.peer);
+        if (theirs != cancelled.end() && theirs->second == match.ordinal) return false;
+      }
+    }
+  }
+  return true;
 }
 
 // Returns true if the members differ in `on_fault`: some peer aborts the op, and another peer,
@@ -128,8 +140,10 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
       OpsOfName& name = names[{op.boundary, op.tag, op.set}];
       name.reported[peer].push_back(&op);
-      if (!commit && (op.abort_on_fault || op.cancelled)) name.aborted[peer].push_back(&op);
-      name.cancelled = name.cancelled || (!commit && op.cancelled);
+      // It is too late to cancel what is done.
+      const bool cancelled = op.cancelled && !op.done;
+      if (!commit && (op.abort_on_fault || cancelled)) name.aborted[peer].push_back(&op);
+      if (cancelled) name.cancelled[peer] = op.ordinal;
       if (commit || op.abort_on_fault) {
         name.redone.erase(peer);
       } else {
@@ -140,7 +154,7 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
   std::map<PeerId, std::set<control::MissedOp>> missed;
   for (const auto& [name, ops] : names) {
     const std::set<PeerId> missed_by = MissedBy(ops, reports);
-    if (ops.cancelled && !SomebodyIsDone(ops, missed_by)) {
+    if (MayCancel(ops, missed_by)) {
       AbortAll(ops, missed_by, &fates);
     } else if (DiffersAboutFaults(ops, missed_by)) {
       for (const auto& [peer, aborted] : ops.aborted) Redo(aborted, &fates[peer]);

@@ -236,13 +236,197 @@ TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
   EXPECT_GT(judged, 15);
 }
 
+// ---- cancelled ops
+
+OpReport Named(uint64_t ordinal, bool done, std::vector<control::OpMatch> matches,
+               uint64_t set = 0) {
+  OpReport op = Op(ordinal, done, std::move(matches));
+  op.boundary = Epoch(4);
+  op.tag = 7;
+  op.set = set;
+  return op;
+}
+OpReport Cancelled(OpReport op) {
+  op.cancelled = true;
+  return op;
+}
+
+TEST(JudgeCancelled, AllThatHaveAnnouncedAbortItAndTheOthersAreToldAsMissed) {
+  for (const bool arrived : {true, false}) {
+    std::vector<control::OpMatch> a, b;
+    if (arrived) a = {At(kB, 5)}, b = {At(kA, 1)};
+    const std::vector<FatesRecord> fates =
+        Judge({{kA, {Cancelled(Named(1, false, a))}}, {kB, {Named(5, false, b)}}, {kC, {}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
+    EXPECT_TRUE(Of(fates, kA).missed.empty());
+    EXPECT_TRUE(Of(fates, kB).missed.empty());
+    EXPECT_EQ(Of(fates, kC).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}}));
+  }
+}
+
+TEST(JudgeCancelled, OtherOpsAreJudgedAsAlways) {
+  OpReport other = Named(2, false, {});
+  other.tag = 8;
+  OpReport kept = Named(6, true, {At(kA, 9)});
+  kept.tag = 9;
+  const std::vector<FatesRecord> fates =
+      Judge({{kA, {Cancelled(Named(1, false, {})), other}}, {kB, {Named(5, false, {}), kept}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 6), Fate::kCommit);
+}
+
+TEST(JudgeCancelled, ItIsTooLateWhenAPeerIsDone) {
+  // The peer that is done has cancelled it itself, or another one has.
+  for (const bool by_the_done : {true, false}) {
+    OpReport done = Named(1, true, {At(kB, 5), At(kC, 9)});
+    OpReport not_done = Named(5, false, {At(kA, 1)});
+    (by_the_done ? done : not_done).cancelled = true;
+    const std::vector<FatesRecord> fates =
+        Judge({{kA, {done}}, {kB, {not_done}}, {kC, {Named(9, false, {At(kA, 1)})}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo) << by_the_done;
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo) << by_the_done;
+    EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo) << by_the_done;
+    for (const PeerId peer : {kA, kB, kC}) EXPECT_TRUE(Of(fates, peer).missed.empty());
+  }
+}
+
+TEST(JudgeCancelled, WhatAllAreDoneWithIsKept) {
+  const std::vector<FatesRecord> fates =
+      Judge({{kA, {Cancelled(Named(1, true, {At(kB, 5)}))}}, {kB, {Named(5, true, {At(kA, 1)})}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
+}
+
+// Peer A has answered its trainers: its first op lingers, and it may have announced the next one.
+TEST(JudgeCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNextOne) {
+  for (int variant = 0; variant < 8; ++variant) {
+    const bool at_the_next = (variant & 1) != 0;
+    const bool flag_left = (variant & 2) != 0;
+    const bool c_is_done = (variant & 4) != 0;
+    OpReport first = Named(1, true, {At(kB, 5), At(kC, 9)});
+    first.cancelled = flag_left;
+    std::vector<OpReport> of_a = {first};
+    if (at_the_next) of_a.push_back(Named(2, false, {}));
+    const std::vector<FatesRecord> fates =
+        Judge({{kA, of_a},
+               {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
+               {kC, {Named(9, c_is_done, {At(kA, 1), At(kB, 5)})}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+    if (at_the_next) {
+      EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
+    }
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+    EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo);
+    for (const PeerId peer : {kA, kB, kC}) EXPECT_TRUE(Of(fates, peer).missed.empty());
+  }
+}
+
+TEST(JudgeCancelled, TheNextOpIsAbortedAndTheOneThatLingersIsNot) {
+  // Peer B was kept from the result of the first op, and has perhaps cancelled that one.
+  for (const bool both : {false, true}) {
+    OpReport behind = Named(5, false, {At(kA, 1)});
+    behind.cancelled = both;
+    const std::vector<FatesRecord> fates = Judge(
+        {{kA, {Named(1, true, {At(kB, 5)}), Cancelled(Named(2, false, {}))}}, {kB, {behind}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+    EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+    EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}}));
+    EXPECT_TRUE(Of(fates, kA).missed.empty());
+  }
+}
+
+TEST(JudgeCancelled, MembersThatDifferInOnFaultAbortItAlike) {
+  for (const bool the_aborting : {true, false}) {
+    OpReport aborting = Named(1, false, {At(kB, 5)});
+    aborting.abort_on_fault = true;
+    aborting.cancelled = the_aborting;
+    OpReport retrying = Named(5, false, {At(kA, 1)});
+    retrying.cancelled = !the_aborting;
+    const std::vector<FatesRecord> fates = Judge({{kA, {aborting}}, {kB, {retrying}}, {kC, {}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
+    EXPECT_EQ(Of(fates, kC).missed.size(), 1u);
+  }
+}
+
+TEST(JudgeCancelled, AnOpThatAbortsOnFaultsDoesSoThoughOnePeerIsDone) {
+  OpReport done = Named(1, true, {At(kB, 5)});
+  OpReport not_done = Cancelled(Named(5, false, {At(kA, 1)}));
+  done.abort_on_fault = not_done.abort_on_fault = true;
+  const std::vector<FatesRecord> fates = Judge({{kA, {done}}, {kB, {not_done}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
+}
+
+TEST(JudgeCancelled, OpsOfOneTagWithDifferentSetsAreDifferentOps) {
+  const std::vector<FatesRecord> fates = Judge({{kA, {Cancelled(Named(1, false, {}, 11))}},
+                                                {kB, {Named(5, false, {}, 22)}},
+                                                {kC, {Named(9, false, {}, 11)}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+  EXPECT_EQ(FateOf(fates, kC, 9), Fate::kAbort);
+  EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7, 11}}));
+  EXPECT_TRUE(Of(fates, kA).missed.empty());
+}
+
+// Tries every state of one op at three survivors, and everybody who may cancel it.
+TEST(JudgeCancelled, AgreesAtAllSurvivorsForEveryPossibleState) {
+  enum State { kUnposted, kAnnounced, kDone, kSettled };
+  const PeerId peers[] = {kA, kB, kC};
+  int judged = 0;
+  for (int code = 0; code < 512; ++code) {
+    const int states[] = {code & 3, (code >> 2) & 3, (code >> 4) & 3};
+    const int cancels = code >> 6;
+    bool some_done = false, some_settled = false, some_unposted = false, some_not_done = false;
+    for (int s : states) {
+      some_done = some_done || s >= kDone;
+      some_settled = some_settled || s == kSettled;
+      some_unposted = some_unposted || s == kUnposted;
+      some_not_done = some_not_done || s < kDone;
+    }
+    if ((some_done && some_unposted) || (some_settled && some_not_done)) continue;
+    Reports reports;
+    bool cancelled = false;
+    for (int i = 0; i < 3; ++i) {
+      reports[peers[i]];
+      if (states[i] == kUnposted || states[i] == kSettled) continue;
+      std::vector<control::OpMatch> matches;
+      for (int j = 0; j < 3; ++j) {
+        if (j != i && states[j] != kUnposted) matches.push_back(At(peers[j], 10 + j));
+      }
+      OpReport op = Named(10 + i, states[i] == kDone, matches);
+      op.cancelled = (cancels >> i & 1) != 0;
+      cancelled = cancelled || op.cancelled;
+      reports[peers[i]].push_back(op);
+    }
+    if (!cancelled) continue;
+    const Fate wanted = some_settled || !some_not_done ? Fate::kCommit
+                        : some_done                    ? Fate::kRedo
+                                                       : Fate::kAbort;
+    const std::vector<FatesRecord> fates = Judge(reports);
+    for (int i = 0; i < 3; ++i) {
+      if (!reports[peers[i]].empty()) {
+        EXPECT_EQ(FateOf(fates, peers[i], 10 + i), wanted) << "code " << code;
+      }
+      const bool misses = wanted == Fate::kAbort && states[i] == kUnposted;
+      EXPECT_EQ(Of(fates, peers[i]).missed.size(), misses ? 1u : 0u) << "code " << code;
+    }
+    ++judged;
+  }
+  EXPECT_GT(judged, 50);
+}
+
 // ---- many peers
 
 // Whether `other` has announced `op` of `owner`. A slow second way to find it: pair by pair.
 bool HasAnnounced(const std::vector<OpReport>& others, PeerId other,
                   const std::vector<OpReport>& owners, PeerId owner, const OpReport& op) {
   const auto same_name = [&](const OpReport& report) {
-    return report.boundary == op.boundary && report.tag == op.tag;
+    return report.boundary == op.boundary && report.tag == op.tag && report.set == op.set;
   };
   const auto newest = std::find_if(others.rbegin(), others.rend(), same_name);
   if (newest == others.rend()) return false;
@@ -271,6 +455,7 @@ TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
         OpReport& op = ops.emplace_back(Op(ordinal, random.Below(2) == 0, {}));
         op.boundary = Epoch(1);
         op.tag = random.Below(2);
+        op.set = random.Below(8) == 0 ? 5 : 0;
         op.abort_on_fault = random.Below(2) == 0;
         for (uint64_t other = 1; other <= peers + 1; ++other) {
           if (other != p && random.Below(2) == 0)
@@ -285,7 +470,7 @@ TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
         if (FateOf(judged, owner, op.ordinal.value()) != Fate::kAbort) continue;
         for (const auto& [other, theirs] : reports) {
           if (other == owner || HasAnnounced(theirs, other, ops, owner, op)) continue;
-          expected[other].insert({op.boundary, op.tag});
+          expected[other].insert({op.boundary, op.tag, op.set});
         }
       }
     }

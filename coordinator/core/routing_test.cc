@@ -864,7 +864,7 @@ TEST_F(RoutingTest, AnEpochThatOnlyAdmitsHasNoFault) {
 TEST_F(RoutingTest, ALeaveMakesNobodyRedoWhatHadBegun) {
   Found(3);
   for (uint64_t n : {1, 2}) {
-    control::OpReport settled_by_the_leaver{OpOrdinal(1), Epoch(3), 7, true};
+    control::OpReport settled_by_the_leaver{OpOrdinal(1), Epoch(3), 7, 0, true};
     settled_by_the_leaver.matches = {{P(3 - n), OpOrdinal(1)}, {P(3), OpOrdinal(1)}};
     h.Lively(P(n)).groups[G()].ops = {settled_by_the_leaver};
   }

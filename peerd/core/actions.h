@@ -150,6 +150,7 @@ struct SendDone {
   Epoch attempt;
   bool refused = false;
   bool may_wait = false;  // no trainer waits for it: it may be sent with the next frame
+  bool started = false;   // not done yet: this peer has every READY, and takes segments
 };
 
 // Start to move and add up the op's bytes. A position in `ring` stands for a peer.
@@ -173,8 +174,8 @@ struct StartAttempt {
   // One-shot op: set in place of `payloads` if a participant has the result of an earlier attempt.
   std::optional<std::string> result = std::nullopt;
 };
-// `peer` has announced the op in this attempt: segments may be sent to it. They name the op by the
-// ordinal `theirs`.
+// `peer` has announced the op in this attempt, and has started it if it needs terms: segments may
+// be sent to it. They name the op by the ordinal `theirs`.
 struct CreditAttempt {
   GroupKey group;
   OpOrdinal ordinal;

@@ -103,5 +103,89 @@ TEST(ChooseAlgorithm, OpsThatMayUseTheMeshAreKnownBeforehand) {
   }
 }
 
+OpDesc OfKind(OpKind kind, uint64_t bytes, Algorithm algorithm = Algorithm::kAuto) {
+  OpDesc desc = Of(bytes, algorithm);
+  desc.kind = kind;
+  if (desc.InParts()) desc.world = 4;
+  return desc;
+}
+
+TEST(ChooseAlgorithm, DirectOpsGoStraightWhateverLinksThereAre) {
+  for (const OpKind kind :
+       {OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll, OpKind::kSendRecv}) {
+    for (const bool mesh : {true, false}) {
+      for (const size_t peers : {2, 3, 100}) {
+        for (const uint64_t bytes : {uint64_t{1} << 16, uint64_t{1} << 36}) {
+          EXPECT_EQ(ChooseAlgorithm(OfKind(kind, bytes), peers, mesh, {}), Algorithm::kMesh);
+          EXPECT_TRUE(MayUseMesh(OfKind(kind, bytes), peers));
+        }
+      }
+    }
+    EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 16), 3, false, {}), Algorithm::kOneShot);
+    EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 1 << 20), 1, true, {}), Algorithm::kLocal);
+  }
+}
+
+TEST(ChooseAlgorithm, TheOrderOfRanksTakesTheMeshAtAnySize) {
+  for (const uint64_t bytes : {uint64_t{8192}, uint64_t{1} << 40}) {
+    for (const size_t peers : {2, 3, 16}) {
+      OpDesc desc = Of(bytes);
+      desc.order = Order::kRank;
+      EXPECT_EQ(ChooseAlgorithm(desc, peers, true, {}), Algorithm::kMesh);
+      EXPECT_TRUE(MayUseMesh(desc, peers));
+      EXPECT_EQ(ChooseAlgorithm(desc, peers, false, {}), Algorithm::kRing);
+    }
+  }
+}
+
+TEST(ChooseAlgorithm, PartsOfUnequalLengthsTakeTheRingUnlessTheCallerWantsTheMesh) {
+  OpDesc desc = OfKind(OpKind::kAllGather, 0);
+  desc.unequal = true;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kRing);
+  EXPECT_FALSE(MayUseMesh(desc, 4));
+  desc.algorithm = Algorithm::kMesh;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kMesh);
+}
+
+TEST(ChooseAlgorithm, ABroadcastOrReduceTakesTheMeshWhereLatencyCounts) {
+  const LinkCost far{40000, 62'500'000, 62'500'000};
+  for (const OpKind kind : {OpKind::kBroadcast, OpKind::kReduce}) {
+    EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 1 << 20), 4, true, far), Algorithm::kMesh);
+    EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 32 << 20), 4, true, far), Algorithm::kRing)
+        << "the root would send it three times";
+    EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 1 << 20), 4, false, far), Algorithm::kRing);
+  }
+}
+
+TEST(ChooseAlgorithm, SumsOfHalvesMakeTheRingSlower) {
+  // The largest sum that takes the mesh, in bytes.
+  const auto mesh_up_to = [](DType dtype) {
+    OpDesc desc;
+    desc.dtype = dtype;
+    uint64_t bytes = 8192;
+    for (; bytes < kMeshBytesMax; bytes += bytes / 16) {
+      desc.count = bytes / SizeOf(dtype);
+      if (ChooseAlgorithm(desc, 4, true, {}) == Algorithm::kRing) break;
+    }
+    return bytes;
+  };
+  EXPECT_GT(mesh_up_to(DType::kBfloat16), mesh_up_to(DType::kFloat32));
+  EXPECT_EQ(mesh_up_to(DType::kInt16), mesh_up_to(DType::kFloat32));
+}
+
+TEST(ChooseAlgorithm, EveryKindThatGetsTheMeshIsKnownBeforehand) {
+  for (int i = NamesOf(OpKind()).first; i <= static_cast<int>(NamesOf(OpKind()).last()); ++i) {
+    for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, uint64_t{1} << 30}) {
+      for (const LinkCost& cost : {LinkCost{}, LinkCost{4'000'000'000, 1, 1}}) {
+        for (const size_t peers : {1, 2, 3, 16}) {
+          const OpDesc desc = OfKind(static_cast<OpKind>(i), bytes);
+          if (ChooseAlgorithm(desc, peers, true, cost) != Algorithm::kMesh) continue;
+          EXPECT_TRUE(MayUseMesh(desc, peers)) << ToString(desc);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

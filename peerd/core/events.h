@@ -126,6 +126,7 @@ struct PeerDone {
   OpOrdinal ordinal;  // this peer's
   Epoch attempt;
   bool refused = false;
+  bool started = false;  // not done yet: the peer has every READY, and takes segments
 };
 
 // The attempt's result is complete, and the kernel reads none of its sent segments any more.

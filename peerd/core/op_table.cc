@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "base/check.h"
 #include "peerd/core/algorithm.h"
@@ -433,6 +434,15 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + ", which never was", out);
   }
   Op& op = *it->second;
+  if (done.started) {
+    const auto ready = op.readies.find(done.peer);
+    if (!op.announced || ready == op.readies.end() || !op.desc.NeedsTerms() ||
+        !op.started.insert(done.peer).second) {
+      return Refuse(done, "DONE (started) for " + ToString(done.ordinal) + " out of order", out);
+    }
+    if (op.Live()) Credit(op, ready->second, out);
+    return;
+  }
   // A peer sends one DONE for an op, after its own READY, and only if all participants announced
   // it.
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
@@ -831,6 +841,10 @@ void OpTable::JudgeTerms(Op& op) {
     for (const MemberId member : op.participants->contributors) {
       op.weight_sum += op.terms.at(member).weight;
     }
+    if (std::isinf(op.weight_sum)) {
+      op.mismatch = "the sum of the members' weights is too large for a double; give smaller ones";
+      op.differs = true;
+    }
     if (!(op.weight_sum > 0)) {
       op.unfit = Outcome{Code::kTooFewMembers,
                          Subject(op.desc, op.key.tag) +
@@ -976,11 +990,19 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   out->push_back(std::move(start));
   op.run = Run::kRunning;
   op.run_attempt = attempt_;
-  for (const auto& [peer, ready] : op.readies) Credit(op, ready, out);
+  const bool tells = op.desc.NeedsTerms() && op.algorithm != Algorithm::kOneShot;
+  for (const auto& [peer, ready] : op.readies) {
+    Credit(op, ready, out);
+    if (!tells || Lost(peer, attempt_)) continue;
+    SendDone started{group_, peer, ready.ordinal, attempt_};
+    started.started = true;
+    out->push_back(started);
+  }
 }
 
 void OpTable::Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const {
   if (op.Refused() || IsOneShot(op.desc)) return;
+  if (op.desc.NeedsTerms() && !op.started.contains(ready.peer)) return;
   out->push_back(CreditAttempt{group_, op.ordinal, attempt_, ready.peer, ready.ordinal});
 }
 
@@ -1054,6 +1076,7 @@ void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
   Conclude(op, now, out);
   op.run = Run::kNone;
   op.lingers = true;
+  op.cancelled = Cancelled::kNo;  // it was too late
   lingering_.insert(ops_.extract(op.key));
   AdvanceLingering(op, now, out);
 }
@@ -1194,6 +1217,7 @@ void OpTable::ForgetAttempt(Op& op) {
   op.cuts.clear();
   op.other_offer.reset();
   op.readies.clear();
+  op.started.clear();
   op.dones.clear();
   op.done = false;
   op.halted = false;
@@ -1442,6 +1466,7 @@ void OpTable::AddOp(const Op& op, Digester* digest) {
   digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
   for (const LocalInput& input : op.inputs) AddInput(input, digest);
   for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
+  for (const PeerId peer : op.started) digest->Add(peer);
   for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
   digest->Add(uint64_t{op.lingers} | uint64_t{op.result.has_value()} << 1);
   if (op.result) AddResult(*op.result, digest);
@@ -1483,7 +1508,8 @@ void OpTable::AddTo(Digester* digest) const {
         AddReady(*ready, digest);
       } else {
         const auto& done = std::get<PeerDone>(frame);
-        digest->Add(done.peer).Add(done.ordinal).Add(done.attempt).Add(uint64_t{done.refused});
+        digest->Add(done.peer).Add(done.ordinal).Add(done.attempt);
+        digest->Add(uint64_t{done.refused} | uint64_t{done.started} << 1);
       }
     }
   }

@@ -198,6 +198,8 @@ class OpTable {
     double weight_sum = 0;                // of all that contribute, if `judged`
     std::optional<std::string> mismatch;  // set: terms differ, and this is the error's text
     std::map<PeerId, PeerReady> readies;
+    // If the op needs terms: the peers that have started it. Others have no place for segments yet.
+    std::set<PeerId> started;
     std::map<PeerId, bool> dones;  // whether the DONE says refused
     bool done = false;
 

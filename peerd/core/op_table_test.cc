@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
+#include <tuple>
 #include <type_traits>
 
 #include "peerd/core/testing.h"
@@ -33,16 +35,41 @@ class OpTableTest : public testing::Test {
     Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates, missed);
   }
   Actions& Post(uint64_t tag, const OpDesc& desc, uint64_t member = 1, uint64_t boundary = 1) {
+    return Post(PostOf(member, tag, desc), boundary);
+  }
+  static LocalPost PostOf(uint64_t member, uint64_t tag, const OpDesc& desc) {
+    return {{LocalId(member), tag}, tag, desc};
+  }
+  // Local n is member n.
+  Actions& Post(const LocalPost& post, uint64_t boundary = 1) {
     out_.clear();
-    ops_.Post({{LocalId(member), tag}, MemberId(member), Epoch(boundary), tag, desc}, now_, &out_);
+    ops_.Post({post, MemberId(post.post.local.value()), Epoch(boundary)}, now_, &out_);
     Settled();
+    return out_;
+  }
+  Actions& Cancel(uint64_t tag, uint64_t member = 1) {
+    out_.clear();
+    ops_.Cancel({LocalId(member), tag}, now_, &out_);
+    Settled();
+    return out_;
+  }
+  Actions& CancelAgain() {
+    out_.clear();
+    ops_.CancelAgain(&out_);
     return out_;
   }
   // The sender's ordinal is 100 * peer + tag.
   static PeerReady ReadyOf(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
-    return {kGroup,         PeerId(peer), OpOrdinal(100 * peer + tag),
-            Epoch(attempt), Epoch(1),     tag,
-            desc,           std::nullopt, PayloadOf(desc)};
+    PeerReady ready;
+    ready.group = kGroup;
+    ready.peer = PeerId(peer);
+    ready.ordinal = OpOrdinal(100 * peer + tag);
+    ready.attempt = Epoch(attempt);
+    ready.boundary = Epoch(1);
+    ready.tag = tag;
+    ready.desc = desc;
+    ready.payload = PayloadOf(desc);
+    return ready;
   }
   Actions& Ready(const PeerReady& ready) {
     out_.clear();
@@ -460,7 +487,7 @@ TEST_F(OpTableTest, AMeshOpRunsAsAnyOtherAndSaysThatItWasOne) {
   const auto start = Get<StartAttempt>(Post(7, desc));
   ASSERT_EQ(start.size(), 1u);
   EXPECT_EQ(start[0].algorithm, Algorithm::kMesh);
-  EXPECT_EQ(start[0].ring_contributes, std::vector<bool>(3, true));
+  EXPECT_EQ(start[0].ring_contributes, std::vector<uint32_t>(3, 1));
   EXPECT_EQ(Get<CreditAttempt>(Ready(2, 7, desc)).size(), 1u);
   EXPECT_EQ(Get<CreditAttempt>(Ready(3, 7, desc)).size(), 1u);
   Complete(1);
@@ -589,7 +616,7 @@ TEST_F(OpTableTest, PostsBeyondTheRulesAreRefused) {
   EXPECT_EQ(Get<PostDone>(Post(8, Desc(LH_COUNT_MAX + 1))).at(0).outcome.code,
             Code::kInvalidArgument);
   for (uint64_t tag = 100; ops_.open() < LH_OPS_OPEN_MAX; ++tag) {
-    ops_.Post({{LocalId(1), tag}, MemberId(1), Epoch(1), tag, Large()}, now_, &out_);
+    ops_.Post({PostOf(1, tag, Large()), MemberId(1), Epoch(1)}, now_, &out_);
   }
   EXPECT_EQ(Get<PostDone>(Post(9, Large())).at(0).outcome.code, Code::kUnavailable);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), size_t{LH_OPS_OPEN_MAX});
@@ -810,7 +837,9 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
             (control::OpReport{OpOrdinal(1),
                                Epoch(1),
                                5,
+                               0,
                                true,
+                               false,
                                false,
                                {{PeerId(2), OpOrdinal(205)}, {PeerId(3), OpOrdinal(305)}}}));
   EXPECT_FALSE(reports[1].done);
@@ -1313,9 +1342,9 @@ TEST_F(OpTableTest, AChunkBelongsToAMemberAtItsPositionInTheRing) {
 TEST_F(OpTableTest, ARankNamesTheRootInTheNewestEpoch) {
   EnterThree();
   const auto post = [&](uint64_t tag, uint64_t rank) -> OpDesc {
-    out_.clear();
-    ops_.Post({{LocalId(1), tag}, MemberId(1), Epoch(1), tag, BroadcastOf(0), rank}, now_, &out_);
-    return Get<SendReady>(out_).at(0).desc;
+    LocalPost local = PostOf(1, tag, BroadcastOf(0));
+    local.root_rank = rank;
+    return Get<SendReady>(Post(local)).at(0).desc;
   };
   EXPECT_EQ(post(7, 2).root, MemberId(3));
   // Nobody has this rank: the op goes on, so that it ends at all members.
@@ -1425,6 +1454,1036 @@ TEST_F(OpTableTest, ASmallReduceScatterIsAnsweredWhenAllAreDone) {
   EXPECT_TRUE(Get<PostDone>(Complete(1, 0, std::string(desc.bytes(), 'r'))).empty());
   Done(2, 1);
   EXPECT_TRUE(Get<PostDone>(Done(3, 1)).at(0).outcome.ok());
+}
+
+// ---- kinds: who owns a part, and who gets it
+
+OpDesc RootedOf(OpKind kind, uint16_t world, uint64_t root, uint64_t count = 8 << 20) {
+  OpDesc desc = OfKind(kind, world, count);
+  desc.root = MemberId(root);
+  return desc;
+}
+
+// Position and post of the owner, position and post of the receiver.
+using CutText = std::tuple<int, int, int, int>;
+std::vector<CutText> CutTexts(const std::vector<CutOwner>& cuts) {
+  std::vector<CutText> texts;
+  for (const CutOwner& cut : cuts) {
+    texts.emplace_back(cut.position, cut.post, cut.to_position, cut.to_post);
+  }
+  return texts;
+}
+
+class KindsTest : public OpTableTest {
+ protected:
+  // Members 1 and 4 are here. Ranks: 1, 2, 4, 3. Ring: peers 1, 2, 3.
+  void EnterFour() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {4, 1, 1}, {3, 3, 1}})); }
+  // Both local members post; a member named in the description is the root.
+  StartAttempt Begin(const OpDesc& desc) {
+    for (const uint64_t member : {4, 1}) {
+      LocalPost post = PostOf(member, 7, desc);
+      post.is_root = desc.root == MemberId(member);
+      Post(post);
+    }
+    const auto starts = Get<StartAttempt>(out_);
+    return starts.size() == 1 ? starts[0] : StartAttempt();
+  }
+  LocalPost RootedPost(uint64_t tag, const OpDesc& desc) {
+    LocalPost post = PostOf(1, tag, desc);
+    post.is_root = desc.root == MemberId(1);
+    return post;
+  }
+  // Posts the op, lets peers 2 and 3 announce it, and returns how it ends. It must not run.
+  PostDone EndOf(const LocalPost& post, uint64_t set = 0, std::vector<uint64_t> peers = {2, 3}) {
+    const auto readies = Get<SendReady>(Post(post));
+    EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+    if (readies.empty()) return Get<PostDone>(out_).at(0);
+    for (const uint64_t peer : peers) {
+      PeerReady ready = ReadyOf(peer, post.tag, readies[0].desc);
+      ready.set = set;
+      Ready(ready);
+    }
+    for (const SendDone& done : Get<SendDone>(out_)) EXPECT_TRUE(done.refused);
+    for (const uint64_t peer : peers) Done(peer, readies[0].ordinal.value(), 0, true);
+    return Get<PostDone>(out_).at(0);
+  }
+};
+
+constexpr int kM1 = 0, kM4 = 1;  // indices of the local posts, in rank order
+
+TEST_F(KindsTest, InAReduceTheRootHasTheWhole) {
+  EnterFour();
+  EXPECT_EQ(CutTexts(Begin(RootedOf(OpKind::kReduce, 0, 4)).cuts),
+            (std::vector<CutText>{{0, kM4, 0, -1}}));
+}
+
+TEST_F(KindsTest, InAReduceScatterEachMemberOwnsAPart) {
+  EnterFour();
+  EXPECT_EQ(
+      CutTexts(Begin(OfKind(OpKind::kReduceScatter, 4)).cuts),
+      (std::vector<CutText>{{0, kM1, 0, -1}, {1, -1, 0, -1}, {0, kM4, 0, -1}, {2, -1, 0, -1}}));
+}
+
+TEST_F(KindsTest, InAGatherEachMemberGivesAPartToTheRoot) {
+  EnterFour();
+  const StartAttempt start = Begin(RootedOf(OpKind::kGather, 4, 4));
+  EXPECT_EQ(
+      CutTexts(start.cuts),
+      (std::vector<CutText>{{0, kM1, 0, kM4}, {1, -1, 0, kM4}, {0, kM4, 0, kM4}, {2, -1, 0, kM4}}));
+  EXPECT_EQ(start.algorithm, Algorithm::kMesh);
+}
+
+TEST_F(KindsTest, InAScatterTheRootGivesAPartToEachMember) {
+  EnterFour();
+  EXPECT_EQ(
+      CutTexts(Begin(RootedOf(OpKind::kScatter, 4, 3)).cuts),
+      (std::vector<CutText>{{2, -1, 0, kM1}, {2, -1, 1, -1}, {2, -1, 0, kM4}, {2, -1, 2, -1}}));
+}
+
+TEST_F(KindsTest, InAnAllToAllThereIsAPartForEachPair) {
+  EnterFour();
+  const std::vector<std::pair<int, int>> members = {{0, kM1}, {1, -1}, {0, kM4}, {2, -1}};
+  std::vector<CutText> expected;
+  for (const auto& [position, post] : members) {
+    for (const auto& [to, to_post] : members) expected.emplace_back(position, post, to, to_post);
+  }
+  EXPECT_EQ(CutTexts(Begin(OfKind(OpKind::kAllToAll, 4)).cuts), expected);
+}
+
+TEST_F(KindsTest, ASendIsOfItsTwoMembersAlone) {
+  EnterFour();
+  LocalPost post = PostOf(4, 7, OfKind(OpKind::kSendRecv, 0));
+  post.is_root = true;
+  post.partner = MemberId(3);
+  const auto readies = Get<SendReady>(Post(post));
+  ASSERT_EQ(readies.size(), 1u) << "member 1 is not waited for, and peer 2 is not told";
+  EXPECT_EQ(readies[0].to, PeerId(3));
+  EXPECT_EQ(readies[0].set, SetOf(OpKind::kSendRecv, {MemberId(4), MemberId(3)}));
+  const StartAttempt start = Get<StartAttempt>(out_).at(0);
+  EXPECT_EQ(start.ring, (std::vector<PeerId>{PeerId(1), PeerId(3)}));
+  EXPECT_EQ(CutTexts(start.cuts), (std::vector<CutText>{{0, 0, 1, -1}}));
+  EXPECT_EQ(start.posts.size(), 1u);
+}
+
+TEST_F(KindsTest, ASendWithinAHostIsLocal) {
+  EnterFour();
+  LocalPost send = PostOf(4, 7, OfKind(OpKind::kSendRecv, 0));
+  send.is_root = true;
+  send.partner = MemberId(1);
+  EXPECT_TRUE(Post(send).empty());
+  LocalPost receive = PostOf(1, 7, OfKind(OpKind::kSendRecv, 0));
+  receive.partner = MemberId(4);
+  const StartAttempt start = Get<StartAttempt>(Post(receive)).at(0);
+  EXPECT_EQ(start.algorithm, Algorithm::kLocal);
+  EXPECT_EQ(CutTexts(start.cuts), (std::vector<CutText>{{0, kM4, 0, kM1}}));
+  EXPECT_EQ(Get<PostDone>(Complete(1)).size(), 2u);
+}
+
+TEST_F(KindsTest, EachPositionSaysHowManyInputsItHas) {
+  Enter(MakePrepare(1, 0, 1, 0,
+                    {{1, 1, 1}, {2, 2, 1, control::kInBackground}, {4, 1, 1}, {3, 3, 1}}));
+  EXPECT_EQ(Begin(Large()).ring_contributes, (std::vector<uint32_t>{2, 0, 1}));
+}
+
+// ---- roots
+
+const std::vector<OpKind> kRooted = {OpKind::kBroadcast, OpKind::kReduce, OpKind::kGather,
+                                     OpKind::kScatter};
+uint16_t WorldOf(OpKind kind, uint16_t world) { return IsInParts(kind) ? world : 0; }
+
+TEST_F(KindsTest, ARootIsNamedByRankOrById) {
+  EnterThree();
+  uint64_t tag = 10;
+  for (const OpKind kind : kRooted) {
+    LocalPost post = PostOf(1, tag++, RootedOf(kind, WorldOf(kind, 3), 0));
+    post.root_rank = 2;
+    EXPECT_EQ(Get<SendReady>(Post(post)).at(0).desc.root, MemberId(3)) << Name(kind);
+    post = RootedPost(tag++, RootedOf(kind, WorldOf(kind, 3), 1));
+    EXPECT_EQ(Get<SendReady>(Post(post)).at(0).desc.root, MemberId(1)) << Name(kind);
+    EXPECT_EQ(Get<StartAttempt>(out_).size(), 1u) << Name(kind);
+  }
+}
+
+TEST_F(KindsTest, ARoleThatDoesNotFitAnyMoreEndsAborted) {
+  EnterThree();
+  uint64_t tag = 10;
+  for (const OpKind kind : kRooted) {
+    // The trainer takes itself for the root, or another member, and the rank says otherwise.
+    for (const uint64_t rank : {0, 1}) {
+      LocalPost post = PostOf(1, tag++, RootedOf(kind, WorldOf(kind, 3), 0));
+      post.root_rank = rank;
+      post.is_root = rank != 0;
+      if (kind == OpKind::kBroadcast) {
+        EXPECT_EQ(Get<StartAttempt>(Post(post)).size(), 1u) << "its tensors fit both roles";
+        continue;
+      }
+      const PostDone done = EndOf(post);
+      EXPECT_EQ(done.outcome.code, Code::kAborted) << Name(kind);
+      EXPECT_NE(done.outcome.text.find("its root is not in the world any more"), std::string::npos)
+          << done.outcome.text;
+    }
+  }
+}
+
+TEST_F(KindsTest, ARootThatDiedEndsAbortedWithItsName) {
+  EnterThree();
+  uint64_t tag = 10, ordinal = 0;
+  std::vector<OpFate> fates;
+  for (const OpKind kind : kRooted) {
+    Post(RootedPost(tag++, RootedOf(kind, WorldOf(kind, 3), 3)));
+    fates.push_back({OpOrdinal(++ordinal), Fate::kRedo});
+  }
+  Freeze();
+  for (uint64_t i = 1; i <= ordinal; ++i) Stopped(i);
+  LoseThree(fates);
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  tag = 10;
+  ordinal = 0;
+  for (const OpKind kind : kRooted) {
+    Ready(2, tag++, RootedOf(kind, WorldOf(kind, 3), 3), 2);
+    const PostDone done = Get<PostDone>(Done(2, ++ordinal, 2, true)).at(0);
+    EXPECT_EQ(done.outcome.code, Code::kAborted);
+    const std::string wanted = kind == OpKind::kScatter
+                                   ? "laid out for 3 members, and 2 take part"
+                                   : "its root, member m3 (n), does not take part";
+    EXPECT_NE(done.outcome.text.find(wanted), std::string::npos) << done.outcome.text;
+  }
+}
+
+TEST_F(KindsTest, ARootInTheBackgroundMayGetAndMayNotGive) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kInBackground}}));
+  uint64_t tag = 10;
+  for (const OpKind kind : kRooted) {
+    const LocalPost post = RootedPost(tag++, RootedOf(kind, WorldOf(kind, 3), 3));
+    if (kind == OpKind::kReduce || kind == OpKind::kGather) {
+      const StartAttempt start = Get<StartAttempt>(Post(post)).at(0);
+      EXPECT_EQ(start.cuts.size(), kind == OpKind::kReduce ? 1u : 2u);
+      continue;
+    }
+    const PostDone done = EndOf(post);
+    EXPECT_EQ(done.outcome.code, Code::kAborted);
+    EXPECT_NE(done.outcome.text.find("its root, member m3 (n), is in the background"),
+              std::string::npos)
+        << done.outcome.text;
+  }
+}
+
+TEST_F(KindsTest, AGatherGoesOnWithoutTheDeadAndAScatterOrAllToAllDoesNot) {
+  EnterThree();
+  const std::vector<OpDesc> descs = {RootedOf(OpKind::kGather, 3, 1),
+                                     RootedOf(OpKind::kScatter, 3, 1),
+                                     OfKind(OpKind::kAllToAll, 3)};
+  for (size_t i = 0; i < descs.size(); ++i) Post(RootedPost(10 + i, descs[i]));
+  Freeze();
+  for (const uint64_t ordinal : {1, 2, 3}) Stopped(ordinal);
+  LoseThree(
+      {{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kRedo}, {OpOrdinal(3), Fate::kRedo}});
+  const auto starts = Get<StartAttempt>(out_);
+  ASSERT_EQ(starts.size(), 1u);
+  EXPECT_EQ(CutTexts(starts[0].cuts), (std::vector<CutText>{{0, 0, 0, 0}, {1, -1, 0, 0}}));
+  for (const uint64_t i : {1, 2}) {
+    Ready(2, 10 + i, descs[i], 2);
+    const PostDone done = Get<PostDone>(Done(2, i + 1, 2, true)).at(0);
+    EXPECT_EQ(done.outcome.code, Code::kAborted);
+    EXPECT_NE(done.outcome.text.find("laid out for 3 members, and 2 take part"), std::string::npos)
+        << done.outcome.text;
+  }
+}
+
+// ---- send and receive
+
+class SendTest : public KindsTest {
+ protected:
+  static OpDesc Sent() { return OfKind(OpKind::kSendRecv, 0); }
+  // Member 1 sends to the partner, or receives from it.
+  LocalPost With(uint64_t tag, uint64_t partner, bool sends) {
+    LocalPost post = PostOf(1, tag, Sent());
+    post.partner = MemberId(partner);
+    post.is_root = sends;
+    return post;
+  }
+  static uint64_t Pair(uint64_t from, uint64_t to) {
+    return SetOf(OpKind::kSendRecv, {MemberId(from), MemberId(to)});
+  }
+};
+
+TEST_F(SendTest, BothDirectionsOfAPairMayHaveOneTagAtOnce) {
+  EnterThree();
+  ASSERT_NE(Pair(1, 2), Pair(2, 1));
+  EXPECT_EQ(Get<SendReady>(Post(With(7, 2, true))).at(0).set, Pair(1, 2));
+  LocalPost receive = With(7, 2, false);
+  receive.post.call = 8;
+  EXPECT_EQ(Get<SendReady>(Post(receive)).at(0).set, Pair(2, 1));
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 2u);
+  // The READY of one direction is not that of the other.
+  PeerReady ready = ReadyOf(2, 7, Sent());
+  ready.set = Pair(2, 1);
+  EXPECT_EQ(Get<CreditAttempt>(Ready(ready)).at(0).ordinal, OpOrdinal(2));
+  Complete(2);
+  EXPECT_EQ(Get<PostDone>(Done(2, 2)).at(0).post.call, 8u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 1u);
+  EXPECT_EQ(Get<PostDone>(Post(With(7, 2, true))).at(0).outcome.code, Code::kInvalidArgument)
+      << "this direction is still in flight";
+  ready.set = Pair(1, 2);
+  ready.ordinal = OpOrdinal(299);
+  Ready(ready);
+  Complete(1);
+  EXPECT_EQ(Get<PostDone>(Done(2, 1)).at(0).post.call, 7u);
+}
+
+TEST_F(SendTest, APartnerIsNamedByRank) {
+  EnterThree();
+  LocalPost post = With(7, 0, true);
+  post.root_rank = 2;
+  const SendReady ready = Get<SendReady>(Post(post)).at(0);
+  EXPECT_EQ(ready.to, PeerId(3));
+  EXPECT_EQ(ready.set, Pair(1, 3));
+  post = With(8, 0, false);
+  post.root_rank = 3;
+  const PostDone done = Get<PostDone>(Post(post)).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("its partner has rank 3, and the group has 3 members"),
+            std::string::npos)
+      << done.outcome.text;
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 1u);
+}
+
+TEST_F(SendTest, AStrangerOrOneselfIsRefused) {
+  EnterThree();
+  for (const bool sends : {true, false}) {
+    Outcome outcome = Get<PostDone>(Post(With(7, 9, sends))).at(0).outcome;
+    EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+    EXPECT_EQ(outcome.text, "send-recv tag 7 refused: its partner, m9, is no member of the group");
+    outcome = Get<PostDone>(Post(With(7, 1, sends))).at(0).outcome;
+    EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+    EXPECT_EQ(outcome.text, "send-recv tag 7 refused: a member cannot send to itself");
+  }
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+}
+
+TEST_F(SendTest, APartnerThatDiedEndsAbortedWithItsName) {
+  EnterThree();
+  Post(With(7, 3, true));
+  Post(With(8, 3, false));
+  Freeze();
+  Stopped(1);
+  Stopped(2);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kRedo}});
+  auto done = Get<PostDone>(out_);
+  ASSERT_EQ(done.size(), 2u) << "nobody else takes part, so nobody is waited for";
+  for (const PostDone& each : done) EXPECT_EQ(each.outcome.code, Code::kAborted);
+  EXPECT_NE(done[0].outcome.text.find("its receiver, member m3 (n), does not take part"),
+            std::string::npos)
+      << done[0].outcome.text;
+  EXPECT_NE(done[1].outcome.text.find("its sender, member m3 (n), does not take part"),
+            std::string::npos)
+      << done[1].outcome.text;
+  // A trainer that has not heard of the death gets the same answer.
+  EXPECT_EQ(Get<PostDone>(Post(With(9, 3, true))).at(0).outcome.code, Code::kAborted);
+}
+
+TEST_F(SendTest, OneInTheBackgroundMayReceiveAndMayNotSend) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kInBackground}}));
+  EXPECT_EQ(Get<StartAttempt>(Post(With(7, 3, true))).size(), 1u);
+  const PostDone done = EndOf(With(8, 3, false), Pair(3, 1), {3});
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("its sender, member m3 (n), is in the background"),
+            std::string::npos)
+      << done.outcome.text;
+}
+
+// ---- sets of members
+
+class SetTest : public KindsTest {
+ protected:
+  static LocalPost Among(uint64_t member, uint64_t tag, std::vector<uint64_t> ids,
+                         const OpDesc& desc = Large()) {
+    LocalPost post = PostOf(member, tag, desc);
+    for (const uint64_t id : ids) post.participants.emplace_back(id);
+    return post;
+  }
+  static uint64_t Set(std::vector<uint64_t> ids) {
+    std::vector<MemberId> members;
+    for (const uint64_t id : ids) members.emplace_back(id);
+    return SetOf(OpKind::kAllReduce, members);
+  }
+  PeerReady ReadyAmong(uint64_t peer, uint64_t tag, std::vector<uint64_t> ids,
+                       uint64_t attempt = 0) {
+    PeerReady ready = ReadyOf(peer, tag, Large(), attempt);
+    ready.set = Set(std::move(ids));
+    return ready;
+  }
+};
+
+TEST_F(SetTest, NobodyInParticularIsEverybody) {
+  EXPECT_EQ(Set({}), 0u);
+  EXPECT_NE(Set({1}), 0u);
+  EXPECT_NE(Set({1, 2}), Set({1, 3}));
+  EXPECT_NE(Set({1, 2}), SetOf(OpKind::kSendRecv, {MemberId(1), MemberId(2)}));
+}
+
+TEST_F(SetTest, TwoDisjointSetsMayHaveOneTagAtTheSameTime) {
+  EnterFour();
+  const auto first = Get<SendReady>(Post(Among(1, 7, {1, 2})));
+  ASSERT_EQ(first.size(), 1u) << "member 4 is not waited for";
+  EXPECT_EQ(first[0].to, PeerId(2));
+  EXPECT_EQ(first[0].set, Set({1, 2}));
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).ring, (std::vector<PeerId>{PeerId(1), PeerId(2)}));
+  const auto second = Get<SendReady>(Post(Among(4, 7, {3, 4})));
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_EQ(second[0].to, PeerId(3));
+  EXPECT_EQ(second[0].set, Set({3, 4}));
+  Ready(ReadyAmong(3, 7, {3, 4}));
+  Complete(2);
+  const PostDone done = Get<PostDone>(Done(3, 2)).at(0);
+  EXPECT_EQ(done.post.local, LocalId(4));
+  EXPECT_EQ(done.info.members, (std::vector<MemberId>{MemberId(4), MemberId(3)}));
+  EXPECT_EQ(done.info.hosts, history_.HostsOf(done.info.members));
+  Ready(ReadyAmong(2, 7, {1, 2}));
+  Complete(1);
+  EXPECT_EQ(Get<PostDone>(Done(2, 1)).at(0).post.local, LocalId(1));
+}
+
+TEST_F(SetTest, OneMemberMayBeInTwoSetsWithOneTagButNotTwiceInOne) {
+  EnterThree();
+  LocalPost post = Among(1, 7, {1, 2});
+  EXPECT_EQ(Get<SendReady>(Post(post)).size(), 1u);
+  post.post.call = 8;
+  const Outcome twice = Get<PostDone>(Post(post)).at(0).outcome;
+  EXPECT_EQ(twice.code, Code::kInvalidArgument);
+  EXPECT_NE(twice.text.find("in flight"), std::string::npos) << twice.text;
+  LocalPost other = Among(1, 7, {1, 3});
+  other.post.call = 9;
+  EXPECT_EQ(Get<SendReady>(Post(other)).size(), 1u);
+  LocalPost all = PostOf(1, 7, Large());
+  all.post.call = 10;
+  EXPECT_EQ(Get<SendReady>(Post(all)).size(), 2u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 3u);
+}
+
+TEST_F(SetTest, AReadyOfAPeerOutsideOfTheSetBreaksTheLink) {
+  EnterThree();
+  Post(Among(1, 7, {1, 2}));
+  EXPECT_TRUE(Breaks(ReadyAmong(3, 7, {1, 2})));
+  EXPECT_FALSE(Breaks(ReadyAmong(3, 7, {1, 3})));
+}
+
+TEST_F(SetTest, ItGoesOnWithoutAMemberThatDied) {
+  EnterThree();
+  Post(Among(1, 7, {1, 2, 3}));
+  Post(Among(1, 8, {1, 3}));
+  Freeze();
+  Stopped(1);
+  Stopped(2);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kRedo}});
+  const auto readies = Get<SendReady>(out_);
+  ASSERT_EQ(readies.size(), 1u);
+  EXPECT_EQ(readies[0].set, Set({1, 2, 3})) << "its name stays";
+  Ready(ReadyAmong(2, 7, {1, 2, 3}, 2));
+  Complete(1, 2);
+  EXPECT_EQ(Get<PostDone>(Done(2, 1, 2)).at(0).info.members,
+            (std::vector<MemberId>{MemberId(1), MemberId(2)}));
+  // Alone in the set.
+  EXPECT_TRUE(Get<PostDone>(Complete(2, 2)).at(0).outcome.ok());
+  // A trainer that has not heard of the death names the dead member, too.
+  EXPECT_EQ(Get<SendReady>(Post(Among(1, 9, {1, 2, 3}))).at(0).set, Set({1, 2, 3}));
+}
+
+TEST_F(SetTest, ItsMembersAreKnownInOrderAndThePosterIsOneOfThem) {
+  EnterThree();
+  const auto refusal = [&](std::vector<uint64_t> ids) {
+    const Outcome outcome = Get<PostDone>(Post(Among(1, 7, std::move(ids)))).at(0).outcome;
+    EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+    return outcome.text;
+  };
+  EXPECT_EQ(refusal({2, 1}), "all-reduce tag 7 refused: its participants are not in rising order");
+  EXPECT_EQ(refusal({1, 1}), "all-reduce tag 7 refused: its participants are not in rising order");
+  EXPECT_EQ(refusal({1, 9}),
+            "all-reduce tag 7 refused: m9 is among its participants, and is no member of the "
+            "group; give ids of members");
+  EXPECT_EQ(refusal({2, 3}),
+            "all-reduce tag 7 refused: this member, m1, is not among its participants");
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+}
+
+TEST_F(SetTest, WhatIsMissedIsTheOpOfThatSetOnly) {
+  EnterThree();
+  Freeze();
+  LoseThree({}, {{Epoch(1), 7, Set({1, 2})}});
+  EXPECT_EQ(Get<SendReady>(Post(PostOf(1, 7, Large()))).size(), 1u);
+  EXPECT_EQ(Get<PostDone>(Post(Among(1, 7, {1, 2}))).at(0).outcome.code, Code::kAborted);
+  LocalPost next = Among(1, 7, {1, 2});
+  EXPECT_EQ(Get<SendReady>(Post(next)).size(), 1u);
+}
+
+TEST_F(SetTest, ARootOutsideOfTheSetDoesNotTakePart) {
+  EnterThree();
+  const OpDesc desc = BroadcastOf(3);
+  const PostDone done = EndOf(Among(1, 7, {1, 2}, desc), Set({1, 2}), {2});
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("its root, member m3 (n), does not take part"),
+            std::string::npos)
+      << done.outcome.text;
+}
+
+TEST_F(SetTest, WhatIsToBePostedShowsWhoWaitsAndHowManyTakePart) {
+  EnterFour();
+  Post(Among(1, 7, {1, 3, 4}));
+  const auto view = [&](const LocalPost& post) {
+    PostView seen;
+    ops_.ViewPost({post, MemberId(4), Epoch(1)}, &seen);
+    return seen;
+  };
+  PostView seen = view(Among(4, 7, {1, 3, 4}));
+  EXPECT_EQ(seen.peers, 2u);
+  EXPECT_TRUE(seen.crowded);
+  ASSERT_EQ(seen.together.size(), 1u);
+  EXPECT_EQ(seen.together[0].second, MemberId(1));
+  seen = view(Among(4, 7, {3, 4}));
+  EXPECT_EQ(seen.peers, 2u);
+  EXPECT_FALSE(seen.crowded);
+  EXPECT_TRUE(seen.together.empty());
+}
+
+// ---- weights
+
+class WeightsTest : public KindsTest {
+ protected:
+  static OpDesc Weighted(OpDesc desc = Large()) {
+    desc.weighted = true;
+    return desc;
+  }
+  LocalPost With(uint64_t member, double weight, const OpDesc& desc = Weighted()) {
+    LocalPost post = PostOf(member, 7, desc);
+    post.terms.weight = weight;
+    return post;
+  }
+  PeerReady ReadyWith(uint64_t peer, std::vector<double> weights, uint64_t attempt = 0,
+                      const OpDesc& desc = Weighted()) {
+    PeerReady ready = ReadyOf(peer, 7, desc, attempt);
+    for (const double weight : weights) ready.terms.push_back({weight, {}, {}});
+    return ready;
+  }
+};
+
+TEST_F(WeightsTest, AreSentInRankOrderAndAddedUpBeforeTheStart) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {4, 1, 1}}));
+  Post(With(4, 2));
+  const auto readies = Get<SendReady>(Post(With(1, 0.5)));
+  ASSERT_EQ(readies.size(), 1u);
+  EXPECT_EQ(readies[0].terms, (std::vector<OpTerms>{{0.5, {}, {}}, {2, {}, {}}}));
+  EXPECT_EQ(readies[0].weights, (std::vector<double>{0.5, 2}));
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty()) << "the sum of the weights is not known yet";
+  const auto start = Get<StartAttempt>(Ready(ReadyWith(2, {1.25})));
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(start[0].weights, (std::vector<double>{0.5, 2}));
+  EXPECT_EQ(start[0].weight_sum, 3.75);
+}
+
+TEST_F(WeightsTest, OfMembersInTheBackgroundDoNotCount) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kInBackground}}));
+  Post(With(1, 0.5));
+  Ready(ReadyWith(2, {1}));
+  EXPECT_EQ(Get<StartAttempt>(Ready(ReadyWith(3, {100}))).at(0).weight_sum, 1.5);
+}
+
+TEST_F(WeightsTest, AreAddedUpAnewAfterADeath) {
+  EnterThree();
+  Post(With(1, 0.5));
+  Ready(ReadyWith(2, {1}));
+  EXPECT_EQ(Get<StartAttempt>(Ready(ReadyWith(3, {4}))).at(0).weight_sum, 5.5);
+  Freeze();
+  Stopped(1);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  EXPECT_EQ(Get<StartAttempt>(Ready(ReadyWith(2, {1}, 2))).at(0).weight_sum, 1.5);
+}
+
+TEST_F(WeightsTest, ThatAreAllZeroEndTheOpForAll) {
+  EnterThree();
+  for (const OpDesc& desc : {Weighted(), Weighted(Small())}) {
+    const auto ordinal = Get<SendReady>(Post(With(1, 0, desc))).at(0).ordinal;
+    Ready(ReadyWith(2, {0}, 0, desc));
+    const auto dones = Get<SendDone>(Ready(ReadyWith(3, {0}, 0, desc)));
+    EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+    ASSERT_EQ(dones.size(), 2u);
+    EXPECT_TRUE(dones[0].refused);
+    Done(2, ordinal.value(), 0, true);
+    const PostDone done = Get<PostDone>(Done(3, ordinal.value(), 0, true)).at(0);
+    EXPECT_EQ(done.outcome.code, Code::kTooFewMembers);
+    EXPECT_EQ(done.outcome.text,
+              "all-reduce tag 7 ended: the weights of all members are 0; the input is intact");
+  }
+}
+
+TEST_F(WeightsTest, OneZeroIsNoFault) {
+  EnterThree();
+  Post(With(1, 0));
+  Ready(ReadyWith(2, {0}));
+  EXPECT_EQ(Get<StartAttempt>(Ready(ReadyWith(3, {2}))).at(0).weight_sum, 2);
+}
+
+TEST_F(WeightsTest, OfAnotherNumberOfMembersBreakTheLink) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {5, 2, 1}}));
+  Post(With(1, 1));
+  EXPECT_TRUE(Breaks(ReadyWith(2, {1})));
+  EXPECT_TRUE(Breaks(ReadyWith(2, {1, 1, 1})));
+  EXPECT_FALSE(Breaks(ReadyWith(2, {1, 1})));
+}
+
+TEST_F(WeightsTest, AResultOfAnEarlierAttemptNeedsNone) {
+  EnterThree();
+  const OpDesc desc = Weighted(Small());
+  Post(With(1, 1, desc));
+  Ready(ReadyWith(2, {1}, 0, desc));
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  PeerReady ready = ReadyWith(2, {}, 2, desc);
+  ready.payload.clear();
+  ready.result = OneShotResult{Epoch(1), kThree, std::string(16, 'r')};
+  EXPECT_EQ(Get<StartAttempt>(Ready(ready)).at(0).result, std::string(16, 'r'));
+  EXPECT_TRUE(Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0).outcome.ok());
+}
+
+TEST_F(WeightsTest, AndNoneAreDifferentOffers) {
+  EnterThree();
+  Post(With(1, 1));
+  Ready(2, 7, Large());
+  Ready(ReadyWith(3, {1}));
+  Done(2, 1, 0, true);
+  const Outcome outcome = Get<PostDone>(Done(3, 1, 0, true)).at(0).outcome;
+  EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+  EXPECT_NE(outcome.text.find("weighted 1"), std::string::npos) << outcome.text;
+}
+
+// ---- parts of unequal lengths
+
+using Lengths = std::vector<uint64_t>;
+
+class UnequalTest : public KindsTest {
+ protected:
+  static OpDesc Unequal(OpKind kind, uint64_t root = 0) {
+    OpDesc desc = RootedOf(kind, 3, root, 0);
+    desc.unequal = true;
+    return desc;
+  }
+  struct Terms {
+    Lengths gives, gets;
+  };
+  // Posts the op at member 1, and gives it the READYs of members 2 and 3.
+  Actions& Offer(const OpDesc& desc, const std::vector<Terms>& terms) {
+    LocalPost post = RootedPost(7, desc);
+    post.terms = {1, terms[0].gives, terms[0].gets};
+    EXPECT_EQ(Get<SendReady>(Post(post)).at(0).terms.at(0), post.terms);
+    EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+    for (const uint64_t peer : {2, 3}) {
+      if (terms.size() >= peer) Ready(ReadyWith(peer, desc, terms[peer - 1]));
+    }
+    return out_;
+  }
+  PeerReady ReadyWith(uint64_t peer, const OpDesc& desc, const Terms& terms, uint64_t attempt = 0) {
+    PeerReady ready = ReadyOf(peer, 7, desc, attempt);
+    ready.terms = {{1, terms.gives, terms.gets}};
+    return ready;
+  }
+  static Lengths Counts(const StartAttempt& start) {
+    Lengths counts;
+    for (const CutOwner& cut : start.cuts) counts.push_back(cut.count);
+    return counts;
+  }
+  // What the op that was offered starts with; empty: it does not start.
+  Lengths Started() {
+    const auto starts = Get<StartAttempt>(out_);
+    return starts.size() == 1 ? Counts(starts[0]) : Lengths();
+  }
+  // How the op that was offered ends, if it is refused.
+  std::string Refusal() {
+    EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+    const auto dones = Get<SendDone>(out_);
+    EXPECT_EQ(dones.size(), 2u);
+    for (const SendDone& done : dones) EXPECT_TRUE(done.refused);
+    Done(2, 1, 0, true);
+    const PostDone done = Get<PostDone>(Done(3, 1, 0, true)).at(0);
+    EXPECT_EQ(done.outcome.code, Code::kInvalidArgument);
+    return done.outcome.text;
+  }
+};
+
+TEST_F(UnequalTest, PartsOfAnAllGatherAreAsTheirOwnersSay) {
+  EnterThree();
+  const Lengths all = {3, 5, 0};
+  Offer(Unequal(OpKind::kAllGather), {{{3}, all}, {{5}, all}, {{0}, all}});
+  EXPECT_EQ(Started(), all);
+}
+
+TEST_F(UnequalTest, AnAllGatherWhoseLengthsDoNotFitNamesBothMembers) {
+  EnterThree();
+  const Lengths all = {3, 5, 0};
+  Offer(Unequal(OpKind::kAllGather), {{{3}, all}, {{6}, {3, 6, 0}}, {{0}, all}});
+  EXPECT_EQ(Refusal(),
+            "all-gather tag 7 refused: member m2 gives 6 elements to member m1, which expects 5 "
+            "elements");
+}
+
+TEST_F(UnequalTest, PartsOfAReduceScatterAreTheSameForAll) {
+  EnterThree();
+  const Lengths all = {3, 5, 0};
+  Offer(Unequal(OpKind::kReduceScatter), {{all, {3}}, {all, {5}}, {all, {0}}});
+  EXPECT_EQ(Started(), all);
+}
+
+TEST_F(UnequalTest, AReduceScatterWhoseLengthsDoNotFitNamesBothMembers) {
+  EnterThree();
+  const Lengths all = {3, 5, 0};
+  Offer(Unequal(OpKind::kReduceScatter), {{all, {3}}, {{3, 5, 1}, {5}}, {all, {0}}});
+  EXPECT_EQ(Refusal(),
+            "reduce-scatter tag 7 refused: members m1 and m2 give different lengths of parts");
+}
+
+TEST_F(UnequalTest, AReduceScatterKnowsWhatEachMemberExpects) {
+  EnterThree();
+  const Lengths all = {3, 5, 0};
+  Offer(Unequal(OpKind::kReduceScatter), {{all, {3}}, {all, {5}}, {all, {2}}});
+  EXPECT_EQ(Refusal(),
+            "reduce-scatter tag 7 refused: member m1 gives 0 elements to member m3, which expects "
+            "2 elements");
+}
+
+TEST_F(UnequalTest, AGatherFitsIfItsRootSaysSo) {
+  EnterThree();
+  Offer(Unequal(OpKind::kGather, 3), {{{3}, {}}, {{5}, {}}, {{0}, {3, 5, 0}}});
+  EXPECT_EQ(Started(), (Lengths{3, 5, 0}));
+}
+
+TEST_F(UnequalTest, AGatherWhoseLengthsDoNotFitNamesBothMembers) {
+  EnterThree();
+  Offer(Unequal(OpKind::kGather, 3), {{{3}, {}}, {{5}, {}}, {{0}, {3, 4, 0}}});
+  EXPECT_EQ(Refusal(),
+            "gather tag 7 refused: member m2 gives 5 elements to member m3, which expects 4 "
+            "elements");
+}
+
+TEST_F(UnequalTest, AScatterFitsIfItsRootSaysSo) {
+  EnterThree();
+  Offer(Unequal(OpKind::kScatter, 2), {{{}, {3}}, {{3, 5, 0}, {5}}, {{}, {0}}});
+  EXPECT_EQ(Started(), (Lengths{3, 5, 0}));
+}
+
+TEST_F(UnequalTest, AScatterWhoseLengthsDoNotFitNamesBothMembers) {
+  EnterThree();
+  Offer(Unequal(OpKind::kScatter, 2), {{{}, {4}}, {{3, 5, 0}, {5}}, {{}, {0}}});
+  EXPECT_EQ(Refusal(),
+            "scatter tag 7 refused: member m2 gives 3 elements to member m1, which expects 4 "
+            "elements");
+}
+
+TEST_F(UnequalTest, AnAllToAllHasALengthForEachPair) {
+  EnterThree();
+  Offer(Unequal(OpKind::kAllToAll),
+        {{{1, 2, 3}, {1, 4, 7}}, {{4, 5, 6}, {2, 5, 8}}, {{7, 8, 9}, {3, 6, 9}}});
+  EXPECT_EQ(Started(), (Lengths{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+}
+
+TEST_F(UnequalTest, AnAllToAllWhoseLengthsDoNotFitNamesBothMembers) {
+  EnterThree();
+  Offer(Unequal(OpKind::kAllToAll),
+        {{{1, 2, 3}, {1, 4, 7}}, {{4, 5, 6}, {2, 5, 0}}, {{7, 8, 9}, {3, 6, 9}}});
+  EXPECT_EQ(Refusal(),
+            "all-to-all tag 7 refused: member m3 gives 8 elements to member m2, which expects 0 "
+            "elements");
+}
+
+TEST_F(UnequalTest, AMissingLengthIsAMismatchToo) {
+  EnterThree();
+  Offer(Unequal(OpKind::kAllToAll),
+        {{{1, 2, 3}, {1, 4, 7}}, {{4, 5}, {2, 5, 8}}, {{7, 8, 9}, {3, 6, 9}}});
+  EXPECT_EQ(Refusal(),
+            "all-to-all tag 7 refused: member m2 gives no length to member m3, which expects 6 "
+            "elements");
+}
+
+TEST_F(UnequalTest, AnAllGatherIsCompactAfterADeath) {
+  EnterThree();
+  const Lengths all = {3, 5, 2};
+  const OpDesc desc = Unequal(OpKind::kAllGather);
+  // The member in the middle dies.
+  Offer(desc, {{{3}, all}, {{5}, all}, {{2}, all}});
+  ASSERT_EQ(Started(), all);
+  Freeze();
+  Stopped(1);
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {3, 3, 1}}), {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  Ready(ReadyWith(3, desc, {{2}, all}, 2));
+  EXPECT_EQ(Started(), (Lengths{3, 2}));
+  Complete(1, 2);
+  EXPECT_TRUE(Get<PostDone>(Done(3, 1, 2)).at(0).outcome.ok());
+}
+
+TEST_F(UnequalTest, LengthsOfAHostAreBounded) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  OpDesc desc = Unequal(OpKind::kAllToAll);
+  desc.world = LH_ALL_TO_ALL_MEMBERS_MAX;
+  LocalPost post = PostOf(1, 7, desc);
+  post.terms.gives.assign(LH_ALL_TO_ALL_MEMBERS_MAX, 1);
+  post.terms.gets.assign(LH_ALL_TO_ALL_MEMBERS_MAX - 1, 1);
+  EXPECT_TRUE(Post(post).empty()) << "it waits for member 4";
+  post.tag = 8;
+  post.terms.gets.push_back(1);
+  const Outcome outcome = Get<PostDone>(Post(post)).at(0).outcome;
+  EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+  EXPECT_EQ(outcome.text,
+            "all-to-all tag 8 refused: the lengths of its parts take 4100 bytes, and those of all "
+            "members of a host may take at most 8192; use parts of equal lengths");
+}
+
+// ---- order
+
+class OrderTest : public KindsTest {
+ protected:
+  static OpDesc ByRank(OpDesc desc = Desc(1 << 20)) {
+    desc.order = Order::kRank;
+    return desc;
+  }
+};
+
+TEST_F(OrderTest, ByRankIsTheOrderOfTheFirstMembersThatCount) {
+  // The ring is 3, 1, 2. Ranks: 1, 2, 4, 3; member 1 does not count.
+  auto prepare =
+      MakePrepare(1, 0, 1, 0, {{1, 1, 1, control::kInBackground}, {2, 2, 1}, {4, 1, 1}, {3, 3, 1}});
+  std::rotate(prepare.peers.begin(), prepare.peers.end() - 1, prepare.peers.end());
+  Enter(prepare);
+  const StartAttempt start = Begin(ByRank());
+  EXPECT_EQ(start.ring, (std::vector<PeerId>{PeerId(3), PeerId(1), PeerId(2)}));
+  EXPECT_EQ(start.order, (std::vector<int>{2, 1, 0}));
+  EXPECT_EQ(start.algorithm, Algorithm::kMesh);
+}
+
+TEST_F(OrderTest, AnyHasNone) {
+  EnterFour();
+  EXPECT_TRUE(Begin(Large()).order.empty());
+}
+
+TEST_F(OrderTest, ByRankHoldsForSmallOpsToo) {
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+  std::swap(prepare.peers[0], prepare.peers[2]);
+  Enter(prepare);
+  const OpDesc desc = ByRank(Small());
+  Post(7, desc);
+  Ready(2, 7, desc);
+  const StartAttempt start = Get<StartAttempt>(Ready(3, 7, desc)).at(0);
+  EXPECT_EQ(start.algorithm, Algorithm::kOneShot);
+  EXPECT_EQ(start.order, (std::vector<int>{2, 1, 0}));
+}
+
+TEST_F(OrderTest, ByRankCannotRunWhereOnlyTheRingIs) {
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
+  Enter(prepare);
+  const PostDone done = EndOf(PostOf(1, 7, ByRank()));
+  EXPECT_EQ(done.outcome.code, Code::kFailedPrecondition);
+  EXPECT_NE(done.outcome.text.find("order rank needs links between all hosts, at most 16"),
+            std::string::npos)
+      << done.outcome.text;
+  // A small one needs no ring.
+  Post(8, ByRank(Small()));
+  Ready(2, 8, ByRank(Small()));
+  EXPECT_EQ(Get<StartAttempt>(Ready(3, 8, ByRank(Small()))).size(), 1u);
+}
+
+// ---- cancelled ops
+
+using control::CancelOp;
+
+class CancelTest : public KindsTest {
+ protected:
+  // Commits an epoch with the same three members, which judges the ops.
+  void Judge(uint64_t epoch, const std::vector<OpFate>& fates) {
+    Enter(MakePrepare(epoch, epoch - 1, 1, epoch, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), fates);
+  }
+  static CancelOp Asking(uint64_t after, uint64_t member = 1) {
+    return {kGroup, MemberId(member), Epoch(after), "all-reduce tag 7"};
+  }
+};
+
+TEST_F(CancelTest, WhatWasNeverAnnouncedEndsHere) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {5, 1, 1}, {2, 2, 1}}));
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  const auto done = Get<PostDone>(Cancel(7, 1));
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].post.local, LocalId(1));
+  EXPECT_EQ(done[0].outcome.code, Code::kAborted);
+  EXPECT_EQ(done[0].outcome.text,
+            "all-reduce tag 7 cancelled before its host had announced it; the source is unchanged");
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty());
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(4)), 1u) << "the others wait on";
+  Post(7, Large(), 5);
+  EXPECT_TRUE(Get<SendReady>(out_).empty());
+  EXPECT_EQ(Get<SendReady>(Post(7, Large(), 1)).size(), 1u);
+}
+
+TEST_F(CancelTest, TheLastPostThatIsCancelledLeavesNoTrace) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  Post(7, Large(), 1);
+  EXPECT_EQ(Get<PostDone>(Cancel(7, 1)).size(), 1u);
+  EXPECT_EQ(ops_.open(), 0u);
+  EXPECT_TRUE(Cancel(7, 1).empty());
+}
+
+TEST_F(CancelTest, WhatWasAnnouncedIsAbortedByTheCoordinator) {
+  EnterThree();
+  Post(7, Large());
+  Ready(2, 7, Large());
+  Cancel(7);
+  EXPECT_EQ(Sent<CancelOp>(out_), std::vector<CancelOp>{Asking(0)});
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  EXPECT_TRUE(Get<StopAttempt>(out_).empty()) << "it may still be done in time";
+  EXPECT_TRUE(Cancel(7).empty()) << "it is asked for once";
+  Freeze();
+  Stopped(1);
+  const auto report = ops_.Report();
+  ASSERT_EQ(report.size(), 1u);
+  EXPECT_TRUE(report[0].cancelled);
+  EXPECT_FALSE(report[0].done);
+  EXPECT_EQ(report[0].matches, (std::vector<control::OpMatch>{{PeerId(2), OpOrdinal(207)}}))
+      << "the coordinator must see who has announced it";
+  Judge(2, {{OpOrdinal(1), Fate::kAbort}});
+  const PostDone done = Get<PostDone>(out_).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("all-reduce tag 7 aborted: test"), std::string::npos)
+      << done.outcome.text;
+  EXPECT_EQ(ops_.open(), 0u);
+  EXPECT_EQ(counters_.aborted, 1u);
+}
+
+TEST_F(CancelTest, ARedoMeansThatItWasTooLate) {
+  EnterThree();
+  Post(7, Large());
+  Cancel(7);
+  Freeze();
+  Stopped(1);
+  Judge(2, {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty());
+  EXPECT_TRUE(CancelAgain().empty());
+  Freeze();
+  Stopped(1, 2);
+  EXPECT_FALSE(ops_.Report().at(0).cancelled);
+  Judge(3, {{OpOrdinal(1), Fate::kRedo}});
+  // The trainer may ask again.
+  EXPECT_EQ(Sent<CancelOp>(Cancel(7)), std::vector<CancelOp>{Asking(3)});
+}
+
+TEST_F(CancelTest, WhileFrozenItIsAskedForAfterTheCommit) {
+  EnterThree();
+  Post(7, Large());
+  Freeze();
+  Stopped(1);
+  // The report may be on its way.
+  EXPECT_TRUE(Cancel(7).empty());
+  EXPECT_FALSE(ops_.Report().at(0).cancelled);
+  EXPECT_TRUE(CancelAgain().empty());
+  Judge(2, {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
+  EXPECT_EQ(Sent<CancelOp>(out_), std::vector<CancelOp>{Asking(2)});
+  Freeze();
+  Stopped(1, 2);
+  EXPECT_TRUE(ops_.Report().at(0).cancelled);
+  Judge(3, {{OpOrdinal(1), Fate::kAbort}});
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kAborted);
+}
+
+TEST_F(CancelTest, WhileFrozenWhatWasNeverAnnouncedEndsHereToo) {
+  EnterThree();
+  Freeze();
+  Post(7, Large());
+  EXPECT_EQ(Get<PostDone>(Cancel(7)).at(0).outcome.code, Code::kAborted);
+  Judge(2, {});
+  EXPECT_TRUE(Get<SendReady>(out_).empty());
+}
+
+TEST_F(CancelTest, ACoordinatorThatComesBackIsAskedAgain) {
+  EnterThree();
+  Post(7, Large());
+  Post(8, Large());
+  EXPECT_TRUE(CancelAgain().empty());
+  Cancel(7);
+  EXPECT_EQ(Sent<CancelOp>(CancelAgain()), std::vector<CancelOp>{Asking(0)});
+  EXPECT_EQ(Sent<CancelOp>(CancelAgain()).size(), 1u);
+  Freeze();
+  EXPECT_TRUE(CancelAgain().empty()) << "the report says it";
+}
+
+TEST_F(CancelTest, WhatIsDoneIsNotCancelled) {
+  EnterThree();
+  RunToDone(7);
+  EXPECT_TRUE(Cancel(7).empty());
+  Done(2, 1);
+  EXPECT_TRUE(Get<PostDone>(Done(3, 1)).at(0).outcome.ok());
+  EXPECT_TRUE(Cancel(7).empty()) << "it is over";
+}
+
+TEST_F(CancelTest, WhatIsDoneSinceIsNotAskedForAgain) {
+  EnterThree();
+  Post(7, Large());
+  Cancel(7);
+  Ready(2, 7, Large());
+  Ready(3, 7, Large());
+  ASSERT_EQ(Get<SendDone>(Complete(1)).size(), 2u);
+  EXPECT_TRUE(CancelAgain().empty());
+  Done(2, 1);
+  EXPECT_TRUE(Get<PostDone>(Done(3, 1)).at(0).outcome.ok());
+}
+
+TEST_F(CancelTest, WhatLingersIsNotCancelledAnyMore) {
+  EnterThree();
+  Post(7, Small());
+  Cancel(7);
+  Ready(2, 7, Small());
+  Ready(3, 7, Small());
+  ASSERT_EQ(Get<PostDone>(Complete(1, 0, std::string(16, 'r'))).size(), 1u);
+  EXPECT_TRUE(CancelAgain().empty());
+  EXPECT_TRUE(Cancel(7).empty());
+  // The next op of this name is another op.
+  Post(7, Small());
+  Freeze();
+  for (const control::OpReport& report : ops_.Report()) EXPECT_FALSE(report.cancelled);
+}
+
+TEST_F(CancelTest, ForOneMemberItEndsAtTheOtherLocalMembersToo) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  EXPECT_EQ(Sent<CancelOp>(Cancel(7, 4)), std::vector<CancelOp>{Asking(0, 4)});
+  Freeze();
+  Stopped(1);
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {{OpOrdinal(1), Fate::kAbort}});
+  const auto done = Get<PostDone>(out_);
+  ASSERT_EQ(done.size(), 2u);
+  for (const PostDone& each : done) EXPECT_EQ(each.outcome.code, Code::kAborted);
+}
+
+TEST_F(CancelTest, OfAMemberThatIsOutDoesNothing) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  Evict(4);
+  EXPECT_TRUE(Cancel(7, 4).empty());
+  EXPECT_TRUE(Cancel(99, 1).empty());
+}
+
+TEST_F(CancelTest, IsPartOfTheDigest) {
+  EnterThree();
+  const auto digest = [&] {
+    Digester digester;
+    ops_.AddTo(&digester);
+    return digester.value();
+  };
+  Post(7, Large());
+  const uint64_t before = digest();
+  Cancel(7);
+  EXPECT_NE(digest(), before);
 }
 
 // ---- min_world
@@ -1574,7 +2633,7 @@ TEST_F(OpTableTest, SmallOpsLeaveItOutByItsPlaceInTheRing) {
   Ready(2, 7, Small());
   Ready(3, 7, Small());
   const auto start = Get<StartAttempt>(out_).at(0);
-  EXPECT_EQ(start.ring_contributes, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(start.ring_contributes, (std::vector<uint32_t>{0, 1, 1}));
   EXPECT_EQ(start.members, 2u);
 }
 

@@ -58,8 +58,16 @@ class PeerCoreTest : public testing::Test {
     return Give(LocalPost{{LocalId(local), tag}, tag, desc});
   }
   Actions& Ready(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
-    return Give(PeerReady{kGroup, PeerId(peer), OpOrdinal(100 * peer + tag), Epoch(attempt),
-                          Epoch(1), tag, desc, std::nullopt, PayloadOf(desc)});
+    PeerReady ready;
+    ready.group = kGroup;
+    ready.peer = PeerId(peer);
+    ready.ordinal = OpOrdinal(100 * peer + tag);
+    ready.attempt = Epoch(attempt);
+    ready.boundary = Epoch(1);
+    ready.tag = tag;
+    ready.desc = desc;
+    ready.payload = PayloadOf(desc);
+    return Give(ready);
   }
   // Member 1 is here and member 2 is at peer 2, in epoch 1.
   void EnterTwo() {
@@ -961,6 +969,41 @@ TEST_F(PeerCoreTest, ADrainEndsEvenIfTheCoordinatorRefusesThisPeerAgainAndAgain)
   EXPECT_EQ(Get<Drained>(out_).size(), 1u);
 }
 
+TEST_F(PeerCoreTest, ACancelIsSentToTheCoordinatorAndAgainWhenItComesBack) {
+  EnterTwo();
+  Post(1, 7, Large());
+  const control::CancelOp wanted{kGroup, MemberId(1), Epoch(), "all-reduce tag 7"};
+  EXPECT_EQ(Sent<control::CancelOp>(Give(LocalCancel{{LocalId(1), 7}})),
+            std::vector<control::CancelOp>{wanted});
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  Give(CoordinatorDown{});
+  EXPECT_TRUE(Sent<control::CancelOp>(Give(CoordinatorUp{})).empty());
+  EXPECT_EQ(Sent<control::CancelOp>(Say(control::Welcome{"c", 0})),
+            std::vector<control::CancelOp>{wanted});
+}
+
+TEST_F(PeerCoreTest, ACancelledOpEndsWithTheEpochThatAbortsIt) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Give(LocalCancel{{LocalId(1), 7}});
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}));
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
+  Up(2);
+  const auto ready = Sent<control::EpochReady>(out_);
+  ASSERT_EQ(ready.size(), 1u);
+  ASSERT_EQ(ready[0].ops.size(), 1u);
+  EXPECT_TRUE(ready[0].ops[0].cancelled);
+  Commit(2, {{OpOrdinal(1), Fate::kAbort}});
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kAborted);
+}
+
+TEST_F(PeerCoreTest, ACancelOfNobodyOrOfAnOpThatIsOverDoesNothing) {
+  EXPECT_TRUE(Give(LocalCancel{{LocalId(1), 7}}).empty());
+  EnterTwo();
+  EXPECT_TRUE(Give(LocalCancel{{LocalId(1), 7}}).empty());
+  EXPECT_TRUE(Give(LocalCancel{{LocalId(9), 7}}).empty());
+}
+
 TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {
   const auto run = [](int steps) {
     PeerCore core(Config());
@@ -972,6 +1015,7 @@ TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {
         LinkUp{"run", PeerId(2)},
         FromCoordinator{control::CommitEpoch{kGroup, Epoch(1), {}}},
         LocalPost{{LocalId(1), 1}, 7, Large()},
+        LocalCancel{{LocalId(1), 1}},
         LocalStep{LocalId(1), State(5)},
         FromCoordinator{control::VoteResult{kGroup, MemberId(1), 1, Epoch(1)}},
         DrainRequested{Tick{Seconds(5)}},
@@ -981,7 +1025,7 @@ TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {
     return core.Digest();
   };
   std::set<uint64_t> digests;
-  for (int steps = 0; steps <= 11; ++steps) {
+  for (int steps = 0; steps <= 12; ++steps) {
     EXPECT_EQ(run(steps), run(steps));
     EXPECT_TRUE(digests.insert(run(steps)).second) << steps;
   }

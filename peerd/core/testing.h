@@ -83,7 +83,7 @@ inline OpDesc Large() { return Desc(32 << 20); }
 inline OpDesc Small() { return Desc(4); }
 
 inline std::string PayloadOf(const OpDesc& desc) {
-  return IsOneShot(desc) ? std::string(desc.bytes(), 'x') : "";
+  return IsOneShot(desc) ? std::string(OneShotPayloadBytes(desc), 'x') : "";
 }
 
 }  // namespace longhaul::peerd

@@ -54,7 +54,7 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
 ControlFrame FrameOf(const SendDone& action) {
   FrameHeader header;
   header.type = FrameType::kDone;
-  header.flags = action.refused ? kFlagRefused : 0;
+  header.flags = action.refused ? kFlagRefused : action.started ? kFlagStarted : 0;
   header.op = action.ordinal;
   header.attempt = action.attempt;
   ControlFrame frame = Address(action.group, action.to, header, "");
@@ -67,7 +67,8 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
   const GroupKey group{from.run, header.group};
   if (header.type == FrameType::kDone) {
     const bool refused = (header.flags & kFlagRefused) != 0;
-    return PeerDone{group, from.peer, header.op, header.attempt, refused};
+    const bool started = (header.flags & kFlagStarted) != 0;
+    return PeerDone{group, from.peer, header.op, header.attempt, refused, started};
   }
   if (header.type != FrameType::kReady) {
     return absl::InvalidArgumentError(

@@ -20,6 +20,7 @@ SendReady Ready() {
   action.attempt = Epoch(4);
   action.boundary = Epoch(3);
   action.tag = 5;
+  action.set = 77;
   action.desc.count = 2;
   action.one_shot = true;
   return action;
@@ -52,6 +53,7 @@ void ExpectReady(const TakenFrame& taken) {
   EXPECT_EQ(ready->attempt, Epoch(4));
   EXPECT_EQ(ready->boundary, Epoch(3));
   EXPECT_EQ(ready->tag, 5u);
+  EXPECT_EQ(ready->set, 77u);
   EXPECT_EQ(ready->desc, Ready().desc);
   EXPECT_EQ(ready->payload, "12345678");
 }
@@ -87,6 +89,38 @@ TEST(ControlFrames, CarryAResultInPlaceOfAnInput) {
   EXPECT_EQ(ready.payload, "");
 }
 
+TEST(ControlFrames, CarryTheTermsOfTheMembersBeforeTheInput) {
+  SendReady action = Ready();
+  action.desc.weighted = true;
+  action.terms = {{0.5, {}, {}}, {2, {}, {}}};
+  auto taken = Take(FrameOf(action, "12345678"));
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(std::get<PeerReady>(*taken).terms, action.terms);
+  EXPECT_EQ(std::get<PeerReady>(*taken).payload, "12345678");
+  action = Ready();
+  action.one_shot = false;
+  action.desc.kind = OpKind::kAllToAll;
+  action.desc.world = 2;
+  action.desc.count = 0;
+  action.desc.unequal = true;
+  action.terms = {{1, {3, 0}, {3, 7}}};
+  taken = Take(FrameOf(action, ""));
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(std::get<PeerReady>(*taken).terms, action.terms);
+  EXPECT_EQ(std::get<PeerReady>(*taken).payload, "");
+}
+
+TEST(ControlFrames, CarryTheOffersOfMembersThatDiffer) {
+  SendReady action = Ready();
+  action.one_shot = false;
+  action.other_offer = OtherOffer{MemberId(9), action.desc};
+  action.other_offer->desc.count = 3;
+  const auto taken = Take(FrameOf(action, ""));
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(std::get<PeerReady>(*taken).other_offer, action.other_offer);
+  EXPECT_TRUE(std::get<PeerReady>(*taken).terms.empty());
+}
+
 TEST(ControlFrames, MayWaitIfTheActionMay) {
   SendDone action = Done();
   EXPECT_FALSE(FrameOf(action).may_wait);
@@ -103,8 +137,8 @@ TEST(ControlFrames, OfTransfersAreRefused) {
 
 TEST(ControlFrames, AreRefusedIfTheirPayloadMakesNoSense) {
   ControlFrame frame = FrameOf(Ready(), "12345678");
-  frame.payload[17] = 12;
-  EXPECT_EQ(Take(frame).status().message(), "dtype is 12, not at most 11");
+  frame.payload[25] = LH_WIRE_DTYPE_COUNT;
+  EXPECT_EQ(Take(frame).status().message(), "dtype is 15, not at most 14");
 }
 
 }  // namespace

@@ -253,7 +253,7 @@ class EngineTest : public testing::Test {
     header.type = FrameType::kReady;
     header.op = OpOrdinal(1);
     header.attempt = Epoch(1);
-    const auto body = Encode(ReadyBody{Epoch(1), 5, Small()});
+    const auto body = Encode(ReadyBody{Epoch(1), 5, 0, Small()});
     std::vector<uint8_t> payload(body.begin(), body.end());
     payload.resize(payload.size() + Small().bytes());
     header.payload_bytes = static_cast<uint32_t>(payload.size());

@@ -345,9 +345,10 @@ void OpRunner::Start(const StartAttempt& action) {
     op->result_ = *result;
     op->attempt_ = MakeOneShotAttempt(spec, *std::move(result));
   } else {
+    // A single peer has a local attempt, whichever function makes it; the mesh takes every kind.
     absl::StatusOr<std::unique_ptr<Attempt>> attempt =
-        action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), op->scratch_.get())
-                                             : MakeRingAttempt(spec, op.get(), op->scratch_.get());
+        action.algorithm == Algorithm::kRing ? MakeRingAttempt(spec, op.get(), op->scratch_.get())
+                                             : MakeMeshAttempt(spec, op.get(), op->scratch_.get());
     // Admit() has taken the memory that the attempt needs.
     LH_CHECK(attempt.ok()) << attempt.status();
     op->attempt_ = *std::move(attempt);

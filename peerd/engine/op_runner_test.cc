@@ -90,31 +90,42 @@ StartAttempt Ring(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRe
   start.members = static_cast<uint32_t>(posts.size()) + 1;
   start.posts = posts;
   start.contributes.assign(posts.size(), true);
-  start.ring_contributes = {true, true};
+  start.ring_contributes = {static_cast<uint32_t>(posts.size()), 1};
   return start;
 }
 
-PostBuffers OutOfPlace(const std::vector<float>& source, std::vector<float>* target) {
+// The buffers of an op with one piece. Post() says how long it is.
+PostBuffers At(const float* source, float* target) {
   PostBuffers buffers;
-  buffers.source = reinterpret_cast<const uint8_t*>(source.data());
-  buffers.target = reinterpret_cast<uint8_t*>(target->data());
+  buffers.pieces.resize(1);
+  buffers.sources = {reinterpret_cast<const uint8_t*>(source)};
+  buffers.targets = {reinterpret_cast<uint8_t*>(target)};
   return buffers;
+}
+PostBuffers OutOfPlace(const std::vector<float>& source, std::vector<float>* target) {
+  return At(source.data(), target->data());
 }
 PostBuffers InPlace(std::vector<float>* tensor) { return OutOfPlace(*tensor, tensor); }
 
 // Makes a post as the driver does. Local n is member n. `together`: posts of the same op that wait.
-Outcome Post(OpRunner* runner, const PostRef& post, const OpDesc& desc, const PostBuffers& buffers,
-             const std::vector<PostRef>& together = {}, size_t peers = 2, uint64_t tag = 7) {
-  runner->AddPost(post, desc, buffers);
+Outcome Post(OpRunner* runner, const LocalPost& local, const PostBuffers& buffers,
+             const std::vector<PostRef>& together = {}, size_t peers = 2) {
+  runner->AddPost(local, buffers);
+  const PostRef post = local.post;
   PostView view;
   view.member = MemberId(post.local.value());
   view.peers = peers;
   for (const PostRef& other : together) {
     view.together.emplace_back(other, MemberId(other.local.value()));
   }
-  Outcome outcome = runner->Admit({post, tag, desc}, view);
+  Outcome outcome = runner->Admit(local, view);
   if (!outcome.ok()) runner->EndPost(post);
   return outcome;
+}
+Outcome Post(OpRunner* runner, const PostRef& post, const OpDesc& desc, PostBuffers buffers,
+             const std::vector<PostRef>& together = {}, size_t peers = 2, uint64_t tag = 7) {
+  buffers.pieces[0] = {desc.dtype, desc.count};
+  return Post(runner, LocalPost{post, tag, desc}, buffers, together, peers);
 }
 
 TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
@@ -160,7 +171,7 @@ void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
 StartAttempt Alone(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
   StartAttempt start = Ring(ordinal, desc, posts);
   start.ring = {kSelf};
-  start.ring_contributes = {true};
+  start.ring_contributes = {static_cast<uint32_t>(posts.size())};
   start.members = static_cast<uint32_t>(posts.size());
   start.algorithm = Algorithm::kLocal;
   return start;
@@ -315,7 +326,9 @@ TEST(OpRunner, ScratchIsTakenOnceForAllLocalPostsOfAnOp) {
   Narrow transport;
   std::vector<std::vector<float>> tensors(3, std::vector<float>(5000, 1));
   const OpDesc desc = Sum(5000);
-  OpRunner runner(&transport, {.self = kSelf, .scratch_limit = OriginalsBytesMax(desc.bytes())});
+  OpRunner runner(
+      &transport,
+      {.self = kSelf, .scratch_limit = ScratchBytesMax(desc, /*in_place=*/true, 2, false, false)});
   std::vector<PostRef> posts;
   for (uint64_t local = 1; local <= 3; ++local) {
     const PostRef post{LocalId(local), 1};
@@ -329,8 +342,8 @@ TEST(OpRunner, ScratchIsTakenOnceForAllLocalPostsOfAnOp) {
   const Outcome refused = Post(&runner, more, desc, InPlace(&other), {}, 2, 8);
   EXPECT_EQ(refused.code, Code::kUnavailable);
   EXPECT_EQ(refused.text,
-            "all-reduce tag 8 refused: it needs 20064 bytes of scratch memory, ops in flight hold "
-            "20064 and the limit is 20064: wait for some of them, or raise --scratch-limit of "
+            "all-reduce tag 8 refused: it needs 20032 bytes of scratch memory, ops in flight hold "
+            "20032 and the limit is 20032: wait for some of them, or raise --scratch-limit of "
             "peerd");
   runner.Start(Ring(1, desc, posts));
   StopAll(&runner, &transport, 1);
@@ -402,10 +415,7 @@ class SharedMemory : public testing::Test {
   std::string Refusal(size_t source1, size_t target1, size_t source2, size_t target2) {
     OpRunner runner(&transport_, {.self = kSelf});
     const auto at = [&](size_t source, size_t target) {
-      PostBuffers buffers;
-      buffers.source = reinterpret_cast<const uint8_t*>(memory_.data() + source);
-      buffers.target = reinterpret_cast<uint8_t*>(memory_.data() + target);
-      return buffers;
+      return At(memory_.data() + source, memory_.data() + target);
     };
     const PostRef first{LocalId(1), 1}, second{LocalId(2), 1};
     EXPECT_TRUE(Post(&runner, first, Sum(2000), at(source1, target1)).ok());
@@ -426,8 +436,12 @@ TEST_F(SharedMemory, IsRefusedWhereOneMemberWritesAndNamesBoth) {
   EXPECT_EQ(Refusal(0, 2000, 2000, 4000),
             "all-reduce tag 7 refused: the source of member m2 shares memory with the target of "
             "member m1 in the same op; post it again with a tensor of its own");
-  EXPECT_EQ(Refusal(0, 2000, 4000, 1999),
+  EXPECT_EQ(Refusal(0, 2000, 6000, 3999),
             "all-reduce tag 7 refused: the target of member m2 shares memory with the target of "
+            "member m1 in the same op; post it again with a tensor of its own");
+  // With both: the one that begins first is named.
+  EXPECT_EQ(Refusal(0, 2000, 4000, 1999),
+            "all-reduce tag 7 refused: the target of member m2 shares memory with the source of "
             "member m1 in the same op; post it again with a tensor of its own");
   EXPECT_EQ(Refusal(0, 2000, 4000, 0),
             "all-reduce tag 7 refused: the target of member m2 shares memory with the source of "
@@ -440,6 +454,48 @@ TEST_F(SharedMemory, IsFineBetweenSourcesAndBesideEachOther) {
   EXPECT_EQ(Refusal(0, 2000, 0, 4000), "");
   EXPECT_EQ(Refusal(0, 3000, 1000, 5000), "");
   EXPECT_EQ(Refusal(0, 0, 2000, 2000), "");
+}
+
+// Two pieces of 1000 elements each, at these indexes.
+TEST_F(SharedMemory, EveryPieceOfAListCounts) {
+  const auto list = [&](size_t source1, size_t source2, size_t target1, size_t target2) {
+    PostBuffers buffers;
+    buffers.pieces.assign(2, {DType::kFloat32, 1000});
+    for (const size_t at : {source1, source2}) {
+      buffers.sources.push_back(reinterpret_cast<const uint8_t*>(memory_.data() + at));
+    }
+    for (const size_t at : {target1, target2}) {
+      buffers.targets.push_back(reinterpret_cast<uint8_t*>(memory_.data() + at));
+    }
+    return buffers;
+  };
+  OpDesc desc;
+  desc.list = 7;
+  desc.list_bytes = 8064;
+  const auto refusal = [&](const PostBuffers& second) {
+    OpRunner runner(&transport_, {.self = kSelf});
+    const PostRef one{LocalId(1), 1}, two{LocalId(2), 1};
+    EXPECT_TRUE(Post(&runner, LocalPost{one, 7, desc}, list(0, 1000, 2000, 3000)).ok());
+    return Post(&runner, LocalPost{two, 7, desc}, second, {one}).text;
+  };
+  EXPECT_EQ(refusal(list(0, 1000, 4000, 5000)), "");
+  EXPECT_EQ(refusal(list(4000, 5000, 6000, 1999)),
+            "all-reduce tag 7 refused: the target of member m2 shares memory with the source of "
+            "member m1 in the same op; post it again with a tensor of its own");
+  EXPECT_EQ(refusal(list(4000, 3999, 6000, 7000)),
+            "all-reduce tag 7 refused: the source of member m2 shares memory with the target of "
+            "member m1 in the same op; post it again with a tensor of its own");
+}
+
+TEST_F(SharedMemory, ATensorThatAMemberDoesNotHaveSharesNothing) {
+  // Members 1 and 2 give their inputs to the root, which is neither.
+  OpDesc desc = Sum(2000);
+  desc.kind = OpKind::kReduce;
+  desc.root = MemberId(3);
+  OpRunner runner(&transport_, {.self = kSelf});
+  const PostRef one{LocalId(1), 1}, two{LocalId(2), 1};
+  EXPECT_TRUE(Post(&runner, one, desc, At(memory_.data(), nullptr)).ok());
+  EXPECT_TRUE(Post(&runner, two, desc, At(memory_.data(), nullptr), {one}).ok());
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ class Generator {
   EpochReady MakeEpochReady() {
     EpochReady m{.group = Group(), .epoch = Make<Epoch>(), .preparation = Any()};
     for (uint32_t i = Count(4); i > 0; --i) {
-      OpReport op{OpOrdinal(i),        Make<Epoch>(),    prng_.Next(),     prng_.Next(),
- prng_.Chance(0.5), prng_.Chance(0.5), prng_.Chance(0.5)};
+      OpReport op{OpOrdinal(i),      Make<Epoch>(),     prng_.Next(),     prng_.Next(),
+                  prng_.Chance(0.5), prng_.Chance(0.5), prng_.Chance(0.5)};
       for (uint32_t j = Count(3); j > 0; --j) op.matches.push_back({PeerId(j), Make<OpOrdinal>()});
       m.ops.push_back(op);
     }
@@ -167,7 +167,8 @@ class Generator {
     for (uint32_t i = Count(4); i > 0; --i) {
       m.fates.push_back({OpOrdinal(i), static_cast<Fate>(1 + prng_.Below(3))});
     }
-    for (uint32_t i = 0; i < Count(4); ++i) m.missed.push_back({Epoch(i + 1), UINT64_MAX - i});
+    for (uint32_t i = 0; i < Count(4); ++i)
+      m.missed.push_back({Epoch(i + 1), UINT64_MAX - i, prng_.Next()});
     return m;
   }
   AbortEpoch MakeAbortEpoch() { return {Group(), Make<Epoch>(), Words()}; }

@@ -108,11 +108,13 @@ absl::Status CheckTransferFields(const FrameHeader& header) {
 absl::Status CheckFields(const FrameHeader& header) {
   const FrameType type = header.type;
   uint8_t known = 0;
-  if (type == FrameType::kDone) known = kFlagRefused;
+  if (type == FrameType::kDone) known = kFlagRefused | kFlagStarted;
   if (type == FrameType::kClose) known = kFlagGivenUp;
   if (type == FrameType::kWantLanes) known = kFlagOptional;
   if (type == FrameType::kLaneLost || type == FrameType::kResume) known = kFlagBarren;
-  if ((header.flags & ~known) != 0) return Refuse("flags", header.flags, "known for this type");
+  if ((header.flags & ~known) != 0 || header.flags == (kFlagRefused | kFlagStarted)) {
+    return Refuse("flags", header.flags, "known for this type");
+  }
   const bool names_op =
       type == FrameType::kReady || type == FrameType::kDone || type == FrameType::kData;
   if (names_op && !header.op) return Refuse("op", 0, "an ordinal");

@@ -49,8 +49,9 @@ enum class FrameType : uint8_t {
   kPing = 1,
   kPong = 2,
   kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then a one-shot input or a result
-  kDone = 4,   // op: the receiver's ordinal. flags bit 0: refused
-  kData = 5,   // op: the receiver's ordinal. offset, phase, payload: the segment
+  // op: the receiver's ordinal. flags bit 0: refused; bit 1: not done yet, only started
+  kDone = 4,
+  kData = 5,  // op: the receiver's ordinal. offset, phase, payload: the segment
   // The sender needs data lanes, and the receiver has to dial them. flags bit 0: if the lanes
   // cannot be built, the link stays as it is. offset: how many lanes the sender would use, at most
   // LH_LANES_MAX; 0: the receiver chooses.
@@ -72,7 +73,10 @@ enum class FrameType : uint8_t {
   kChunkRefused = 14,  // payload: ChunkRefusedBody
 };
 
-inline constexpr uint8_t kFlagRefused = 1;   // DONE
+inline constexpr uint8_t kFlagRefused = 1;  // DONE
+// DONE: the sender has the READY of every participant, so it knows all terms of the op, and takes
+// segments from now on. The DONE proper follows later.
+inline constexpr uint8_t kFlagStarted = 2;
 inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
 inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
 // LANE_LOST: nothing that the lost lane carried ever arrived (peerd/transport/black_hole.h calls it

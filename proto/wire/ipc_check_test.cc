@@ -1,9 +1,14 @@
 #include "proto/wire/ipc_check.h"
 
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
+#include "proto/wire/ipc_op.h"
 
 namespace longhaul {
 namespace {
@@ -67,12 +72,25 @@ TEST(IpcProtocolErrorTest, ReservedBytesOfAnOpAreZero) {
   lh_ipc_request op = Request(LH_IPC_OP);
   op.member = 3;
   op.u.op = Op();
-  op.u.op.zero1[2] = 1;
-  EXPECT_FALSE(Fine(op));
-  op.u.op.zero1[2] = 0;
-  EXPECT_TRUE(Fine(op));
-  op.u.op.zero[7] = 1;
-  EXPECT_FALSE(Fine(op));
+  for (uint8_t& byte : op.u.op.zero) {
+    EXPECT_TRUE(Fine(op));
+    byte = 1;
+    EXPECT_FALSE(Fine(op));
+    byte = 0;
+  }
+}
+
+TEST(IpcProtocolErrorTest, ACancelNamesAMemberAndACall) {
+  lh_ipc_request cancel = Request(LH_IPC_CANCEL);
+  cancel.member = 3;
+  EXPECT_FALSE(Fine(cancel));
+  cancel.u.cancel.op = 9;
+  EXPECT_TRUE(Fine(cancel));
+  cancel.member = 0;
+  EXPECT_FALSE(Fine(cancel));
+  cancel.member = 3;
+  cancel.u.bytes[sizeof(lh_ipc_cancel)] = 1;
+  EXPECT_FALSE(Fine(cancel));
 }
 
 TEST(IpcProtocolErrorTest, AJoinMayNameItsMember) {
@@ -375,7 +393,7 @@ TEST(IpcTensorErrorTest, ShapeAndBytesFitTogether) {
 
 TEST(IpcTensorErrorTest, RefusesUnknownNumbers) {
   lh_ipc_tensor tensor = Tensor();
-  tensor.dtype = LH_WIRE_BOOL + 1;
+  tensor.dtype = LH_WIRE_DTYPE_COUNT;
   EXPECT_NE(IpcTensorError(tensor), "");
   tensor = Tensor();
   tensor.dims = LH_STATE_DIMS_MAX + 1;
@@ -388,91 +406,191 @@ TEST(IpcTensorErrorTest, RefusesUnknownNumbers) {
   EXPECT_NE(IpcTensorError(tensor), "");
 }
 
-TEST(ParseIpcOpTest, TakesAnOpWithinItsRegions) {
-  const auto desc = ParseIpcOp(Op(), 128, 128);
-  ASSERT_TRUE(desc.ok()) << desc.status();
-  EXPECT_EQ(desc->count, 16u);
-  EXPECT_EQ(desc->bytes(), 64u);
+// ------------------------------------------------------------------------------ ops
+
+using Regions = std::map<uint64_t, uint64_t>;  // the size of each
+
+// An op with its table, as a trainer sends it.
+struct Wish {
+  lh_ipc_op op = Op();
+  std::vector<uint64_t> participants, gives, gets;
+  std::vector<lh_ipc_piece> pieces;
+  Regions regions = {{1, 4096}, {2, 4096}, {3, 4096}};
+};
+
+absl::StatusOr<IpcOp> Take(Wish wish) {
+  std::vector<uint8_t> table;
+  const auto append = [&](const void* data, size_t bytes) {
+    const auto* const from = static_cast<const uint8_t*>(data);
+    table.insert(table.end(), from, from + bytes);
+  };
+  for (const auto* numbers : {&wish.participants, &wish.gives, &wish.gets}) {
+    append(numbers->data(), 8 * numbers->size());
+  }
+  append(wish.pieces.data(), sizeof(lh_ipc_piece) * wish.pieces.size());
+  wish.op.participants = static_cast<uint32_t>(wish.participants.size());
+  wish.op.gives = static_cast<uint32_t>(wish.gives.size());
+  wish.op.gets = static_cast<uint32_t>(wish.gets.size());
+  wish.op.pieces = static_cast<uint32_t>(wish.pieces.size());
+  EXPECT_EQ(IpcTableBytes(wish.op), table.size());
+  return ParseIpcOp(wish.op, table, [&](uint64_t region) -> std::optional<uint64_t> {
+    const auto it = wish.regions.find(region);
+    return it == wish.regions.end() ? std::nullopt : std::optional(it->second);
+  });
+}
+std::string RefusalOf(const Wish& wish) { return std::string(Take(wish).status().message()); }
+
+absl::StatusOr<IpcOp> TakeOp(const lh_ipc_op& op, uint64_t source_bytes, uint64_t target_bytes) {
+  Wish wish;
+  wish.op = op;
+  wish.regions = {{op.target.region, target_bytes}};
+  wish.regions.insert_or_assign(op.source.region, source_bytes);
+  if (op.source.region == op.target.region) {
+    wish.regions[op.source.region] = std::min(source_bytes, target_bytes);
+  }
+  return Take(wish);
 }
 
-TEST(ParseIpcOpTest, RefusesRangesBeyondTheirRegion) {
-  EXPECT_FALSE(ParseIpcOp(Op(), 128, 127).ok());
+TEST(IpcOpTest, TakesAnOpWithinItsRegions) {
+  const auto op = TakeOp(Op(), 128, 128);
+  ASSERT_TRUE(op.ok()) << op.status();
+  EXPECT_EQ(op->desc.count, 16u);
+  EXPECT_EQ(op->desc.bytes(), 64u);
+  EXPECT_FALSE(op->root_rank);
+  EXPECT_FALSE(op->is_root);
+  EXPECT_TRUE(op->participants.empty());
+  EXPECT_EQ(op->terms, OpTerms());
+  ASSERT_EQ(op->pieces.size(), 1u);
+  EXPECT_EQ(op->pieces[0].count, 16u);
+  EXPECT_EQ(op->pieces[0].target.offset, 64u);
+}
+
+TEST(IpcOpTest, RefusesRangesBeyondTheirRegion) {
+  EXPECT_FALSE(TakeOp(Op(), 128, 127).ok());
   lh_ipc_op op = Op();
   op.target.offset = 68;
-  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_FALSE(TakeOp(op, 128, 128).ok());
   op.target.offset = UINT64_MAX - 63;
-  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_EQ(TakeOp(op, 128, 128).status().message(),
+            "all-reduce refused: target goes beyond its region");
   op = Op();
   op.count = LH_COUNT_MAX;
-  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_EQ(TakeOp(op, 128, 128).status().message(),
+            "all-reduce refused: source goes beyond its region");
   op.count = UINT64_MAX / 4 + 2;
-  EXPECT_FALSE(ParseIpcOp(op, UINT64_MAX, UINT64_MAX).ok());
+  EXPECT_FALSE(TakeOp(op, UINT64_MAX, UINT64_MAX).ok());
+  Wish wish;
+  wish.regions.erase(1);
+  EXPECT_EQ(RefusalOf(wish), "all-reduce refused: unknown arena region");
 }
 
-TEST(ParseIpcOpTest, RefusesUnknownNumbers) {
-  for (int field = 0; field < 6; ++field) {
-    lh_ipc_op op = Op();
-    (field == 0   ? op.dtype
-     : field == 1 ? op.reduce
-     : field == 2 ? op.on_fault
-     : field == 3 ? op.quantization
-     : field == 4 ? op.kind
-                  : op.algorithm) = 99;
-    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << field;
+TEST(IpcOpTest, GarbageInAFieldIsRefusedWithItsName) {
+  const auto with = [](auto change) {
+    Wish wish;
+    change(wish.op);
+    return RefusalOf(wish);
+  };
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.dtype = 99; }),
+            "all-reduce refused: dtype is 99, not at most 14");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.reduce = 99; }),
+            "all-reduce refused: reduce is 99, not at most 4");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.on_fault = 99; }),
+            "all-reduce refused: on_fault is 99, not at most 1");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.quantization = 99; }),
+            "all-reduce refused: quantization is 99, not at most 0");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.algorithm = 99; }),
+            "all-reduce refused: algorithm is 99, not at most 4");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.algorithm = LH_WIRE_RING + 1; }),
+            "all-reduce refused: algorithm is 4, not at most 3");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.order = 99; }),
+            "all-reduce refused: order is 99, not at most 1");
+  EXPECT_EQ(
+      with([](lh_ipc_op& op) { op.weighted = 99; }).find("all-reduce refused: weighted is 99"), 0u);
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.unequal = 99; }).find("all-reduce refused: unequal is 99"),
+            0u);
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.world = 99; }),
+            "all-reduce refused: world is 99, not 0 for this kind");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.flags = 99; }),
+            "all-reduce refused: flags is 99, not 0 to 3");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.weight = 99; }),
+            "all-reduce refused: weight is 99.000000, not 0 without weighted");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.list = 99; }),
+            "all-reduce refused: list and pieces do not fit together");
+  EXPECT_EQ(with([](lh_ipc_op& op) { op.root = 99; }),
+            "all-reduce refused: a root, and this kind has none");
+  EXPECT_EQ(with([](lh_ipc_op& op) {
+              op.min_world = 65536 + 2;
+            }).find("all-reduce refused: min_world is 65538"),
+            0u);
+  for (const uint8_t kind : {0, LH_WIRE_SEND_RECV + 1, 255}) {
+    const std::string message = with([&](lh_ipc_op& op) { op.kind = kind; });
+    EXPECT_EQ(message.find("op refused: kind is " + std::to_string(kind) + ", not known"), 0u)
+        << message;
   }
-  lh_ipc_op op = Op();
-  op.count = 0;
-  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
-  op.kind = 0;
-  const std::string message(ParseIpcOp(op, 128, 128).status().message());
-  EXPECT_EQ(message.find("op refused: kind is 0, not 1 to "), 0u) << message;
 }
 
-TEST(ParseIpcOpTest, MinWorldIsBoundedAndOneMeansNone) {
+TEST(IpcOpTest, ATableTooLargeHasNoSize) {
+  lh_ipc_op op = Op();
+  EXPECT_EQ(IpcTableBytes(op), 0u);
+  op.participants = op.gives = op.gets = LH_MEMBERS_MAX;
+  op.pieces = LH_PIECES_MAX;
+  EXPECT_EQ(IpcTableBytes(op), 3u * 8 * LH_MEMBERS_MAX + 48u * LH_PIECES_MAX);
+  for (uint32_t* field : {&op.participants, &op.gives, &op.gets, &op.pieces}) {
+    const uint32_t most = (*field)++;
+    EXPECT_EQ(IpcTableBytes(op), UINT64_MAX);
+    *field = UINT32_MAX;
+    EXPECT_EQ(IpcTableBytes(op), UINT64_MAX);
+    *field = most;
+  }
+}
+
+TEST(IpcOpTest, MinWorldIsBoundedAndOneMeansNone) {
   lh_ipc_op op = Op();
   const auto parsed = [&](uint32_t min_world) {
     op.min_world = min_world;
-    return ParseIpcOp(op, 128, 128);
+    return TakeOp(op, 128, 128);
   };
-  EXPECT_EQ(parsed(0)->min_world, 0);
-  EXPECT_EQ(parsed(1)->min_world, 0);
-  EXPECT_EQ(parsed(2)->min_world, 2);
-  EXPECT_EQ(parsed(LH_MEMBERS_MAX)->min_world, LH_MEMBERS_MAX);
+  EXPECT_EQ(parsed(0)->desc.min_world, 0);
+  EXPECT_EQ(parsed(1)->desc.min_world, 0);
+  EXPECT_EQ(parsed(2)->desc.min_world, 2);
+  EXPECT_EQ(parsed(LH_MEMBERS_MAX)->desc.min_world, LH_MEMBERS_MAX);
   EXPECT_FALSE(parsed(LH_MEMBERS_MAX + 1).ok());
   EXPECT_FALSE(parsed(UINT32_MAX).ok());
 }
 
-TEST(ParseIpcOpTest, AOneShotOpIsSmall) {
+TEST(IpcOpTest, AOneShotOpIsSmall) {
   lh_ipc_op op = Op();
   op.algorithm = LH_WIRE_ONESHOT;
   op.source.region = 1;
   op.target.region = 2;
   op.source.offset = op.target.offset = 0;
   op.count = LH_ONE_SHOT_BYTES_MAX / 4;
-  EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20)->algorithm, Algorithm::kOneShot);
+  EXPECT_EQ(TakeOp(op, 1 << 20, 1 << 20)->desc.algorithm, Algorithm::kOneShot);
   ++op.count;
-  EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20).status().message(),
+  EXPECT_EQ(TakeOp(op, 1 << 20, 1 << 20).status().message(),
             "all-reduce refused: a one-shot op has at most 4096 bytes, this one 4100; leave the "
             "algorithm to Longhaul, or choose mesh or ring");
   op.algorithm = LH_WIRE_MESH;
-  EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20)->algorithm, Algorithm::kMesh);
+  EXPECT_EQ(TakeOp(op, 1 << 20, 1 << 20)->desc.algorithm, Algorithm::kMesh);
 }
 
-TEST(ParseIpcOpTest, RangesAreEqualOrApart) {
+TEST(IpcOpTest, RangesAreEqualOrApart) {
   lh_ipc_op op = Op();
   op.target = op.source;
-  EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_TRUE(TakeOp(op, 128, 128).ok());
   op.target.offset = 60;
-  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_EQ(TakeOp(op, 128, 128).status().message(),
+            "all-reduce refused: source and target overlap without being equal");
   op.target.region = 2;
-  EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_TRUE(TakeOp(op, 128, 128).ok());
 }
 
-TEST(ParseIpcOpTest, RangesAreAlignedToTheirElements) {
+TEST(IpcOpTest, RangesAreAlignedToTheirElements) {
   lh_ipc_op op = Op();
   op.source.offset = 2;
   op.target.region = 2;
-  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  EXPECT_EQ(TakeOp(op, 128, 128).status().message(),
+            "all-reduce refused: source and target must be aligned to their elements");
 }
 
 // 16 floats at offset 0 of one region and as many of another.
@@ -485,68 +603,445 @@ lh_ipc_op OpOfKind(lh_wire_kind kind, uint16_t world) {
   return op;
 }
 
-TEST(ParseIpcOpTest, APartIsAsLongAsTheWorldSays) {
+TEST(IpcOpTest, APartIsAsLongAsTheWorldSays) {
   // The whole has 4 parts of 64 bytes.
   const lh_ipc_op scatter = OpOfKind(LH_WIRE_REDUCE_SCATTER, 4);
-  EXPECT_EQ(ParseIpcOp(scatter, 256, 64)->bytes(), 256u);
-  EXPECT_FALSE(ParseIpcOp(scatter, 255, 64).ok());
-  EXPECT_FALSE(ParseIpcOp(scatter, 256, 63).ok());
+  EXPECT_EQ(TakeOp(scatter, 256, 64)->desc.bytes(), 256u);
+  EXPECT_FALSE(TakeOp(scatter, 255, 64).ok());
+  EXPECT_FALSE(TakeOp(scatter, 256, 63).ok());
   const lh_ipc_op gather = OpOfKind(LH_WIRE_ALL_GATHER, 4);
-  EXPECT_EQ(ParseIpcOp(gather, 64, 256)->world, 4);
-  EXPECT_FALSE(ParseIpcOp(gather, 64, 255).ok());
+  EXPECT_EQ(TakeOp(gather, 64, 256)->desc.world, 4);
+  EXPECT_FALSE(TakeOp(gather, 64, 255).ok());
   for (const lh_wire_kind kind : {LH_WIRE_REDUCE_SCATTER, LH_WIRE_ALL_GATHER}) {
-    EXPECT_FALSE(ParseIpcOp(OpOfKind(kind, 0), 4096, 4096).ok());
-    EXPECT_FALSE(ParseIpcOp(OpOfKind(kind, LH_MEMBERS_MAX + 1), UINT64_MAX, UINT64_MAX).ok());
+    EXPECT_FALSE(TakeOp(OpOfKind(kind, 0), 4096, 4096).ok());
+    EXPECT_FALSE(TakeOp(OpOfKind(kind, LH_MEMBERS_MAX + 1), UINT64_MAX, UINT64_MAX).ok());
     lh_ipc_op op = OpOfKind(kind, 1024);
     op.count = LH_COUNT_MAX / 1024 + 1;
-    EXPECT_FALSE(ParseIpcOp(op, UINT64_MAX, UINT64_MAX).ok());
+    EXPECT_FALSE(TakeOp(op, UINT64_MAX, UINT64_MAX).ok());
     // A part within the whole, and both at one place.
     op = OpOfKind(kind, 4);
     op.source.region = op.target.region = 1;
-    EXPECT_FALSE(ParseIpcOp(op, 4096, 4096).ok());
+    EXPECT_FALSE(TakeOp(op, 4096, 4096).ok());
     (kind == LH_WIRE_ALL_GATHER ? op.source : op.target).offset = 64;
-    EXPECT_FALSE(ParseIpcOp(op, 4096, 4096).ok());
+    EXPECT_FALSE(TakeOp(op, 4096, 4096).ok());
     (kind == LH_WIRE_ALL_GATHER ? op.source : op.target).offset = 256;
-    EXPECT_TRUE(ParseIpcOp(op, 4096, 4096).ok());
+    EXPECT_TRUE(TakeOp(op, 4096, 4096).ok());
   }
-  EXPECT_FALSE(ParseIpcOp(OpOfKind(LH_WIRE_ALL_REDUCE, 4), 4096, 4096).ok());
+  EXPECT_FALSE(TakeOp(OpOfKind(LH_WIRE_ALL_REDUCE, 4), 4096, 4096).ok());
 }
 
-TEST(ParseIpcOpTest, OnlyABroadcastHasARoot) {
+TEST(IpcOpTest, ARootIsAMemberOrARankOfKindsThatHaveOne) {
   lh_ipc_op op = OpOfKind(LH_WIRE_BROADCAST, 0);
   op.root = 7;
-  EXPECT_EQ(ParseIpcOp(op, 64, 64)->root, MemberId(7));
+  EXPECT_EQ(TakeOp(op, 64, 64)->desc.root, MemberId(7));
   op.target = op.source;
-  EXPECT_TRUE(ParseIpcOp(op, 64, 64).ok());
+  EXPECT_TRUE(TakeOp(op, 64, 64).ok());
   // A rank is looked up when the op is posted.
-  op.root_is_rank = 1;
-  EXPECT_EQ(ParseIpcOp(op, 64, 64)->root, MemberId());
-  op.root_is_rank = 2;
-  EXPECT_FALSE(ParseIpcOp(op, 64, 64).ok());
-  for (const lh_wire_kind kind :
-       {LH_WIRE_ALL_REDUCE, LH_WIRE_REDUCE_SCATTER, LH_WIRE_ALL_GATHER, LH_WIRE_BARRIER}) {
-    const bool in_parts = kind == LH_WIRE_REDUCE_SCATTER || kind == LH_WIRE_ALL_GATHER;
-    op = OpOfKind(kind, in_parts ? 2 : 0);
-    EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok()) << kind;
+  op.flags = LH_IPC_ROOT_IS_RANK;
+  EXPECT_EQ(TakeOp(op, 64, 64)->desc.root, MemberId());
+  EXPECT_EQ(TakeOp(op, 64, 64)->root_rank, 7u);
+  op.root = 0;
+  EXPECT_EQ(TakeOp(op, 64, 64)->root_rank, 0u);
+  op.flags = 0;
+  EXPECT_EQ(TakeOp(op, 64, 64).status().message(), "broadcast refused: root is 0, not a member");
+  op.flags = 4;
+  EXPECT_FALSE(TakeOp(op, 64, 64).ok());
+  for (const lh_wire_kind kind : {LH_WIRE_ALL_REDUCE, LH_WIRE_REDUCE_SCATTER, LH_WIRE_ALL_GATHER,
+                                  LH_WIRE_BARRIER, LH_WIRE_ALL_TO_ALL}) {
+    op = OpOfKind(kind, IsInParts(static_cast<OpKind>(kind)) ? 2 : 0);
+    EXPECT_TRUE(TakeOp(op, 128, 128).ok()) << kind;
     op.root = 7;
-    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    EXPECT_FALSE(TakeOp(op, 128, 128).ok()) << kind;
     op.root = 0;
-    op.root_is_rank = 1;
-    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    for (const uint8_t flags : {LH_IPC_ROOT_IS_RANK, LH_IPC_IS_ROOT}) {
+      op.flags = flags;
+      EXPECT_FALSE(TakeOp(op, 128, 128).ok()) << kind;
+    }
   }
 }
 
-TEST(ParseIpcOpTest, WhatMovesOnlyReducesNothingAndHasNoMesh) {
+TEST(IpcOpTest, WhatMovesOnlyReducesNothing) {
   for (const lh_wire_kind kind : {LH_WIRE_ALL_GATHER, LH_WIRE_BROADCAST}) {
     lh_ipc_op op = OpOfKind(kind, kind == LH_WIRE_ALL_GATHER ? 2 : 0);
+    if (kind == LH_WIRE_BROADCAST) op.root = 7;
     op.reduce = LH_WIRE_AVG;
-    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    EXPECT_FALSE(TakeOp(op, 128, 128).ok()) << kind;
     op.reduce = LH_WIRE_SUM;
-    op.algorithm = LH_WIRE_MESH;
-    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << kind;
-    op.algorithm = LH_WIRE_RING;
-    EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok()) << kind;
+    for (const lh_wire_algorithm algorithm : {LH_WIRE_MESH, LH_WIRE_RING}) {
+      op.algorithm = algorithm;
+      EXPECT_TRUE(TakeOp(op, 128, 128).ok()) << kind;
+    }
   }
+}
+
+// A member of an op of the kind in a world of 3, with exactly the memory that it needs. Parts have
+// 64 bytes.
+Wish Exactly(lh_wire_kind kind, bool is_root) {
+  const auto known = static_cast<OpKind>(kind);
+  Wish wish;
+  wish.op = OpOfKind(kind, IsInParts(known) ? 3 : 0);
+  if (HasRoot(known) || known == OpKind::kSendRecv) {
+    wish.op.root = 7;
+    if (is_root) wish.op.flags = LH_IPC_IS_ROOT;
+  }
+  const auto bytes = [&](Extent extent) -> uint64_t {
+    return extent == Extent::kNone ? 0 : extent == Extent::kWhole && IsInParts(known) ? 192 : 64;
+  };
+  wish.regions = {{1, bytes(SourceOf(known, is_root))}, {2, bytes(TargetOf(known, is_root))}};
+  if (wish.regions[1] == 0) wish.op.source = {};
+  if (wish.regions[2] == 0) wish.op.target = {};
+  return wish;
+}
+
+TEST(IpcOpTest, EveryKindAndRoleTakesTheTensorsThatItNeedsAndNoOthers) {
+  for (int kind = LH_WIRE_ALL_REDUCE; kind <= LH_WIRE_SEND_RECV; ++kind) {
+    for (const bool is_root : {false, true}) {
+      const auto known = static_cast<OpKind>(kind);
+      const Wish wish = Exactly(static_cast<lh_wire_kind>(kind), is_root);
+      const std::string name = std::string(Name(known)) + (is_root ? ", root" : "");
+      const auto taken = Take(wish);
+      ASSERT_TRUE(taken.ok()) << name << ": " << taken.status();
+      EXPECT_EQ(taken->desc.kind, known);
+      const bool has_roles = HasRoot(known) || known == OpKind::kSendRecv;
+      EXPECT_EQ(taken->is_root, is_root && has_roles) << name;
+      EXPECT_EQ(taken->partner, known == OpKind::kSendRecv ? MemberId(7) : MemberId()) << name;
+      EXPECT_EQ(taken->desc.root, HasRoot(known) ? MemberId(7) : MemberId()) << name;
+      for (const bool source : {true, false}) {
+        const uint64_t region = source ? 1 : 2;
+        const char* const tensor = source ? "source" : "target";
+        Wish other = wish;
+        lh_ipc_range& range = source ? other.op.source : other.op.target;
+        if (wish.regions.at(region) == 0) {
+          range = {region, 0};
+          EXPECT_NE(RefusalOf(other).find(std::string("a place for its ") + tensor +
+                                          ", which has no elements"),
+                    std::string::npos)
+              << name << ": " << RefusalOf(other);
+          range = {0, 64};
+          EXPECT_FALSE(Take(other).ok()) << name;
+          continue;
+        }
+        --other.regions[region];
+        EXPECT_NE(RefusalOf(other).find(std::string(tensor) + " goes beyond its region"),
+                  std::string::npos)
+            << name << ": " << RefusalOf(other);
+        range = {};
+        EXPECT_NE(RefusalOf(other).find("unknown arena region"), std::string::npos) << name;
+      }
+    }
+  }
+}
+
+TEST(IpcOpTest, OnlyWholeTensorsOfOneKindAreInPlace) {
+  for (int kind = LH_WIRE_ALL_REDUCE; kind <= LH_WIRE_SEND_RECV; ++kind) {
+    for (const bool is_root : {false, true}) {
+      Wish wish = Exactly(static_cast<lh_wire_kind>(kind), is_root);
+      if (wish.regions[1] == 0 || wish.regions[2] == 0) continue;
+      wish.op.target = wish.op.source;
+      wish.regions[1] = 192;
+      const bool may = kind == LH_WIRE_ALL_REDUCE || kind == LH_WIRE_BARRIER ||
+                       kind == LH_WIRE_BROADCAST || kind == LH_WIRE_REDUCE;
+      EXPECT_EQ(Take(wish).ok(), may) << kind;
+      if (!may) {
+        EXPECT_NE(RefusalOf(wish).find("source and target overlap"), std::string::npos) << kind;
+      }
+    }
+  }
+}
+
+TEST(IpcOpTest, ASendNamesItsPartnerByIdOrRank) {
+  Wish wish = Exactly(LH_WIRE_SEND_RECV, true);
+  EXPECT_FALSE(Take(wish)->root_rank);
+  wish.op.flags |= LH_IPC_ROOT_IS_RANK;
+  wish.op.root = 0;
+  const auto taken = Take(wish);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->root_rank, 0u);
+  EXPECT_EQ(taken->partner, MemberId());
+  EXPECT_TRUE(taken->is_root);
+  wish.op.flags = LH_IPC_IS_ROOT;
+  EXPECT_EQ(RefusalOf(wish), "send-recv refused: root is 0, not a member");
+  wish.op.root = 7;
+  wish.participants = {1, 7};
+  EXPECT_EQ(RefusalOf(wish), "send-recv refused: participants besides its two members");
+}
+
+TEST(IpcOpTest, ParticipantsComeFromTheTable) {
+  Wish wish;
+  wish.participants = {2, 5, UINT64_MAX};
+  EXPECT_EQ(Take(wish)->participants,
+            (std::vector{MemberId(2), MemberId(5), MemberId(UINT64_MAX)}));
+}
+
+TEST(IpcOpTest, AWeightIsANumberFromZeroOn) {
+  Wish wish;
+  wish.op.weighted = 1;
+  EXPECT_EQ(Take(wish)->terms.weight, 0);
+  wish.op.weight = 0.25;
+  EXPECT_EQ(Take(wish)->terms.weight, 0.25);
+  for (const double weight :
+       {-0.5, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    wish.op.weight = weight;
+    EXPECT_NE(RefusalOf(wish).find("a number from 0 on"), std::string::npos) << weight;
+  }
+  wish.op.weighted = 0;
+  EXPECT_FALSE(Take(wish).ok());
+  wish.op.weight = 0;
+  EXPECT_EQ(Take(wish)->terms.weight, 1) << "counts as everybody else";
+}
+
+// ---- unequal parts
+
+TEST(IpcOpTest, LengthsSayHowLongTheTensorsAre) {
+  // A world of 3: parts of 5, 0 and 11 floats.
+  Wish wish;
+  wish.op = OpOfKind(LH_WIRE_ALL_GATHER, 3);
+  wish.op.count = 0;
+  wish.op.unequal = 1;
+  wish.gives = {5};
+  wish.gets = {5, 0, 11};
+  wish.regions = {{1, 20}, {2, 64}};
+  const auto taken = Take(wish);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->terms.gives, wish.gives);
+  EXPECT_EQ(taken->terms.gets, wish.gets);
+  EXPECT_EQ(taken->desc.bytes(), 0u);
+  wish.regions[1] = 19;
+  EXPECT_EQ(RefusalOf(wish), "all-gather refused: source goes beyond its region");
+  wish.regions[1] = 20;
+  wish.regions[2] = 63;
+  EXPECT_EQ(RefusalOf(wish), "all-gather refused: target goes beyond its region");
+  // A member that gives nothing has no source.
+  wish.regions[2] = 64;
+  wish.gives = {0};
+  EXPECT_EQ(RefusalOf(wish), "all-gather refused: a place for its source, which has no elements");
+  wish.op.source = {};
+  EXPECT_TRUE(Take(wish).ok());
+}
+
+TEST(IpcOpTest, EveryKindAndRoleHasItsNumberOfLengths) {
+  for (const lh_wire_kind kind : {LH_WIRE_REDUCE_SCATTER, LH_WIRE_ALL_GATHER, LH_WIRE_GATHER,
+                                  LH_WIRE_SCATTER, LH_WIRE_ALL_TO_ALL}) {
+    for (const bool is_root : {false, true}) {
+      Wish wish = Exactly(kind, is_root);
+      wish.op.count = 0;
+      wish.op.unequal = 1;
+      const auto lengths = [&](Extent extent) {
+        return std::vector<uint64_t>(extent == Extent::kNone    ? 0
+                                     : extent == Extent::kWhole ? 3
+                                                                : 1,
+                                     16);
+      };
+      wish.gives = lengths(SourceOf(static_cast<OpKind>(kind), is_root));
+      wish.gets = lengths(TargetOf(static_cast<OpKind>(kind), is_root));
+      EXPECT_EQ(RefusalOf(wish), "") << kind;
+      for (const bool gives : {true, false}) {
+        Wish other = wish;
+        (gives ? other.gives : other.gets).push_back(16);
+        EXPECT_NE(RefusalOf(other).find(std::string(gives ? "gives" : "gets") + " is "),
+                  std::string::npos)
+            << RefusalOf(other);
+        other = wish;
+        std::vector<uint64_t>& fewer = gives ? other.gives : other.gets;
+        if (fewer.empty()) continue;
+        fewer.pop_back();
+        EXPECT_NE(RefusalOf(other).find(std::string(gives ? "gives" : "gets") + " is "),
+                  std::string::npos)
+            << RefusalOf(other);
+      }
+    }
+  }
+}
+
+TEST(IpcOpTest, LengthsAreBoundedTogether) {
+  Wish wish;
+  wish.op = OpOfKind(LH_WIRE_ALL_GATHER, 2);
+  wish.op.count = 0;
+  wish.op.unequal = 1;
+  wish.regions = {{1, UINT64_MAX}, {2, UINT64_MAX}};
+  wish.gives = {1};
+  wish.gets = {1, LH_COUNT_MAX - 1};
+  EXPECT_EQ(RefusalOf(wish), "");
+  for (const uint64_t length : {LH_COUNT_MAX, UINT64_MAX}) {
+    wish.gets = {1, length};
+    EXPECT_EQ(RefusalOf(wish),
+              "all-gather refused: its parts have more than 2^48 elements together");
+  }
+  wish.op.unequal = 0;
+  wish.op.count = 1;
+  wish.gets = {1, 1};
+  EXPECT_EQ(RefusalOf(wish), "all-gather refused: lengths of parts, and unequal is not set");
+}
+
+// ---- lists
+
+lh_ipc_piece PieceOf(uint8_t dtype, uint64_t count, lh_ipc_range source, lh_ipc_range target) {
+  lh_ipc_piece piece;
+  memset(&piece, 0, sizeof piece);
+  piece.dtype = dtype;
+  piece.count = count;
+  piece.source = source;
+  piece.target = target;
+  return piece;
+}
+
+Wish ListOf(lh_wire_kind kind, std::vector<lh_ipc_piece> pieces) {
+  Wish wish;
+  wish.op = OpOfKind(kind, IsInParts(static_cast<OpKind>(kind)) ? 3 : 0);
+  wish.op.count = 0;
+  wish.op.list = 77;
+  wish.op.source = wish.op.target = {};
+  wish.pieces = std::move(pieces);
+  return wish;
+}
+
+TEST(IpcOpTest, AListHasADigestOfItsPiecesAndItsBytes) {
+  const Wish wish = ListOf(LH_WIRE_ALL_REDUCE, {PieceOf(LH_WIRE_BFLOAT16, 33, {1, 0}, {2, 0}),
+                                                PieceOf(LH_WIRE_FLOAT64, 8, {1, 128}, {2, 128})});
+  const auto taken = Take(wish);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->desc.dtype, DType::kBfloat16);
+  EXPECT_EQ(taken->desc.count, 0u);
+  EXPECT_EQ(taken->desc.list_bytes, 128u + 64u) << "each piece begins at a multiple of 64";
+  ASSERT_EQ(taken->pieces.size(), 2u);
+  EXPECT_EQ(taken->pieces[1].dtype, DType::kFloat64);
+  EXPECT_EQ(taken->pieces[1].target.offset, 128u);
+  std::vector<uint64_t> digests{taken->desc.list};
+  EXPECT_NE(digests[0], 0u);
+  Wish other = wish;
+  other.op.list = 78;
+  digests.push_back(Take(other)->desc.list);
+  other = wish;
+  other.pieces[1].dtype = LH_WIRE_INT64;
+  digests.push_back(Take(other)->desc.list);
+  other = wish;
+  other.pieces[0].count = 32;
+  digests.push_back(Take(other)->desc.list);
+  other = wish;
+  std::swap(other.pieces[0], other.pieces[1]);
+  digests.push_back(Take(other)->desc.list);
+  for (size_t i = 0; i < digests.size(); ++i) {
+    for (size_t k = 0; k < i; ++k) EXPECT_NE(digests[i], digests[k]) << i << " " << k;
+  }
+  other = wish;
+  other.pieces[0].source = {3, 0};
+  EXPECT_EQ(Take(other)->desc.list, digests[0]) << "where a tensor lies is nobody's concern";
+}
+
+TEST(IpcOpTest, AListInPartsHasPartsOfEachPiece) {
+  Wish wish = ListOf(LH_WIRE_ALL_GATHER, {PieceOf(LH_WIRE_FLOAT32, 16, {1, 0}, {2, 0}),
+                                          PieceOf(LH_WIRE_UINT8, 64, {1, 64}, {2, 192})});
+  wish.regions = {{1, 128}, {2, 384}};
+  EXPECT_EQ(Take(wish)->desc.list_bytes, 384u);
+  wish.regions[2] = 383;
+  EXPECT_EQ(RefusalOf(wish), "all-gather refused: target goes beyond its region");
+  wish.regions[2] = 384;
+  wish.pieces[1].target.offset = 191;
+  EXPECT_EQ(RefusalOf(wish), "all-gather refused: source and target overlap");
+}
+
+TEST(IpcOpTest, AListIsInPlaceWholeOrNotAtAll) {
+  Wish wish = ListOf(LH_WIRE_ALL_REDUCE, {PieceOf(LH_WIRE_FLOAT32, 16, {1, 0}, {1, 0}),
+                                          PieceOf(LH_WIRE_FLOAT32, 16, {1, 64}, {1, 64})});
+  EXPECT_EQ(RefusalOf(wish), "");
+  wish.pieces[1].target = {2, 0};
+  EXPECT_EQ(RefusalOf(wish), "all-reduce refused: some pieces are in place, and others are not");
+  wish.pieces[0].target = {2, 64};
+  EXPECT_EQ(RefusalOf(wish), "");
+  // A piece without elements is neither.
+  wish.pieces[0].target = {1, 0};
+  wish.pieces[1] = PieceOf(LH_WIRE_FLOAT32, 0, {}, {});
+  EXPECT_EQ(RefusalOf(wish), "");
+}
+
+TEST(IpcOpTest, PiecesDoNotOverlapEachOther) {
+  const auto refusal = [](lh_ipc_range source, lh_ipc_range target) {
+    return RefusalOf(ListOf(LH_WIRE_ALL_REDUCE, {PieceOf(LH_WIRE_FLOAT32, 16, {1, 0}, {2, 0}),
+                                                 PieceOf(LH_WIRE_FLOAT32, 16, source, target)}));
+  };
+  const std::string overlap = "all-reduce refused: source and target overlap without being equal";
+  EXPECT_EQ(refusal({1, 64}, {2, 64}), "");
+  EXPECT_EQ(refusal({1, 60}, {2, 64}), overlap);
+  EXPECT_EQ(refusal({1, 64}, {2, 60}), overlap);
+  EXPECT_EQ(refusal({1, 64}, {1, 60}), overlap);
+  EXPECT_EQ(refusal({2, 32}, {3, 0}), overlap);
+  EXPECT_EQ(refusal({1, 0}, {3, 0}), overlap) << "two sources at one place";
+}
+
+TEST(IpcOpTest, APieceIsRefusedByItsNumber) {
+  const auto with = [](lh_wire_kind kind, auto change) {
+    Wish wish = ListOf(kind, {PieceOf(LH_WIRE_FLOAT32, 16, {1, 0}, {2, 0}),
+                              PieceOf(LH_WIRE_FLOAT32, 16, {1, 192}, {2, 192})});
+    change(wish);
+    return RefusalOf(wish);
+  };
+  const auto of_sum = [&](auto change) { return with(LH_WIRE_ALL_REDUCE, change); };
+  EXPECT_EQ(of_sum([](Wish& wish) { wish.pieces[1].dtype = 99; }),
+            "all-reduce refused: piece 1: dtype is 99, not known");
+  EXPECT_EQ(of_sum([](Wish& wish) { wish.pieces[0].zero[6] = 1; }),
+            "all-reduce refused: piece 0: reserved bytes are not zero");
+  EXPECT_EQ(of_sum([](Wish& wish) { wish.pieces[1].dtype = LH_WIRE_FLOAT8_E4M3; }),
+            "all-reduce refused: piece 1: dtype is float8_e4m3fn, not one that can be reduced; "
+            "float8 can only be moved");
+  EXPECT_EQ(
+      with(LH_WIRE_ALL_GATHER, [](Wish& wish) { wish.pieces[1].dtype = LH_WIRE_FLOAT8_E4M3; }), "");
+  EXPECT_EQ(of_sum([](Wish& wish) {
+              wish.pieces[1].dtype = LH_WIRE_BOOL;
+              wish.op.reduce = LH_WIRE_AVG;
+            }),
+            "all-reduce refused: piece 1: reduce is avg, not sum, min or max for bool");
+  EXPECT_EQ(of_sum([](Wish& wish) {
+              wish.pieces[1].dtype = LH_WIRE_INT32;
+              wish.op.weighted = 1;
+            }),
+            "all-reduce refused: piece 1: dtype is int32, not a float with weights");
+  for (const uint64_t count : {LH_COUNT_MAX / 4 + 1, UINT64_MAX / 4 + 2, UINT64_MAX}) {
+    EXPECT_EQ(
+        of_sum([&](Wish& wish) { wish.pieces[1].count = count; }),
+        "all-reduce refused: piece 1: its " + std::to_string(count) + " elements are too many");
+  }
+  EXPECT_EQ(of_sum([](Wish& wish) {
+              wish.pieces[0].count = LH_COUNT_MAX / 4;
+              wish.pieces[1].count = 1;
+            }),
+            "all-reduce refused: piece 1: the tensors are too large together");
+  EXPECT_EQ(of_sum([](Wish& wish) { wish.op.list = 0; }),
+            "all-reduce refused: list and pieces do not fit together");
+  EXPECT_EQ(of_sum([](Wish& wish) { wish.op.count = 5; }),
+            "all-reduce refused: count is 5, not 0 with pieces");
+  EXPECT_EQ(with(LH_WIRE_ALL_GATHER,
+                 [](Wish& wish) {
+                   wish.op.unequal = 1;
+                   wish.gives = {1};
+                   wish.gets = {1, 1, 1};
+                 }),
+            "all-gather refused: unequal is 1, not 0 for a list of tensors");
+}
+
+TEST(IpcOpTest, APieceOfAnAllToAllMayNotOverflowEvenInALargeWorld) {
+  Wish wish = ListOf(LH_WIRE_ALL_TO_ALL, {PieceOf(LH_WIRE_UINT8, 1, {1, 0}, {2, 0})});
+  wish.op.world = UINT16_MAX;
+  wish.regions = {{1, UINT64_MAX}, {2, UINT64_MAX}};
+  EXPECT_NE(RefusalOf(wish).find("world is 65535"), std::string::npos) << RefusalOf(wish);
+  wish.op.world = 256;
+  EXPECT_EQ(RefusalOf(wish), "");
+  wish.pieces[0].count = LH_COUNT_MAX / (256 * 256) + 1;
+  EXPECT_NE(RefusalOf(wish).find("elements are too many"), std::string::npos) << RefusalOf(wish);
+}
+
+TEST(IpcOpTest, ATensorWithoutElementsHasNoPlace) {
+  Wish wish;
+  wish.op.count = 0;
+  EXPECT_EQ(RefusalOf(wish), "all-reduce refused: a place for its source, which has no elements");
+  wish.op.source = wish.op.target = {};
+  const auto taken = Take(wish);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->desc.bytes(), 0u);
+  wish.op.target.offset = 64;
+  EXPECT_EQ(RefusalOf(wish), "all-reduce refused: a place for its target, which has no elements");
+  Wish list = ListOf(LH_WIRE_ALL_REDUCE, {PieceOf(LH_WIRE_FLOAT32, 0, {}, {})});
+  EXPECT_EQ(Take(list)->desc.list_bytes, 0u);
+  EXPECT_NE(Take(list)->desc.list, 0u);
 }
 
 }  // namespace

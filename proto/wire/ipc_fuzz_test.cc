@@ -1,11 +1,16 @@
-// Feeds any bytes as a request, or as an entry of a state's table. The checks must not crash, and
-// must not accept a range outside its region.
+// Feeds any bytes as a request, with the table of an op behind it, or as an entry of a state's
+// table. The checks must not crash, and must not accept a range outside its region.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+#include <optional>
+#include <vector>
 
 #include "base/check.h"
 #include "proto/wire/ipc_check.h"
+#include "proto/wire/ipc_op.h"
 
 namespace {
 
@@ -20,6 +25,41 @@ void CheckTensor(const uint8_t* data) {
   uint64_t bytes = IpcStateElementBytes(tensor.dtype);
   for (uint8_t i = 0; i < tensor.dims; ++i) bytes *= tensor.shape[i];
   LH_CHECK(bytes == tensor.bytes);
+}
+
+// `bytes`: the table, as far as it is there; the rest is zeros.
+void CheckOp(const lh_ipc_op& asked, const uint8_t* bytes, size_t size, uint64_t region_bytes) {
+  using namespace longhaul;
+  const uint64_t table_bytes = IpcTableBytes(asked);
+  if (table_bytes > 1 << 16) return;
+  std::vector<uint8_t> table(table_bytes);
+  std::copy_n(bytes, std::min<uint64_t>(size, table_bytes), table.begin());
+  // Only the regions 1 to 3 are there.
+  const auto op = ParseIpcOp(asked, table, [&](uint64_t region) -> std::optional<uint64_t> {
+    return region >= 1 && region <= 3 ? std::optional(region_bytes) : std::nullopt;
+  });
+  if (!op.ok()) return;
+  LH_CHECK(FaultIn(op->desc).empty());
+  LH_CHECK(op->pieces.size() == std::max<uint32_t>(asked.pieces, 1));
+  LH_CHECK(op->participants.size() == asked.participants);
+  const auto check = [&](const IpcPiece& piece, const lh_ipc_range& range, Extent extent,
+                         const std::vector<uint64_t>& lengths) {
+    const uint64_t parts = extent == Extent::kNone                          ? 0
+                           : extent == Extent::kWhole && op->desc.InParts() ? op->desc.world
+                                                                            : 1;
+    uint64_t count = piece.count * parts;
+    if (op->desc.unequal) {
+      LH_CHECK(lengths.size() == parts);
+      count = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
+    }
+    const uint64_t bytes = count * SizeOf(piece.dtype);
+    LH_CHECK((bytes == 0) == (range.region == 0));
+    LH_CHECK(bytes <= region_bytes && range.offset <= region_bytes - bytes);
+  };
+  for (const IpcPiece& piece : op->pieces) {
+    check(piece, piece.source, SourceOf(op->desc.kind, op->is_root), op->terms.gives);
+    check(piece, piece.target, TargetOf(op->desc.kind, op->is_root), op->terms.gets);
+  }
 }
 
 }  // namespace
@@ -43,12 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     LH_CHECK(request.u.sync.strategy <= LH_WIRE_SEND);
   }
   if (request.type == LH_IPC_OP) {
-    const auto desc = ParseIpcOp(request.u.op, region_bytes, region_bytes);
-    if (desc.ok()) {
-      LH_CHECK(desc->bytes() > 0 && desc->bytes() <= region_bytes);
-      LH_CHECK(request.u.op.source.offset <= region_bytes - desc->bytes());
-      LH_CHECK(request.u.op.target.offset <= region_bytes - desc->bytes());
-    }
+    CheckOp(request.u.op, data + sizeof request + 2, size - sizeof request - 2, region_bytes);
   }
   return 0;
 }

@@ -8,6 +8,7 @@ extern "C" size_t IpcRequestBytesInC();
 extern "C" size_t IpcReplyBytesInC();
 extern "C" size_t IpcReplyUnionOffsetInC();
 extern "C" size_t IpcTensorBytesInC();
+extern "C" size_t IpcPieceBytesInC();
 
 namespace {
 
@@ -43,7 +44,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(sizeof(lh_ipc_range), 16u);
   EXPECT_EQ(offsetof(lh_ipc_range, offset), 8u);
   EXPECT_EQ(sizeof(lh_ipc_members), 8u);
-  EXPECT_EQ(sizeof(lh_ipc_op), 80u);
+  EXPECT_EQ(sizeof(lh_ipc_op), 128u);
   EXPECT_EQ(offsetof(lh_ipc_op, tag), 0u);
   EXPECT_EQ(offsetof(lh_ipc_op, count), 8u);
   EXPECT_EQ(offsetof(lh_ipc_op, source), 16u);
@@ -55,6 +56,26 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op, min_world), 52u);
   EXPECT_EQ(offsetof(lh_ipc_op, algorithm), 56u);
   EXPECT_EQ(offsetof(lh_ipc_op, kind), 57u);
+  EXPECT_EQ(offsetof(lh_ipc_op, world), 58u);
+  EXPECT_EQ(offsetof(lh_ipc_op, order), 60u);
+  EXPECT_EQ(offsetof(lh_ipc_op, weighted), 61u);
+  EXPECT_EQ(offsetof(lh_ipc_op, unequal), 62u);
+  EXPECT_EQ(offsetof(lh_ipc_op, flags), 63u);
+  EXPECT_EQ(offsetof(lh_ipc_op, root), 64u);
+  EXPECT_EQ(offsetof(lh_ipc_op, weight), 72u);
+  EXPECT_EQ(offsetof(lh_ipc_op, list), 80u);
+  EXPECT_EQ(offsetof(lh_ipc_op, table), 88u);
+  EXPECT_EQ(offsetof(lh_ipc_op, participants), 104u);
+  EXPECT_EQ(offsetof(lh_ipc_op, gives), 108u);
+  EXPECT_EQ(offsetof(lh_ipc_op, gets), 112u);
+  EXPECT_EQ(offsetof(lh_ipc_op, pieces), 116u);
+  EXPECT_EQ(offsetof(lh_ipc_op, zero), 120u);
+  EXPECT_EQ(sizeof(lh_ipc_piece), 48u);
+  EXPECT_EQ(offsetof(lh_ipc_piece, source), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_piece, target), 24u);
+  EXPECT_EQ(offsetof(lh_ipc_piece, dtype), 40u);
+  EXPECT_EQ(offsetof(lh_ipc_piece, zero), 41u);
+  EXPECT_EQ(sizeof(lh_ipc_cancel), 8u);
   EXPECT_EQ(sizeof(lh_ipc_state), 48u);
   EXPECT_EQ(offsetof(lh_ipc_state, table), 8u);
   EXPECT_EQ(offsetof(lh_ipc_state, changed), 24u);
@@ -144,10 +165,15 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_KEPT, 12);
   EXPECT_EQ(LH_IPC_TAKE, 13);
   EXPECT_EQ(LH_IPC_PREPARE, 14);
+  EXPECT_EQ(LH_IPC_MEMBER, 15);
+  EXPECT_EQ(LH_IPC_CANCEL, 16);
   EXPECT_EQ(LH_IPC_DONE, 64);
   EXPECT_EQ(LH_IPC_WORLD, 65);
   EXPECT_EQ(LH_IPC_GONE, 66);
   EXPECT_EQ(LH_IPC_PROGRESS, 67);
+  EXPECT_EQ(LH_IPC_OP_MEMBERS, 68);
+  EXPECT_EQ(LH_IPC_ROOT_IS_RANK, 1);
+  EXPECT_EQ(LH_IPC_IS_ROOT, 2);
   EXPECT_EQ(LH_IPC_ALLOW_UNEQUAL, 1);
   EXPECT_EQ(LH_IPC_REGION_INBOX, 1);
   EXPECT_EQ(LH_IPC_PASSED, 1);
@@ -158,6 +184,15 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_WIRE_RECEIVE, 2);
   EXPECT_EQ(LH_WIRE_SEND, 3);
   EXPECT_EQ(LH_WIRE_BOOL, 12);
+  EXPECT_EQ(LH_WIRE_FLOAT8_E4M3, 13);
+  EXPECT_EQ(LH_WIRE_FLOAT8_E5M2, 14);
+  EXPECT_EQ(LH_WIRE_REDUCE, 6);
+  EXPECT_EQ(LH_WIRE_GATHER, 7);
+  EXPECT_EQ(LH_WIRE_SCATTER, 8);
+  EXPECT_EQ(LH_WIRE_ALL_TO_ALL, 9);
+  EXPECT_EQ(LH_WIRE_SEND_RECV, 10);
+  EXPECT_EQ(LH_WIRE_ANY_ORDER, 0);
+  EXPECT_EQ(LH_WIRE_RANK_ORDER, 1);
   EXPECT_EQ(LH_STATE_CHUNK_BYTES, 1048576u);
 }
 
@@ -166,6 +201,7 @@ TEST(IpcTest, CAndCppSeeOneLayout) {
   EXPECT_EQ(IpcReplyBytesInC(), sizeof(lh_ipc_reply));
   EXPECT_EQ(IpcReplyUnionOffsetInC(), offsetof(lh_ipc_reply, u));
   EXPECT_EQ(IpcTensorBytesInC(), sizeof(lh_ipc_tensor));
+  EXPECT_EQ(IpcPieceBytesInC(), sizeof(lh_ipc_piece));
 }
 
 }  // namespace

@@ -203,11 +203,14 @@ void Write(const OpDesc& desc, ByteWriter* writer) {
 }
 
 std::string Read(ByteReader* reader, OpDesc* desc) {
+  std::string fault;
   ForEachField<OpDesc>([&](const auto& field) {
     auto& value = desc->*field.member;
     using Value = std::remove_reference_t<decltype(value)>;
     if constexpr (std::is_same_v<Value, bool>) {
-      value = reader->U8() != 0;
+      const uint8_t byte = reader->U8();
+      value = byte != 0;
+      if (byte > 1 && fault.empty()) fault = Refusal(field.name, std::to_string(byte), "0 or 1");
     } else if constexpr (sizeof(value) == 1) {
       value = static_cast<Value>(reader->U8());
     } else if constexpr (sizeof(value) == 2) {
@@ -217,6 +220,7 @@ std::string Read(ByteReader* reader, OpDesc* desc) {
     }
   });
   if (!reader->Zeros(kReservedBytes)) return "reserved bytes of the op are not zero";
+  if (!fault.empty()) return fault;
   return FaultIn(*desc);
 }
 

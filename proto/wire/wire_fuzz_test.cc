@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/check.h"
 #include "proto/wire/frame.h"
@@ -37,12 +38,20 @@ void One(std::span<const uint8_t> bytes) {
       Try<kFrameHeaderBytes>(bytes, [&](const auto& b) { return ParseFrameHeader(b, kind); });
       break;
     }
-    case 2:
-      if (const auto body = ParseReadyBody(bytes); body.ok()) {
-        const auto again = Encode(*body);
-        LH_CHECK(std::equal(again.begin(), again.end(), bytes.begin()));
+    case 2: {
+      std::span<const uint8_t> rest;
+      if (const auto body = ParseReadyBody(bytes, &rest); body.ok()) {
+        std::string again = Encode(*body);
+        if (body->other_offer) {
+          const auto other = Encode(*body->other_offer);
+          again.append(other.begin(), other.end());
+        }
+        again.append(rest.begin(), rest.end());
+        LH_CHECK(std::equal(again.begin(), again.end(), bytes.begin(), bytes.end(),
+                            [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; }));
       }
       break;
+    }
     case 3:
       Try<kLaneHelloBytes>(bytes, [](const auto& b) { return ParseLaneHello(b); });
       break;

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -231,8 +234,8 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   const FrameHeader ready = Control(FrameType::kReady);
   EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes - 1));
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
-  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsPayload(ready, LH_CONTROL_PAYLOAD_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(ready, LH_CONTROL_PAYLOAD_BYTES_MAX + 1));
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
                                FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
                                FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
@@ -374,6 +377,7 @@ ReadyBody Body() {
   ReadyBody body;
   body.boundary = Epoch(0x0102030405060708);
   body.tag = 0x1112131415161718;
+  body.set = 0x3132333435363738;
   body.desc.dtype = DType::kFloat64;
   body.desc.reduce = ReduceOp::kAvg;
   body.desc.on_fault = OnFault::kAbort;
@@ -385,7 +389,7 @@ ReadyBody Body() {
 
 // A payload of READY, followed by `bytes` of an input or a result.
 std::vector<uint8_t> Payload(const ReadyBody& body, size_t bytes = 0) {
-  const auto fixed = Encode(body);
+  const std::string fixed = Encode(body);
   std::vector<uint8_t> payload(fixed.begin(), fixed.end());
   if (body.other_offer) {
     const auto other = Encode(*body.other_offer);
@@ -395,26 +399,60 @@ std::vector<uint8_t> Payload(const ReadyBody& body, size_t bytes = 0) {
   return payload;
 }
 
+absl::StatusOr<ReadyBody> Parse(std::span<const uint8_t> payload) {
+  std::span<const uint8_t> rest;
+  return ParseReadyBody(payload, &rest);
+}
+absl::StatusOr<ReadyBody> Parse(const ReadyBody& body, size_t bytes = 0) {
+  return Parse(Payload(body, bytes));
+}
+std::string Refusal(const ReadyBody& body, size_t bytes = 0) {
+  return Message(Parse(body, bytes).status());
+}
+
 TEST(ReadyTest, BodyIsGolden) {
-  EXPECT_EQ(Hex(Encode(Body())),
+  ReadyBody body = Body();
+  body.desc.order = Order::kRank;
+  EXPECT_EQ(Hex(Encode(body)),
             "0807060504030201"  // boundary
             "1817161514131211"  // tag
+            "3837363534333231"  // set
             "01"
             "0b"
             "01"
             "01"  // kind, dtype, reduce, on_fault
             "00"
             "02"
-            "0302"                                    // quantization, algorithm, min_world
-            "2524232221000000"                        // count
-            "00000000000000000000000000000000000000"  // room for more fields
-            "00"                                      // has_other_offer
-            "00000000"                                // result_members
-            "0000000000000000");                      // result_epoch
+            "0302"              // quantization, algorithm, min_world
+            "2524232221000000"  // count
+            "0000"
+            "0000000000000000"  // world, root
+            "01"
+            "00"
+            "00"  // order, weighted, unequal
+            "0000000000000000"
+            "0000000000000000"    // list, list_bytes
+            "000000"              // room for more fields
+            "00"                  // has_other_offer
+            "00"                  // zero
+            "0000"                // members
+            "00000000"            // result_members
+            "0000000000000000");  // result_epoch
+}
+
+TEST(ReadyTest, TheFieldsOfAListAreGolden) {
+  ReadyBody body = Body();
+  body.desc.count = 0;
+  body.desc.list = 0x5152535455565758;
+  body.desc.list_bytes = 0x0061626364656640;
+  const std::string bytes = Encode(body);
+  EXPECT_EQ(Hex(std::span(bytes).subspan(53, 16)), "58575655545352514066656463626100");
+  body.desc.list_bytes = LH_COUNT_MAX;
+  EXPECT_EQ(*Parse(body), body);
 }
 
 TEST(ReadyTest, BodyRoundTrips) {
-  const auto parsed = ParseReadyBody(Encode(Body()));
+  const auto parsed = Parse(Body());
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, Body());
 }
@@ -428,13 +466,14 @@ ReadyBody Disagreement() {
 
 TEST(ReadyTest, TheOtherOfferFollowsTheBody) {
   const std::vector<uint8_t> payload = Payload(Disagreement());
-  EXPECT_EQ(Hex(std::span(payload).subspan(51)),
-            "01"                                        // has_other_offer
-            "000000000000000000000000"                  // result_members, result_epoch
-            "0900000000000000"                          // member
-            "010b0101000203020700000000000000"          // its desc
-            "00000000000000000000000000000000000000");  // room for more fields
-  const auto parsed = ParseReadyBody(payload);
+  EXPECT_EQ(Hex(std::span(payload).subspan(72)),
+            "01"                                  // has_other_offer
+            "000000"                              // zero, members
+            "000000000000000000000000"            // result_members, result_epoch
+            "0900000000000000"                    // member
+            "010b0101000203020700000000000000" +  // its desc
+                std::string(64, '0'));
+  const auto parsed = Parse(payload);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, Disagreement());
 }
@@ -442,62 +481,67 @@ TEST(ReadyTest, TheOtherOfferFollowsTheBody) {
 TEST(ReadyTest, AnOtherOfferHasItsSizeKnownNumbersAndADifference) {
   std::vector<uint8_t> payload = Payload(Disagreement());
   payload.push_back(0);
-  EXPECT_EQ(Message(ParseReadyBody(payload).status()),
-            "bytes of READY's other offer is 44, not 43");
+  EXPECT_EQ(Message(Parse(payload).status()), "bytes of READY's other offer is 57, not 56");
   payload.resize(payload.size() - 2);
-  EXPECT_EQ(Message(ParseReadyBody(payload).status()),
-            "bytes of READY's other offer is 42, not 43");
+  EXPECT_EQ(Message(Parse(payload).status()), "bytes of READY's other offer is 55, not 56");
   payload = Payload(Disagreement());
   payload[kReadyBodyBytes + 8] = 0;
-  EXPECT_EQ(Message(ParseReadyBody(payload).status()).rfind("kind is 0, not 1 to ", 0), 0u);
+  EXPECT_EQ(Message(Parse(payload).status()).rfind("kind is 0, not 1 to ", 0), 0u);
   payload = Payload(Disagreement());
   payload.back() = 1;
-  EXPECT_EQ(Message(ParseReadyBody(payload).status()), "reserved bytes of the op are not zero");
+  EXPECT_EQ(Message(Parse(payload).status()), "reserved bytes of the op are not zero");
   ReadyBody same = Body();
   same.other_offer = OtherOffer{MemberId(9), same.desc};
-  EXPECT_EQ(Message(ParseReadyBody(Payload(same)).status()),
+  EXPECT_EQ(Message(Parse(same).status()),
             "READY for " + ToString(same.desc) + " carries the same as other offer");
 }
 
 absl::Status ParseWith(size_t at, uint8_t value) {
-  auto bytes = Encode(Body());
+  std::vector<uint8_t> bytes = Payload(Body());
   bytes[at] = value;
-  return ParseReadyBody(bytes).status();
+  return Parse(bytes).status();
 }
 
 TEST(ReadyTest, RefusesUnknownNumbers) {
   const auto kinds = static_cast<uint8_t>(NamesOf(OpKind()).last());
-  EXPECT_EQ(Message(ParseWith(16, kinds + 1)),
+  EXPECT_EQ(Message(ParseWith(24, kinds + 1)),
             "kind is " + std::to_string(kinds + 1) + ", not 1 to " + std::to_string(kinds));
-  EXPECT_EQ(Message(ParseWith(17, 12)), "dtype is 12, not at most 11");
-  EXPECT_TRUE(ParseWith(17, 11).ok());
-  EXPECT_EQ(Message(ParseWith(18, 5)), "reduce is 5, not at most 4");
-  EXPECT_TRUE(ParseWith(18, 4).ok());
-  EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not at most 1");
-  EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not at most 0");
-  EXPECT_EQ(Message(ParseWith(51, 2)), "has_other_offer is 2, not 0 or 1");
-  EXPECT_EQ(Message(ParseWith(21, 5)), "algorithm is 5, not at most 4");
-  EXPECT_EQ(Message(ParseWith(21, 4)), "algorithm is 4, not at most 3");
-  EXPECT_TRUE(ParseWith(21, 3).ok());
-  EXPECT_EQ(Message(ParseWith(21, 1)),
+  EXPECT_EQ(Message(ParseWith(25, 15)), "dtype is 15, not at most 14");
+  EXPECT_TRUE(ParseWith(25, 11).ok());
+  EXPECT_EQ(Message(ParseWith(26, 5)), "reduce is 5, not at most 4");
+  EXPECT_TRUE(ParseWith(26, 4).ok());
+  EXPECT_EQ(Message(ParseWith(27, 2)), "on_fault is 2, not at most 1");
+  EXPECT_EQ(Message(ParseWith(28, 1)), "quantization is 1, not at most 0");
+  EXPECT_EQ(Message(ParseWith(72, 2)), "has_other_offer is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(29, 5)), "algorithm is 5, not at most 4");
+  EXPECT_EQ(Message(ParseWith(29, 4)), "algorithm is 4, not at most 3");
+  EXPECT_TRUE(ParseWith(29, 3).ok());
+  EXPECT_EQ(Message(ParseWith(29, 1)),
             "a one-shot op has at most 4096 bytes, this one 1138453193000; leave the algorithm to "
             "Longhaul, or choose mesh or ring");
-  for (size_t reserved = 16 + OpDescFieldBytes(); reserved < 51; ++reserved) {
+  EXPECT_EQ(Message(ParseWith(50, 2)), "order is 2, not at most 1");
+  EXPECT_TRUE(ParseWith(50, 1).ok());
+  EXPECT_EQ(Message(ParseWith(51, 2)), "weighted is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(52, 255)), "unequal is 255, not 0 or 1");
+  for (size_t reserved = 24 + OpDescFieldBytes(); reserved < 72; ++reserved) {
     EXPECT_EQ(Message(ParseWith(reserved, 1)), "reserved bytes of the op are not zero");
   }
-  EXPECT_EQ(Message(ParseWith(52, 1)), "result_members is 1, not 0 without a result");
-  EXPECT_EQ(Message(ParseWith(56, 1)), "result_members is 0, not 1 to 1024");
+  EXPECT_EQ(Message(ParseWith(73, 1)), "reserved byte 73 of READY is not zero");
+  EXPECT_EQ(Message(ParseWith(74, 1)), "members with terms is 1, not 0");
+  EXPECT_EQ(Message(ParseWith(75, 1)), "members with terms is 256, not 0");
+  EXPECT_EQ(Message(ParseWith(76, 1)), "result_members is 1, not 0 without a result");
+  EXPECT_EQ(Message(ParseWith(80, 1)), "result_members is 0, not 1 to 1024");
   ReadyBody body = Body();
   body.desc.min_world = 1;
-  EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "min_world is 1, not 0 or 2 to 1024");
+  EXPECT_EQ(Message(Parse(body).status()), "min_world is 1, not 0 or 2 to 1024");
   body.desc.min_world = LH_MEMBERS_MAX;
-  EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
+  EXPECT_TRUE(Parse(body).ok());
   body.desc.min_world = LH_MEMBERS_MAX + 1;
-  EXPECT_FALSE(ParseReadyBody(Encode(body)).ok());
+  EXPECT_FALSE(Parse(body).ok());
   body.desc.min_world = 0;
-  EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
+  EXPECT_TRUE(Parse(body).ok());
   body.boundary = Epoch();
-  EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "boundary is 0, not an epoch");
+  EXPECT_EQ(Message(Parse(body).status()), "boundary is 0, not an epoch");
 }
 
 TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
@@ -507,9 +551,7 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   body.desc.count = 3;
   body.result_epoch = Epoch(7);
   body.result_members = 0x0102;
-  const auto parse = [](const ReadyBody& body, size_t bytes) {
-    return ParseReadyBody(Payload(body, bytes));
-  };
+  const auto parse = [](const ReadyBody& body, size_t bytes) { return Parse(body, bytes); };
   const size_t bytes = 8 * size_t{body.result_members} + 3;
   const auto parsed = parse(body, bytes);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
@@ -529,10 +571,9 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
 TEST(ReadyTest, CountIsBounded) {
   ReadyBody body = Body();
   body.desc.count = LH_COUNT_MAX;
-  EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
+  EXPECT_TRUE(Parse(body).ok());
   body.desc.count = LH_COUNT_MAX + 1;
-  EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()),
-            "count is 281474976710657, not at most 281474976710656");
+  EXPECT_EQ(Message(Parse(body).status()), "count is 281474976710657, not at most 281474976710656");
 }
 
 // A READY for an op of `count` bytes, with `one_shot` bytes of input after the body.
@@ -541,7 +582,7 @@ bool AcceptsOneShot(uint64_t count, size_t one_shot, Algorithm algorithm = Algor
   body.desc.algorithm = algorithm;
   body.desc.dtype = DType::kUint8;
   body.desc.count = count;
-  return ParseReadyBody(Payload(body, one_shot)).ok();
+  return Parse(body, one_shot).ok();
 }
 
 TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
@@ -562,10 +603,212 @@ TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
 }
 
 TEST(ReadyTest, RefusesShortPayload) {
-  const auto bytes = Encode(Body());
+  const std::vector<uint8_t> bytes = Payload(Body());
   for (size_t n = 0; n < bytes.size(); ++n) {
-    EXPECT_FALSE(ParseReadyBody(std::span(bytes).first(n)).ok()) << n;
+    EXPECT_FALSE(Parse(std::span(bytes).first(n)).ok()) << n;
   }
+  EXPECT_EQ(Message(Parse(std::span(bytes).first(87)).status()),
+            "bytes of READY's payload is 87, not 88 or more");
+}
+
+// ---- terms
+
+// A reduce of unequal parts of three members, with the terms of two of them.
+ReadyBody WithTerms(bool weighted = true, bool unequal = true) {
+  ReadyBody body = Body();
+  body.desc.kind = OpKind::kReduceScatter;
+  body.desc.world = 3;
+  body.desc.min_world = 0;
+  body.desc.count = unequal ? 0 : 1 << 20;
+  body.desc.weighted = weighted;
+  body.desc.unequal = unequal;
+  body.terms.resize(2);
+  if (weighted) {
+    body.terms[0].weight = 0.5;
+    body.terms[1].weight = 0;
+  }
+  if (unequal) {
+    body.terms[0].gives = {1, 0, 0x0102030405};
+    body.terms[0].gets = {1};
+    body.terms[1].gives = {1, 0, LH_COUNT_MAX};
+    body.terms[1].gets = {};
+  }
+  return body;
+}
+
+TEST(ReadyTest, TermsAreGolden) {
+  const std::string bytes = Encode(WithTerms());
+  EXPECT_EQ(Hex(std::span(bytes).subspan(72)),
+            "00"
+            "00"
+            "0200"  // has_other_offer, zero, members
+            "000000000000000000000000"
+            "000000000000e03f"  // weight
+            "0300"
+            "0100"  // gives, gets
+            "0100000000000000"
+            "0000000000000000"
+            "0504030201000000"
+            "0100000000000000"
+            "0000000000000000"  // weight
+            "0300"
+            "0000"
+            "0100000000000000"
+            "0000000000000000"
+            "0000000000000100");
+  EXPECT_EQ(bytes.size(), kReadyBodyBytes + TermsBytes(WithTerms().desc, WithTerms().terms));
+}
+
+TEST(ReadyTest, TermsRoundTrip) {
+  for (const auto& [weighted, unequal] : {std::pair(true, false), {false, true}, {true, true}}) {
+    const ReadyBody body = WithTerms(weighted, unequal);
+    const auto parsed = Parse(body);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(*parsed, body);
+  }
+}
+
+TEST(ReadyTest, AnInputFollowsTheTerms) {
+  ReadyBody body = WithTerms(true, false);
+  body.desc.algorithm = Algorithm::kAuto;
+  body.desc.dtype = DType::kFloat32;
+  body.desc.count = 2;
+  std::vector<uint8_t> payload = Payload(body, 24);
+  payload[kReadyBodyBytes + 16] = 77;
+  std::span<const uint8_t> rest;
+  const auto parsed = ParseReadyBody(payload, &rest);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  ASSERT_EQ(rest.size(), 24u);
+  EXPECT_EQ(rest[0], 77);
+  EXPECT_EQ(rest.data() + rest.size(), payload.data() + payload.size());
+  EXPECT_NE(Refusal(body, 23), "");
+  EXPECT_NE(Refusal(body, 25), "");
+}
+
+TEST(ReadyTest, TermsAreOfOneTo64MembersWhereTheOpNeedsThem) {
+  ReadyBody body = WithTerms(true, false);
+  body.terms.clear();
+  EXPECT_EQ(Refusal(body), "members with terms is 0, not 1 to 64");
+  body.terms.resize(LH_LOCAL_MEMBERS_MAX);
+  EXPECT_EQ(Refusal(body), "");
+  body.terms.resize(LH_LOCAL_MEMBERS_MAX + 1);
+  EXPECT_EQ(Refusal(body), "members with terms is 65, not 1 to 64");
+  // Nobody needs terms with a result, or with another offer.
+  body = WithTerms(true, false);
+  body.other_offer = OtherOffer{MemberId(9), Body().desc};
+  EXPECT_EQ(Refusal(body), "members with terms is 2, not 0");
+  body.terms.clear();
+  EXPECT_EQ(*Parse(body), body);
+  body = WithTerms(true, false);
+  body.desc.kind = OpKind::kAllReduce;
+  body.desc.world = 0;
+  body.desc.algorithm = Algorithm::kAuto;
+  body.desc.count = 1;
+  body.result_epoch = Epoch(7);
+  body.result_members = 1;
+  EXPECT_EQ(Refusal(body, 16), "members with terms is 2, not 0");
+  body.terms.clear();
+  EXPECT_EQ(Refusal(body, 16), "");
+}
+
+TEST(ReadyTest, AWeightIsANumberFromZeroOn) {
+  for (const double weight :
+       {-1.0, -1e-300, std::numeric_limits<double>::infinity(),
+        -std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    ReadyBody body = WithTerms(true, false);
+    body.terms[1].weight = weight;
+    EXPECT_NE(Refusal(body).find("weight is "), std::string::npos) << weight;
+  }
+  for (const double weight : {0.0, 1e-320, std::numeric_limits<double>::max()}) {
+    ReadyBody body = WithTerms(true, false);
+    body.terms[1].weight = weight;
+    EXPECT_EQ(Refusal(body), "") << weight;
+  }
+}
+
+TEST(ReadyTest, LengthsAreBounded) {
+  ReadyBody body = WithTerms(false, true);
+  body.terms[1].gives[2] = LH_COUNT_MAX + 1;
+  EXPECT_EQ(Refusal(body), "length of a part is 281474976710657, not at most 2^48 elements");
+  body.terms[1].gives[2] = UINT64_MAX;
+  EXPECT_NE(Refusal(body), "");
+  body = WithTerms(false, true);
+  body.terms[1].gives.assign(LH_MEMBERS_MAX, 5);
+  EXPECT_EQ(Refusal(body), "");
+  body.terms[1].gives.push_back(5);
+  EXPECT_EQ(Refusal(body), "lengths in READY is 1025, not at most 1024");
+  body.terms[1].gives.clear();
+  body.terms[1].gets.assign(LH_MEMBERS_MAX + 1, 5);
+  EXPECT_EQ(Refusal(body), "lengths in READY is 1025, not at most 1024");
+}
+
+TEST(ReadyTest, TermsThatAreCutOffAreRefused) {
+  for (const auto& [weighted, unequal] : {std::pair(true, false), {false, true}, {true, true}}) {
+    const std::vector<uint8_t> bytes = Payload(WithTerms(weighted, unequal));
+    for (size_t n = 0; n < bytes.size(); ++n) {
+      EXPECT_FALSE(Parse(std::span(bytes).first(n)).ok()) << n;
+    }
+    std::vector<uint8_t> longer = bytes;
+    longer.push_back(0);
+    EXPECT_NE(Message(Parse(longer).status()).find("carries 1 bytes of input or result, not 0"),
+              std::string::npos);
+  }
+}
+
+TEST(ReadyTest, ALargestResultWithItsMembersFits) {
+  ReadyBody body = Body();
+  body.desc.algorithm = Algorithm::kAuto;
+  body.desc.dtype = DType::kUint8;
+  body.desc.count = LH_ONE_SHOT_BYTES_MAX;
+  body.result_epoch = Epoch(7);
+  body.result_members = LH_MEMBERS_MAX;
+  const size_t follows = LH_ONE_SHOT_BYTES_MAX + 8 * LH_MEMBERS_MAX;
+  EXPECT_EQ(Refusal(body, follows), "");
+  EXPECT_TRUE(AcceptsPayload(Control(FrameType::kReady),
+                             static_cast<uint32_t>(Payload(body, follows).size())));
+}
+
+TEST(ReadyTest, LargestTermsFit) {
+  // Weights of a host that is full, and the largest input in float32.
+  ReadyBody body = WithTerms(true, false);
+  body.desc.kind = OpKind::kAllReduce;
+  body.desc.world = 0;
+  body.desc.algorithm = Algorithm::kAuto;
+  body.desc.dtype = DType::kBfloat16;
+  body.desc.count = LH_ONE_SHOT_BYTES_MAX / 2;
+  body.terms.resize(LH_LOCAL_MEMBERS_MAX);
+  EXPECT_EQ(Refusal(body, 2 * LH_ONE_SHOT_BYTES_MAX), "");
+  EXPECT_TRUE(AcceptsPayload(Control(FrameType::kReady),
+                             static_cast<uint32_t>(Payload(body, 8192).size())));
+}
+
+TEST(ReadyTest, SumsOfHalvesTravelAsFloat32) {
+  ReadyBody body = Body();
+  body.desc.algorithm = Algorithm::kAuto;
+  body.desc.count = 3;
+  for (const DType dtype : {DType::kFloat16, DType::kBfloat16}) {
+    body.desc.dtype = dtype;
+    for (const ReduceOp reduce : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd}) {
+      body.desc.reduce = reduce;
+      EXPECT_EQ(OneShotPayloadBytes(body.desc), 12u);
+      EXPECT_EQ(Refusal(body, 12), "");
+      EXPECT_NE(Refusal(body, 6), "");
+    }
+    body.desc.reduce = ReduceOp::kMax;
+    EXPECT_EQ(OneShotPayloadBytes(body.desc), 6u);
+    EXPECT_EQ(Refusal(body, 6), "");
+  }
+  body.desc.dtype = DType::kFloat32;
+  body.desc.reduce = ReduceOp::kSum;
+  EXPECT_EQ(OneShotPayloadBytes(body.desc), 12u);
+  body.desc.kind = OpKind::kBroadcast;
+  body.desc.dtype = DType::kFloat16;
+  EXPECT_EQ(OneShotPayloadBytes(body.desc), 6u) << "moved only";
+  body.desc.kind = OpKind::kAllReduce;
+  body.desc.dtype = DType::kFloat32;
+  body.desc.list = 1;
+  body.desc.list_bytes = 64;
+  EXPECT_EQ(OneShotPayloadBytes(body.desc), 128u) << "any piece may be of halves";
 }
 
 Digest32 Sequence(uint8_t first) {
@@ -740,10 +983,10 @@ TEST(WireTest, AcceptedBytesAreCanonical) {
     if (const auto parsed = ParseLaneHello(hello); parsed.ok()) {
       EXPECT_EQ(Encode(*parsed), hello);
     }
-    auto body = Encode(Body());
+    std::vector<uint8_t> body = Payload(prng.Chance(0.5) ? Body() : WithTerms());
     body[prng.Below(body.size())] = static_cast<uint8_t>(prng.Next());
-    if (const auto parsed = ParseReadyBody(body); parsed.ok()) {
-      EXPECT_EQ(Encode(*parsed), body);
+    if (const auto parsed = Parse(body); parsed.ok()) {
+      EXPECT_EQ(Payload(*parsed), body);
     }
   }
 }
@@ -768,11 +1011,10 @@ TEST(OpDescTest, TextNamesKindWorldAndRoot) {
   desc.world = 3;
   EXPECT_EQ(ToString(desc), "reduce-scatter, sum of float32 x 8 world 3");
   EXPECT_EQ(desc.bytes(), 96u);
-  EXPECT_EQ(desc.target_bytes(), 32u);
   OpDesc gather = desc;
   gather.kind = OpKind::kAllGather;
   EXPECT_EQ(ToString(gather), "all-gather, float32 x 8 world 3");
-  EXPECT_EQ(gather.source_bytes(), 32u);
+  EXPECT_EQ(gather.bytes(), 96u);
   EXPECT_FALSE(gather.SameButForWorld(desc));
   OpDesc other = desc;
   other.world = 4;
@@ -808,10 +1050,250 @@ TEST(OpDescTest, EveryDtypeHasASizeAndAName) {
     total += SizeOf(static_cast<DType>(i));
     EXPECT_STRNE(Name(static_cast<DType>(i)), "unknown");
   }
-  EXPECT_EQ(total, 2 * 1 + 4 * 2 + 3 * 4 + 3 * 8u);
+  EXPECT_EQ(total, 5 * 1 + 4 * 2 + 3 * 4 + 3 * 8u);
   for (int i = 0; i < LH_WIRE_REDUCE_COUNT; ++i) {
     EXPECT_STRNE(Name(static_cast<ReduceOp>(i)), "unknown");
   }
+}
+
+// ---- the kinds
+
+OpDesc OfKind(OpKind kind, uint16_t world = 3) {
+  OpDesc desc;
+  desc.kind = kind;
+  desc.count = 1 << 20;
+  if (desc.InParts()) desc.world = world;
+  if (HasRoot(kind)) desc.root = MemberId(7);
+  return desc;
+}
+
+std::vector<OpKind> AllKinds() {
+  std::vector<OpKind> kinds;
+  for (int i = NamesOf(OpKind()).first; i <= static_cast<int>(NamesOf(OpKind()).last()); ++i) {
+    kinds.push_back(static_cast<OpKind>(i));
+  }
+  return kinds;
+}
+
+TEST(OpKindTest, TensorsAreWholeOrInPartsOrNotThere) {
+  struct Row {
+    OpKind kind;
+    Extent source, root_source, target, root_target;
+  };
+  constexpr Extent kNone = Extent::kNone, kPart = Extent::kPart, kWhole = Extent::kWhole;
+  const std::vector<Row> rows = {
+      {OpKind::kAllReduce, kWhole, kWhole, kWhole, kWhole},
+      {OpKind::kReduceScatter, kWhole, kWhole, kPart, kPart},
+      {OpKind::kAllGather, kPart, kPart, kWhole, kWhole},
+      {OpKind::kBroadcast, kWhole, kWhole, kWhole, kWhole},
+      {OpKind::kBarrier, kWhole, kWhole, kWhole, kWhole},
+      {OpKind::kReduce, kWhole, kWhole, kNone, kWhole},
+      {OpKind::kGather, kPart, kPart, kNone, kWhole},
+      {OpKind::kScatter, kNone, kWhole, kPart, kPart},
+      {OpKind::kAllToAll, kWhole, kWhole, kWhole, kWhole},
+      {OpKind::kSendRecv, kNone, kWhole, kWhole, kNone},
+  };
+  EXPECT_EQ(rows.size(), AllKinds().size());
+  std::set<OpKind> seen;
+  for (const Row& row : rows) {
+    EXPECT_TRUE(seen.insert(row.kind).second);
+    EXPECT_EQ(SourceOf(row.kind, false), row.source) << Name(row.kind);
+    EXPECT_EQ(SourceOf(row.kind, true), row.root_source) << Name(row.kind);
+    EXPECT_EQ(TargetOf(row.kind, false), row.target) << Name(row.kind);
+    EXPECT_EQ(TargetOf(row.kind, true), row.root_target) << Name(row.kind);
+  }
+}
+
+TEST(OpKindTest, WhatReducesAddsUpAndWhatIsDirectOnlyMoves) {
+  for (const OpKind kind : AllKinds()) {
+    EXPECT_TRUE(Reduces(kind) || Gathers(kind)) << Name(kind);
+    EXPECT_FALSE(Reduces(kind) && IsDirect(kind)) << Name(kind);
+    EXPECT_EQ(OfKind(kind).Fault(), "") << Name(kind);
+    // The bytes that READY carries say the same again.
+    ReadyBody body = Body();
+    body.desc = OfKind(kind);
+    EXPECT_EQ(*Parse(body), body) << Name(kind);
+  }
+}
+
+TEST(OpKindTest, TheWholeOfAnAllToAllHasAPartForEachPair) {
+  EXPECT_EQ(OfKind(OpKind::kAllToAll, 5).bytes(), 25u * (4 << 20));
+  EXPECT_EQ(OfKind(OpKind::kScatter, 5).bytes(), 5u * (4 << 20));
+  EXPECT_EQ(OfKind(OpKind::kSendRecv).bytes(), 4u << 20);
+}
+
+// ---- what is wrong with a description
+
+template <class Change>
+std::string FaultWith(OpKind kind, Change change) {
+  OpDesc desc = OfKind(kind);
+  change(desc);
+  return desc.Fault();
+}
+
+TEST(OpFaultTest, AWorldIsOfOpsInPartsOnly) {
+  for (const OpKind kind : AllKinds()) {
+    const bool parts = IsInParts(kind);
+    EXPECT_EQ(FaultWith(kind, [&](OpDesc& desc) { desc.world = parts ? 0 : 3; }),
+              parts ? "world is 0, not 1 or more" : "world is 3, not 0 for this kind")
+        << Name(kind);
+  }
+}
+
+TEST(OpFaultTest, AnAllToAllHasAtMost256Members) {
+  const auto with = [](uint16_t world) {
+    return FaultWith(OpKind::kAllToAll, [&](OpDesc& desc) {
+      desc.world = world;
+      desc.count = 1;
+    });
+  };
+  EXPECT_EQ(with(256), "");
+  EXPECT_EQ(with(257), "world is 257, not at most 256 for an all-to-all");
+}
+
+TEST(OpFaultTest, AllPartsTogetherAreBounded) {
+  for (const OpKind kind : AllKinds()) {
+    if (!IsInParts(kind)) continue;
+    const uint64_t parts = kind == OpKind::kAllToAll ? 9 : 3;
+    EXPECT_EQ(FaultWith(kind, [&](OpDesc& desc) { desc.count = LH_COUNT_MAX / parts; }), "");
+    EXPECT_NE(FaultWith(kind, [&](OpDesc& desc) { desc.count = LH_COUNT_MAX / parts + 1; })
+                  .find("so that all parts together have at most 281474976710656"),
+              std::string::npos)
+        << Name(kind);
+  }
+}
+
+TEST(OpFaultTest, ARootIsOfKindsThatHaveOne) {
+  for (const OpKind kind : AllKinds()) {
+    EXPECT_EQ(FaultWith(kind, [](OpDesc& desc) { desc.root = MemberId(7); }),
+              HasRoot(kind) ? "" : "root is 7, not 0 for this kind")
+        << Name(kind);
+  }
+}
+
+TEST(OpFaultTest, UnequalPartsAreOfOpsInPartsAndHaveNoCount) {
+  for (const OpKind kind : AllKinds()) {
+    const auto unequal = [](OpDesc& desc) {
+      desc.unequal = true;
+      desc.count = 0;
+    };
+    EXPECT_EQ(FaultWith(kind, unequal), IsInParts(kind) ? "" : "unequal is 1, not 0 for this kind")
+        << Name(kind);
+  }
+  EXPECT_EQ(FaultWith(OpKind::kAllGather, [](OpDesc& desc) { desc.unequal = true; }),
+            "count is 1048576, not 0 with parts of unequal lengths");
+  EXPECT_EQ(FaultWith(OpKind::kAllGather,
+                      [](OpDesc& desc) {
+                        desc.unequal = true;
+                        desc.count = 0;
+                        desc.list = 1;
+                      }),
+            "unequal is 1, not 0 for a list of tensors");
+  EXPECT_EQ(FaultWith(OpKind::kAllGather,
+                      [](OpDesc& desc) {
+                        desc.unequal = true;
+                        desc.count = 0;
+                        desc.algorithm = Algorithm::kOneShot;
+                      }),
+            "parts of unequal lengths cannot travel as a one-shot op; choose mesh or ring");
+  OpDesc desc = OfKind(OpKind::kAllGather);
+  desc.unequal = true;
+  desc.count = 0;
+  EXPECT_FALSE(IsOneShot(desc)) << "nobody knows how long it is";
+}
+
+TEST(OpFaultTest, AListHasBytesAndOneTensorHasNone) {
+  EXPECT_EQ(FaultWith(OpKind::kAllReduce, [](OpDesc& desc) { desc.list_bytes = 64; }),
+            "list_bytes is 64, not 0 for one tensor");
+  const auto with = [](uint64_t bytes) {
+    return FaultWith(OpKind::kAllReduce, [&](OpDesc& desc) {
+      desc.list = 1;
+      desc.list_bytes = bytes;
+    });
+  };
+  EXPECT_EQ(with(0), "");
+  EXPECT_EQ(with(LH_COUNT_MAX), "");
+  EXPECT_EQ(with(LH_COUNT_MAX + 1), "list_bytes is 281474976710657, not at most 281474976710656");
+}
+
+TEST(OpFaultTest, WhatOnlyMovesReducesNothing) {
+  for (const OpKind kind : AllKinds()) {
+    const bool reduces = Reduces(kind);
+    EXPECT_EQ(FaultWith(kind, [](OpDesc& desc) { desc.reduce = ReduceOp::kMax; }),
+              reduces ? "" : "reduce is max, not sum, because this kind reduces nothing")
+        << Name(kind);
+    EXPECT_EQ(FaultWith(kind, [](OpDesc& desc) { desc.order = Order::kRank; }),
+              reduces ? "" : "order is rank, not any, because this kind reduces nothing")
+        << Name(kind);
+    EXPECT_EQ(FaultWith(kind, [](OpDesc& desc) { desc.weighted = true; }),
+              reduces ? "" : "weighted is 1, not 0, because this kind reduces nothing")
+        << Name(kind);
+    for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+      EXPECT_EQ(FaultWith(kind, [&](OpDesc& desc) { desc.dtype = dtype; }),
+                reduces ? "dtype is " + std::string(Name(dtype)) +
+                              ", not one that can be reduced; float8 can only be moved"
+                        : "")
+          << Name(kind);
+    }
+  }
+}
+
+TEST(OpFaultTest, BoolHasNoAverageAndNoProduct) {
+  for (int i = 0; i < LH_WIRE_REDUCE_COUNT; ++i) {
+    const auto reduce = static_cast<ReduceOp>(i);
+    const bool refused = reduce == ReduceOp::kAvg || reduce == ReduceOp::kProd;
+    EXPECT_EQ(
+        ReductionFault(DType::kBool, reduce, false),
+        refused ? "reduce is " + std::string(Name(reduce)) + ", not sum, min or max for bool" : "");
+  }
+}
+
+TEST(OpFaultTest, WeightsAreForSumsAndAveragesOfFloats) {
+  for (int i = 0; i < LH_WIRE_DTYPE_COUNT; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const bool is_float = IsHalf(dtype) || dtype == DType::kFloat32 || dtype == DType::kFloat64;
+    EXPECT_EQ(ReductionFault(dtype, ReduceOp::kSum, true).empty(), is_float) << Name(dtype);
+    EXPECT_EQ(ReductionFault(dtype, ReduceOp::kAvg, true).empty(), is_float) << Name(dtype);
+  }
+  EXPECT_EQ(ReductionFault(DType::kInt32, ReduceOp::kSum, true),
+            "dtype is int32, not a float with weights");
+  for (const ReduceOp reduce : {ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kMax}) {
+    EXPECT_EQ(ReductionFault(DType::kFloat32, reduce, true),
+              "reduce is " + std::string(Name(reduce)) + ", not sum or avg with weights");
+  }
+}
+
+TEST(OpFaultTest, NoRingWhereItCannotKeepTheOrderOrGoStraight) {
+  EXPECT_EQ(FaultWith(OpKind::kAllReduce,
+                      [](OpDesc& desc) {
+                        desc.order = Order::kRank;
+                        desc.algorithm = Algorithm::kRing;
+                      })
+                .find("algorithm is ring, not auto, oneshot or mesh with order rank"),
+            0u);
+  for (const OpKind kind : AllKinds()) {
+    EXPECT_EQ(FaultWith(kind, [](OpDesc& desc) { desc.algorithm = Algorithm::kRing; }),
+              IsDirect(kind) ? "algorithm is ring, not auto, oneshot or mesh for this kind" : "")
+        << Name(kind);
+    EXPECT_EQ(FaultWith(kind, [](OpDesc& desc) { desc.algorithm = Algorithm::kMesh; }), "")
+        << Name(kind);
+  }
+}
+
+TEST(OpDescTest, TextNamesTheNewOptions) {
+  OpDesc desc = OfKind(OpKind::kAllReduce);
+  desc.order = Order::kRank;
+  desc.weighted = true;
+  EXPECT_EQ(ToString(desc), "sum of float32 x 1048576 order rank weighted 1");
+  desc = OfKind(OpKind::kAllToAll);
+  desc.count = 0;
+  desc.unequal = true;
+  EXPECT_EQ(ToString(desc), "all-to-all, float32 x 0 world 3 unequal 1");
+  desc = OfKind(OpKind::kReduce);
+  desc.count = 0;
+  desc.list = 12;
+  desc.list_bytes = 128;
+  EXPECT_EQ(ToString(desc), "reduce, sum of tensors of 128 bytes root m7 list 12");
 }
 
 }  // namespace

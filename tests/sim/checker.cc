@@ -282,9 +282,11 @@ void Checker::AdmitCohorts(const control::PrepareEpoch& prepare,
 // Returns true if ops may be redone because a member left that takes no part in them. A member
 // leaves when its own ops have ended. Ops of an older boundary, in which it takes no part, may
 // still be in flight.
-bool Checker::RedoneForALeaver(const OpName& name) const {
+bool Checker::RedoneForALeaver(const OpName& name, const Op& known) const {
   for (const auto& [group, id] : departed_) {
     if (group != name.group) continue;
+    // The op is of a part of the group, perhaps of another one than the leaver's.
+    if (!known.part.empty()) return true;
     const auto member = members_.find({group, id});
     if (member != members_.end() && member->second.first_step.value_or(0) > name.step) return true;
   }
@@ -634,7 +636,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       if (info.algorithm == Algorithm::kRing) ++counts_.by_ring;
       counts_.retries += info.retries;
       if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_ &&
-          !cancelled_in_.contains(op.name.group) && !RedoneForALeaver(op.name)) {
+          !cancelled_in_.contains(op.name.group) && !RedoneForALeaver(op.name, known)) {
         Fail(name + " was redone although nothing happened but joins, leaves and drains");
       }
       if (known.refused) Fail(name + " is refused at one member and succeeds at another");
@@ -644,8 +646,11 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       ++counts_.aborted;
       if (known.cancelled) {
         ++counts_.cancelled;
-        // 0: cancelled before it was announced.
-        if (info.epoch) known.aborted.insert(info.epoch);
+        // In epoch 0: cancelled before it was announced. An op that was started again may also be
+        // aborted because of its world, and then be started once more in the same epoch.
+        if (info.epoch && outcome.text.find(" cancelled ") != std::string::npos) {
+          known.aborted.insert(info.epoch);
+        }
         break;
       }
       if (Unfit(op, known, info.epoch)) {

@@ -212,7 +212,7 @@ class Checker {
   void CheckCohorts(const coordinator::Records& durable);
   void CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record);
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
-  bool RedoneForALeaver(const OpName& name) const;
+  bool RedoneForALeaver(const OpName& name, const Op& known) const;
   // The participants in rank order. `contributing`: as for Participants().
   std::vector<MemberId> Members(const OpName& name, Epoch epoch, bool contributing) const;
   // Slots of the participants. `contributing`: only those whose input is in the result.

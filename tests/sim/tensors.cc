@@ -174,6 +174,8 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
     desc.count = (LH_ONE_SHOT_BYTES_MAX + prng.Below(4000)) / size + 1;
   }
   shape.mismatched = desc.kind == OpKind::kAllReduce && prng.Chance(0.02);
+  // Some of them have another reduction, which weights do not go with.
+  if (shape.mismatched) desc.weighted = false;
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));
   if (desc.kind == OpKind::kSendRecv) desc.min_world = 0;
   // Ops this small that choose no algorithm take the mesh where there is one.

@@ -661,7 +661,8 @@ struct Describer {
       text += " " + ToString(fate.ordinal) + "=" + FateText(fate.fate);
     }
     for (const control::MissedOp& op : m.missed) {
-      text += " missed=" + ToString(op.boundary) + "/" + std::to_string(op.tag);
+      text += " missed=" + ToString(op.boundary) + "/" + std::to_string(op.tag) +
+              (op.set == 0 ? "" : "/" + std::to_string(op.set));
     }
     return text;
   }
