@@ -47,7 +47,7 @@ Family<Gauge>& MakeGauges(Registry& registry, const char* name, const char* help
 // The causes of FaultRecord.
 constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence",
                                 "reset",  "unreachable",  "evict",     "step_deadline",
-                                "cohort", "restart",      "cancel"};
+                                "cohort", "restart"};
 
 const std::vector<std::string>& CpuParts() {
   static const auto& parts = *new std::vector<std::string>{"loop", "ring", "http"};
