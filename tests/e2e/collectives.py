@@ -92,7 +92,7 @@ class Spec:
     def whole_bytes(self) -> int:
         """What counts for the limit of a one-shot."""
         parts = len(self.ids) ** (self.kind == "all_to_all") * (len(self.ids) if self.kind in IN_PARTS else 1)
-        return parts * sum(size_of(dtype) * count for dtype, count in zip(self.dtypes, self.counts))
+        return int(parts * sum(size_of(dtype) * count for dtype, count in zip(self.dtypes, self.counts)))
 
 
 # ------------------------------------------------------------------ values
@@ -109,8 +109,8 @@ def _range_of(spec: Spec, dtype: str) -> str:
     return "unsigned" if dtype.startswith("u") else "signed"
 
 
-@functools.lru_cache(maxsize=None)
-def _numbers(range_of: str) -> np.ndarray:
+@functools.cache
+def _numbers(range_of: str) -> Any:
     """Numbers whose sums and products are exact in each dtype of the range."""
     if range_of == "bool":
         return (_TABLE % 3 == 0).astype(np.int64)
@@ -129,7 +129,7 @@ def encode(dtype: str, values: np.ndarray) -> np.ndarray:
     return values.astype(BITS.get(dtype, dtype))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _encoded(range_of: str, dtype: str) -> np.ndarray:
     return encode(dtype, _numbers(range_of))
 
@@ -159,8 +159,8 @@ def reduced(spec: Spec, members: Sequence[int], i: int, begin: int, count: int) 
     if dtype == "bool":
         return encode(dtype, np.min(rows, axis=0) if spec.op == "min" else np.max(rows, axis=0))
     if spec.op != "avg":
-        call = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}[spec.op]
-        return encode(dtype, np.asarray(call(rows, axis=0)))
+        call: Any = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}[spec.op]
+        return encode(dtype, call(rows, axis=0))
     total = np.sum(rows, axis=0)
     if dtype in INTEGERS:
         return encode(dtype, np.sign(total) * (np.abs(total) // len(rows)))
@@ -271,7 +271,7 @@ class Started:
         made = [tensor_of(each, dtype) for each, dtype in zip(tensors, self.spec.dtypes)]
         return made if self.spec.several else made[0]
 
-    def _start(self) -> lh.Work:
+    def _start(self) -> Any:
         spec, comm, kind, rank = self.spec, self._comm, self.spec.kind, self._rank
         options: dict[str, Any] = {"tag": spec.tag, "async_op": True, "on_fault": spec.on_fault}
         # Some members name the root by rank, and others by id.
@@ -302,8 +302,7 @@ class Started:
                 options["out_counts"] = spec.parts(0, getter=rank)
         if kind in IN_PARTS or not spec.in_place:
             options["out"] = self._argument(self.outs)
-        work: lh.Work = getattr(comm, kind)(self._argument(self.sources), **options)
-        return work
+        return getattr(comm, kind)(self._argument(self.sources), **options)
 
     def wrong(self, info: lh.OpInfo) -> str | None:
         """After an op that ended well: what is not as it must be."""
@@ -338,9 +337,7 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> str:
 
 def lengths_of(rng: random.Random, kind: str, members: int, most: int) -> tuple[tuple[int, ...], ...]:
     rows = members if kind == "all_to_all" else 1
-    return tuple(
-        tuple(0 if rng.random() < 0.2 else rng.randint(0, most) for _ in range(members)) for _ in range(rows)
-    )
+    return tuple(tuple(0 if rng.random() < 0.2 else rng.randint(0, most) for _ in range(members)) for _ in range(rows))
 
 
 def dtypes_for(kind: str, op: str, weighted: bool) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ The table is a sample: each pair of values of two columns is in one row at least
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -48,8 +49,8 @@ def is_possible(row: Row) -> bool:
     if kind == "send" and (world == 1 or in_place):
         return False
     if kind in REDUCING:
-        return op != "" and dtype in collectives.dtypes_for(kind, op, False)
-    return op == ""
+        return bool(op) and dtype in collectives.dtypes_for(kind, op, False)
+    return bool(op == "")
 
 
 def pairs_of(row: Row) -> list[Pair]:
@@ -87,7 +88,7 @@ def spec_of(rng: random.Random, row: Row, ids: tuple[int, ...], tag: int) -> Spe
     assert elements is not None
     weights = None
     if op in ("sum", "avg") and dtype in FLOATS and rng.random() < 0.3:
-        weights = tuple(float(rng.randint(0, 3)) for _ in ids[1:]) + (1.0,)
+        weights = (*(float(rng.randint(0, 3)) for _ in ids[1:]), 1.0)
     dtypes, counts = [dtype], [elements]
     if several:
         possible = collectives.dtypes_for(kind, op, weights is not None)
@@ -209,7 +210,7 @@ def refused_specs(ids: tuple[int, ...]) -> Iterator[tuple[str, Spec]]:
             yield "counts is given for a list", spec(kind, several=True, lengths=rows, counts=(3,))
 
 
-def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callable[[], object]]]:
+def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callable[..., object]]]:
     me, rank = comm.member_id, comm.rank
     other = next(each for each in comm.members if each != me)
     six, three = np.zeros(6, np.float32), np.zeros(3, np.float32)
@@ -229,20 +230,25 @@ def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callab
     }
     for kind, call in calls.items():
         if kind not in REDUCING:
-            for more in ({"weight": 1.0}, {"order": "rank"}, *([] if kind == "broadcast" else [{"op": "sum"}])):
-                yield "unexpected keyword argument", TypeError, lambda call=call, more=more: call(**more)
+            for option, value in (("weight", 1.0), ("order", "rank")):
+                yield "unexpected keyword argument", TypeError, functools.partial(call, **{option: value})
         for option in ("participants", "min_world") if kind in ("send", "recv") else ():
-            yield "unexpected keyword argument", TypeError, lambda call=call, option=option: call(**{option: [me]})
-        yield "tag is -1; give a number from 0", wrong, lambda call=call: call(tag=-1)
-        yield "timeout has no meaning", wrong, lambda call=call: call(async_op=True, timeout=1)
+            yield "unexpected keyword argument", TypeError, functools.partial(call, **{option: [me]})
+        yield "tag is -1; give a number from 0", wrong, functools.partial(call, tag=-1)
+        yield "timeout has no meaning", wrong, functools.partial(call, async_op=True, timeout=1)
         if kind in ("send", "recv"):
             continue
-        for ids, text in (([], "is empty"), ([other], "does not have this member"), ([me, me], "twice"), ([0, me], "0 ")):
-            yield text, wrong, lambda call=call, ids=ids: call(participants=ids)
+        for ids, text in (
+            ([], "is empty"),
+            ([other], "does not have this member"),
+            ([me, me], "twice"),
+            ([0, me], "0 "),
+        ):
+            yield text, wrong, functools.partial(call, participants=ids)
         if kind in collectives.ROOTED:
             alone = {"participants": [me], "root_member": other}
-            yield "not one of participants", wrong, lambda call=call, alone=alone: call(**alone)
-            yield "root is rank 7, and the group has 2", wrong, lambda call=call: call(root=7)
+            yield "not one of participants", wrong, functools.partial(call, **alone)
+            yield "root is rank 7, and the group has 2", wrong, functools.partial(call, root=7)
     yield "names this member itself", wrong, lambda: comm.recv(six, source_member=me)
     yield "names this member itself", wrong, lambda: comm.send(six, to=rank)
     yield "same dtype", wrong, lambda: comm.reduce_scatter(six, out=three.astype(np.float64))

@@ -10,13 +10,14 @@ import collections
 import dataclasses
 import os
 import random
+import signal
 import time
 from contextlib import ExitStack
 from typing import Any
 
 import collectives
 import pytest
-from trainers import Trainer, all_do, assemble, kill_at_many_points, trainers_of
+from trainers import Trainer, all_do, assemble, kill_at_many_points, trainers_of, until
 
 from longhaul.testing import LocalCluster
 
@@ -53,7 +54,11 @@ def test_survivors_agree_on_every_collective_whenever_a_host_is_killed() -> None
     """Random ops of all kinds. Each result is that over exactly OpInfo.members. Ops that cannot go on end Aborted at all.
 
     Three members at two hosts survive a fourth one, which never starts some ops. A survivor starts some only when the
-    host is dead. In most rounds, a member cancels some ops before.
+    host is dead. There are three kinds of rounds:
+    started: All have started all other ops when the host dies. In most of these rounds a member has cancelled some.
+    starting: The host dies while the members start the ops.
+    stopped: The host's peer starts its ops and stops before the others start theirs. So large ops are left half done,
+        and small ones have the input of the dead.
     """
     rng = random.Random(SEED)
     span = 0.0
@@ -73,33 +78,34 @@ def test_survivors_agree_on_every_collective_whenever_a_host_is_killed() -> None
                 loading = False
             assemble(trainers, [cluster.socket(i) for i in (0, 1, 1, peer)], f"sweep-{point}")
             ids = [trainer.do("member")["member"] for trainer in trainers]
-            plan = Plan(rng, dead=None if point < 0 else ids[-1])
+            kind = ("stopped", "starting", "started")[point % 3]
+            plan = Plan(rng, None if point < 0 else ids[-1], kind)
             seed = f"{SEED}/{point}"
-            late = sorted(plan.held | plan.cancelled)
+            late = list(range(ROUND_OPS)) if kind != "started" else sorted(plan.held | plan.cancelled)
             world = all_do(trainers, "random_specs", seed=seed, ops=ROUND_OPS, late=late)[0]["world"]
             specs = collectives.random_specs(seed, ROUND_OPS, world, late)
             begin = time.monotonic()
-            for trainer in trainers:
+            for trainer in reversed(trainers):
                 left_out = {holder: plan.held, victim: plan.missed}.get(trainer, set())
                 tags = [tag for tag in range(ROUND_OPS) if tag not in left_out]
                 trainer.start("start_random", tags=rng.sample(tags, len(tags)))
-            for trainer in trainers:
-                assert "error" not in (answer := trainer.finish()), answer
-            canceller = rng.choice([survivors[0], survivors[0], survivors[1], victim])
-            own = ids[trainers.index(canceller)]
-            missed = plan.missed if canceller is victim else set()
-            plan.cancelled = {tag for tag in plan.cancelled - missed if own in specs[tag].ids}
-            canceller.do("start_random", tags=[], cancel=sorted(plan.cancelled))
-            if canceller is survivors[0] and rng.random() < 0.5:
-                # Nobody can be done with these, so they are cancelled for sure, also at the member that starts them later.
-                certain = [tag for tag in plan.cancelled & plan.held if ids[2] in specs[tag].ids]
-                for tag, op in canceller.do("wait_random", tags=certain)["ops"].items():
-                    assert op.get("error") in ("Aborted", "TooFewMembers"), (specs[int(tag)], op)
-                seen["cancelled"] += len(certain)
+                if kind == "stopped" and trainer is victim:
+                    assert "error" not in (answer := victim.finish()), answer
+                    there = sum(ids[-1] in specs[tag].ids and len(specs[tag].ids) > 1 for tag in tags)
+                    until(lambda: cluster.peers[peer].metric("longhaul_peerd_ops_open") >= there, "READY")  # noqa: B023
+                    cluster.peers[peer].process.send_signal(signal.SIGSTOP)
+            if kind != "starting":
+                for trainer in trainers if kind == "started" else survivors:
+                    assert "error" not in (answer := trainer.finish()), answer
+            if kind == "started":
+                cancel(plan, rng, specs, trainers, ids)
             if plan.dead is not None:
                 time.sleep(span * rng.random())
                 cluster.kill_peer(peer)
-                if rng.random() < 0.5:
+                for trainer in trainers if kind == "starting" else ():
+                    answer = trainer.finish()
+                    assert "error" not in answer or (trainer, answer["error"]) == (victim, "Unavailable"), answer
+                if rng.random() < 0.15:
                     victim.kill()
                     victim = trainers_of(stack, 1)[0]
                     victim.start("load_torch")
@@ -120,16 +126,33 @@ def test_survivors_agree_on_every_collective_whenever_a_host_is_killed() -> None
                     outcome = first.get("error") or ("OK" + dead if plan.dead in spec.ids else "OK")
                     seen[f"{spec.kind} {outcome}"] += 1
                     seen["ops"] += 1
+                    seen["ops redone after all had started them"] += first.get("retries", 0) > 0
+                    seen["ops with the input of the dead"] += plan.dead in first.get("members", ())
             all_do(survivors if plan.dead else trainers, "leave")
             cluster.kill_peer(peer)
     print("\n".join(f"{name}: {count}" for name, count in sorted(seen.items())))
     # Each kind has been seen to end well without the dead member, or to be aborted because of it. Fewer ops are too few
     # for that.
+    assert seen["ops redone after all had started them"] > 0 and seen["ops with the input of the dead"] > 0, seen
     if SWEEP_OPS >= 1000:
         for kind in collectives.KINDS:
             assert seen[f"{kind} OK"] > 0 and seen[f"{kind} Aborted"] > 0, seen
             if kind not in (*collectives.FOR_A_WORLD, "send"):
                 assert seen[f"{kind} OK without the dead"] > 0, seen
+
+
+def cancel(
+    plan: Plan, rng: random.Random, specs: list[collectives.Spec], trainers: list[Trainer], ids: list[int]
+) -> None:
+    """A member cancels some ops of the plan. The last but one member holds ops back, and the last one is to die."""
+    number = rng.choice((0, 0, 1, 3))
+    missed = plan.missed if number == 3 else set()
+    plan.cancelled = {tag for tag in plan.cancelled - missed if ids[number] in specs[tag].ids}
+    trainers[number].do("start_random", tags=[], cancel=sorted(plan.cancelled))
+    if number == 0 and rng.random() < 0.5:
+        # Nobody can be done with these. So they are cancelled for sure, also at the member that starts them later.
+        plan.certain = {tag for tag in plan.cancelled & plan.held if ids[2] in specs[tag].ids}
+        trainers[0].do("wait_random", tags=sorted(plan.certain))
 
 
 @dataclasses.dataclass
@@ -138,13 +161,16 @@ class Plan:
 
     rng: dataclasses.InitVar[random.Random]
     dead: int | None
+    kind: str
     held: set[int] = dataclasses.field(default_factory=set)
     missed: set[int] = dataclasses.field(default_factory=set)
     cancelled: set[int] = dataclasses.field(default_factory=set)
+    certain: set[int] = dataclasses.field(default_factory=set)  # cancelled, and ended so before the host died
 
     def __post_init__(self, rng: random.Random) -> None:
         everything = range(ROUND_OPS)
-        self.cancelled = set(rng.sample(everything, rng.choice((0, 2, 5))))
+        if self.kind == "started":
+            self.cancelled = set(rng.sample(everything, rng.choice((0, 2, 5))))
         if self.dead is not None:
             self.held = set(rng.sample(everything, 10)) | set(list(self.cancelled)[:1])
             self.missed = set(rng.sample(everything, 15))
@@ -161,6 +187,8 @@ class Plan:
         left = [id for id in spec.ids if id != self.dead]
         needed = self.dead in (spec.root, spec.to)
         broken = died and (needed or spec.kind in collectives.FOR_A_WORLD)
+        if spec.tag in self.certain:
+            return None if first.get("error") in ("Aborted", "TooFewMembers") else "it was cancelled"
         if "error" not in first:
             good = [list(spec.ids)] if not died else [left] if spec.tag in self.missed else [list(spec.ids), left]
             if first["members"] not in good or (broken and first["members"] != list(spec.ids)):

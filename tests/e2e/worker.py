@@ -171,7 +171,9 @@ class Worker:
 
     def wait_random(self, tags: list[int] | None = None, timeout: float = 60) -> dict[str, Any]:
         """Waits for ops of start_random(), and compares each result with the one over exactly OpInfo.members."""
-        return {"ops": {tag: self._outcome_of(tag, timeout) for tag in (sorted(self.started) if tags is None else tags)}}
+        return {
+            "ops": {tag: self._outcome_of(tag, timeout) for tag in (sorted(self.started) if tags is None else tags)}
+        }
 
     def _outcome_of(self, tag: int, timeout: float) -> dict[str, Any]:
         assert self.comm is not None
