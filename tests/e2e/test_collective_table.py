@@ -5,6 +5,7 @@ The table is a sample: each pair of values of two columns is in one row at least
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -144,6 +145,8 @@ def together(cluster: LocalCluster, world: int, call: Callable[[lh.Comm], None])
 @pytest.mark.parametrize("world", WORLDS)
 def test_results_are_exact(cluster: LocalCluster, world: int) -> None:
     rows = [row for row in ROWS if row[3] == world]
+    problems: list[str] = []
+    chosen = collections.defaultdict(lambda: ("local",), auto=("oneshot", "mesh", "ring", "local"))
 
     def ops(comm: lh.Comm) -> None:
         rng = random.Random(SEED)
@@ -152,14 +155,21 @@ def test_results_are_exact(cluster: LocalCluster, world: int) -> None:
             spec = spec_of(rng, row, ids, tag)
             if me not in spec.ids:
                 continue
-            started = Started(comm, spec, me)
-            info = started.work.wait(60)
-            assert info.members == spec.ids, spec
-            assert spec.algorithm in ("auto", info.algorithm) or info.algorithm == "local", (spec, info)
+            # A member that ends here would spoil the ops of the others.
+            try:
+                started = Started(comm, spec, me)
+                info = started.work.wait(60)
+            except lh.Error as error:
+                problems.append(f"{error} in {spec}")
+                continue
             problem = started.wrong(info)
-            assert problem is None, f"{problem} in {spec}"
+            if info.members != spec.ids or info.algorithm not in (spec.algorithm, *chosen[spec.algorithm]):
+                problem = f"{info}"
+            if problem is not None:
+                problems.append(f"{problem} in {spec}")
 
     together(cluster, world, ops)
+    assert not problems, "\n".join(problems)
 
 
 # ------------------------------------------------------------------ what is refused
