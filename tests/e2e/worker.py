@@ -14,6 +14,7 @@ import time
 import traceback
 from typing import Any
 
+import collectives
 import numpy as np
 
 import longhaul as lh
@@ -27,11 +28,6 @@ def ramp(count: int) -> np.ndarray:
 def pattern(bit: int, tag: int, count: int) -> np.ndarray:
     """The input of member `bit` for op `tag`: whole numbers as float32. Each set of members has another sum."""
     return ramp(count) * np.float32(1 << bit) + np.float32(tag)
-
-
-def pattern_of(member: int, tag: int, count: int) -> np.ndarray:
-    """The input of a member for op `tag`: whole numbers, so that sums are exact."""
-    return ramp(count) * np.float32(member) + np.float32(tag)
 
 
 def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | None:
@@ -56,8 +52,6 @@ class Worker:
         self.bit = 0
         self.prepared = (0, False)
         self.works: list[lh.Work] = []
-        self.mixed: list[tuple[str, lh.Work, np.ndarray, np.ndarray, int, int]] = []
-        self.ids: list[int] = []
         self.state: lh.State | None = None
 
     def join(
@@ -151,60 +145,50 @@ class Worker:
             "algorithm": outcome.algorithm,
         }
 
-    def post_mixed(self, upto: int, count: int) -> dict[str, Any]:
-        """Starts collectives of all kinds, tag after tag, up to `upto` since the group was assembled."""
-        assert self.comm is not None
-        if not self.mixed:
-            self.ids = list(self.comm.members)
-        world, me = len(self.ids), self.comm.member_id
-        for tag in range(len(self.mixed), upto):
-            kind = ("all_gather", "reduce_scatter", "broadcast", "all_reduce", "barrier")[tag % 5]
-            # Large ones and one-shots.
-            n = count if tag % 2 else 8
-            inputs = pattern_of(me, tag, world * n if kind == "reduce_scatter" else n)
-            tensor = lh.empty(inputs.size, dtype="float32")
-            tensor[:] = inputs
-            out = lh.empty(world * n if kind == "all_gather" else n, dtype="float32")
-            options: dict[str, Any] = {"tag": tag, "async_op": True}
-            root = self.ids[tag // 5 % world]
-            if kind == "barrier":
-                work = self.comm.barrier(**options)
-            elif kind == "broadcast":
-                work = self.comm.broadcast(tensor, root_member=root, out=out, **options)
-            else:
-                work = getattr(self.comm, kind)(tensor, out=out, **options)
-            self.mixed.append((kind, work, tensor, out, n, root))
-        return {"member": me}
+    def load_torch(self) -> dict[str, Any]:
+        """Takes seconds, so do it before a time is measured."""
+        import torch
 
-    def wait_mixed(self, timeout: float = 60) -> dict[str, Any]:
-        """Waits for the ops of post_mixed(), and compares each result with the one over exactly OpInfo.members."""
+        return {"torch": torch.__version__}
+
+    def random_specs(self, seed: str, ops: int, late: list[int]) -> dict[str, Any]:
+        """Makes the ops of start_random(). The test makes the same ones."""
         assert self.comm is not None
-        me, world = self.comm.member_id, len(self.ids)
-        answers = []
-        for tag, (kind, work, tensor, out, n, root) in enumerate(self.mixed):
-            answer: dict[str, Any] = {"kind": kind, "root": root}
+        self.specs = collectives.random_specs(seed, ops, self.comm.members, late)
+        self.started: dict[int, collectives.Started] = {}
+        return {"world": self.comm.members}
+
+    def start_random(self, tags: list[int], cancel: list[int] | tuple[()] = ()) -> dict[str, Any]:
+        """Starts ops, those in which this member takes part, and cancels some."""
+        assert self.comm is not None
+        me = self.comm.member_id
+        for tag in tags:
+            if me in self.specs[tag].ids:
+                self.started[tag] = collectives.Started(self.comm, self.specs[tag], me)
+        for tag in cancel:
+            self.started[tag].work.cancel()
+        return {}
+
+    def wait_random(self, tags: list[int] | None = None, timeout: float = 60) -> dict[str, Any]:
+        """Waits for ops of start_random(), and compares each result with the one over exactly OpInfo.members."""
+        return {
+            "ops": {tag: self._outcome_of(tag, timeout) for tag in (sorted(self.started) if tags is None else tags)}
+        }
+
+    def _outcome_of(self, tag: int, timeout: float) -> dict[str, Any]:
+        assert self.comm is not None
+        while True:
+            started = self.started[tag]
             try:
-                info = work.wait(timeout)
+                info = started.work.wait(timeout)
             except lh.Error as error:
-                answer |= {"error": type(error).__name__, "text": str(error)}
+                answer = {"error": type(error).__name__, "text": str(error), "wrong": started.changed()}
+                if "before its host had announced it" not in str(error) or answer["wrong"]:
+                    return answer
+                # The op was cancelled here alone, and the others wait for this member.
+                self.started[tag] = collectives.Started(self.comm, started.spec, started.me)
             else:
-                size = world * n if kind == "reduce_scatter" else n
-                inputs = [pattern_of(member, tag, size) for member in info.members]
-                expected = out
-                if kind == "all_gather":
-                    expected, out = np.concatenate(inputs), out[: n * len(inputs)]
-                elif kind == "reduce_scatter":
-                    rank = self.ids.index(me)
-                    expected = np.sum(inputs, axis=0)[rank * n : (rank + 1) * n]
-                elif kind == "broadcast":
-                    expected = pattern_of(root, tag, n)
-                elif kind == "all_reduce":
-                    expected = np.sum(inputs, axis=0)
-                answer |= {"members": info.members, "right": bool(np.array_equal(out, expected))}
-            answer["intact"] = bool(np.array_equal(tensor, pattern_of(me, tag, tensor.size)))
-            answers.append(answer)
-        self.mixed = []
-        return {"ops": answers, "ids": self.ids}
+                return {"members": info.members, "wrong": started.wrong(info), "retries": info.retries}
 
     def all_reduce(
         self, count: int, dtype: str = "float32", op: str = "sum", value: float = 1, tag: int = 0, timeout: float = 60
