@@ -107,7 +107,9 @@ class Beside:
     def _start(self, kind: str, world: int, n: int, tag: int, other: int) -> Sent:
         is_root = self.me == self.root
         whole = world * n
-        gives = {"reduce_scatter": whole, "all_to_all": whole, "scatter": whole if is_root else 0, "recv": 0}.get(kind, n)
+        gives = {"reduce_scatter": whole, "all_to_all": whole, "scatter": whole if is_root else 0, "recv": 0}.get(
+            kind, n
+        )
         gets = {"all_gather": whole, "all_to_all": whole, "gather": whole if is_root else 0, "send": 0}.get(kind, n)
         if kind == "reduce" and not is_root:
             gets = 0

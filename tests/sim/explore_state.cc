@@ -931,12 +931,13 @@ void ExploreState::DoAct(int m) {
 peerd::LocalPost ExploreState::LocalPostOf(int m, const Act& act, uint64_t call,
                                            uint64_t* world) const {
   const auto id_of = [this](int member) { return MemberId(members_[member].member); };
-  const std::vector<MemberId> seen = CoreOf(scenario_->members[m].peer).GetMembers(LocalOf(m)).members;
+  const std::vector<MemberId> seen =
+      CoreOf(scenario_->members[m].peer).GetMembers(LocalOf(m)).members;
   std::vector<int> present;  // those that would take part now, by rank
   for (const MemberId id : seen) {
     for (int other = 0; other < static_cast<int>(members_.size()); ++other) {
-      const bool in_set = act.set.empty() ||
-                          std::find(act.set.begin(), act.set.end(), other) != act.set.end();
+      const bool in_set =
+          act.set.empty() || std::find(act.set.begin(), act.set.end(), other) != act.set.end();
       if (id_of(other) == id && in_set) present.push_back(other);
     }
   }
@@ -980,8 +981,7 @@ void ExploreState::Cancel(int m, uint64_t tag) {
     post.cancelled = true;
     ++ops_[{post.boundary, post.tag, post.turn}].cancels;
     const peerd::PostRef ref{LocalOf(m), call};
-    return Turn(scenario_->members[m].peer,
-                [&](peerd::Engine* engine) { engine->OnCancel(ref); });
+    return Turn(scenario_->members[m].peer, [&](peerd::Engine* engine) { engine->OnCancel(ref); });
   }
 }
 
@@ -1109,7 +1109,8 @@ void ExploreState::SendToPeer(const coordinator::ToPeer& action) {
       Checker::Fail("CommitEpoch of epoch " + ToString(commit->epoch) + " is not durable");
     }
     committed_.insert(commit->epoch.value());
-    if (planted_ == Planted::kCancelForgotten) cancel_forgotten_.Forge(static_cast<uint64_t>(i), commit);
+    if (planted_ == Planted::kCancelForgotten)
+      cancel_forgotten_.Forge(static_cast<uint64_t>(i), commit);
     if (planted_ == Planted::kCommitLost && i == 0 && !commit->fates.empty()) return;
     if (planted_ == Planted::kFateFlipped && i == 1) {
       for (control::OpFate& fate : commit->fates) {
@@ -1282,7 +1283,8 @@ void ExploreState::Start(int i, const peerd::StartAttempt& start) {
     const uint64_t own = InputsOf(start.posts);
     for (const PeerId from : start.ring) {
       for (const PeerId to : start.ring) {
-        const bool gets = kind != OpKind::kReduce || IndexOf(to) == peer_at(start.cuts.at(0).position);
+        const bool gets =
+            kind != OpKind::kReduce || IndexOf(to) == peer_at(start.cuts.at(0).position);
         if (gets) give(IndexOf(from), IndexOf(to), own);
       }
     }
@@ -1321,14 +1323,15 @@ void ExploreState::Contribute(int i, OpOrdinal ordinal, bool finished) {
   Attempt& attempt = Write(i).attempts.at(ordinal);
   if (!attempt.mesh || finished || attempt.missing.empty()) {
     for (const peerd::PostRef& post : attempt.posts) {
-      if (attempt.gets) (attempt.in_place ? PostOf(post).buffer : PostOf(post).target) = attempt.sum;
+      if (attempt.gets)
+        (attempt.in_place ? PostOf(post).buffer : PostOf(post).target) = attempt.sum;
     }
   }
   if (!attempt.missing.empty() || !attempt.unfinished.empty() || attempt.complete) return;
   attempt.complete = true;
-  Write(i).local.push_back(PackEvent(peerd::AttemptComplete{
-      TheGroup(), ordinal, attempt.attempt,
-      attempt.one_shot ? Bytes(attempt.sum, attempt.bytes) : ""}));
+  Write(i).local.push_back(
+      PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt,
+                                       attempt.one_shot ? Bytes(attempt.sum, attempt.bytes) : ""}));
 }
 
 void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
@@ -1461,10 +1464,10 @@ std::vector<int> ExploreState::ParticipantsOf(const Act& act, const Post& post,
   for (const auto& info : known->second->members) {
     if (info.joined.value() > post.boundary) continue;
     for (int other = 0; other < static_cast<int>(members_.size()); ++other) {
-      const bool in_set =
-          act.op == OpKind::kSendRecv
-              ? other == act.root || other == act.receiver
-              : act.set.empty() || std::find(act.set.begin(), act.set.end(), other) != act.set.end();
+      const bool in_set = act.op == OpKind::kSendRecv
+                              ? other == act.root || other == act.receiver
+                              : act.set.empty() || std::find(act.set.begin(), act.set.end(),
+                                                             other) != act.set.end();
       // The name identifies the member, because a trainer that does not know its number yet takes
       // part as well.
       if (in_set && info.name == "t" + std::to_string(other + 1)) participants.push_back(other);
@@ -1475,8 +1478,8 @@ std::vector<int> ExploreState::ParticipantsOf(const Act& act, const Post& post,
 
 // What all members get that get anything; of an op in parts, it stands for their part.
 uint64_t ExploreState::ResultOf(const Act& act, const std::vector<int>& participants) const {
-  const bool of_root = act.op == OpKind::kBroadcast || act.op == OpKind::kScatter ||
-                       act.op == OpKind::kSendRecv;
+  const bool of_root =
+      act.op == OpKind::kBroadcast || act.op == OpKind::kScatter || act.op == OpKind::kSendRecv;
   uint64_t result = 0;
   for (const int other : participants) {
     if (of_root && other != act.root) continue;
@@ -1515,11 +1518,12 @@ void ExploreState::CheckSucceeded(int m, const Post& post, const peerd::OpInfo& 
   const auto takes_part = [&](int other) {
     return std::find(participants.begin(), participants.end(), other) != participants.end();
   };
-  if ((act.root >= 0 && !takes_part(act.root)) || (act.receiver >= 0 && !takes_part(act.receiver))) {
+  if ((act.root >= 0 && !takes_part(act.root)) ||
+      (act.receiver >= 0 && !takes_part(act.receiver))) {
     Checker::Fail(name + " succeeded without its root or its partner");
   }
-  const bool parts_for_all = act.op == OpKind::kReduceScatter || act.op == OpKind::kScatter ||
-                             act.op == OpKind::kAllToAll;
+  const bool parts_for_all =
+      act.op == OpKind::kReduceScatter || act.op == OpKind::kScatter || act.op == OpKind::kAllToAll;
   if (parts_for_all && participants.size() != post.world) {
     Checker::Fail(name + " succeeded with another number of members than it is laid out for");
   }
@@ -1537,8 +1541,8 @@ void ExploreState::CheckAborted(int m, const Post& post, OpSeen* seen) {
     return other >= 0 &&
            std::find(participants.begin(), participants.end(), other) == participants.end();
   };
-  const bool all_needed = act.op == OpKind::kReduceScatter || act.op == OpKind::kScatter ||
-                          act.op == OpKind::kAllToAll;
+  const bool all_needed =
+      act.op == OpKind::kReduceScatter || act.op == OpKind::kScatter || act.op == OpKind::kAllToAll;
   const bool absent = gone(act.root) || gone(act.receiver);
   const bool unfit = IsInParts(act.op) &&
                      (seen->worlds.size() > 1 || (all_needed && participants.size() != post.world));

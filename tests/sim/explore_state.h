@@ -5,7 +5,8 @@
 // - Control messages (as the production conversion returns them) and frames are in one queue for
 //   each direction.
 // - Links and streams are up or down.
-// - The result of an attempt is a sum, a state is a number, and a transfer is one move. An input that
+// - The result of an attempt is a sum, a state is a number, and a transfer is one move. An input
+// that
 //   travels alone (all-gather, broadcast) is added to nothing, so a sum tells this as well.
 // - Trainers follow a script.
 //
@@ -46,8 +47,8 @@
 
 namespace longhaul::sim {
 
-// One act of a trainer. Acts follow one another. A post or a cancel does not wait for earlier posts;
-// all other acts do. A cancel is about the open post of its tag, if there is one.
+// One act of a trainer. Acts follow one another. A post or a cancel does not wait for earlier
+// posts; all other acts do. A cancel is about the open post of its tag, if there is one.
 struct Act {
   enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave, kCancel };
   Kind kind = Kind::kJoin;
@@ -305,8 +306,8 @@ class ExploreState {
 
   bool Settled() const;
   bool CanAct(int member) const;
-  // 100 for each earlier act since the last boundary that posts the same tag, and 1 for each time at
-  // which the op of the act ended Aborted at all members.
+  // 100 for each earlier act since the last boundary that posts the same tag, and 1 for each time
+  // at which the op of the act ended Aborted at all members.
   uint64_t TurnOf(int member, size_t index) const;
   Tick NextDeadline() const;
   void AddFaults(bool busy, std::vector<Move>* moves) const;
