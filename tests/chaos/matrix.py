@@ -9,6 +9,8 @@ harms nobody, so there the victim counts as healthy, too. A case holds if
 
 - the calls of the healthy members end soon and well,
 - each result is the exact sum over one set of members, the same set at all members, with all healthy members in it,
+- the ops of other kinds beside it (a few in each case, in rotation) give the result over exactly OpInfo.members at all
+  members, or end Aborted at all, if a death may have this effect on that kind; inputs are intact,
 - afterwards the healthy members make up the world,
 - the victim's own calls end, too,
 - after a sync all healthy members have the same state, and a member had offered it.
@@ -41,6 +43,23 @@ FAULTS = ("kill", "stop", "partition", "reset")
 SKIPPED = 77
 # With so much state a transfer takes about as long as the time within which the fault comes.
 STATE_MIB = 192
+# The kinds of Beside in tests/e2e/worker.py. Each case has some of them, all in the end.
+KINDS = (
+    "reduce_scatter",
+    "all_gather",
+    "send",
+    "broadcast",
+    "weighted",
+    "all_to_all",
+    "reduce",
+    "pair",
+    "gather",
+    "scatter",
+    "barrier",
+)
+KINDS_A_CASE = 4
+# A death never ends these.
+NEVER_ABORTED = ("barrier", "weighted", "pair")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +95,12 @@ class Bench:
         self.count = args.mib * (1 << 20) // 4
         self.trainers: list[Trainer] = []
         self.cases = 0
+        self.ids: dict[int, int] = {}  # the member id of each trainer in the case
+        self.beside: dict[str, Any] | None = None  # what run_ops does beside the large op
+        #: how often an op of each kind ended well, and how often Aborted
+        self.outcomes: collections.Counter[tuple[str, str]] = collections.Counter()
         #: times of an op without faults: from the last member's start to the outcome, and from our order to that start
+        self.all_stay = True  # no member goes, so no op may be aborted
         self.op_seconds = 0.0
         self.lead_seconds = 0.0
         # There is one trainer more than the world needs: the newcomer.
@@ -94,7 +118,8 @@ class Bench:
         for i in range(size):
             self.trainers[i].start("assemble", socket=self.world.hosts[i].socket, run=run_name, size=size)
         for i in range(size):
-            self.good(i, self.trainers[i].finish(self.args.patience), "assemble")
+            answer = self.good(i, self.trainers[i].finish(self.args.patience), "assemble")
+            self.ids[i] = answer["member"]
 
     def good(self, i: int, answer: dict[str, Any], what: str) -> dict[str, Any]:
         if "error" in answer:
@@ -109,11 +134,15 @@ class Bench:
 
     def post(self, members: list[int]) -> None:
         for i in members:
-            self.trainers[i].start("run_ops", members=len(self.trainers), timeout=self.args.patience)
+            self.trainers[i].start(
+                "run_ops", members=len(self.trainers), timeout=self.args.patience, beside=self.beside
+            )
 
     def collect(self, members: list[int], healthy: list[int], what: str) -> dict[int, dict[str, Any]]:
         """Checks the op at each of `members`, which are all healthy, and returns its outcomes."""
-        answers = {i: self.good(i, self.trainers[i].finish(self.args.patience + 10), what)["ops"][0] for i in members}
+        all_answers = {i: self.good(i, self.trainers[i].finish(self.args.patience + 10), what) for i in members}
+        self.check_beside({i: answer["beside"] for i, answer in all_answers.items()}, what)
+        answers = {i: answer["ops"][0] for i, answer in all_answers.items()}
         for i, op in answers.items():
             if "error" in op:
                 raise Bad(f"{what} at {i}: {op['error']}: {op['text']}")
@@ -126,6 +155,44 @@ class Bench:
         if len({tuple(op["participants"]) for op in answers.values()}) > 1:
             raise Bad(f"{what}: members have different sums: {answers}")
         return answers
+
+    def counts(self) -> str:
+        """How many ops of each kind were made beside the large ones."""
+        return ", ".join(
+            f"{kind} {self.outcomes[kind, 'ok']} ok {self.outcomes[kind, 'aborted']} aborted" for kind in KINDS
+        )
+
+    def choose_beside(self, trainers: list[int]) -> None:
+        """Chooses the kinds of the next ops beside the large one. `trainers`: the members that may be in them."""
+        first = self.cases * KINDS_A_CASE
+        count = self.count // 16
+        while any(count % small == 0 for small in (2, 3, 5, 7)):
+            count -= 1
+        self.beside = {
+            "kinds": [KINDS[(first + i) % len(KINDS)] for i in range(KINDS_A_CASE)],
+            "ids": [self.ids[i] for i in trainers],
+            "count": count,
+            "turn": self.rng.randrange(2 * len(trainers)),
+        }
+
+    def check_beside(self, answers: dict[int, dict[str, dict[str, Any]]], what: str) -> None:
+        """Checks the ops of Beside at healthy members."""
+        for name in sorted({name for answer in answers.values() for name in answer}):
+            ops = {i: answer[name] for i, answer in answers.items() if name in answer}
+            kind = "send" if name.startswith("send") else name
+            for i, op in ops.items():
+                if not op["intact"]:
+                    raise Bad(f"{what}, {name} at {i}: the input is not what it was")
+                if "error" in op:
+                    if op["error"] != "Aborted" or kind in NEVER_ABORTED or self.all_stay:
+                        raise Bad(f"{what}, {name} at {i}: {op['error']}: {op['text']}")
+                elif not op["right"]:
+                    raise Bad(f"{what}, {name} at {i}: the result is not the one over {op['members']}")
+                elif self.ids[i] not in op["members"]:
+                    raise Bad(f"{what}, {name} at {i}: the member is not among {op['members']}")
+            if len({str(op.get("members", "Aborted")) for op in ops.values()}) > 1:
+                raise Bad(f"{what}, {name}: members have different outcomes: {ops}")
+            self.outcomes[kind, "ok" if "members" in next(iter(ops.values())) else "aborted"] += 1
 
     def collect_synced(self, healthy: list[int]) -> str:
         """Checks the sync at each healthy member. Returns a text that says how many bytes moved."""
@@ -193,6 +260,7 @@ class Bench:
         self.cases += 1
         size = case.world
         name = f"case-{self.cases}"
+        self.beside = None
         self.assemble(size, name)
         members = list(range(size))
         newcomer = size
@@ -202,6 +270,9 @@ class Bench:
         everybody = [*members, newcomer] if joins else members
         healthy = [i for i in everybody if i != victim or case.fault == "reset"]
         busy_victim = False  # the victim's last call has not ended yet
+        self.all_stay = case.fault == "reset" and case.phase != "leave"
+        if not joins:
+            self.choose_beside(members)
         self.prepare(members)
         try:
             struck = time.time()
@@ -272,11 +343,16 @@ class Bench:
             survivors = list(healthy)
             if newcomer in survivors:
                 self.prepare([newcomer])
+                self.ids[newcomer] = self.trainers[newcomer].do("member")["member"]
+            if joins:
+                # The newcomer has never heard of a member that died before it came.
+                self.choose_beside(survivors)
             if case.phase in ("idle", "pending", "preparing", "sync", "leave"):
                 self.post(survivors)
             answers = self.collect(survivors, healthy, "the op")
             # Afterwards an op has to work among the healthy members.
             self.prepare(survivors)
+            self.choose_beside(survivors)
             self.post(survivors)
             after = self.collect(survivors, healthy, "the op afterwards")
             self.mend(case, victim)
@@ -397,6 +473,7 @@ def play(cases: list[Case], args: argparse.Namespace, logs: pathlib.Path) -> int
                         print(f"       dump in {world.logs}/dump.txt", flush=True)
                         break
                     print(f"held   {case!s:<32} {time.monotonic() - began:5.1f} s  {hit}", flush=True)
+                print("beside: " + bench.counts(), flush=True)
     return failed
 
 

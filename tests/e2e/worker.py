@@ -7,6 +7,7 @@ about time and faults; the worker owns the tensors. The methods of Worker are th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -42,6 +43,143 @@ def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | N
         if np.array_equal(ramp(count) * np.float32(mask) + np.float32(tag * len(bits)), result):
             return bits
     return None
+
+
+@dataclasses.dataclass
+class Sent:
+    """An op of Beside that is in flight."""
+
+    kind: str
+    work: lh.Work
+    tensor: np.ndarray | None
+    out: np.ndarray | None
+    count: int
+    tag: int
+
+
+class Beside:
+    """Ops of the given kinds, all at once, among members that have the given ids.
+
+    `ids` are the same at all members, and may name members that are gone. An op in parts is laid out for the members
+    that this member knows of.
+    """
+
+    def __init__(self, comm: lh.Comm, kinds: list[str], ids: list[int], count: int, turn: int) -> None:
+        self.comm = comm
+        self.me = comm.member_id
+        self.ids = ids
+        self.root = ids[turn % len(ids)]
+        #: by a name that is the same at all members of the op
+        self.sent: dict[str, Sent] = {}
+        for i, kind in enumerate(kinds):
+            # Large ones and one-shots.
+            n = count if (turn + i) % 2 else 11
+            tag = 1000 + i
+            if kind == "send":
+                # Each member sends to the next one.
+                at = ids.index(self.me)
+                after, before = ids[(at + 1) % len(ids)], ids[at - 1]
+                self._send(f"send {self.me} to {after}", "send", n, tag, after)
+                self._send(f"send {before} to {self.me}", "recv", n, tag, before)
+            elif kind != "pair" or self.me in ids[:2]:
+                self._send(kind, kind, n, tag, self.root)
+
+    @staticmethod
+    def weight_of(member: int) -> int:
+        return member % 4 + 1
+
+    def _send(self, name: str, kind: str, n: int, tag: int, other: int) -> None:
+        while True:
+            world = self.comm.world_size
+            try:
+                self.sent[name] = self._start(kind, world, n, tag, other)
+                return
+            except lh.InvalidArgument:
+                # A member has gone meanwhile. Parts for the old world do not divide into parts for the new one, because
+                # `n` has no small factors.
+                if self.comm.world_size == world:
+                    raise
+
+    def _start(self, kind: str, world: int, n: int, tag: int, other: int) -> Sent:
+        is_root = self.me == self.root
+        whole = world * n
+        gives = {"reduce_scatter": whole, "all_to_all": whole, "scatter": whole if is_root else 0, "recv": 0}.get(
+            kind, n
+        )
+        gets = {"all_gather": whole, "all_to_all": whole, "gather": whole if is_root else 0, "send": 0}.get(kind, n)
+        if kind == "reduce" and not is_root:
+            gets = 0
+        tensor = out = None
+        if gives:
+            tensor = lh.empty(gives, dtype="float32")
+            tensor[:] = pattern_of(self.me, tag, gives)
+        if gets:
+            out = lh.empty(gets, dtype="float32")
+        options: dict[str, Any] = {"tag": tag, "async_op": True}
+        comm = self.comm
+        if kind == "barrier":
+            work = comm.barrier(**options)
+        elif kind == "send":
+            work = comm.send(tensor, to_member=other, **options)
+        elif kind == "recv":
+            work = comm.recv(out, source_member=other, **options)
+        elif kind == "pair":
+            work = comm.all_reduce(tensor, out=out, participants=sorted(self.ids[:2]), **options)
+        elif kind == "weighted":
+            work = comm.all_reduce(tensor, out=out, weight=float(self.weight_of(self.me)), **options)
+        elif kind in ("broadcast", "reduce", "gather", "scatter"):
+            work = getattr(comm, kind)(tensor, root_member=other, out=out, **options)
+        else:
+            work = getattr(comm, kind)(tensor, out=out, **options)
+        return Sent(kind, work, tensor, out, n, tag)
+
+    def wait(self, timeout: float) -> dict[str, dict[str, Any]]:
+        """Waits for all ops. Compares each result with the one over exactly OpInfo.members."""
+        answers: dict[str, dict[str, Any]] = {}
+        for name, sent in self.sent.items():
+            answer: dict[str, Any] = {"kind": sent.kind}
+            try:
+                info = sent.work.wait(timeout)
+            except lh.Error as error:
+                answer |= {"error": type(error).__name__, "text": str(error)}
+            else:
+                answer |= {"members": list(info.members), "right": self._right(sent, name, list(info.members))}
+                answer["retries"] = info.retries
+            tensor = sent.tensor
+            answer["intact"] = tensor is None or bool(
+                np.array_equal(tensor, pattern_of(self.me, sent.tag, tensor.size))
+            )
+            answers[name] = answer
+        return answers
+
+    def _right(self, sent: Sent, name: str, members: list[int]) -> bool:
+        kind, out, n, tag = sent.kind, sent.out, sent.count, sent.tag
+        if kind == "barrier" or out is None:
+            return True
+        rank = members.index(self.me)
+
+        def part(member: int) -> np.ndarray:
+            """The part for this member."""
+            return pattern_of(member, tag, len(members) * n)[rank * n : (rank + 1) * n]
+
+        if kind in ("all_gather", "gather"):
+            expected = np.concatenate([pattern_of(member, tag, n) for member in members])
+            out = out[: expected.size]
+        elif kind == "reduce_scatter":
+            expected = np.sum([part(member) for member in members], axis=0)
+        elif kind == "all_to_all":
+            expected = np.concatenate([part(member) for member in members])
+        elif kind == "scatter":
+            expected = part(self.root)
+        elif kind == "broadcast":
+            expected = pattern_of(self.root, tag, n)
+        elif kind == "recv":
+            expected = pattern_of(int(name.split()[1]), tag, n)
+        else:
+            weights = [self.weight_of(member) if kind == "weighted" else 1 for member in members]
+            inputs = [pattern_of(member, tag, n) * np.float32(weight) for member, weight in zip(members, weights)]
+            expected = np.sum(inputs, axis=0)
+        return bool(np.array_equal(out, expected))
 
 
 class Worker:
@@ -117,9 +255,18 @@ class Worker:
             )
         return {}
 
-    def run_ops(self, members: int, timeout: float = 60, algorithm: str = "auto") -> dict[str, Any]:
-        """Reduces all tensors at once. Returns for each the set of participants, or the error."""
+    def run_ops(
+        self, members: int, timeout: float = 60, algorithm: str = "auto", beside: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Reduces all tensors at once. Returns for each the set of participants, or the error.
+
+        `beside`: the arguments of Beside, for ops of other kinds at the same time.
+        """
         self.post_ops(len(self.tensors), algorithm)
+        others = None
+        if beside is not None:
+            assert self.comm is not None
+            others = Beside(self.comm, **beside)
         # Wait for all ops first: the checks below take longer than the ops.
         outcomes: list[tuple[lh.OpInfo | lh.Error, float]] = []
         for work in self.works:
@@ -128,7 +275,10 @@ class Worker:
             except lh.Error as error:
                 outcomes.append((error, time.monotonic()))
         self.works = []
-        return {"ops": [self._outcome(tag, *outcome, members) for tag, outcome in enumerate(outcomes)]}
+        return {
+            "ops": [self._outcome(tag, *outcome, members) for tag, outcome in enumerate(outcomes)],
+            "beside": {} if others is None else others.wait(timeout),
+        }
 
     def _outcome(self, tag: int, outcome: lh.OpInfo | lh.Error, at: float, members: int) -> dict[str, Any]:
         if isinstance(outcome, lh.Error):

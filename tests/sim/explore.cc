@@ -147,6 +147,35 @@ Act Bring(Act::Kind kind, uint64_t state) {
 Act StepWith(uint64_t state) { return Bring(Act::Kind::kStep, state); }
 Act Sync(uint64_t state) { return Bring(Act::Kind::kSync, state); }
 Act Leave() { return {Act::Kind::kLeave}; }
+Act Cancel(uint64_t tag) { return {Act::Kind::kCancel, tag}; }
+Act Of(OpKind kind, Act act, int root = -1) {
+  act.op = kind;
+  act.root = root;
+  return act;
+}
+// Only the members `set` take part.
+Act Among(std::vector<int> set, Act act) {
+  act.set = std::move(set);
+  return act;
+}
+Act Weighted(uint64_t weight, Act act) {
+  act.weight = weight;
+  return act;
+}
+Act Unequal(Act act) {
+  act.unequal = true;
+  return act;
+}
+Act GivesUp(Act act) {
+  act.gives_up = true;
+  return act;
+}
+Act Transfer(int sender, int receiver, Act act) {
+  act.op = OpKind::kSendRecv;
+  act.root = sender;
+  act.receiver = receiver;
+  return act;
+}
 
 // A member from the beginning of the search on. Outside() is a member that joins during the search.
 ScriptedMember Inside(int peer, std::vector<Act> acts) {
@@ -167,6 +196,13 @@ ExploreScenario Make(std::string name, int peers, std::vector<ScriptedMember> me
     first.setup = 2;
   }
   return {std::move(name), peers, std::move(members), evicted};
+}
+
+// Each of the peers has one member, and all have the same script.
+ExploreScenario Alike(std::string name, int peers, const std::vector<Act>& acts) {
+  std::vector<ScriptedMember> members;
+  for (int i = 0; i < peers; ++i) members.push_back(Inside(i, acts));
+  return Make(std::move(name), peers, std::move(members));
 }
 
 ExploreScenario Measured(ExploreScenario scenario) {
@@ -248,6 +284,61 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("sync_of_three", 3, {Inside(0, {Sync(6)}), Inside(1, {Sync(5)}), Inside(2, {Sync(6)})}),
       GoesBack(Make("sync_of_a_joiner", 2,
                     {Inside(0, {StepWith(5), Leave()}), Outside(1, {Sync(6), Leave()})})),
+
+      // The other collectives. A reduce-scatter is started anew for the members that are left.
+      Alike("reduce_scatter", 2, {Of(OpKind::kReduceScatter, PostRing(1))}),
+      Alike("small_reduce_scatter", 2, {Of(OpKind::kReduceScatter, Post(1))}),
+      Alike("reduce_scatter_of_three", 3, {Of(OpKind::kReduceScatter, PostRing(1))}),
+      Alike("all_gather", 2, {Of(OpKind::kAllGather, PostRing(1))}),
+      Alike("all_gather_of_three", 3, {Of(OpKind::kAllGather, Post(1))}),
+      Alike("unequal_all_gather", 2, {Of(OpKind::kAllGather, Unequal(PostRing(1)))}),
+      Alike("broadcast", 2, {Of(OpKind::kBroadcast, PostMesh(1), 0)}),
+      // A survivor may have the result of a root that is gone.
+      Alike("broadcast_to_two", 3, {Of(OpKind::kBroadcast, Post(1), 0)}),
+      Alike("reduce_and_gather", 2,
+            {Of(OpKind::kReduce, PostRing(1), 0), Of(OpKind::kGather, PostMesh(2), 1)}),
+      Alike("all_to_all_of_three", 3, {Of(OpKind::kAllToAll, PostMesh(1))}),
+      Alike("scatter", 2, {Of(OpKind::kScatter, Post(1), 1)}),
+      Alike("barrier", 2, {Of(OpKind::kBarrier, Post(1))}),
+      // Both send to each other.
+      Make("send_recv", 2,
+           {Inside(0, {Transfer(0, 1, PostMesh(1)), Transfer(1, 0, PostMesh(2))}),
+            Inside(1, {Transfer(0, 1, PostMesh(1)), Transfer(1, 0, PostMesh(2))})}),
+      Make("send_beside_a_third", 3,
+           {Inside(0, {Transfer(0, 1, Post(1))}), Inside(1, {Transfer(0, 1, Post(1))}),
+            Inside(2, {})}),
+      Make("two_of_three", 3,
+           {Inside(0, {Among({0, 1}, PostRing(1))}), Inside(1, {Among({0, 1}, PostRing(1))}),
+            Inside(2, {})}),
+      Make("two_sets", 3,
+           {Inside(0, {Among({0, 1}, Post(1)), Post(2)}),
+            Inside(1, {Among({0, 1}, Post(1)), Post(2)}), Inside(2, {Post(2)})}),
+      Make("weights", 2,
+           {Inside(0, {Weighted(2, PostRing(1))}), Inside(1, {Weighted(3, PostRing(1))})}),
+      Make("weights_of_three", 3,
+           {Inside(0, {Weighted(2, PostMesh(1))}), Inside(1, {Weighted(3, PostMesh(1))}),
+            Inside(2, {Weighted(1, PostMesh(1))})}),
+
+      // Cancelled ops. Those that do not give up start the op again.
+      Make("cancel", 2,
+           {Inside(0, {GivesUp(PostRing(1)), Cancel(1)}), Inside(1, {GivesUp(PostRing(1))})}),
+      Make("cancel_small", 2, {Inside(0, {Post(1), Cancel(1)}), Inside(1, {Post(1)})}),
+      Make("cancel_of_three", 3,
+           {Inside(0, {PostRing(1), Cancel(1)}), Inside(1, {PostRing(1)}),
+            Inside(2, {PostRing(1)})}),
+      Make("cancel_before", 2,
+           {Inside(0, {PostRing(1), Cancel(1)}), Inside(0, {PostRing(1)}),
+            Inside(1, {PostRing(1)})}),
+      Make("two_cancel", 2,
+           {Inside(0, {GivesUp(PostRing(1)), Cancel(1)}),
+            Inside(1, {GivesUp(PostRing(1)), Cancel(1)})}),
+      Make("cancel_one_of_two_tags", 2,
+           {Inside(0, {PostRing(1), Post(2), Cancel(1)}), Inside(1, {Post(2), PostRing(1)})}),
+      Make("cancel_and_tag_again", 2,
+           {Inside(0, {Post(1), Post(1), Cancel(1)}), Inside(1, {Post(1), Post(1)})}),
+      Make("cancel_of_a_set", 3,
+           {Inside(0, {GivesUp(Among({0, 1}, PostRing(1))), Cancel(1)}),
+            Inside(1, {GivesUp(Among({0, 1}, PostRing(1)))}), Inside(2, {})}),
   };
   return scenarios;
 }

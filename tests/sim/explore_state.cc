@@ -47,21 +47,19 @@ peerd::LocalId LocalOf(int member) { return peerd::LocalId(static_cast<uint64_t>
 // A sum of inputs shows which inputs are in it, and how often.
 uint64_t InputOf(int member) { return uint64_t{1} << (8 * member); }
 
-OpDesc DescOf(const Act& act) {
-  OpDesc desc;
-  desc.dtype = DType::kInt64;
-  desc.count = act.algorithm == Algorithm::kOneShot ? 1 : kLargeCount;
-  desc.algorithm = act.algorithm;
-  desc.on_fault = act.abort_on_fault ? OnFault::kAbort : OnFault::kRetry;
-  return desc;
+uint64_t InputOf(int member, const Act& act) {
+  return InputOf(member) * std::max<uint64_t>(1, act.weight);
 }
 
-std::string Bytes(uint64_t value) {
-  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+// The whole of a one-shot op, which begins with the value that stands for it.
+std::string Bytes(uint64_t value, uint64_t size) {
+  std::string bytes(std::max<uint64_t>(size, sizeof value), '\0');
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
 }
 uint64_t Value(const std::string& bytes) {
   uint64_t value = 0;
-  if (bytes.size() == sizeof value) std::memcpy(&value, bytes.data(), sizeof value);
+  if (bytes.size() >= sizeof value) std::memcpy(&value, bytes.data(), sizeof value);
   return value;
 }
 
@@ -134,7 +132,7 @@ uint64_t DigestOf(const coordinator::Records& records) {
       for (const auto& fate : fates.fates) {
         digest.Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
       }
-      for (const auto& op : fates.missed) digest.Add(op.boundary).Add(op.tag);
+      for (const auto& op : fates.missed) digest.Add(op.boundary).Add(op.tag).Add(op.set);
     }
   }
   return digest.value();
@@ -254,7 +252,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   Outcome Admit(const peerd::LocalPost&, const peerd::PostView&) override { return {}; }
   peerd::OpTraffic EndPost(const peerd::PostRef&) override { return {}; }
   std::string Payload(const peerd::SendReady& ready) const override {
-    return Bytes(s->InputsOf(ready.posts));
+    return Bytes(s->PayloadOf(ready.desc, ready.posts, ready.cuts), ready.desc.bytes());
   }
   void Start(const peerd::StartAttempt& action) override { s->Start(i, action); }
   void Credit(const peerd::CreditAttempt& action) override { s->Credit(i, action); }
@@ -466,17 +464,20 @@ bool ExploreState::CanAct(int m) const {
   if (member.sync_again) return true;
   if (member.next >= script.acts.size()) return false;
   const Act& act = script.acts[member.next];
+  if (act.kind == Act::Kind::kCancel) return true;
   if (act.kind != Act::Kind::kPost) return member.posts.empty();
   return std::none_of(member.posts.begin(), member.posts.end(),
                       [&](const auto& post) { return post.second.tag == act.tag; });
 }
 
-// Returns how many earlier acts since the last boundary post the same tag.
 uint64_t ExploreState::TurnOf(int m, size_t index) const {
   const std::vector<Act>& acts = scenario_->members[m].acts;
-  uint64_t turn = 0;
-  for (size_t i = index; i-- > 0 && acts[i].kind == Act::Kind::kPost;) {
-    turn += acts[i].tag == acts[index].tag ? 1 : 0;
+  const auto rounds = members_[m].rounds.find(index);
+  uint64_t turn = rounds == members_[m].rounds.end() ? 0 : rounds->second;
+  for (size_t i = index; i-- > 0;) {
+    if (acts[i].kind == Act::Kind::kCancel) continue;
+    if (acts[i].kind != Act::Kind::kPost) break;
+    turn += acts[i].tag == acts[index].tag ? 100 : 0;
   }
   return turn;
 }
@@ -906,6 +907,8 @@ void ExploreState::DoAct(int m) {
     case Act::Kind::kLeave:
       member.leave_open = true;
       return Turn(script.peer, [&](peerd::Engine* engine) { engine->OnLeave(local); });
+    case Act::Kind::kCancel:
+      return Cancel(m, act.tag);
     case Act::Kind::kPost: {
       const uint64_t call = ++member.calls;
       Post post;
@@ -915,12 +918,70 @@ void ExploreState::DoAct(int m) {
       post.input = post.buffer = InputOf(m);
       post.abort_on_fault = act.abort_on_fault;
       post.act = index;
+      const peerd::LocalPost local_post = LocalPostOf(m, act, call, &post.world);
       member.posts.emplace(call, post);
-      ops_[{post.boundary, post.tag, post.turn}].posted |= InputOf(m);
-      return Turn(script.peer, [&](peerd::Engine* engine) {
-        engine->OnPost({{local, call}, act.tag, DescOf(act)}, {});
-      });
+      OpSeen& seen = ops_[{post.boundary, post.tag, post.turn}];
+      seen.posted |= InputOf(m);
+      seen.worlds.insert(post.world);
+      return Turn(script.peer, [&](peerd::Engine* engine) { engine->OnPost(local_post, {}); });
     }
+  }
+}
+
+peerd::LocalPost ExploreState::LocalPostOf(int m, const Act& act, uint64_t call,
+                                           uint64_t* world) const {
+  const auto id_of = [this](int member) { return MemberId(members_[member].member); };
+  const std::vector<MemberId> seen =
+      CoreOf(scenario_->members[m].peer).GetMembers(LocalOf(m)).members;
+  std::vector<int> present;  // those that would take part now, by rank
+  for (const MemberId id : seen) {
+    for (int other = 0; other < static_cast<int>(members_.size()); ++other) {
+      const bool in_set =
+          act.set.empty() || std::find(act.set.begin(), act.set.end(), other) != act.set.end();
+      if (id_of(other) == id && in_set) present.push_back(other);
+    }
+  }
+  peerd::LocalPost post;
+  post.post = {LocalOf(m), call};
+  post.tag = act.tag;
+  OpDesc& desc = post.desc;
+  desc.kind = act.op;
+  // Weights are for floats. The models know neither dtypes nor lengths.
+  desc.dtype = act.weight != 0 ? DType::kFloat64 : DType::kInt64;
+  desc.count = act.algorithm == Algorithm::kOneShot ? 1 : kLargeCount;
+  desc.algorithm = act.algorithm;
+  desc.on_fault = act.abort_on_fault ? OnFault::kAbort : OnFault::kRetry;
+  desc.weighted = act.weight != 0;
+  post.terms.weight = act.weight != 0 ? static_cast<double>(act.weight) : 1;
+  if (desc.InParts()) {
+    desc.world = static_cast<uint16_t>(present.size());
+    *world = present.size();
+  }
+  post.is_root = act.root == m;
+  if (HasRoot(desc.kind)) desc.root = id_of(act.root);
+  if (desc.kind == OpKind::kSendRecv) post.partner = id_of(post.is_root ? act.receiver : act.root);
+  for (const int other : act.set) post.participants.push_back(id_of(other));
+  std::sort(post.participants.begin(), post.participants.end());
+  if (act.unequal) {
+    LH_CHECK(act.op == OpKind::kAllGather || act.op == OpKind::kReduceScatter);
+    desc.unequal = true;
+    desc.count = 0;
+    std::vector<uint64_t> all;
+    for (const int other : present) all.push_back(kLargeCount + static_cast<uint64_t>(other));
+    const std::vector<uint64_t> own{kLargeCount + static_cast<uint64_t>(m)};
+    post.terms.gives = act.op == OpKind::kAllGather ? own : all;
+    post.terms.gets = act.op == OpKind::kAllGather ? all : own;
+  }
+  return post;
+}
+
+void ExploreState::Cancel(int m, uint64_t tag) {
+  for (auto& [call, post] : members_[m].posts) {
+    if (post.tag != tag) continue;
+    post.cancelled = true;
+    ++ops_[{post.boundary, post.tag, post.turn}].cancels;
+    const peerd::PostRef ref{LocalOf(m), call};
+    return Turn(scenario_->members[m].peer, [&](peerd::Engine* engine) { engine->OnCancel(ref); });
   }
 }
 
@@ -1048,6 +1109,8 @@ void ExploreState::SendToPeer(const coordinator::ToPeer& action) {
       Checker::Fail("CommitEpoch of epoch " + ToString(commit->epoch) + " is not durable");
     }
     committed_.insert(commit->epoch.value());
+    if (planted_ == Planted::kCancelForgotten)
+      cancel_forgotten_.Forge(static_cast<uint64_t>(i), commit);
     if (planted_ == Planted::kCommitLost && i == 0 && !commit->fates.empty()) return;
     if (planted_ == Planted::kFateFlipped && i == 1) {
       for (control::OpFate& fate : commit->fates) {
@@ -1072,6 +1135,9 @@ void ExploreState::SendToCoordinator(int i, const control::PeerMessage& said) {
   if (!stream.peer_up || !stream.live || Silent(i)) return;
   control::PeerMessage message = said;
   Withhold(planted_, "c" + std::to_string(starts_), &message);
+  if (planted_ == Planted::kCancelForgotten) {
+    cancel_forgotten_.Note(static_cast<uint64_t>(i), message);
+  }
   const std::string bytes = control::Serialize(message);
   auto parsed = control::ParsePeerMessage(bytes);
   if (!parsed.ok()) {
@@ -1177,27 +1243,76 @@ uint64_t ExploreState::InputsOf(const std::vector<peerd::PostRef>& posts) {
     if (known.buffer != known.input) {
       Checker::Fail("an input is sent that is not as it was posted");
     }
-    sum += known.buffer;
+    const Act& act = ActOf(MemberOf(post.local), known);
+    sum += known.buffer * std::max<uint64_t>(1, act.weight);
   }
   return sum;
 }
 
+// What this peer gives to a one-shot op: its inputs, or those that belong to a part.
+uint64_t ExploreState::PayloadOf(const OpDesc& desc, const std::vector<peerd::PostRef>& posts,
+                                 const std::vector<peerd::CutOwner>& cuts) {
+  if (Reduces(desc.kind)) return InputsOf(posts);
+  std::set<int> owners;
+  for (const peerd::CutOwner& cut : cuts) {
+    if (cut.post >= 0) owners.insert(cut.post);
+  }
+  uint64_t sum = 0;
+  for (const int owner : owners) sum += InputsOf({posts.at(static_cast<size_t>(owner))});
+  return sum;
+}
+
+// The core says by `cuts` who gives what to whom. The checks know it from the kind and the root.
 void ExploreState::Start(int i, const peerd::StartAttempt& start) {
   Attempt& attempt = Write(i).attempts[start.ordinal];
   attempt = Attempt();
   attempt.attempt = start.attempt;
   attempt.posts = start.posts;
-  attempt.own = attempt.sum = InputsOf(start.posts);
-  for (const PeerId peer : start.ring) {
-    if (peer != IdOf(i)) attempt.missing.insert(IndexOf(peer));
+  const OpKind kind = start.desc.kind;
+  attempt.in_place = kind == OpKind::kAllReduce || kind == OpKind::kBarrier;
+  const auto peer_at = [&](int position) {
+    return IndexOf(start.ring.at(static_cast<size_t>(position)));
+  };
+  // `from` gives `part` to `to`; the part is known at `from`.
+  const auto give = [&](int from, int to, uint64_t part) {
+    if (to == i) attempt.gets = true;
+    if (to == i && from != i) attempt.missing.insert(from);
+    if (from == i) attempt.parts[to] += part;
+  };
+  if (Reduces(kind)) {
+    const uint64_t own = InputsOf(start.posts);
+    for (const PeerId from : start.ring) {
+      for (const PeerId to : start.ring) {
+        const bool gets =
+            kind != OpKind::kReduce || IndexOf(to) == peer_at(start.cuts.at(0).position);
+        if (gets) give(IndexOf(from), IndexOf(to), own);
+      }
+    }
+  }
+  for (const peerd::CutOwner& cut : start.cuts) {
+    if (Reduces(kind) || start.result) break;
+    const uint64_t part =
+        cut.post < 0 ? 0 : InputsOf({start.posts.at(static_cast<size_t>(cut.post))});
+    if (IsDirect(kind)) {
+      give(peer_at(cut.position), peer_at(cut.to_position), part);
+      continue;
+    }
+    for (const PeerId to : start.ring) give(peer_at(cut.position), IndexOf(to), part);
+  }
+  if (const auto own = attempt.parts.find(i); own != attempt.parts.end()) {
+    attempt.sum = own->second;
   }
   if (start.algorithm == Algorithm::kOneShot) {
+    attempt.sum = PayloadOf(start.desc, start.posts, start.cuts);
     for (const std::string& payload : start.payloads) attempt.sum += Value(payload);
     if (start.result) attempt.sum = Value(*start.result);
+    attempt.gets = attempt.gets || start.result;
     attempt.missing.clear();
     attempt.one_shot = true;
+    attempt.bytes = start.desc.bytes();
   }
-  attempt.mesh = start.algorithm == Algorithm::kMesh;
+  // Only an all-reduce passes its sums on.
+  attempt.mesh = start.algorithm == Algorithm::kMesh && attempt.in_place;
   if (attempt.mesh) attempt.unfinished = attempt.missing;
   Contribute(i, start.ordinal, /*finished=*/false);
 }
@@ -1207,12 +1322,16 @@ void ExploreState::Start(int i, const peerd::StartAttempt& start) {
 void ExploreState::Contribute(int i, OpOrdinal ordinal, bool finished) {
   Attempt& attempt = Write(i).attempts.at(ordinal);
   if (!attempt.mesh || finished || attempt.missing.empty()) {
-    for (const peerd::PostRef& post : attempt.posts) PostOf(post).buffer = attempt.sum;
+    for (const peerd::PostRef& post : attempt.posts) {
+      if (attempt.gets)
+        (attempt.in_place ? PostOf(post).buffer : PostOf(post).target) = attempt.sum;
+    }
   }
   if (!attempt.missing.empty() || !attempt.unfinished.empty() || attempt.complete) return;
   attempt.complete = true;
-  Write(i).local.push_back(PackEvent(peerd::AttemptComplete{
-      TheGroup(), ordinal, attempt.attempt, attempt.one_shot ? Bytes(attempt.sum) : ""}));
+  Write(i).local.push_back(
+      PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt,
+                                       attempt.one_shot ? Bytes(attempt.sum, attempt.bytes) : ""}));
 }
 
 void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
@@ -1224,8 +1343,9 @@ void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
 }
 
 void ExploreState::SendPart(int i, const Attempt& attempt, int to, bool finished) {
-  if (!PairOf(i, to).connected || EndPending(i, to)) return;
-  const Data data{attempt.theirs.at(to), attempt.attempt, finished ? 0 : attempt.own, finished};
+  const auto part = attempt.parts.find(to);
+  if (part == attempt.parts.end() || !PairOf(i, to).connected || EndPending(i, to)) return;
+  const Data data{attempt.theirs.at(to), attempt.attempt, finished ? 0 : part->second, finished};
   const uint64_t hash = Digester()
                             .Add(uint64_t{finished ? 10u : 9u})
                             .Add(data.ordinal)
@@ -1241,7 +1361,13 @@ void ExploreState::DeliverData(int to, int from) {
   queue.erase(queue.begin());
   const Data& data = std::get<Data>(packet->what);
   const auto found = peers_[to]->attempts.find(data.ordinal);
-  if (found == peers_[to]->attempts.end()) return;
+  if (found == peers_[to]->attempts.end()) {
+    if (data.attempt.value() >= peers_[to]->attempt_seen) {
+      Checker::Fail(NameOf(to) + " gets a segment of " + NameOf(from) + " for " +
+                    ToString(data.ordinal) + ", and has no place for it");
+    }
+    return;
+  }
   const bool stale = found->second.stopped || found->second.attempt != data.attempt;
   if (stale && planted_ != Planted::kNoDetach) return;
   Attempt& attempt = Write(to).attempts.at(data.ordinal);
@@ -1301,52 +1427,155 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
   member.posts.erase(it);
   OpSeen& seen = ops_[{post.boundary, post.tag, post.turn}];
   Say(name + " tag " + std::to_string(post.tag) + " ends: " + Describe(done.outcome));
+  const Act& act = ActOf(m, post);
   if (!done.outcome.ok()) {
     if (post.buffer != post.input) Checker::Fail(name + " failed and its input is not as posted");
     if (done.outcome.code == Code::kEvicted || done.outcome.code == Code::kUnavailable) return;
-    if (done.outcome.code != Code::kAborted || !post.abort_on_fault) {
+    if (done.outcome.code != Code::kAborted) {
       Checker::Fail(name + " ended as " + Describe(done.outcome));
     }
+    if (!post.abort_on_fault) {
+      if (post.cancelled && done.outcome.text.find("cancelled before") != std::string::npos) {
+        --seen.cancels;  // nobody else has heard of it, and the others wait for this member
+        if (!member.dead) member.again.push_back(post.act);
+        return;
+      }
+      return CheckAborted(m, post, &seen);
+    }
     seen.aborted.insert(done.info.epoch.value());
-    const bool gives_up = scenario_->members[m].acts[post.act].gives_up;
+    const bool gives_up = act.gives_up;
     if (gives_up) seen.given_up = true;
     if (!gives_up && !member.dead) member.again.push_back(post.act);
   } else {
     ++ops_ok_;
-    const auto epoch = epochs_.find(done.info.epoch.value());
-    if (epoch == epochs_.end()) Checker::Fail(name + " ended in an unknown epoch");
-    uint64_t expected = 0;
-    std::vector<MemberId> members;
-    for (const auto& info : epoch->second->members) {
-      if (info.joined.value() > post.boundary) continue;
-      for (size_t other = 0; other < members_.size(); ++other) {
-        // The name identifies the member, because a trainer that does not know its number yet takes
-        // part as well.
-        if (info.name == "t" + std::to_string(other + 1)) {
-          expected += InputOf(static_cast<int>(other));
-        }
-      }
-      members.push_back(info.member);
-    }
-    if (post.buffer != expected || done.info.members != members) {
-      Checker::Fail(name + " is not the sum over its participants");
-    }
-    if ((seen.posted & expected) != expected) {
-      Checker::Fail(name + " succeeded without somebody who did not post it");
-    }
-    CheckResult(m, post, done.info, &seen);
+    CheckSucceeded(m, post, done.info, &seen);
   }
   if (seen.result && (seen.given_up || seen.aborted.contains(seen.result_epoch))) {
     Checker::Fail(name + " is aborted at one member and succeeded at another");
   }
+  CheckOneOutcome(seen, name);
+}
+
+std::vector<int> ExploreState::ParticipantsOf(const Act& act, const Post& post,
+                                              uint64_t epoch) const {
+  std::vector<int> participants;
+  const auto known = epochs_.find(epoch);
+  if (known == epochs_.end()) Checker::Fail("an op ended in an unknown epoch");
+  for (const auto& info : known->second->members) {
+    if (info.joined.value() > post.boundary) continue;
+    for (int other = 0; other < static_cast<int>(members_.size()); ++other) {
+      const bool in_set = act.op == OpKind::kSendRecv
+                              ? other == act.root || other == act.receiver
+                              : act.set.empty() || std::find(act.set.begin(), act.set.end(),
+                                                             other) != act.set.end();
+      // The name identifies the member, because a trainer that does not know its number yet takes
+      // part as well.
+      if (in_set && info.name == "t" + std::to_string(other + 1)) participants.push_back(other);
+    }
+  }
+  return participants;
+}
+
+// What all members get that get anything; of an op in parts, it stands for their part.
+uint64_t ExploreState::ResultOf(const Act& act, const std::vector<int>& participants) const {
+  const bool of_root =
+      act.op == OpKind::kBroadcast || act.op == OpKind::kScatter || act.op == OpKind::kSendRecv;
+  uint64_t result = 0;
+  for (const int other : participants) {
+    if (of_root && other != act.root) continue;
+    for (const Act& theirs : scenario_->members[other].acts) {
+      if (theirs.kind != Act::Kind::kPost || theirs.tag != act.tag) continue;
+      result += InputOf(other, theirs);
+      break;
+    }
+  }
+  return result;
+}
+
+void ExploreState::CheckSucceeded(int m, const Post& post, const peerd::OpInfo& info,
+                                  OpSeen* seen) {
+  const std::string name = "t" + std::to_string(m + 1) + "'s op";
+  const Act& act = ActOf(m, post);
+  const std::vector<int> participants = ParticipantsOf(act, post, info.epoch.value());
+  uint64_t everybody = 0;
+  std::vector<MemberId> members;
+  for (const int other : participants) everybody += InputOf(other);
+  for (const auto& each : epochs_.at(info.epoch.value())->members) {
+    for (const int other : participants) {
+      if (each.name == "t" + std::to_string(other + 1)) members.push_back(each.member);
+    }
+  }
+  const bool in_place = act.op == OpKind::kAllReduce || act.op == OpKind::kBarrier;
+  const bool gets = TargetOf(act.op, act.root == m) != Extent::kNone;
+  const uint64_t result = in_place ? post.buffer : post.target;
+  if ((gets && result != ResultOf(act, participants)) || info.members != members) {
+    Checker::Fail(name + " is not the result over its participants");
+  }
+  if (!in_place && post.buffer != post.input) Checker::Fail(name + " has written to its source");
+  if ((seen->posted & everybody) != everybody) {
+    Checker::Fail(name + " succeeded without somebody who did not post it");
+  }
+  const auto takes_part = [&](int other) {
+    return std::find(participants.begin(), participants.end(), other) != participants.end();
+  };
+  if ((act.root >= 0 && !takes_part(act.root)) ||
+      (act.receiver >= 0 && !takes_part(act.receiver))) {
+    Checker::Fail(name + " succeeded without its root or its partner");
+  }
+  const bool parts_for_all =
+      act.op == OpKind::kReduceScatter || act.op == OpKind::kScatter || act.op == OpKind::kAllToAll;
+  if (parts_for_all && participants.size() != post.world) {
+    Checker::Fail(name + " succeeded with another number of members than it is laid out for");
+  }
+  CheckResult(m, everybody, info, seen);
+}
+
+// The op ended Aborted, and not because of on_fault=abort.
+void ExploreState::CheckAborted(int m, const Post& post, OpSeen* seen) {
+  const std::string name = "t" + std::to_string(m + 1) + "'s op";
+  const Act& act = ActOf(m, post);
+  Member& member = members_[m];
+  const Epoch now = CoreOf(scenario_->members[m].peer).GetMembers(LocalOf(m)).epoch;
+  const std::vector<int> participants = ParticipantsOf(act, post, now.value());
+  const auto gone = [&](int other) {
+    return other >= 0 &&
+           std::find(participants.begin(), participants.end(), other) == participants.end();
+  };
+  const bool all_needed =
+      act.op == OpKind::kReduceScatter || act.op == OpKind::kScatter || act.op == OpKind::kAllToAll;
+  const bool absent = gone(act.root) || gone(act.receiver);
+  const bool unfit = IsInParts(act.op) &&
+                     (seen->worlds.size() > 1 || (all_needed && participants.size() != post.world));
+  if (!absent && !unfit && seen->cancels == 0) {
+    Checker::Fail(name + " is aborted, and nobody has cancelled it, and it fits");
+  }
+  seen->aborters.insert(MemberId(member.member));
+  seen->abort_epoch = std::max(seen->abort_epoch, now.value());
+  CheckOneOutcome(*seen, name);
+  if (member.dead || absent || act.gives_up) return;
+  ++member.rounds[post.act];
+  member.again.push_back(post.act);
+}
+
+// If an op ends in two ways, no member that knows the older outcome may be in the epoch of the
+// newer one: a result of a small op may have died with its only holder.
+void ExploreState::CheckOneOutcome(const OpSeen& seen, const std::string& name) const {
+  if (!seen.result || seen.aborters.empty()) return;
+  bool both = seen.abort_epoch == seen.result_epoch;
+  const std::set<MemberId>& older =
+      seen.abort_epoch > seen.result_epoch ? seen.holders : seen.aborters;
+  for (const auto& known : epochs_.at(std::max(seen.abort_epoch, seen.result_epoch))->members) {
+    both = both || older.contains(known.member);
+  }
+  if (both) Checker::Fail(name + " is aborted at one member and succeeded at another");
 }
 
 // If there are two results, no member with the older result may be in the epoch of the newer
 // result.
-void ExploreState::CheckResult(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen) {
+void ExploreState::CheckResult(int m, uint64_t result, const peerd::OpInfo& info, OpSeen* seen) {
   const uint64_t epoch = info.epoch.value();
   std::set<MemberId> older{MemberId(members_[m].member)};
-  if (!seen->result || *seen->result == post.buffer) {
+  if (!seen->result || *seen->result == result) {
     seen->holders.merge(older);
   } else {
     if (epoch >= seen->result_epoch) seen->holders.swap(older);
@@ -1357,7 +1586,7 @@ void ExploreState::CheckResult(int m, const Post& post, const peerd::OpInfo& inf
     }
     if (epoch < seen->result_epoch) return;
   }
-  seen->result = post.buffer;
+  seen->result = result;
   seen->result_epoch = epoch;
 }
 
@@ -1850,7 +2079,11 @@ uint64_t ExploreState::Digest(bool faults) const {
                uint64_t{member.sync_open} << 6 | uint64_t{member.sync_again} << 7);
     digest.Add(member.state).Add(member.fetched).Add(member.revision).Add(member.syncs);
     for (const size_t act : member.again) digest.Add(uint64_t{act});
-    for (const auto& [call, post] : member.posts) digest.Add(call).Add(post.buffer);
+    for (const auto& [act, rounds] : member.rounds) digest.Add(uint64_t{act}).Add(rounds);
+    for (const auto& [call, post] : member.posts) {
+      digest.Add(call).Add(post.buffer).Add(post.target).Add(post.world);
+      digest.Add(uint64_t{post.cancelled});
+    }
   }
   for (const auto& [name, op] : ops_) {
     for (const uint64_t part : name) digest.Add(part);
@@ -1858,7 +2091,9 @@ uint64_t ExploreState::Digest(bool faults) const {
     digest.Add(op.result_epoch).Add(op.posted);
     for (const MemberId holder : op.holders) digest.Add(holder);
     for (const uint64_t epoch : op.aborted) digest.Add(epoch);
-    digest.Add(uint64_t{op.given_up});
+    digest.Add(uint64_t{op.given_up}).Add(op.cancels).Add(op.abort_epoch);
+    for (const uint64_t world : op.worlds) digest.Add(world);
+    for (const MemberId aborter : op.aborters) digest.Add(aborter);
   }
   for (const auto& [revision, state] : agreed_) digest.Add(revision).Add(state);
   for (const auto& [member, number] : committed_syncs_) digest.Add(member).Add(number);
@@ -1885,7 +2120,7 @@ std::string ExploreState::Text(const Move& move) const {
   const std::string b = NameOf(move.b);
   const std::string dies =
       move.crash_after == 0 ? "" : ", and dies after action " + std::to_string(move.crash_after);
-  static constexpr const char* kActs[] = {"joins", "posts", "steps", "syncs", "leaves"};
+  static constexpr const char* kActs[] = {"joins", "posts", "steps", "syncs", "leaves", "cancels"};
   switch (move.kind) {
     case Kind::kToPeer:
       return a + " hears " + head(streams_[move.a].to_peer) + dies;

@@ -5,7 +5,9 @@
 // - Control messages (as the production conversion returns them) and frames are in one queue for
 //   each direction.
 // - Links and streams are up or down.
-// - The result of an attempt is a sum, a state is a number, and a transfer is one move.
+// - The result of an attempt is a sum, a state is a number, and a transfer is one move. An input
+// that
+//   travels alone (all-gather, broadcast) is added to nothing, so a sum tells this as well.
 // - Trainers follow a script.
 //
 // Moves() lists all that can happen next, and Apply() does one of these moves. Nothing else
@@ -13,8 +15,10 @@
 // fault says otherwise.
 //
 // Each move checks these properties, with Checker::Fail():
-// - An op has one outcome. A result is the sum over the recorded participants. Inputs are intact
-//   unless the op succeeded.
+// - An op has one outcome. A result is that of the recorded participants. Inputs are intact unless
+//   the op succeeded, and kinds other than all-reduce never write to them. An op ends Aborted only
+//   because of on_fault, because it was cancelled, or because it does not fit its participants.
+// - Segments come to a peer that has a place for them.
 // - The members and the ring of an epoch are the same at all its peers. Epoch numbers are not used
 //   twice.
 // - Each call is answered once.
@@ -38,20 +42,29 @@
 #include "peerd/engine/engine.h"
 #include "proto/control/messages.h"
 #include "proto/wire/frame.h"
+#include "tests/sim/cancel_forgotten.h"
 #include "tests/sim/planted.h"
 
 namespace longhaul::sim {
 
-// One act of a trainer. Acts follow one another. A post does not wait for earlier posts; all other
-// acts do.
+// One act of a trainer. Acts follow one another. A post or a cancel does not wait for earlier
+// posts; all other acts do. A cancel is about the open post of its tag, if there is one.
 struct Act {
-  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave };
+  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave, kCancel };
   Kind kind = Kind::kJoin;
   uint64_t tag = 0;
   Algorithm algorithm = Algorithm::kOneShot;  // ring and mesh move segments
   bool abort_on_fault = false;
   bool gives_up = false;  // an aborted op is not started again
   uint64_t state = 0;     // kSync, kStep: the state that the trainer brings; 0: none
+  // What a post asks for. Members are named by their indices. An op in parts is laid out for the
+  // members that the trainer sees when it posts.
+  OpKind op = OpKind::kAllReduce;
+  int root = -1;         // root; of a send-recv: the sender
+  int receiver = -1;     // of a send-recv
+  std::vector<int> set;  // the participants; empty: all
+  uint64_t weight = 0;   // 0: the op has no weights
+  bool unequal = false;  // parts have different lengths
 };
 
 struct ScriptedMember {
@@ -176,15 +189,20 @@ class ExploreState {
   struct Post {
     uint64_t tag = 0;
     uint64_t boundary = 0;
-    uint64_t turn = 0;  // number of earlier ops of this tag and boundary
+    uint64_t turn = 0;  // number of earlier ops of this tag and boundary, as TurnOf()
     uint64_t input = 0;
-    uint64_t buffer = 0;  // in place: input, later result
+    uint64_t buffer = 0;  // the input; all-reduce is in place, so it is overwritten by the result
+    uint64_t target = 0;  // of all other kinds
+    uint64_t world = 0;   // members that the op is laid out for
+    bool cancelled = false;
     bool abort_on_fault = false;
     size_t act = 0;
   };
   struct Member {
     size_t next = 0;            // next act
     std::vector<size_t> again;  // acts of aborted ops, to be done before `next`
+    // How often the op of an act ended Aborted at all members. Then the next post is another op.
+    std::map<size_t, uint64_t> rounds;
     bool dead = false, gone = false, joined = false;
     bool join_open = false, step_open = false, leave_open = false;
     bool sync_open = false, sync_again = false;
@@ -200,8 +218,11 @@ class ExploreState {
   struct Attempt {
     Epoch attempt;
     std::vector<peerd::PostRef> posts;
-    uint64_t own = 0;
-    std::set<int> missing;  // peers whose part has not arrived
+    std::map<int, uint64_t> parts;  // what this peer gives, by receiver
+    std::set<int> missing;          // peers whose part has not arrived
+    bool gets = false;              // this peer gets a result
+    bool in_place = false;
+    uint64_t bytes = 0;  // of a one-shot op: the whole
     bool mesh = false, one_shot = false;
     std::set<int> unfinished;  // mesh: peers whose part of the result has not arrived
     uint64_t sum = 0;
@@ -262,6 +283,11 @@ class ExploreState {
     std::set<uint64_t> aborted;  // epochs; started again it is another op
     bool given_up = false;
     uint64_t posted = 0;
+    std::set<uint64_t> worlds;  // that it was posted for
+    uint64_t cancels = 0;       // members that have cancelled it
+    // Members for which it ended Aborted, other than by on_fault=abort, and the newest epoch then.
+    std::set<MemberId> aborters;
+    uint64_t abort_epoch = 0;
   };
 
   template <class T>
@@ -280,6 +306,8 @@ class ExploreState {
 
   bool Settled() const;
   bool CanAct(int member) const;
+  // 100 for each earlier act since the last boundary that posts the same tag, and 1 for each time
+  // at which the op of the act ended Aborted at all members.
   uint64_t TurnOf(int member, size_t index) const;
   Tick NextDeadline() const;
   void AddFaults(bool busy, std::vector<Move>* moves) const;
@@ -332,11 +360,25 @@ class ExploreState {
   void Stop(int i, const peerd::StopAttempt& stop);
   void Finish(int i, const peerd::FinishAttempt& finish);
   void SendPart(int i, const Attempt& attempt, int to, bool finished);
+  void Cancel(int member, uint64_t tag);
   void Contribute(int i, OpOrdinal ordinal, bool finished);
 
   int MemberOf(peerd::LocalId local) const;
-  void CheckResult(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen);
+  const Act& ActOf(int member, const Post& post) const {
+    return scenario_->members[member].acts[post.act];
+  }
+  peerd::LocalPost LocalPostOf(int member, const Act& act, uint64_t call, uint64_t* world) const;
+  uint64_t PayloadOf(const OpDesc& desc, const std::vector<peerd::PostRef>& posts,
+                     const std::vector<peerd::CutOwner>& cuts);
+  // The members of the epoch that take part in the op of the post.
+  std::vector<int> ParticipantsOf(const Act& act, const Post& post, uint64_t epoch) const;
+  uint64_t ResultOf(const Act& act, const std::vector<int>& participants) const;
+  void CheckSucceeded(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen);
+  void CheckAborted(int m, const Post& post, OpSeen* seen);
+  void CheckOneOutcome(const OpSeen& seen, const std::string& name) const;
+  void CheckResult(int m, uint64_t result, const peerd::OpInfo& info, OpSeen* seen);
   Post& PostOf(const peerd::PostRef& post);
+  // The sum of the inputs, which are multiplied by their weights.
   uint64_t InputsOf(const std::vector<peerd::PostRef>& posts);
   void Answered(bool* open, const char* what, int member);
   void EnterWorld(int member, const peerd::World& world);
@@ -378,6 +420,7 @@ class ExploreState {
   std::vector<Member> members_;
   std::map<uint64_t, std::shared_ptr<const control::PrepareEpoch>> epochs_;
   std::set<uint64_t> committed_;
+  CancelForgotten cancel_forgotten_;
   std::map<std::array<uint64_t, 3>, OpSeen> ops_;  // by boundary, tag and turn
   uint64_t ops_ok_ = 0;
   std::set<uint64_t> brought_;                     // states that trainers brought

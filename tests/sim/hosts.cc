@@ -238,6 +238,9 @@ void CoordinatorHost::Close(StreamPtr stream) {
 
 void CoordinatorHost::Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop) {
   if (auto* commit = std::get_if<control::CommitEpoch>(message)) {
+    if (context_.planted == Planted::kCancelForgotten) {
+      cancel_forgotten_.Forge(peer.value(), commit);
+    }
     if (context_.planted == Planted::kCommitLost) *drop = context_.world->Chance(0.1);
     if (context_.planted == Planted::kFateFlipped && peer.value() % 2 == 0) {
       for (control::OpFate& fate : commit->fates) {
@@ -1163,6 +1166,7 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
   if (!stream_ || !stream_->connected) return;
   control::PeerMessage message = said;
   Withhold(context_.planted, coordinator_->incarnation(), &message);
+  coordinator_->Overhear(id_, message);
   const std::string bytes = control::Serialize(message);
   if (!std::holds_alternative<control::Heartbeat>(message)) {
     context_.story->TellLater(context_.world->now(), bytes,

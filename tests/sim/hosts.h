@@ -24,6 +24,7 @@
 #include "peerd/engine/op_runner.h"
 #include "peerd/engine/ports.h"
 #include "peerd/state/local_state.h"
+#include "tests/sim/cancel_forgotten.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/model_transport.h"
 #include "tests/sim/planted.h"
@@ -105,6 +106,11 @@ class CoordinatorHost {
   std::string WaitingFor() const;
   // Names the start that runs now, or that ran last.
   std::string incarnation() const { return "c" + std::to_string(starts_); }
+  // For a planted bug: a message that a peer sends.
+  void Overhear(PeerId peer, const control::PeerMessage& message) {
+    if (context_.planted != Planted::kCancelForgotten) return;
+    cancel_forgotten_.Note(peer.value(), message);
+  }
   // Sends the last messages of the coordinator that crashed once more, each at a random time within
   // `within_us`, on whatever stream the peer has then.
   void Echo(int64_t within_us);
@@ -147,6 +153,7 @@ class CoordinatorHost {
   std::deque<coordinator::Records> backups_;  // the store before its last writes
   uint64_t went_back_ = 0;
   std::map<coordinator::SessionId, StreamPtr> streams_;
+  CancelForgotten cancel_forgotten_;
   std::deque<std::pair<PeerHost*, std::string>> sent_;  // the last messages
   std::deque<Out> out_;
   bool persisting_ = false;

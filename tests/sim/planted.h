@@ -31,6 +31,7 @@ enum class Planted {
   kPreparedUntold,     // a peer does not say which preparation it knows, or answers
   kTermUntold,         // a peer does not say which term of the store it knows
   kDrainForgotten,     // a restarted coordinator forgets which peers drain
+  kCancelForgotten,    // a cancelled op is aborted only where it was cancelled
   // Bugs of the engine:
   kFinishLate,        // trainers are told of an op before its result is in place
   kGoneFirst,         // a member is told that it is out before its requests are answered
@@ -65,6 +66,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kPreparedUntold, "prepared_untold"},
     {Planted::kTermUntold, "term_untold", false},
     {Planted::kDrainForgotten, "drain_forgotten", false},
+    {Planted::kCancelForgotten, "cancel_forgotten"},
     {Planted::kFinishLate, "finish_late", false},
     {Planted::kGoneFirst, "gone_first", false},
     {Planted::kLinkDownLost, "link_down_lost", false},
