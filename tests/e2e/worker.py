@@ -45,6 +45,11 @@ def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | N
     return None
 
 
+def pattern_of(member: int, tag: int, count: int) -> np.ndarray:
+    """The input of a member for op `tag`: whole numbers, so that sums are exact."""
+    return ramp(count) * np.float32(member) + np.float32(tag)
+
+
 @dataclasses.dataclass
 class Sent:
     """An op of Beside that is in flight."""
