@@ -81,7 +81,6 @@ constexpr Default kDefaults[] = {
     {"all_gather_of_three", 1, 3000, 45000},
     {"unequal_all_gather", 1, 1, 5500},
     {"broadcast", 1, 1, 5000},
-    {"broadcast_to_two", 1, 100000, 0},
     {"reduce_and_gather", 1, 1000, 55000},
     {"all_to_all_of_three", 1, 30000, 5000},
     {"scatter", 1, 1, 3500},
@@ -89,16 +88,12 @@ constexpr Default kDefaults[] = {
     {"send_recv", 1, 300, 45000},
     {"send_beside_a_third", 1, 3, 45000},
     {"two_of_three", 1, 3, 70000},
-    {"two_sets", 1, 100000, 0},
     {"weights", 1, 1, 5600},
     {"weights_of_three", 1, 30000, 25000},
     {"cancel_small", 1, 300, 100000},
-    {"cancel_of_three", 1, 1000000, 0},
     {"cancel_before", 1, 1000, 40000},
     {"two_cancel", 1, 3000, 200000},
-    {"cancel_one_of_two_tags", 1, 1000000, 0},
     {"cancel_and_tag_again", 1, 1000, 60000},
-    {"cancel_of_a_set", 1, 1000000, 0},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;
