@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _native
 from ._errors import InvalidArgument
-from ._tensor import check_unmasked
+from ._tensor import check_unmasked, class_of
 
 Memory = ctypes.Array[ctypes.c_char]
 
@@ -167,11 +167,8 @@ class _TorchTensor(StateTensor):
 
 def tensor_of(name: str, value: Any) -> StateTensor:
     """Wraps a numpy array or torch tensor. Raises TypeError for anything else, InvalidArgument if it cannot be used."""
-    # Do not import numpy or torch: a value can only be of a package that is imported already.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
+    if isinstance(value, class_of("numpy", "ndarray")):
         return _Array(name, value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _TorchTensor(name, torch, value)
+    if isinstance(value, class_of("torch", "Tensor")):
+        return _TorchTensor(name, sys.modules["torch"], value)
     raise TypeError(f"state tensor {name!r} is a {type(value).__name__}; pass a numpy array or a torch tensor")

@@ -35,11 +35,18 @@ def _name_of_dtype(dtype: Any) -> str | None:
     return name if name in _native.DTYPES and dtype.isnative else None
 
 
+def class_of(module: str, name: str) -> Any:
+    """A class of a module; an empty tuple, as isinstance() takes it, if the module does not have it yet.
+
+    Nothing is imported: a value can only be of a module that is imported already. Another thread may be importing it at
+    this moment, and then it lacks some of its classes.
+    """
+    return getattr(sys.modules.get(module), name, ())
+
+
 def check_unmasked(array: Any, name: str) -> None:
     """Raises InvalidArgument for a masked numpy array."""
-    # Do not import numpy.ma: an array can be masked only if that module is imported already.
-    masked = sys.modules.get("numpy.ma")
-    if masked is not None and isinstance(array, masked.MaskedArray):
+    if isinstance(array, class_of("numpy.ma", "MaskedArray")):
         raise InvalidArgument(f"{name} is a masked array, and masks are not sent; pass .filled(value) of it, or .data")
 
 
@@ -90,13 +97,10 @@ def elements_of(value: Any, name: str, written: bool) -> Elements:
     name: what error messages call the value. written: the op writes to it. Raises InvalidArgument or TypeError, which
     say what to pass instead.
     """
-    # Do not import numpy or torch: a value can only be of a package that is imported already.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
+    if isinstance(value, class_of("numpy", "ndarray")):
         return _elements_of_array(value, name, written)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _elements_of_tensor(torch, value, name)
+    if isinstance(value, class_of("torch", "Tensor")):
+        return _elements_of_tensor(sys.modules["torch"], value, name)
     raise TypeError(f"{name} is a {type(value).__name__}; pass a numpy array or a torch CPU tensor")
 
 
@@ -110,10 +114,9 @@ def plain_tensors(values: Any) -> tuple[array.array[int], array.array[int], arra
     None: not all are torch CPU tensors that can be used as they are. elements_of() then says what is wrong. This takes a
     tenth of the time of elements_of(), which counts where a model has thousands of small tensors.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not values or not isinstance(values[0], torch.Tensor):
+    kind = class_of("torch", "Tensor")
+    if not values or not isinstance(values[0], kind):
         return None
-    kind = torch.Tensor
     if not all(issubclass(each, kind) for each in set(map(type, values))):
         return None
     # Calls without Python code in between take half the time of a loop. Each line reads one thing of all tensors, and

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -68,6 +70,13 @@ def test_an_asynchronous_list_keeps_its_tensors_alive(pair: Members) -> None:
     works = [comm.all_reduce([np.ones(5, np.float32), np.ones(7, np.float32)], async_op=True) for comm in pair.comms]
     for work in works:
         assert work.wait(30).world_size == 2
+
+
+def test_arrays_may_be_used_while_a_thread_imports_torch(pair: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # what the import has made first
+    for make in (lambda: np.ones(5, np.float32), lambda: [np.ones(5, np.float32), np.ones(7, np.float32)]):
+        pair.all(lambda comm, make=make: comm.all_reduce(make(), timeout=30))  # type: ignore[misc]
+    lh.State({"w": np.ones(5, np.float32)})
 
 
 def test_members_whose_lists_differ_are_refused(pair: Members) -> None:
