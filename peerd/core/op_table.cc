@@ -788,10 +788,6 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
     return UnfitFor(op, "its tensors are laid out for " + std::to_string(op.desc.world) +
                             " members, and " + std::to_string(present) + " take part");
   };
-  // In these, a part stands for a member that must be there to get or to give it.
-  const bool all = op.desc.InParts() && kind != OpKind::kAllGather && kind != OpKind::kGather;
-  if (all && members != op.desc.world) return laid_out(members);
-  if (op.desc.InParts() && !all && contributing > op.desc.world) return laid_out(contributing);
   const auto absent = [&](const std::string& role, MemberId member) {
     return UnfitFor(
         op, "its " + role + ", " + NameOf(member) + ", " +
@@ -801,12 +797,18 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
     if (!participants.Contributes(op.set[0])) return absent("sender", op.set[0]);
     if (participants.RankOf(op.set[1]) < 0) return absent("receiver", op.set[1]);
   }
-  if (!HasRoot(kind)) return std::nullopt;
-  if (!op.desc.root) return UnfitFor(op, "its root is not in the world any more");
-  const bool gives = kind == OpKind::kBroadcast || kind == OpKind::kScatter;
-  const bool there =
-      gives ? participants.Contributes(op.desc.root) : participants.RankOf(op.desc.root) >= 0;
-  if (!there) return absent("root", op.desc.root);
+  // A root that is gone also changes the number of members; the root says more.
+  if (HasRoot(kind)) {
+    if (!op.desc.root) return UnfitFor(op, "its root is not in the world any more");
+    const bool gives = kind == OpKind::kBroadcast || kind == OpKind::kScatter;
+    const bool there =
+        gives ? participants.Contributes(op.desc.root) : participants.RankOf(op.desc.root) >= 0;
+    if (!there) return absent("root", op.desc.root);
+  }
+  // In these, a part stands for a member that must be there to get or to give it.
+  const bool all = op.desc.InParts() && kind != OpKind::kAllGather && kind != OpKind::kGather;
+  if (all && members != op.desc.world) return laid_out(members);
+  if (op.desc.InParts() && !all && contributing > op.desc.world) return laid_out(contributing);
   return std::nullopt;
 }
 

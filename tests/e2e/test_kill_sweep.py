@@ -209,8 +209,7 @@ class Plan:
         if not broken:
             return "there is no cause to abort it"
         for op in ops.values():
-            # Of a scatter whose root is dead, the number of members is judged first.
-            if needed and spec.kind != "scatter" and f"m{self.dead}" not in op["text"]:
+            if needed and f"m{self.dead}" not in op["text"]:
                 return "the text does not name the dead member"
         return None
 
