@@ -178,11 +178,12 @@ std::string OpTable::ObjectionTo(const NewPost& post) const {
       return "its partner, " + ToString(partner) + ", is no member of the group";
     }
   }
+  if (!desc.unequal) return "";
   const auto& members = history_->For(post.boundary)->members;
   const auto local = std::count_if(members.begin(), members.end(),
                                    [this](const auto& info) { return info.peer == self_; });
   const size_t terms = TermsBytes(desc, {post.local.terms});
-  if (desc.unequal && terms * static_cast<size_t>(local) > LH_OP_TERMS_BYTES_MAX) {
+  if (terms * static_cast<size_t>(local) > LH_OP_TERMS_BYTES_MAX) {
     return "the lengths of its parts take " + std::to_string(terms) +
            " bytes, and those of all members of a host may take at most " +
            std::to_string(LH_OP_TERMS_BYTES_MAX) + "; use parts of equal lengths";
@@ -191,21 +192,21 @@ std::string OpTable::ObjectionTo(const NewPost& post) const {
 }
 
 Outcome OpTable::MayPost(const NewPost& post) const {
-  const std::string subject = Subject(post.local.desc, post.local.tag);
+  const auto subject = [&post] { return Subject(post.local.desc, post.local.tag); };
   if (const std::string objection = ObjectionTo(post); !objection.empty()) {
-    return {Code::kInvalidArgument, subject + " refused: " + objection};
+    return {Code::kInvalidArgument, subject() + " refused: " + objection};
   }
   const auto tags = tags_.find(post.local.post.local);
   if (tags == tags_.end()) return {};
   const uint64_t set = SetOf(post.local.desc.kind, SetMembersOf(post));
   if (tags->second.contains({post.local.tag, set})) {
     return {Code::kInvalidArgument,
-            subject +
+            subject() +
                 " refused: this member has an op with this tag in flight; wait for it, or use "
                 "another tag"};
   }
   if (tags->second.size() >= LH_OPS_OPEN_MAX) {
-    return {Code::kUnavailable, subject + " refused: this member has " +
+    return {Code::kUnavailable, subject() + " refused: this member has " +
                                     std::to_string(tags->second.size()) +
                                     " ops in flight, the limit; wait for some of them"};
   }

@@ -316,7 +316,9 @@ void OpRunner::Start(const StartAttempt& action) {
   LH_CHECK(spec.position >= 0);
   bool long_way = false;
   uint64_t window = 0;
-  for (int to = 0; to < spec.size; ++to) {
+  const bool segments =
+      action.algorithm == Algorithm::kRing || action.algorithm == Algorithm::kMesh;
+  for (int to = 0; segments && to < spec.size; ++to) {
     if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
     // A direct op, or an op of a part of the group, may need a link that the epoch has built
     // without data lanes.
