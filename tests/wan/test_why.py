@@ -172,7 +172,7 @@ def slow_disk(stage: Stage, number: int) -> Fault:
                 store.execute("BEGIN IMMEDIATE")
                 time.sleep(2 + number)
                 store.execute("ROLLBACK")
-                time.sleep(0.05)
+                time.sleep(0.5)  # the coordinator's SQLite asks ten times a second; it gives up after 5 s
 
     thread = threading.Thread(target=hold)
     thread.start()
