@@ -170,7 +170,7 @@ class Crew:
 def step_seconds(steps: list[dict[str, Any]]) -> list[float]:
     """The seconds of each step except the first, at the slowest trainer."""
     ends = [max(each) for each in zip(*(member["ends"] for member in steps))]
-    return [after - before for before, after in zip(ends, ends[1:])]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def goodput(mib: int, hosts: int, seconds: float) -> float:

@@ -42,7 +42,7 @@ def _metadata() -> bytes:
         f"Version: {_version()}",
         "Summary: One training run across machines that come and go",
         "License: Apache-2.0",
-        "Requires-Python: >=3.9",
+        "Requires-Python: >=3.10",
     ]
     return ("\n".join(lines) + "\n").encode()
 

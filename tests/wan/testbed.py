@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 from world import PATIENCE_S, PREFIX, BareWorld, in_namespace, run
 
@@ -50,7 +50,7 @@ SETTINGS = {"delay", "jitter", "rate", "queue", "loss", "flow_rate", "flow_queue
 ACCESS_SETTINGS = {"up", "down", "queue"}
 
 Scenario = Mapping[str, Any]
-Names = Union[str, Sequence[str]]
+Names = str | Sequence[str]
 
 
 def why_not() -> str:

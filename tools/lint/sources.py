@@ -3,9 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 # The directories with our own C and C++. The checks do not look into others (out, .venv, bazel-*).
 DIRECTORIES = ("base", "bench", "client", "coordinator", "peerd", "proto", "tests", "tools")

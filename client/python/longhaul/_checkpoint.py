@@ -81,7 +81,7 @@ def save(
 
 def _spec(safetensors: Any, tensor: StateTensor, memory: Any) -> Any:
     shape = list(tensor.shape)
-    if not hasattr(safetensors, "TensorSpec"):  # safetensors before 0.8; Python 3.9 has no newer one
+    if not hasattr(safetensors, "TensorSpec"):  # safetensors before 0.8
         return {"dtype": tensor.dtype, "shape": shape, "data": bytes(memory)}
     data = ctypes.addressof(memory) if tensor.nbytes else 0
     return safetensors.TensorSpec(dtype=tensor.dtype, shape=shape, data_ptr=data, data_len=tensor.nbytes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import array
 import ctypes
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from . import _native
 from ._arena import Client

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 from . import _digest, _native
 from ._arena import Client
@@ -55,7 +55,7 @@ class Progress:
     sources: int  #: how many members are asked for parts of the state
 
 
-OnProgress = Union[bool, Callable[[Progress], None]]
+OnProgress = bool | Callable[[Progress], None]
 
 
 class Registration:
