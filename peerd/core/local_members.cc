@@ -216,20 +216,21 @@ World LocalMembers::WorldOf(const LocalMember& local, const EpochRecord& record,
                static_cast<uint32_t>(record.RankOf(local.member)),
                static_cast<uint32_t>(record.members.size()),
                pending,
-               record.InBackground(local.member)};
+               record.InBackground(local.member),
+               local.boundary};
 }
 
 void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                              std::vector<Action>* out) {
   for (auto& [id, local] : members_) {
     if (local.group != group || !local.member || record.RankOf(local.member) < 0) continue;
-    const World world = WorldOf(local, record, pending);
     if (local.admitted) {
-      if (local.known_admitted) out->push_back(WorldChanged{id, world});
+      if (local.known_admitted) out->push_back(WorldChanged{id, WorldOf(local, record, pending)});
       continue;
     }
     local.admitted = true;
     local.boundary = record.boundary;
+    const World world = WorldOf(local, record, pending);
     if (!local.join_open) continue;
     local.join_open = false;
     local.known_admitted = true;

@@ -79,7 +79,7 @@ TEST_F(LocalMembersTest, AJoinIsAnsweredWhenItsEpochIsCommitted) {
   const auto done = Get<JoinDone>(Commit());
   ASSERT_EQ(done.size(), 1u);
   EXPECT_TRUE(done[0].outcome.ok());
-  EXPECT_EQ(done[0].world, (World{Epoch(3), MemberId(2), 2, 3, 2}));
+  EXPECT_EQ(done[0].world, (World{Epoch(3), MemberId(2), 2, 3, 2, false, Epoch(2)}));
   EXPECT_EQ(members_.Find(LocalId(2))->boundary, Epoch(2));
   EXPECT_EQ(Get<WorldChanged>(Commit()).size(), 1u);
 }

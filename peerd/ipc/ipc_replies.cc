@@ -34,6 +34,7 @@ void PutWorld(const World& world, lh_ipc_reply* reply) {
   reply->world.size = world.size;
   reply->world.pending = world.pending;
   reply->world.background = world.background ? 1 : 0;
+  reply->world.boundary = world.boundary.value();
 }
 
 uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us) * 1000; }

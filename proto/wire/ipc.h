@@ -26,7 +26,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 13
+#define LH_IPC_VERSION 14
 
 enum lh_ipc_type {
   /* requests */
@@ -248,6 +248,7 @@ struct lh_ipc_world {
   uint32_t size;
   uint32_t pending;    /* members waiting for admission */
   uint32_t background; /* 1: this member is in the background, so its input is not in results */
+  uint64_t boundary;   /* the newest epoch made at a step boundary, as of this member's last one */
 };
 
 #define LH_IPC_OP_MEMBERS_MAX 48
@@ -347,7 +348,7 @@ struct lh_ipc_reply {
 
 #if defined(__cplusplus)
 static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
-static_assert(sizeof(struct lh_ipc_reply) == 520, "wire size");
+static_assert(sizeof(struct lh_ipc_reply) == 528, "wire size");
 static_assert(sizeof(struct lh_ipc_tensor) == 376, "wire size");
 static_assert(sizeof(struct lh_ipc_piece) == 48, "wire size");
 #endif

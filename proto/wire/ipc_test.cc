@@ -102,7 +102,7 @@ TEST(IpcTest, EntryOfAStateIsGolden) {
 }
 
 TEST(IpcTest, ReplyLayoutIsGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_reply), 520u);
+  EXPECT_EQ(sizeof(lh_ipc_reply), 528u);
   EXPECT_EQ(offsetof(lh_ipc_reply, magic), 0u);
   EXPECT_EQ(offsetof(lh_ipc_reply, type), 4u);
   EXPECT_EQ(offsetof(lh_ipc_reply, call), 8u);
@@ -110,15 +110,16 @@ TEST(IpcTest, ReplyLayoutIsGolden) {
   EXPECT_EQ(offsetof(lh_ipc_reply, status), 24u);
   EXPECT_EQ(offsetof(lh_ipc_reply, flags), 28u);
   EXPECT_EQ(offsetof(lh_ipc_reply, world), 32u);
-  EXPECT_EQ(offsetof(lh_ipc_reply, u), 64u);
+  EXPECT_EQ(offsetof(lh_ipc_reply, u), 72u);
 }
 
 TEST(IpcTest, ReplyBodiesAreGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_world), 32u);
+  EXPECT_EQ(sizeof(lh_ipc_world), 40u);
   EXPECT_EQ(offsetof(lh_ipc_world, member_id), 8u);
   EXPECT_EQ(offsetof(lh_ipc_world, rank), 16u);
   EXPECT_EQ(offsetof(lh_ipc_world, size), 20u);
   EXPECT_EQ(offsetof(lh_ipc_world, pending), 24u);
+  EXPECT_EQ(offsetof(lh_ipc_world, boundary), 32u);
   EXPECT_EQ(sizeof(lh_ipc_op_info), 448u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, hosts), 56u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, member_ids), 64u);

@@ -286,9 +286,13 @@ typedef struct lh_world_info {
   uint64_t member_id;  /* of this member; unique in the run, never changes */
   uint32_t background; /* 1: this member's input is not in the results yet (LH_BACKGROUND) */
   uint32_t zero;
+  /* The newest epoch that was made at a step boundary, as of this member's last boundary. It rises
+   * when that boundary admitted newcomers, or let members in the background take part, and at no
+   * other time. All members that passed the boundary see the same number until their next one. */
+  uint64_t boundary;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
-  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Gives the group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed;
  * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:

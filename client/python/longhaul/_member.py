@@ -22,6 +22,9 @@ class World:
     pending: int  #: newcomers that the next boundary may admit: members reach their hosts
     member_id: int  #: of this member; unique in the run, never changes
     background: bool = False  #: this member's input is not in the results yet
+    #: The newest epoch that was made at a step boundary, as of this member's last boundary. It rises when that boundary
+    #: admitted newcomers, or let members in the background take part. The same at all members until their next boundary.
+    boundary: int = 0
 
 
 # The argument `client` keeps the client alive until this has run: lh_close() would free the communicator, too.
@@ -62,7 +65,9 @@ class Member:
         self.check_joined()
         info = _native.WorldInfo()
         check(_native.library().lh_world(self.handle, ctypes.byref(info)), "world")
-        return World(info.epoch, info.rank, info.size, info.pending, info.member_id, bool(info.background))
+        return World(
+            info.epoch, info.rank, info.size, info.pending, info.member_id, bool(info.background), info.boundary
+        )
 
     def members(self) -> tuple[int, ...]:
         """The ids of all members of the current epoch, in rank order. Asks peerd, at most 30 s."""

@@ -109,6 +109,7 @@ class WorldInfo(_Sized):
         ("member_id", c_uint64),
         ("background", c_uint32),
         ("zero", c_uint32),
+        ("boundary", c_uint64),
     ]
 
 

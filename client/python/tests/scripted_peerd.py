@@ -14,7 +14,7 @@ from collections.abc import Callable
 # As in proto/wire/ipc.h.
 MAGIC = 0x3149484C
 REQUEST_BYTES = 256
-REPLY_BYTES = 520
+REPLY_BYTES = 528
 REQUESTS = (
     "HELLO",
     "REGION",
@@ -88,7 +88,7 @@ class Request:
 
     def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
         head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
-        world = struct.pack("<QQIIII", 1, 7, 0, 1, 0, 0)
+        world = struct.pack("<QQIIIIQ", 1, 7, 0, 1, 0, 0, 1)
         # The client may be gone.
         with contextlib.suppress(OSError):
             self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))
