@@ -155,7 +155,8 @@ TEST_F(PeerCoreTest, HelloBringsTheSecretOfTheLastWelcome) {
 
 TEST_F(PeerCoreTest, AJoinerIsToldItsWorldWhenItsEpochIsCommitted) {
   EnterTwo();
-  EXPECT_EQ(Get<JoinDone>(out_).at(0).world, (World{Epoch(1), MemberId(1), 0, 2, 0, false, Epoch(1)}));
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).world,
+            (World{Epoch(1), MemberId(1), 0, 2, 0, false, Epoch(1)}));
   EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, std::vector<PeerId>{PeerId(2)});
   EXPECT_EQ(core_.GetMembers(LocalId(1)).members,
             (std::vector<MemberId>{MemberId(1), MemberId(2)}));
@@ -354,7 +355,8 @@ TEST_F(PeerCoreTest, WhoWasAdmittedIsNotPendingAnyMore) {
   Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}, {4, 3, 2}}));
   Up(2);
   Up(3);
-  EXPECT_EQ(Get<WorldChanged>(Commit(2)).at(0).world, (World{Epoch(2), MemberId(1), 0, 4, 1, false, Epoch(1)}));
+  EXPECT_EQ(Get<WorldChanged>(Commit(2)).at(0).world,
+            (World{Epoch(2), MemberId(1), 0, 4, 1, false, Epoch(1)}));
   EXPECT_TRUE(Say(control::PendingCount{kGroup, 1}).empty());
 }
 
@@ -731,7 +733,8 @@ TEST_F(PeerCoreTest, AStepThatWaitsForItsSyncReturnsToTheWorldOfThen) {
   EXPECT_EQ(Get<WorldChanged>(out_).size(), 1u);
   Transferred(1);
   Result(1, SyncAction::kEnd, 5);
-  EXPECT_EQ(Get<StepDone>(out_).at(0).world, (World{Epoch(2), MemberId(1), 0, 1, 0, false, Epoch(1)}));
+  EXPECT_EQ(Get<StepDone>(out_).at(0).world,
+            (World{Epoch(2), MemberId(1), 0, 1, 0, false, Epoch(1)}));
 }
 
 TEST_F(PeerCoreTest, ASyncOutsideAStepIsAnsweredByItself) {

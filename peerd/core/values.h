@@ -27,7 +27,8 @@ struct World {
   uint32_t size = 0;
   uint32_t pending = 0;     // members of the group that wait for admission
   bool background = false;  // the member is in the background
-  // EpochRecord::boundary at the member's last step boundary: the same at all members that passed it.
+  // EpochRecord::boundary at the member's last step boundary: the same at all members that passed
+  // it.
   Epoch boundary;
   friend bool operator==(const World&, const World&) = default;
 };
