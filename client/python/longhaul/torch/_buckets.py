@@ -26,13 +26,8 @@ class Bucket:
         lengths = [math.prod(shape) for shape in shapes]
         total = sum(lengths)
         self.flat = shared(client, (total,), dtype) if total else torch.empty(0, dtype=dtype)
-        self.views = [
-            part.view(shape)
-            for part, shape in zip(
-                self.flat.split(lengths),
-                shapes,
-            )
-        ]
+        ends = itertools.accumulate(lengths)
+        self.views = [self.flat[end - length : end].view(shape) for end, length, shape in zip(ends, lengths, shapes)]
 
     @property
     def nbytes(self) -> int:
