@@ -1,0 +1,69 @@
+// Divides a tensor into shares, one for each host, such that a mesh all-reduce is as fast as the
+// hosts' links allow together.
+//
+// In a mesh, the owner of a cut receives this cut of every other host, adds them up, and sends the
+// sum to every other host. With shares w of a tensor of S bytes among N hosts,
+//
+//   host i sends (1 + (N-2) w_i) S bytes in all, and receives as many;
+//   hosts i and j send each other (w_i + w_j) S bytes in each direction.
+//
+// So a host that owns nothing sends its input once and receives the result once. SolveShares()
+// finds the shares with the least time T, where T is at least each of these sums divided by the
+// rate of the host or of the pair. This is a linear programme (hivemind solves a like one for its
+// averager; Chen et al., arXiv 2606.01680, bound the time with one slow host). The solution is by
+// bisection over T. For a given T, the greatest sum of shares is the dual of an edge cover of least
+// cost. Doubling each host makes the cover a minimum-cost assignment, whose potentials are the
+// shares (Keijsper and Pendavingh, "An efficient algorithm for minimum-weight bibranching", 1998,
+// reduce covers to matchings; Kuhn 1955 solves assignments).
+//
+// Pure: no clock, no thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace longhaul::coordinator {
+
+// The rates of N hosts, in bytes per second. A rate may be infinite: nothing is known that limits
+// it. A pair at 0 cannot exchange anything.
+class ShareProblem {
+ public:
+  explicit ShareProblem(size_t hosts);
+  size_t hosts() const { return hosts_.size(); }
+  // What a host can send and receive in all, over all its links together. Above 0.
+  void SetHost(size_t host, double up, double down);
+  // What one host can send to another one.
+  void SetPair(size_t from, size_t to, double rate);
+  // The lower one of a host's two rates, as a host sends as much as it receives.
+  double host(size_t i) const { return hosts_[i]; }
+  // The lower one of the rates of the two directions.
+  double pair(size_t i, size_t j) const { return pairs_[i * hosts() + j]; }
+
+ private:
+  std::vector<double> hosts_;
+  std::vector<double> pairs_;
+};
+
+// Shares are whole numbers of this part of a tensor.
+inline constexpr uint32_t kShareUnits = 1 << 16;
+inline constexpr size_t kShareHostsMax = 64;
+
+struct Shares {
+  // Of each host, in units of 1 / kShareUnits; their sum is kShareUnits. Empty: the pairs that
+  // cannot exchange anything leave no owner, so the mesh cannot be used.
+  std::vector<uint32_t> units;
+  // The time of an all-reduce in seconds for each byte of the tensor, without latencies.
+  double seconds_per_byte = 0;
+};
+
+// The least time. At most two in a thousand above the optimum, and the shares' rounding. Hosts of
+// equal rates get equal shares if only hosts limit. Aborts the process (LH_CHECK) unless there are
+// 1 to kShareHostsMax hosts.
+Shares SolveShares(const ShareProblem& problem);
+
+// The time that these shares take, in seconds for each byte; infinite if a pair that cannot
+// exchange anything has to.
+double SecondsPerByte(const ShareProblem& problem, const std::vector<uint32_t>& units);
+
+}  // namespace longhaul::coordinator
