@@ -119,6 +119,24 @@ void Print(const std::string& name, const ExploreOptions& explore, const Explore
   std::fflush(stdout);
 }
 
+// Bazel may divide the test among several processes (shard_count). Part `number` of the work, which
+// counts from 0, belongs to one of them.
+bool IsMine(size_t number) {
+  const char* const total = std::getenv("TEST_TOTAL_SHARDS");
+  const char* const index = std::getenv("TEST_SHARD_INDEX");
+  if (total == nullptr || index == nullptr) return true;
+  return number % std::strtoul(total, nullptr, 10) == std::strtoul(index, nullptr, 10);
+}
+
+// Tells Bazel that this program knows of shards.
+void ConfirmShards() {
+  const char* const path = std::getenv("TEST_SHARD_STATUS_FILE");
+  if (path == nullptr) return;
+  std::FILE* const file = std::fopen(path, "w");
+  LH_CHECK(file != nullptr) << path;
+  (void)std::fclose(file);
+}
+
 // Returns true if the search failed.
 bool RunChild(const std::string& name, const ExploreOptions& explore, uint64_t states_min) {
   std::fflush(nullptr);
@@ -144,7 +162,10 @@ bool RunChild(const std::string& name, const ExploreOptions& explore, uint64_t s
 
 bool RunAll(Planted planted) {
   bool failed = false;
+  size_t number = 0;
   for (const Default& run : kDefaults) {
+    // With planted bugs, each process looks for some of the bugs, in all scenarios.
+    if (planted == Planted::kNone && !IsMine(number++)) continue;
     if (!options.scenario.empty() && options.scenario != run.scenario) continue;
     ExploreOptions explore;
     explore.faults = options.faults.value_or(run.faults);
@@ -194,8 +215,9 @@ bool Parse(const char* argument) {
 
 bool FindAllPlants() {
   bool all_found = true;
+  size_t number = 0;
   for (const PlantedName& name : kPlanted) {
-    if (!name.explored) continue;
+    if (!name.explored || !IsMine(number++)) continue;
     const bool found = RunAll(name.planted);
     std::printf("%s: %s\n", name.name, found ? "found" : "NOT FOUND");
     all_found = all_found && found;
@@ -212,6 +234,7 @@ int Main(int argc, char** argv) {
                  argv[i]);
     return 2;
   }
+  ConfirmShards();
   if (options.all_plants) return FindAllPlants() ? 0 : 1;
   return RunAll(options.planted.value_or(Planted::kNone)) ? 1 : 0;
 }
