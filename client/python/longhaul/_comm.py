@@ -206,6 +206,7 @@ class Comm:
         self._syncs.check_begin_step()
         deadline = _native.Deadline(timeout)
         self._syncs.end_take(deadline)
+        self._collectives.flush("begin_step", deadline)
         self._member.in_slices(_native.library().lh_begin_step, "begin_step", deadline)
         return self._passed()
 
@@ -242,7 +243,9 @@ class Comm:
         if state is None:
             yield self.begin_step(timeout)
             return
-        info = self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=True)
+        deadline = _native.Deadline(timeout)
+        self._collectives.flush("step", deadline)
+        info = self._syncs.sync(state, strategy, deadline, progress, at_step=True)
         taken = (lambda timeout: self.take_state(state, timeout)) if info.background else None
         with state.changing():
             yield dataclasses.replace(self._passed(), sync=info, _take=taken)
@@ -718,13 +721,16 @@ class Comm:
         member = self._member
         if member.left:
             return
+        deadline = _native.Deadline(timeout)
+        self._collectives.flush("leave", deadline)
         try:
-            member.in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
+            member.in_slices(_native.library().lh_leave, "leave", deadline)
         except Unavailable:
             self._syncs.settle()
             raise
         member.left = True
         self._syncs.settle()
+        self._collectives.end()
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -21,6 +21,7 @@ class Bucket:
     def __init__(
         self, client: Client, numbers: Sequence[int], shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> None:
+        self.client = client
         self.numbers = tuple(numbers)
         lengths = [math.prod(shape) for shape in shapes]
         total = sum(lengths)
@@ -28,7 +29,7 @@ class Bucket:
         self.views = [
             part.view(shape)
             for part, shape in zip(
-                self.flat.split(lengths),
+                self.flat.split(lengths),  # type: ignore[no-untyped-call]
                 shapes,
             )
         ]
