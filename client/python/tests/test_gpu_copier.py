@@ -180,7 +180,12 @@ def test_each_stream_that_asks_waits_for_the_result(device: FakeCopier) -> None:
     # done() and a second wait() may come from another stream than the first wait(): each has its stream wait.
     followed: list[object] = []
     follow = device.follow
-    device.follow = lambda mark: (followed.append(mark), follow(mark))[1]  # type: ignore[method-assign]
+
+    def record(mark: _copier.Mark) -> None:
+        followed.append(mark)
+        follow(mark)
+
+    device.follow = record  # type: ignore[method-assign]
     with LocalCluster(peers=1) as cluster, lh.join("alone", peerd=cluster.socket(0)) as comm:
         work = comm.all_reduce(device.tensor(ramp(0)), async_op=True)
         work.wait(PATIENCE_S)
@@ -235,7 +240,8 @@ def test_callbacks_futures_and_coroutines_find_the_result_in_the_tensor(pair: Me
         with device.held("stream"):
             mine = device.tensor(ramp(comm.rank))
             work = comm.all_reduce(mine, async_op=True)
-            work.add_done_callback(lambda _: (seen.append(mine.as_subclass(torch.Tensor).clone()), done.set()))
+            work.add_done_callback(lambda _: seen.append(mine.as_subclass(torch.Tensor).clone()))
+            work.add_done_callback(lambda _: done.set())
         assert done.wait(PATIENCE_S)
         assert torch.equal(seen[0], ramp(0) + ramp(1))
         mine = device.tensor(ramp(comm.rank))
@@ -486,6 +492,92 @@ def test_states_of_device_tensors_go_through_pinned_memory(pair: Members, device
     both(pair, call)
 
 
+# ---------------------------------------------------------------------------- the calls of CUDA
+
+
+class Cuda:
+    """Stands for torch.cuda: writes down the calls of the real copier. Its device is the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.code = 0
+        self._events = 0
+        names = iter(("down", "up"))
+        self._current = self._stream("current")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self._stream(next(names)))
+        monkeypatch.setattr(torch.cuda, "Event", self._event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self._current)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.calls.append(f"{stream} uses"))
+
+    def _stream(self, name: str) -> object:
+        def call(what: str) -> None:
+            self.calls.append(f"{name} {what}")
+
+        stream = type("Stream", (), {"__str__": lambda stream: name})()
+        stream.wait_event = lambda event: call(f"waits for {event.number}")
+        stream.synchronize = lambda: call("ends")
+        return stream
+
+    def _event(self, *, blocking: bool) -> object:
+        self._events += 1
+        event = type("Event", (), {"number": self._events})()
+        event.record = lambda stream: self.calls.append(f"{stream} marks {event.number}")
+        event.synchronize = lambda: self.calls.append(f"the host waits for {event.number}")
+        assert blocking
+        return event
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.calls.append(f"pin {nbytes} {flags}")
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append("unpin")
+        return 0
+
+
+def test_the_real_copier_orders_its_streams_with_events(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    copier = _copier.CudaCopier(torch.device("cpu"))
+    with lh.join("cuda", peerd=cluster.socket(0)) as comm:
+        tensors = [torch.ones(300_000), torch.full((2, 3), 2.0)]
+        (bucket,) = buckets_of(comm._client, tensors, 4 << 20)
+        copier.pack(bucket, tensors)
+        assert torch.equal(bucket.views[1], tensors[1])
+        bucket.flat.mul_(3)
+        copier.unpack(bucket, tensors)
+        assert torch.equal(tensors[0], torch.full((300_000,), 3.0)) and torch.equal(tensors[1], torch.full((2, 3), 6.0))
+        copier.start_pack(bucket, tensors)
+        bucket_bytes = bucket.nbytes
+        del bucket
+    assert cuda.calls == [
+        f"pin {bucket_bytes} 0",
+        *["current marks 1", "down waits for 1", "down uses", "down uses", "down marks 2", "the host waits for 2"],
+        *["current marks 3", "up waits for 3", "up uses", "up uses", "up marks 4", "current waits for 4"],
+        *["current marks 5", "down waits for 5", "down waits for 4", "down uses", "down uses", "down marks 6"],
+        *["down ends", "up ends", "unpin"],
+    ]
+
+
+def test_memory_that_cuda_does_not_pin_is_used_all_the_same(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda = Cuda(monkeypatch)
+    cuda.code = 2
+    copier = _copier.CudaCopier(torch.device("cpu"))
+    with lh.join("cuda", peerd=cluster.socket(0)) as comm:
+        tensors = [torch.ones(300_000)]
+        (bucket,) = buckets_of(comm._client, tensors, 4 << 20)
+        copier.pack(bucket, tensors)
+        assert torch.equal(bucket.flat, tensors[0])
+        del bucket
+    assert "CUDA refuses to pin 1200000 bytes of shared memory (cudaError 2)" in caplog.text
+    assert "unpin" not in cuda.calls
+
+
 # ---------------------------------------------------------------------------- a real GPU
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False")
@@ -523,10 +615,10 @@ def test_a_list_of_cuda_tensors_is_reduced(pair: Members) -> None:
 @gpu
 def test_cuda_ops_are_ordered_with_the_stream_of_the_caller(pair: Members) -> None:
     def call(comm: lh.Comm) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             mine = torch.zeros(10_000_000, device="cuda")
             for turn in range(5):
-                torch.cuda._sleep(50_000_000)  # the kernels before the op are still waiting when the op is asked for
+                torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # the kernels before the op are still waiting when the op is asked for
                 mine.fill_(comm.rank + turn)
                 work = comm.all_reduce(mine, async_op=True)
                 work.wait(PATIENCE_S)

@@ -68,6 +68,11 @@ class _Lane:
         self.queue(reach)
         return mark
 
+    def settle(self) -> None:
+        """Waits until all calls are done that were queued before."""
+        if threading.current_thread() is not self._thread:
+            self.mark().wait()
+
     def end(self) -> None:
         self._calls.put(None)
         self._thread.join(_PATIENCE_S)
@@ -158,7 +163,7 @@ class FakeCopier(Copier):
 
     def settle(self) -> None:
         for lane in self._lanes.values():
-            lane.mark().wait()
+            lane.settle()
 
     def _down(self, host: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         sources = [_plain(tensor) for tensor in tensors]
@@ -187,9 +192,9 @@ class FakeCopier(Copier):
         return True
 
     def _unregister(self, address: int) -> None:
-        if self._lanes:
-            for lane in (DOWN, UP):
-                self._lanes[lane].mark().wait()
+        # The thread of a lane may free the memory itself, after the last copy of it.
+        for lane in (self._lanes[name] for name in (DOWN, UP) if name in self._lanes):
+            lane.settle()
         del self.pinned[address]
 
 
