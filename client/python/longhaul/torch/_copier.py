@@ -33,6 +33,8 @@ DOWN, UP = "to host", "to device"
 
 #: A large tensor is copied in pieces of this size, so that a small copy of another op comes in between.
 PIECE_BYTES = 64 << 20
+#: Smaller tensors are copied together: to start a copy takes as long as to copy that much.
+LARGE_BYTES = 256 << 10
 #: Host memory is pinned from this size on. Such blocks of the arena begin at a page, so no two of them share a page,
 #: and CUDA pins no page twice.
 PIN_BYTES_MIN = 1 << 20
@@ -194,14 +196,30 @@ class Copier(abc.ABC):
 
 
 def _pieces(host: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[Part]:
-    """Cuts one large contiguous tensor in pieces. Others are copied at once, because they fit in a bucket anyway."""
-    if host.numel() == 0:
+    """Cuts a copy in pieces: of large tensors, and of small ones that are copied together."""
+    size = host.element_size()
+    begin = end = 0  # of the small tensors in `small`
+    small: list[torch.Tensor] = []
+    for tensor in tensors:
+        count = tensor.numel()
+        if small and (count * size >= LARGE_BYTES or (end - begin + count) * size > PIECE_BYTES):
+            yield host[begin:end], small
+            begin, small = end, []
+        if count * size >= LARGE_BYTES:
+            yield from _pieces_of(host[end : end + count], tensor)
+            begin = end + count
+        elif count:
+            small.append(tensor)
+        end += count
+    if small:
+        yield host[begin:end], small
+
+
+def _pieces_of(host: torch.Tensor, tensor: torch.Tensor) -> Iterator[Part]:
+    if not tensor.is_contiguous():
+        yield host, [tensor]
         return
-    tensor = tensors[0].detach()
-    if len(tensors) > 1 or tensor.dtype != host.dtype or not tensor.is_contiguous():
-        yield host, tensors
-        return
-    flat, step = tensor.view(-1), PIECE_BYTES // host.element_size()
+    flat, step = tensor.detach().view(-1), PIECE_BYTES // host.element_size()
     for begin in range(0, host.numel(), step):
         yield host[begin : begin + step], [flat[begin : begin + step]]
 

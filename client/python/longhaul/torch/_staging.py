@@ -12,14 +12,12 @@ import torch
 from .._arena import Client
 from .._errors import InvalidArgument, Unavailable
 from .._tensor import Elements
-from ._copier import PIECE_BYTES, Copier, Mark, Part
+from ._copier import LARGE_BYTES, Copier, Mark, Part
 
 #: Blocks of up to 1 MiB are slots of these sizes, 2 MiB of slots at a time. Larger ones are multiples of 2 MiB.
 _SLOTS = (4 << 10, 64 << 10, 1 << 20)
 _UNIT = 2 << 20
 _ALIGN = 64
-#: Smaller tensors of a list are copied together: for each the start of a copy takes as long as its bytes.
-_LARGE_BYTES = 256 << 10
 
 
 class _Block:
@@ -35,17 +33,20 @@ class _Block:
 class Pool:
     """Pinned blocks of memory shared with peerd, for the ops of one member on tensors of one device. Any thread.
 
-    Pinning a block takes longer than an op, so a block that was given back is kept. A larger block replaces free ones
-    that are too small: so the pool holds about as much as ops have had at one time. It lives as long as the member.
+    Pinning a block takes longer than an op, so a block that was given back is kept. The pool frees those that have not
+    been used for the longest time if it would hold more than twice what ops have had at one time.
+
     Finalizers call give(), also in the middle of another call on the same thread. So there is no lock: each step is one
-    call of a deque.
+    call of a deque or dict.
     """
 
     def __init__(self, client: Client, copier: Copier) -> None:
         self.copier = copier
         self._client = client
         self._slots: dict[int, collections.deque[_Block]] = {size: collections.deque() for size in _SLOTS}
-        self._large: collections.deque[_Block] = collections.deque()
+        self._large: collections.deque[_Block] = collections.deque()  # free ones; the last used comes last
+        self._held: dict[int, int] = {}  # the sizes of all large blocks, by their addresses
+        self._most = 0  # bytes of large blocks that ops have had at one time
 
     def take(self, nbytes: int) -> _Block:
         """A block of at least `nbytes`. Raises Unavailable if the arena has no room for it."""
@@ -66,26 +67,42 @@ class Pool:
                 free.extend(_Block(memory, offset, size) for offset in range(0, _UNIT, size))
 
     def _take_large(self, size: int) -> _Block:
-        fitting = sorted((block for block in list(self._large) if block.size >= size), key=lambda block: block.size)
-        for block in fitting:
+        # A block that is much too large would be missed by a large op.
+        fitting = [block for block in list(self._large) if size <= block.size <= 2 * size]
+        for block in sorted(fitting, key=lambda block: block.size):
             try:
                 self._large.remove(block)
             except ValueError:  # another thread took it
                 continue
+            self._make_room(0)
             return block
-        dropped = 0
-        while dropped < size:
-            try:
-                dropped += self._large.popleft().size
-            except IndexError:
-                break
-        return _Block(self._new(size), 0, size)
+        self._make_room(size)
+        memory = self._new(size)
+        self._held[ctypes.addressof(memory)] = size
+        return _Block(memory, 0, size)
+
+    def _make_room(self, size: int) -> None:
+        """Frees blocks, such that one of `size` may be added."""
+        held = sum(list(self._held.values())) + size
+        self._most = max(self._most, held - sum(block.size for block in list(self._large)))
+        while held > 2 * self._most and (dropped := self._drop()):
+            held -= dropped
+
+    def _drop(self) -> int:
+        """Frees the large block that was not used for the longest time. Returns its size; 0: there is none."""
+        try:
+            block = self._large.popleft()
+        except IndexError:
+            return 0
+        del self._held[ctypes.addressof(block.memory)]
+        return block.size
 
     def _new(self, size: int) -> ctypes.Array[ctypes.c_char]:
         try:
             memory = self._client.alloc(size)
         except Unavailable:
-            self._large.clear()
+            while self._drop():
+                pass
             memory = self._client.alloc(size)
         self.copier.pin(self._client, ctypes.addressof(memory), size)
         return memory
@@ -102,7 +119,6 @@ class Staged:
         offset = 0
         self._down, offset = self._lay_out(sources, offset)
         self._up, offset = (self._down, offset) if targets is sources else self._lay_out(targets, offset)
-        self._begin: Mark | None = None
 
     def _lay_out(self, groups: list[list[Elements]], offset: int) -> tuple[list[Part], int]:
         parts: list[Part] = []
@@ -129,15 +145,13 @@ class Staged:
         is captured.
         """
         self.copier.check_usable(what)
-        self._begin = self.copier.now()
         # peerd, too, may only write to the block when the copy of the last result has left it.
         last = self._block.mark
-        return self.copier.start_down(self._down, [self._begin, *([] if last is None else [last])])
+        return self.copier.start_down(self._down, [self.copier.now(), *([] if last is None else [last])])
 
     def land(self) -> Mark:
-        """Starts to copy the results to the device, after what the caller's stream held at begin(). Returns their mark."""
-        assert self._begin is not None
-        mark = self.copier.start_up(self._up, [self._begin])
+        """Starts to copy the results to the device, once the op has ended. Returns the mark of their end."""
+        mark = self.copier.start_up(self._up, [])
         self._block.mark = mark
         return mark
 
@@ -183,21 +197,15 @@ def _aligned(size: int) -> int:
 
 
 def _groups(elements: list[Elements]) -> list[list[Elements]]:
-    """Divides tensors into those that are copied together: each large one alone, small ones by dtype."""
+    """Divides tensors into those that lie side by side: each large one alone, small ones by dtype."""
     groups: list[list[Elements]] = []
-    small: dict[str, tuple[list[Elements], int]] = {}
+    small: dict[str, list[Elements]] = {}
     for each in elements:
-        size = _bytes_of(each)
-        if size >= _LARGE_BYTES:
+        if _bytes_of(each) >= LARGE_BYTES:
             groups.append([each])
-            continue
-        group, room = small.get(each.dtype, ([], 0))
-        if size > room or not group:
-            group, room = [], PIECE_BYTES
-            groups.append(group)
-        group.append(each)
-        small[each.dtype] = (group, room - size)
-    return groups
+        else:
+            small.setdefault(each.dtype, []).append(each)
+    return [*groups, *small.values()]
 
 
 def _check_apart(outputs: Sequence[Elements]) -> None:
