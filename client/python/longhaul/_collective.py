@@ -29,6 +29,10 @@ class _Of(NamedTuple):
     staged: Staged | None = None
 
 
+#: Gives the sources and targets that are on a GPU their addresses.
+_Stage = Callable[[list[Elements] | None, list[Elements] | None], Staged | None]
+
+
 # ------------------------------------------------------------------ options
 
 
@@ -132,6 +136,57 @@ def _set_slices(
     options.slice_count = len(counts)
 
 
+def _set_tensors(
+    stage: _Stage,
+    options: Any,
+    several: bool,
+    sources: list[Elements] | None,
+    targets: list[Elements] | None,
+    counts: list[int],
+) -> _Of:
+    """Fills in the tensors. counts: the elements of each; in parts: of one part."""
+    known = sources or targets or []
+    owners = tuple(each.owner for side in (sources, targets) if side is not None for each in side)
+    staged = stage(sources, targets)
+    if several:
+        _set_slices(
+            options,
+            None if sources is None else numbers([each.address for each in sources]),
+            None if targets is None else numbers([each.address for each in targets]),
+            numbers(counts),
+            numbers([_native.DTYPES[each.dtype] for each in known]),
+        )
+        return _Of(f" of {len(known)} tensors", owners, staged)
+    if sources is not None:
+        options.source = sources[0].address
+    if targets is not None:
+        options.target = targets[0].address
+    options.count = counts[0]
+    options.dtype = _native.DTYPES[known[0].dtype]
+    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, staged)
+
+
+def _alike(stage: _Stage, options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
+    """Fills in tensors whose results are like them. out None: in place. source, target: what this member needs."""
+    several = _is_list(tensor)
+    if out is not None and target:
+        _check_lists(tensor, out, "tensor", "out")
+    elif several:
+        plain = plain_tensors(tensor)
+        if plain is not None:
+            addresses, counts, dtypes = plain
+            _set_slices(options, addresses if source else None, addresses if target else None, counts, dtypes)
+            return _Of(f" of {len(tensor)} tensors", tuple(tensor))
+    sources = _side(tensor, "tensor", written=target and out is None)
+    targets = None
+    if target and out is None:
+        targets = sources
+    elif target:
+        targets = _side(out, "out", written=True)
+        _check_alike(sources, targets, several)
+    return _set_tensors(stage, options, several, sources if source else None, targets, [each.count for each in sources])
+
+
 def _lengths(counts: Counts, name: str) -> list[int]:
     return [number_of(each, f"{name}[{i}]", _LENGTH_MAX) for i, each in enumerate(counts)]
 
@@ -207,14 +262,14 @@ class Collectives:
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
         options = _native.AllReduceOptions()
         options.op = code_of(_native.REDUCE_OPS, op, "op")
-        return self._start("all_reduce", owner, options, self._alike(options, tensor, out), **more)
+        return self._start("all_reduce", owner, options, _alike(self._stage, options, tensor, out), **more)
 
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
         options = _native.ReduceOptions()
         options.op = code_of(_native.REDUCE_OPS, op, "op")
-        of = self._alike(options, tensor, out, target=self._is_root(options, root, root_member))
+        of = _alike(self._stage, options, tensor, out, target=self._is_root(options, root, root_member))
         return self._start("reduce", owner, options, of, **more)
 
     def reduce_scatter(
@@ -237,7 +292,7 @@ class Collectives:
     ) -> OpInfo | Work:
         options = _native.BroadcastOptions()
         _name_member(options, "root", root, root_member)
-        return self._start("broadcast", owner, options, self._alike(options, tensor, out), **more)
+        return self._start("broadcast", owner, options, _alike(self._stage, options, tensor, out), **more)
 
     def gather(
         self,
@@ -310,7 +365,7 @@ class Collectives:
             options.world = len(gives)
             options.counts = _c_numbers(gives)
             options.target_counts = _c_numbers(gets)
-            of = self._set_tensors(options, several, sources, targets, [0])
+            of = _set_tensors(self._stage, options, several, sources, targets, [0])
             return self._start("all_to_all", owner, options, of, **more)
         options.world = world = self._world(more)
         for i, source in enumerate(sources):
@@ -319,7 +374,9 @@ class Collectives:
                     f"{_at('tensor', i, several)} has {source.count} elements, and {world} members take part; "
                     "it needs a part of the same length for each"
                 )
-        of = self._set_tensors(options, several, sources, targets, [source.count // world for source in sources])
+        of = _set_tensors(
+            self._stage, options, several, sources, targets, [source.count // world for source in sources]
+        )
         return self._start("all_to_all", owner, options, of, **more)
 
     def send(
@@ -327,14 +384,14 @@ class Collectives:
     ) -> OpInfo | Work:
         options = _native.SendOptions()
         _name_member(options, "to", to, to_member)
-        return self._start("send", owner, options, self._alike(options, tensor, None, target=False), **more)
+        return self._start("send", owner, options, _alike(self._stage, options, tensor, None, target=False), **more)
 
     def recv(
         self, owner: object, tensor: Any, source: int | None, source_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
         options = _native.RecvOptions()
         _name_member(options, "from", source, source_member, "source")
-        return self._start("recv", owner, options, self._alike(options, tensor, None, source=False), **more)
+        return self._start("recv", owner, options, _alike(self._stage, options, tensor, None, source=False), **more)
 
     def barrier(self, owner: object, more: dict[str, Any]) -> OpInfo | Work:
         return self._start("barrier", owner, _native.BarrierOptions(), _Of("", ()), **more)
@@ -346,65 +403,21 @@ class Collectives:
         elements = [Elements(ctypes.addressof(values), len(values), "uint64", (len(values),), values)]
         options = _native.AllReduceOptions()
         options.op = _native.REDUCE_OPS[op]
-        of = self._set_tensors(options, False, elements, elements, [len(values)])
+        of = _set_tensors(self._stage, options, False, elements, elements, [len(values)])
         info = self._start("all_reduce", owner, options, of, tag=tag, timeout=timeout)
         assert isinstance(info, OpInfo)
         return info
 
-    def _set_tensors(
-        self,
-        options: Any,
-        several: bool,
-        sources: list[Elements] | None,
-        targets: list[Elements] | None,
-        counts: list[int],
-    ) -> _Of:
-        """Fills in the tensors. counts: the elements of each; in parts: of one part."""
-        known = sources or targets or []
-        owners = tuple(each.owner for side in (sources, targets) if side is not None for each in side)
-        staged = None
-        if any(each.copier is not None for side in (sources, targets) if side is not None for each in side):
-            from .torch._staging import place  # not needed for CPU tensors
+    def _stage(self, sources: list[Elements] | None, targets: list[Elements] | None) -> Staged | None:
+        """Gives tensors of a GPU places in host memory. None: all are in host memory already."""
+        for side in (sources, targets):
+            if side is not None and any(each.copier is not None for each in side):
+                break
+        else:
+            return None
+        from .torch._staging import place  # not needed for CPU tensors
 
-            staged = place(self._client, self._pools, sources, targets)
-        if several:
-            _set_slices(
-                options,
-                None if sources is None else numbers([each.address for each in sources]),
-                None if targets is None else numbers([each.address for each in targets]),
-                numbers(counts),
-                numbers([_native.DTYPES[each.dtype] for each in known]),
-            )
-            return _Of(f" of {len(known)} tensors", owners, staged)
-        if sources is not None:
-            options.source = sources[0].address
-        if targets is not None:
-            options.target = targets[0].address
-        options.count = counts[0]
-        options.dtype = _native.DTYPES[known[0].dtype]
-        return _Of(f" of {known[0].dtype} x {known[0].count}", owners, staged)
-
-    def _alike(self, options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
-        """Fills in tensors whose results are like them. out None: in place. source, target: what this member needs."""
-        several = _is_list(tensor)
-        if out is not None and target:
-            _check_lists(tensor, out, "tensor", "out")
-        elif several:
-            plain = plain_tensors(tensor)
-            if plain is not None:
-                addresses, counts, dtypes = plain
-                _set_slices(options, addresses if source else None, addresses if target else None, counts, dtypes)
-                return _Of(f" of {len(tensor)} tensors", tuple(tensor))
-        sources = _side(tensor, "tensor", written=target and out is None)
-        targets = None
-        if target and out is None:
-            targets = sources
-        elif target:
-            targets = _side(out, "out", written=True)
-            _check_alike(sources, targets, several)
-        return self._set_tensors(
-            options, several, sources if source else None, targets, [each.count for each in sources]
-        )
+        return place(self._client, self._pools, sources, targets)
 
     def _is_root(self, options: Any, root: int, root_member: int | None) -> bool:
         """Names the root. Returns whether this member is the root."""
@@ -451,7 +464,7 @@ class Collectives:
             world = _world_of(wholes, parts, whole_name, part_name, several)
         options.world = world or self._world(more)
         sources, targets = (parts, wholes) if part_name == "tensor" else (wholes, parts)
-        return self._set_tensors(options, several, sources, targets, [each.count for each in parts])
+        return _set_tensors(self._stage, options, several, sources, targets, [each.count for each in parts])
 
     def _start(
         self,

@@ -197,6 +197,9 @@ def test_each_stream_that_asks_waits_for_the_result(device: FakeCopier) -> None:
 def test_a_block_of_host_memory_is_not_written_before_the_last_result_has_left_it(
     pair: Members, device: FakeCopier
 ) -> None:
+    # As if the second op were asked for in another stream than the first one: nothing else orders it.
+    follow, device.follow = device.follow, lambda mark: None  # type: ignore[method-assign]
+
     def call(comm: lh.Comm) -> None:
         first, second = device.tensor(ramp(comm.rank, 500_000)), device.tensor(torch.ones(500_000))
         comm.all_reduce(first, timeout=PATIENCE_S)
@@ -206,6 +209,7 @@ def test_a_block_of_host_memory_is_not_written_before_the_last_result_has_left_i
         if comm.rank == 0:
             gate.close()
         work.wait(PATIENCE_S)
+        device.settle()
         assert torch.equal(device.read(first), ramp(0, 500_000) + ramp(1, 500_000))
         assert torch.equal(device.read(second), torch.full((500_000,), 2.0))
 
@@ -213,6 +217,7 @@ def test_a_block_of_host_memory_is_not_written_before_the_last_result_has_left_i
     with contextlib.ExitStack() as gate:
         gate.enter_context(device.held(UP))
         both(pair, call)
+    device.follow = follow  # type: ignore[method-assign]
     assert len(device.pinned) == 2  # one block at each member
 
 
@@ -342,16 +347,18 @@ def test_no_op_while_a_graph_is_captured(pair: Members, device: FakeCopier) -> N
     comm = pair.comms[0]
     work = comm.all_reduce(device.tensor(ramp(0)), async_op=True)
     (bucket,) = buckets_of(comm._client, [ramp(0)], 1 << 20)
+    pinned = len(device.pinned)
     device.capture = True
     for call in (
-        lambda: comm.all_reduce(device.tensor(ramp(0)), tag=1, timeout=PATIENCE_S),
+        lambda: comm.all_reduce(device.tensor(ramp(0, 900_000)), tag=1, timeout=PATIENCE_S),
+        lambda: lh.torch.empty(1000, pin_memory=True),
         lambda: work.wait(PATIENCE_S),
         lambda: device.pack(bucket, [device.tensor(ramp(0))]),
         lambda: device.unpack(bucket, [device.tensor(ramp(0))]),
     ):
         with pytest.raises(lh.FailedPrecondition, match="CUDA graph is being captured"):
             call()
-    assert not work.done()
+    assert not work.done() and len(device.pinned) == pinned  # CUDA would end the capture
     device.capture = False
     pair.comms[1].all_reduce(ramp(1), timeout=PATIENCE_S)
     work.wait(PATIENCE_S)

@@ -183,12 +183,13 @@ class Copier(abc.ABC):
         """Pins memory from client.alloc(), until it is freed. Returns whether it is pinned.
 
         The memory is that of a whole block, given by its begin. Less than 1 MiB is never pinned. A second call for a
-        block does nothing.
+        block does nothing. Raises FailedPrecondition while a CUDA graph is captured: it would break the capture.
         """
         if nbytes < PIN_BYTES_MIN:
             return False
         if client.is_held(address):
             return True
+        self.check_usable("pinning memory")
         if not self._register(address, nbytes):
             return False
         client.before_free(address, lambda: self._unregister(address))

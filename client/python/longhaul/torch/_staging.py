@@ -175,6 +175,7 @@ def place(client: Client, pools: Pools, sources: list[Elements] | None, targets:
         )
     _check_apart(outputs)
     (copier,) = copiers
+    copier.check_usable("an op")
     pool = pools.get(copier) or pools.setdefault(copier, Pool(client, copier))
     out_groups = _groups(outputs)
     in_groups = out_groups if inputs is outputs else _groups(inputs)
