@@ -477,9 +477,13 @@ class Collectives:
         timeout: float | None = None,
         tag: int = 0,
         on_fault: str | None = None,
+        after: Staged | None = None,
         **more: Any,
     ) -> OpInfo | Work:
-        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op."""
+        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op.
+
+        after: not for users: the op is on host memory that a GPU fills, and starts when that is done.
+        """
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         deadline = _native.Deadline(timeout)
@@ -490,6 +494,8 @@ class Collectives:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
             _SETTERS[option](options, value)
         self._client.sweep()
+        if after is not None:
+            of = of._replace(staged=after)
         if of.staged is not None:
             return self._start_staged(name, owner, options, of, async_op, timeout)
         started = self._new_op(owner, of.owners)

@@ -18,7 +18,11 @@ Future = concurrent.futures.Future
 
 
 class Staged(Protocol):
-    """The tensors of an op in host memory: longhaul.torch._staging.Staged."""
+    """The tensors of an op in host memory: longhaul.torch._staging.Staged.
+
+    begin() starts to copy the inputs there and returns a mark, whose wait() returns when the op may start. land() starts
+    to copy the results back and returns a mark; None: the results stay in host memory.
+    """
 
     copier: Any
 
@@ -127,11 +131,12 @@ class DeviceOp:
             outcome = self._op.outcome
         assert outcome is not None
         if isinstance(outcome, OpInfo):
-            outcome = outcome._replace(staged=True)
             try:
                 self._landed = staged.land()
             except RuntimeError as problem:
                 outcome = self._failed(problem)
+            else:
+                outcome = outcome._replace(staged=outcome.staged or self._landed is not None)
         self._staged = None
         self.outcome = outcome
 

@@ -353,8 +353,8 @@ def test_no_op_while_a_graph_is_captured(pair: Members, device: FakeCopier) -> N
         lambda: comm.all_reduce(device.tensor(ramp(0, 900_000)), tag=1, timeout=PATIENCE_S),
         lambda: lh.torch.empty(1000, pin_memory=True),
         lambda: work.wait(PATIENCE_S),
-        lambda: device.pack(bucket, [device.tensor(ramp(0))]),
-        lambda: device.unpack(bucket, [device.tensor(ramp(0))]),
+        lambda: _copier.BucketCopier().pack(bucket, [device.tensor(ramp(0))]),
+        lambda: _copier.BucketCopier().unpack(bucket, [device.tensor(ramp(0))]),
     ):
         with pytest.raises(lh.FailedPrecondition, match="CUDA graph is being captured"):
             call()
@@ -441,14 +441,15 @@ def test_copies_of_three_buckets_and_the_network_overlap(pair: Members, device: 
     def call(comm: lh.Comm) -> None:
         tensors = [device.tensor(ramp(comm.rank, 300_000)) for _ in range(2)]
         buckets = buckets_of(comm._client, tensors, 1 << 20)
-        device.pack(buckets[0], tensors[:1])
+        copier = _copier.BucketCopier()
+        copier.pack(buckets[0], tensors[:1])
         work = comm.all_reduce(buckets[0].flat, async_op=True)
-        device.pack(buckets[1], tensors[1:])  # beside the op
+        copier.pack(buckets[1], tensors[1:])  # beside the op
         work.wait(PATIENCE_S)
-        device.unpack(buckets[0], tensors[:1])  # held back
+        copier.unpack(buckets[0], tensors[:1])  # held back
         comm.all_reduce(buckets[1].flat, timeout=PATIENCE_S)
-        device.unpack(buckets[1], tensors[1:])
-        again = device.start_pack(buckets[0], [device.tensor(torch.ones(300_000))])  # after the held copy
+        copier.unpack(buckets[1], tensors[1:])
+        (again,) = copier._start(buckets[0], [device.tensor(torch.ones(300_000))])  # after the held copy
         assert torch.equal(buckets[0].flat, ramp(0, 300_000) + ramp(1, 300_000))
         assert [lane for lane, _ in device.log] == 4 * [DOWN]
         ready.wait(PATIENCE_S)
@@ -469,21 +470,45 @@ def test_a_bucket_may_have_another_dtype(cluster: LocalCluster, device: FakeCopi
     with lh.join("wire", peerd=cluster.socket(0)) as comm:
         tensors = [device.tensor(ramp(0, 10)), device.tensor(torch.ones(2, 3)), device.tensor(torch.ones(0))]
         (bucket,) = buckets_of(comm._client, tensors, 1 << 20, dtype=torch.bfloat16)
-        device.pack(bucket, tensors)
+        _copier.BucketCopier().pack(bucket, tensors)
         assert torch.equal(bucket.views[0], ramp(0, 10).bfloat16())
         bucket.flat.mul_(2)
-        device.unpack(bucket, tensors)
+        _copier.BucketCopier().unpack(bucket, tensors)
         assert torch.equal(device.read(tensors[0]), 2 * ramp(0, 10))
         assert torch.equal(device.read(tensors[1]), torch.full((2, 3), 2.0))
 
 
-def test_a_bucket_serves_the_tensors_of_its_device(cluster: LocalCluster, device: FakeCopier) -> None:
+def test_an_op_on_a_bucket_waits_for_the_gpu_and_the_caller_does_not(pair: Members, device: FakeCopier) -> None:
+    def call(comm: lh.Comm) -> None:
+        copier = _copier.BucketCopier()
+        tensors = [device.tensor(torch.zeros(10)), ramp(comm.rank, 5), device.tensor(ramp(comm.rank, 300_000))]
+        (bucket,) = buckets_of(comm._client, tensors, 4 << 20)  # of tensors on two devices
+        with device.held("stream"):
+            device.run(lambda: tensors[0].as_subclass(torch.Tensor).add_(1))
+            work = copier.all_reduce(comm, bucket, tensors, "sum", tag=5)
+            assert not work.done()
+            ready.wait(PATIENCE_S)
+        info = work.wait(PATIENCE_S)
+        assert info.world_size == 2 and not info.staged
+        copier.unpack(bucket, tensors)
+        assert torch.equal(device.read(tensors[0]), torch.full((10,), 2.0))
+        assert torch.equal(tensors[1], ramp(0, 5) + ramp(1, 5))
+        assert torch.equal(device.read(tensors[2]), ramp(0, 300_000) + ramp(1, 300_000))
+        host = [ramp(comm.rank, 10), ramp(comm.rank, 5), ramp(comm.rank, 300_000)]
+        assert copier.all_reduce(comm, bucket, host, "sum").wait(PATIENCE_S).world_size == 2
+        assert torch.equal(bucket.views[2], ramp(0, 300_000) + ramp(1, 300_000))
+
+    ready = threading.Barrier(2, timeout=PATIENCE_S)
+    both(pair, call)
+
+
+def test_a_bucket_serves_the_tensors_that_it_was_made_for(cluster: LocalCluster, device: FakeCopier) -> None:
     with lh.join("buckets", peerd=cluster.socket(0)) as comm:
         (bucket,) = buckets_of(comm._client, [ramp(0)], 1 << 20)
-        with pytest.raises(lh.InvalidArgument, match="tensor 0 is on cpu, and this copier serves cuda:0"):
-            device.pack(bucket, [ramp(0)])
+        with pytest.raises(lh.InvalidArgument, match="is on meta"):
+            _copier.BucketCopier().pack(bucket, [torch.empty(1000, device="meta")])
         with pytest.raises(lh.InvalidArgument, match="lengths differ"):
-            device.pack(bucket, [device.tensor(ramp(0, 5))])
+            _copier.BucketCopier().pack(bucket, [device.tensor(ramp(0, 5))])
 
 
 # ---------------------------------------------------------------------------- states
@@ -559,12 +584,12 @@ def test_the_real_copier_orders_its_streams_with_events(cluster: LocalCluster, m
     with lh.join("cuda", peerd=cluster.socket(0)) as comm:
         tensors = [torch.ones(300_000), torch.full((2, 3), 2.0)]
         (bucket,) = buckets_of(comm._client, tensors, 4 << 20)
-        copier.pack(bucket, tensors)
+        copier.start_pack_part(bucket, bucket.flat, tensors).wait()
         assert torch.equal(bucket.views[1], tensors[1])
         bucket.flat.mul_(3)
-        copier.unpack(bucket, tensors)
+        copier.unpack_part(bucket, bucket.flat, tensors)
         assert torch.equal(tensors[0], torch.full((300_000,), 3.0)) and torch.equal(tensors[1], torch.full((2, 3), 6.0))
-        copier.start_pack(bucket, tensors)
+        copier.start_pack_part(bucket, bucket.flat, tensors)
         bucket_bytes = bucket.nbytes
         del bucket
     assert cuda.calls == [
@@ -585,7 +610,7 @@ def test_memory_that_cuda_does_not_pin_is_used_all_the_same(
     with lh.join("cuda", peerd=cluster.socket(0)) as comm:
         tensors = [torch.ones(300_000)]
         (bucket,) = buckets_of(comm._client, tensors, 4 << 20)
-        copier.pack(bucket, tensors)
+        copier.start_pack_part(bucket, bucket.flat, tensors).wait()
         assert torch.equal(bucket.flat, tensors[0])
         del bucket
     assert "CUDA refuses to pin 1200000 bytes of shared memory (cudaError 2)" in caplog.text
@@ -646,7 +671,7 @@ def test_cuda_ops_are_ordered_with_the_stream_of_the_caller(pair: Members) -> No
 def test_cuda_buckets_are_pinned_and_converted(pair: Members) -> None:
     def call(comm: lh.Comm) -> None:
         tensors = [torch.full((1000 * i + 1,), float(i), device="cuda") for i in range(60)]
-        copier = _copier.copier_for(tensors[0].device)
+        copier = _copier.BucketCopier()
         (bucket,) = buckets_of(comm._client, tensors, 64 << 20, dtype=torch.bfloat16)
         copier.pack(bucket, tensors)
         assert bucket.flat.is_pinned()

@@ -16,17 +16,22 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
 import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .._arena import Client
 from .._errors import FailedPrecondition, InvalidArgument
 from ._buckets import Bucket
+
+if TYPE_CHECKING:
+    from .._comm import Comm
+    from .._work import Work
 
 #: The names of the lanes.
 DOWN, UP = "to host", "to device"
@@ -131,51 +136,26 @@ class Copier(abc.ABC):
                 self._up(piece, targets)
         return self.mark(UP)
 
-    # ------------------------------------------------------------------ buckets
+    # ------------------------------------------------------------------ parts of buckets, for BucketCopier
 
-    def start_pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> Mark:
-        """Starts to copy tensors of this device to a bucket. The bucket holds them once the host has waited for the mark.
+    def start_pack_part(self, bucket: Bucket, host: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Mark:
+        """Starts to copy tensors of this device to a part of a bucket. The mark tells when the part holds them.
 
-        tensors: those that the bucket was made for, in its order. Their dtype may differ from that of the bucket: the
-        device converts them. They are copied as the caller's stream leaves them now. If unpack() still reads the
-        bucket, the copy begins after that.
-
-        The first call pins the memory of the bucket, if it has 1 MiB or more. It is unpinned when it is freed.
-        Raises InvalidArgument if a tensor is on another device, FailedPrecondition while a CUDA graph is captured.
+        They are copied as the caller's stream leaves them now. If an unpack still reads the bucket, the copy begins
+        after that. The first call pins the memory of the bucket, if it has 1 MiB or more.
         """
-        self._check(bucket, tensors, "pack")
-        before = self._unpacked.pop(bucket, None)
-        return self.start_down([(bucket.flat, tensors)], [self.now(), *([] if before is None else [before])])
-
-    def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
-        """Copies tensors of this device to a bucket, and waits until the bucket holds them. See start_pack()."""
-        self.start_pack(bucket, tensors).wait()
-
-    def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
-        """Copies a bucket to tensors of this device. The caller's stream waits for the copy; the host does not.
-
-        Nothing may write to the bucket before the next pack() of it, which waits for this copy. Arguments and errors:
-        as for start_pack().
-        """
-        self._check(bucket, tensors, "unpack")
-        mark = self.start_up([(bucket.flat, tensors)], [self.now()])
-        self._unpacked[bucket] = mark
-        self.follow(mark)
-
-    def _check(self, bucket: Bucket, tensors: Sequence[torch.Tensor], what: str) -> None:
-        self.check_usable(what)
-        lengths = [view.numel() for view in bucket.views]
-        if [tensor.numel() for tensor in tensors] != lengths:
-            raise InvalidArgument(
-                f"{what}: the tensors are not those that the bucket was made for; their lengths differ"
-            )
-        for i, tensor in enumerate(tensors):
-            if tensor.device != self.device:
-                raise InvalidArgument(
-                    f"{what}: tensor {i} is on {tensor.device}, and this copier serves {self.device}; "
-                    "use a bucket for each device"
-                )
+        self.check_usable("pack")
         self.pin(bucket.client, bucket.flat.data_ptr(), bucket.nbytes)
+        before = self._unpacked.get(bucket)
+        return self.start_down([(host, tensors)], [self.now(), *([] if before is None else [before])])
+
+    def unpack_part(self, bucket: Bucket, host: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Copies a part of a bucket to tensors of this device. The caller's stream waits for the copy, not the host."""
+        self.check_usable("unpack")
+        self.pin(bucket.client, bucket.flat.data_ptr(), bucket.nbytes)
+        mark = self.start_up([(host, tensors)], [self.now()])
+        self._unpacked[bucket] = mark  # after the marks of all parts before it: a lane keeps its order
+        self.follow(mark)
 
     # ------------------------------------------------------------------ pinned memory
 
@@ -322,6 +302,85 @@ class CudaCopier(Copier):
             for stream in self._streams.values():
                 stream.synchronize()
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+class BucketCopier:
+    """Copies between buckets and tensors on the CPU and on CUDA devices, also several devices in one bucket. Any thread.
+
+    tensors: those that the bucket was made for, in its order; their dtypes may differ from that of the bucket.
+    Errors: InvalidArgument if the tensors are of other lengths or other devices, FailedPrecondition while a CUDA graph is
+    captured.
+    """
+
+    def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        """Fills the bucket. An op may read it as soon as this returns."""
+        for mark in self._start(bucket, tensors):
+            mark.wait()
+
+    def all_reduce(self, comm: Comm, bucket: Bucket, tensors: Sequence[torch.Tensor], op: str, **options: Any) -> Work:
+        """Fills the bucket, and then starts an all-reduce of it in place. Returns at once, as with async_op=True.
+
+        The host waits for no GPU: the op starts when the bucket is full. options: those of Comm.all_reduce(). The result
+        is in the bucket; unpack() copies it to the tensors.
+        """
+        marks = self._start(bucket, tensors)
+        if not marks:
+            return comm.all_reduce(bucket.flat, op, async_op=True, **options)
+        copier = copier_for(next(tensor.device for tensor in tensors if not tensor.is_cpu))
+        after = {"after": _Filled(copier, marks)}  # known to Collectives only, because it is not for users
+        return comm.all_reduce(bucket.flat, op, async_op=True, **options, **after)
+
+    def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        """Fills the tensors from the bucket: those on a GPU in the order of its current stream. The bucket may be
+        packed again as soon as this returns; until then nothing else may write to it."""
+        for device, host, group in _runs(bucket, tensors, "unpack"):
+            if device.type == "cpu":
+                spread(host, group)
+            else:
+                copier_for(device).unpack_part(bucket, host, group)
+
+    def _start(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> list[Mark]:
+        marks = []
+        for device, host, group in _runs(bucket, tensors, "pack"):
+            if device.type == "cpu":
+                parts = host.split([tensor.numel() for tensor in group])  # type: ignore[no-untyped-call]
+                views = [part.view(tensor.shape) for part, tensor in zip(parts, group)]
+                torch._foreach_copy_(views, [tensor.detach() for tensor in group])
+            else:
+                marks.append(copier_for(device).start_pack_part(bucket, host, group))
+        return marks
+
+
+class _Filled:
+    """Does for an op on a bucket what Staged does for an op on tensors of a GPU: says when the memory is filled."""
+
+    def __init__(self, copier: Copier, marks: Sequence[Mark]) -> None:
+        self.copier = copier
+        self._marks = marks
+
+    def begin(self, what: str) -> Mark:
+        return self
+
+    def wait(self) -> None:
+        for mark in self._marks:
+            mark.wait()
+
+    def land(self) -> None:
+        """The result stays in the bucket."""
+
+
+def _runs(
+    bucket: Bucket, tensors: Sequence[torch.Tensor], what: str
+) -> Iterator[tuple[torch.device, torch.Tensor, list[torch.Tensor]]]:
+    """Divides a bucket where the device changes: the device, the part of bucket.flat, and the tensors in it."""
+    if [tensor.numel() for tensor in tensors] != [view.numel() for view in bucket.views]:
+        raise InvalidArgument(f"{what}: the tensors are not those that the bucket was made for; their lengths differ")
+    begin = 0
+    for device, group in itertools.groupby(tensors, lambda tensor: tensor.device):
+        members = list(group)
+        end = begin + sum(tensor.numel() for tensor in members)
+        yield device, bucket.flat[begin:end], members
+        begin = end
 
 
 _lock = threading.Lock()
