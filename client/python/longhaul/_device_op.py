@@ -174,15 +174,19 @@ class DeviceOp:
         if self._landed is not None:
             self._copier.follow(self._landed)
 
+    def arrive(self) -> None:
+        """Once there is an outcome: the host waits until the result is in the tensors."""
+        if self._landed is not None:
+            with contextlib.suppress(RuntimeError):  # the next use of the GPU tells
+                self._landed.wait()
+
     def watch(self, call: Callable[[], None]) -> None:
         """Calls `call` in a thread of Longhaul once the result is in the tensors, or the op has failed."""
 
         def end() -> None:
             with self._lock:
                 self._settle()
-            if self._landed is not None:
-                with contextlib.suppress(RuntimeError):  # the next use of the GPU tells
-                    self._landed.wait()
+            self.arrive()
             call()
 
         def begun(_: Future[None]) -> None:

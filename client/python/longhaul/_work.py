@@ -96,6 +96,9 @@ class Op:
             self.outcome = op_info(info)
         self.tensors = None
 
+    def arrive(self) -> None:
+        """Once poll() was True: waits until the result is in the tensors. It is, if they are in host memory."""
+
     def watch(self, call: Callable[[], None]) -> None:
         """Calls `call` in a thread of Longhaul once there is an outcome."""
         self.client.watcher.watch(self.client, self.poll, call)
@@ -135,6 +138,7 @@ class AnyOp(Protocol):
     def poll(self) -> bool: ...
     def wait(self, deadline: _native.Deadline) -> bool: ...
     def info(self) -> OpInfo: ...
+    def arrive(self) -> None: ...
     def watch(self, call: Callable[[], None]) -> None: ...
     def cancel(self) -> None: ...
     def abandon(self) -> None: ...
@@ -238,6 +242,7 @@ class Work:
         """
         op = self._op
         if op.poll():
+            op.arrive()
             run_callback(call, self)
         else:
             op.watch(lambda: run_callback(call, self))

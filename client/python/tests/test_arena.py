@@ -93,8 +93,9 @@ def test_what_is_due_before_memory_is_freed_is_done_before(cluster: LocalCluster
     def ask() -> None:
         there.append(ctypes.addressof(client.alloc(MIB)))  # the block itself would be the first that is free
 
-    client.before_free(address, ask)
-    assert client.is_held(address)
+    client.before_free(address, "first", ask)
+    client.before_free(address, "second", lambda: there.append(0))
+    assert client.is_held(address) and client.is_held(address, "first") and not client.is_held(address, "third")
     del memory
-    assert len(there) == 1 and there[0] != address and not client.is_held(address)
+    assert there.pop(0) == 0 and len(there) == 1 and there[0] != address and not client.is_held(address)
     assert ctypes.addressof(client.alloc(MIB)) == address

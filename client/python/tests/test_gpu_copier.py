@@ -249,6 +249,8 @@ def test_callbacks_futures_and_coroutines_find_the_result_in_the_tensor(pair: Me
             work.add_done_callback(lambda _: done.set())
         assert done.wait(PATIENCE_S)
         assert torch.equal(seen[0], ramp(0) + ramp(1))
+        work.add_done_callback(lambda _: seen.append(mine.as_subclass(torch.Tensor).clone()))  # at once
+        assert torch.equal(seen[1], ramp(0) + ramp(1))
         mine = device.tensor(ramp(comm.rank))
         assert comm.all_reduce(mine, async_op=True).future().result(PATIENCE_S).world_size == 2
         assert torch.equal(mine.as_subclass(torch.Tensor), ramp(0) + ramp(1))
@@ -259,6 +261,20 @@ def test_callbacks_futures_and_coroutines_find_the_result_in_the_tensor(pair: Me
         assert asyncio.run(waits()).world_size == 2
 
     both(pair, call)
+
+
+def test_a_late_callback_waits_for_the_copy_to_the_device(cluster: LocalCluster, device: FakeCopier) -> None:
+    with lh.join("late", peerd=cluster.socket(0)) as comm:
+        with device.held(UP):
+            work = comm.all_reduce(device.tensor(ramp(0)), async_op=True)
+            work.wait(PATIENCE_S)
+            asked = threading.Thread(target=lambda: seen.append(work.future().result(PATIENCE_S)))
+            seen: list[lh.OpInfo] = []
+            asked.start()
+            asked.join(0.05)
+            assert seen == []
+        asked.join(PATIENCE_S)
+        assert len(seen) == 1
 
 
 def test_wait_any_waits_for_ops_on_device_tensors_too(pair: Members, device: FakeCopier) -> None:
@@ -502,6 +518,22 @@ def test_an_op_on_a_bucket_waits_for_the_gpu_and_the_caller_does_not(pair: Membe
     both(pair, call)
 
 
+def test_a_bucket_is_pinned_once_for_all_devices(cluster: LocalCluster, device: FakeCopier) -> None:
+    with lh.join("pinned", peerd=cluster.socket(0)) as comm, FakeCopier(1) as other:
+        copier = _copier.BucketCopier()
+        tensors = [device.tensor(ramp(0, 300_000)), other.tensor(ramp(1, 300_000))]
+        (bucket,) = buckets_of(comm._client, tensors, 4 << 20)
+        copier.pack(bucket, tensors)
+        assert torch.equal(bucket.flat, torch.cat([ramp(0, 300_000), ramp(1, 300_000)]))
+        assert list(device.pinned.values()) == [2_400_000] and not other.pinned
+        bucket.flat.add_(1)
+        copier.unpack(bucket, tensors)
+        del bucket
+        for number, tensor in enumerate(tensors):
+            assert torch.equal((device, other)[number].read(tensor), ramp(number, 300_000) + 1)
+        wait_until(lambda: not device.pinned)
+
+
 def test_a_bucket_serves_the_tensors_that_it_was_made_for(cluster: LocalCluster, device: FakeCopier) -> None:
     with lh.join("buckets", peerd=cluster.socket(0)) as comm:
         (bucket,) = buckets_of(comm._client, [ramp(0)], 1 << 20)
@@ -541,7 +573,7 @@ class Cuda:
         self.calls: list[str] = []
         self.code = 0
         self._events = 0
-        names = iter(("down", "up"))
+        names = iter(("down", "up", "second down", "second up"))
         self._current = self._stream("current")
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: self._stream(next(names)))
         monkeypatch.setattr(torch.cuda, "Event", self._event)
@@ -599,6 +631,20 @@ def test_the_real_copier_orders_its_streams_with_events(cluster: LocalCluster, m
         *["current marks 5", "down waits for 5", "down waits for 4", "down uses", "down uses", "down marks 6"],
         *["down ends", "up ends", "unpin"],
     ]
+
+
+def test_memory_is_unpinned_when_all_devices_have_done_their_copies(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Cuda(monkeypatch)
+    first, second = (_copier.CudaCopier(torch.device("cpu")) for _ in range(2))
+    with lh.join("cuda", peerd=cluster.socket(0)) as comm:
+        (bucket,) = buckets_of(comm._client, [torch.ones(300_000)], 4 << 20)
+        first.unpack_part(bucket, bucket.flat, [torch.ones(300_000)])
+        second.unpack_part(bucket, bucket.flat, [torch.ones(300_000)])
+        cuda.calls.clear()
+        del bucket
+    assert cuda.calls == ["second down ends", "second up ends", "down ends", "up ends", "unpin"]
 
 
 def test_memory_that_cuda_does_not_pin_is_used_all_the_same(

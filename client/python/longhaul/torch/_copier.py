@@ -106,7 +106,11 @@ class Copier(abc.ABC):
 
     @abc.abstractmethod
     def _unregister(self, address: int) -> None:
-        """Waits for both lanes, and takes _register() back."""
+        """Takes _register() back."""
+
+    @abc.abstractmethod
+    def _finish(self) -> None:
+        """The host waits for both lanes. Never raises: memory has to be freed after a failure of the device, too."""
 
     # ------------------------------------------------------------------ copies
 
@@ -167,12 +171,22 @@ class Copier(abc.ABC):
         """
         if nbytes < PIN_BYTES_MIN:
             return False
-        if client.is_held(address):
+        if client.is_held(address, self):
+            return True
+        if client.is_held(
+            address
+        ):  # another device has pinned it, which counts for all; but it knows only its own copies
+            client.before_free(address, self, self._finish)
             return True
         self.check_usable("pinning memory")
         if not self._register(address, nbytes):
             return False
-        client.before_free(address, lambda: self._unregister(address))
+
+        def release() -> None:
+            self._finish()
+            self._unregister(address)
+
+        client.before_free(address, self, release)
         return True
 
 
@@ -297,11 +311,13 @@ class CudaCopier(Copier):
         return False
 
     def _unregister(self, address: int) -> None:
-        # After a failure of the GPU all calls raise. The memory must be freed all the same.
         with contextlib.suppress(RuntimeError), torch.cuda.device(self.device):
-            for stream in self._streams.values():
-                stream.synchronize()
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+    def _finish(self) -> None:
+        for stream in self._streams.values():
+            with contextlib.suppress(RuntimeError):
+                stream.synchronize()
 
 
 class BucketCopier:
@@ -327,8 +343,10 @@ class BucketCopier:
         if not marks:
             return comm.all_reduce(bucket.flat, op, async_op=True, **options)
         copier = copier_for(next(tensor.device for tensor in tensors if not tensor.is_cpu))
-        after = {"after": _Filled(copier, marks)}  # known to Collectives only, because it is not for users
-        return comm.all_reduce(bucket.flat, op, async_op=True, **options, **after)
+        # Only Collectives knows the option `after`, because it is not for users.
+        options.update(async_op=True, after=_Filled(copier, marks))
+        work: Work = comm.all_reduce(bucket.flat, op, **options)
+        return work
 
     def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
         """Fills the tensors from the bucket: those on a GPU in the order of its current stream. The bucket may be

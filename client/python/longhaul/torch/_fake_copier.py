@@ -69,9 +69,11 @@ class _Lane:
         return mark
 
     def settle(self) -> None:
-        """Waits until all calls are done that were queued before."""
-        if threading.current_thread() is not self._thread:
-            self.mark().wait()
+        """Waits until all calls are done that were queued before. At once if the lane has ended."""
+        mark = self.mark()
+        while threading.current_thread() is not self._thread and self._thread.is_alive():
+            if mark.reached.wait(0.1):
+                return
 
     def end(self) -> None:
         self._calls.put(None)
@@ -192,10 +194,12 @@ class FakeCopier(Copier):
         return True
 
     def _unregister(self, address: int) -> None:
+        del self.pinned[address]
+
+    def _finish(self) -> None:
         # The thread of a lane may free the memory itself, after the last copy of it.
         for lane in (self._lanes[name] for name in (DOWN, UP) if name in self._lanes):
             lane.settle()
-        del self.pinned[address]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
