@@ -206,6 +206,7 @@ class Comm:
         self._syncs.check_begin_step()
         deadline = _native.Deadline(timeout)
         self._syncs.end_take(deadline)
+        self._collectives.flush("begin_step", deadline)
         self._member.in_slices(_native.library().lh_begin_step, "begin_step", deadline)
         return self._passed()
 
@@ -242,7 +243,9 @@ class Comm:
         if state is None:
             yield self.begin_step(timeout)
             return
-        info = self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=True)
+        deadline = _native.Deadline(timeout)
+        self._collectives.flush("step", deadline)
+        info = self._syncs.sync(state, strategy, deadline, progress, at_step=True)
         taken = (lambda timeout: self.take_state(state, timeout)) if info.background else None
         with state.changing():
             yield dataclasses.replace(self._passed(), sync=info, _take=taken)
@@ -316,13 +319,14 @@ class Comm:
     def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Any) -> OpInfo | Work:
         """All-reduce: combines the tensors of all members, element by element. All get the same bits.
 
-        tensor: this member's input: a contiguous numpy array or torch CPU tensor, of any shape, also without elements.
+        tensor: this member's input: a contiguous numpy array or torch tensor, of any shape, also without elements.
             dtype: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements,
             the dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty`
             are sent and received without a copy. Or a list or tuple of up to 1048576 tensors, whose dtypes may differ:
             it is one op, with one outcome. All members give lists with the same dtypes and numbers of elements. Tensors
             of a list from 256 KiB on that are in shared memory travel from where they are; the others are packed, sent
-            together, and unpacked.
+            together, and unpacked. Torch tensors are on the CPU or on one CUDA device; those on a GPU are copied through
+            pinned host memory, after what the current stream has queued.
         op: "sum", "avg", "prod", "min" or "max". "avg" is the sum divided by the number of members whose tensors are in
             it (`OpInfo.world_size`), or by the sum of their weights; integers are rounded towards zero. Sums of float16
             and bfloat16 are computed in float32, and rounded once. "min" and "max" give NaN where any member has NaN,
@@ -366,11 +370,12 @@ class Comm:
             members had no op in common, both would wait for ever.
         timeout: seconds to wait; None: no limit. Not with async_op.
 
-        Until the op has its outcome, the tensors belong to it: neither read nor write them.
+        Until the op has its outcome, the tensors belong to it: neither read nor write them. `Work` says how a CUDA
+        stream gets the result.
 
         Raises, with `tensor` unchanged:
         InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both.
-        FailedPrecondition: a sync uses the tensor.
+        FailedPrecondition: a sync uses the tensor. Tensors on a GPU: a CUDA graph is being captured, or the GPU failed.
         Aborted: see on_fault; or a member cancelled the op (`Work.cancel`).
         TooFewMembers: see min_world and weight.
         Evicted: this member was removed.
@@ -381,7 +386,7 @@ class Comm:
         Unavailable: peerd stopped or died. The others may have the result. `tensor` is unchanged, with one exception:
             an op in place on a tensor from `longhaul.empty` may leave it partly overwritten, because peerd had the
             original. Join again, get the state of the others (`Comm.step` with a State, or a checkpoint), and compute
-            the tensor again. A tensor that must survive the death of peerd needs `out=`.
+            the tensor again. A tensor that must survive the death of peerd needs `out=`, or is on a GPU.
         """
         self._member.check_joined()
         return self._collectives.all_reduce(self, tensor, op, out, options)
@@ -718,13 +723,16 @@ class Comm:
         member = self._member
         if member.left:
             return
+        deadline = _native.Deadline(timeout)
+        self._collectives.flush("leave", deadline)
         try:
-            member.in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
+            member.in_slices(_native.library().lh_leave, "leave", deadline)
         except Unavailable:
             self._syncs.settle()
             raise
         member.left = True
         self._syncs.settle()
+        self._collectives.end()
 
     def __enter__(self: _Self) -> _Self:
         return self

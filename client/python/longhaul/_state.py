@@ -81,6 +81,7 @@ class Registration:
                 address = self.addresses[i]
                 if address is None:
                     self.staged[i] = client.alloc(tensor.nbytes)
+                    tensor.pin(client, self.staged[i])
                     entry.flags |= _native.STAGED
                     address = ctypes.addressof(self.staged[i])
                 entry.data = address

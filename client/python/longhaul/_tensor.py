@@ -16,16 +16,23 @@ _IS_CPU = operator.attrgetter("is_cpu")
 
 
 class Elements:
-    """Contiguous elements in host memory. The address is valid as long as `owner` is alive."""
+    """Contiguous elements in host memory. The address is valid as long as `owner` is alive.
 
-    __slots__ = ("address", "count", "dtype", "owner", "shape")
+    copier: None; or the longhaul.torch._copier.Copier of a tensor on a GPU. The address is 0 then, until the op gives
+    the elements a place in host memory.
+    """
 
-    def __init__(self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any) -> None:
+    __slots__ = ("address", "copier", "count", "dtype", "owner", "shape")
+
+    def __init__(
+        self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any, copier: Any = None
+    ) -> None:
         self.address = address
         self.count = count
         self.dtype = dtype  # a key of _native.DTYPES
         self.shape = shape
         self.owner = owner
+        self.copier = copier
 
 
 @functools.lru_cache(maxsize=64)
@@ -76,10 +83,7 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
         raise InvalidArgument(
             f"{name} has dtype {tensor.dtype}, which no op takes; convert it to one of {', '.join(_native.DTYPES)}"
         )
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(
-            f"{name} is on {tensor.device}; copy it to a CPU tensor first, best from longhaul.torch.empty"
-        )
+    copier = None if tensor.device.type == "cpu" else _copier_of(tensor, name)
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; pass {name}.to_dense()")
     if not tensor.is_contiguous():
@@ -88,11 +92,18 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{name} is a lazy view; pass {name}.resolve_conj().resolve_neg()")
-    return Elements(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), tensor)
+    address = tensor.data_ptr() if copier is None else 0
+    return Elements(address, tensor.numel(), dtype, tuple(tensor.shape), tensor, copier)
+
+
+def _copier_of(tensor: Any, name: str) -> Any:
+    from .torch._copier import copier_for  # not needed for CPU tensors
+
+    return copier_for(tensor.device, name)
 
 
 def elements_of(value: Any, name: str, written: bool) -> Elements:
-    """The elements of a numpy array or torch CPU tensor.
+    """The elements of a numpy array or torch tensor, on the CPU or a GPU.
 
     name: what error messages call the value. written: the op writes to it. Raises InvalidArgument or TypeError, which
     say what to pass instead.
@@ -101,7 +112,7 @@ def elements_of(value: Any, name: str, written: bool) -> Elements:
         return _elements_of_array(value, name, written)
     if isinstance(value, class_of("torch", "Tensor")):
         return _elements_of_tensor(sys.modules["torch"], value, name)
-    raise TypeError(f"{name} is a {type(value).__name__}; pass a numpy array or a torch CPU tensor")
+    raise TypeError(f"{name} is a {type(value).__name__}; pass a numpy array or a torch tensor")
 
 
 def numbers(values: Any) -> array.array[int]:
