@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
+import pathlib
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +30,7 @@ from longhaul.testing import LocalCluster
 
 KILLS = int(os.environ.get("LONGHAUL_HSDP_KILLS", "6"))
 SEED = int(os.environ.get("LONGHAUL_SEED", "1"))
+EXAMPLE = pathlib.Path(__file__).parents[2] / "client" / "examples" / "hsdp" / "two_hosts.py"
 HOSTS = 3
 COUNT = 1000
 
@@ -372,3 +377,22 @@ def test_wrong_arguments_are_named(cluster: LocalCluster) -> None:
 def test_a_host_with_too_few_trainers_says_so(cluster: LocalCluster) -> None:
     with pytest.raises(lh.DeadlineExceeded, match="its 2 trainers"):
         lh.torch.HSDP("alone", peerd=cluster.socket(0), shard=0, shards=2, token=1, timeout=0.5)
+
+
+def test_the_example_survives_the_death_of_a_host(tmp_path: pathlib.Path) -> None:
+    """FSDP2 inside each of two hosts. One is killed and comes back; the script compares the bits in every step."""
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--steps=8", f"--logs={tmp_path}"], capture_output=True, text=True, timeout=600
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for shard in (0, 1):
+        first, back = (
+            [json.loads(line) for line in (tmp_path / f"host{host}-trainer{shard}.jsonl").read_text().splitlines()]
+            for host in (0, 2)
+        )
+        # Host 0 has made every step once, at times with the other host and at times alone. The other one is back.
+        assert [said["step"] for said in first] == list(range(1, len(first) + 1))
+        assert {said["hosts"] for said in first} == {1, 2}
+        assert [(said["step"], said["hash"]) for said in first[-len(back) :]] == [(s["step"], s["hash"]) for s in back]
+        assert back[-1]["hosts"] == 2
+    assert first[-1]["loss"] < first[0]["loss"]
