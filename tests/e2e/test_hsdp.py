@@ -348,6 +348,16 @@ def test_gradients_are_written_when_all_shards_agree(pair: Pair) -> None:
     assert pair.each(average) == [[1, 1, [6.0, 0.0, None, 0.0]]] * 2
 
 
+def test_shards_of_different_revisions_are_refused(pair: Pair) -> None:
+    def step(hsdp: lh.torch.HSDP) -> None:
+        with hsdp.step(lh.State({"w": torch.ones(3)}, revision=3 + hsdp.shard)):
+            raise AssertionError("the block runs")
+
+    outcomes = pair.each(step)
+    assert [type(outcome) for outcome in outcomes] == [lh.StateMismatch] * 2
+    assert "shard 1 is at revision 4" in str(outcomes[1])
+
+
 def test_a_shard_without_elements_takes_part(pair: Pair) -> None:
     def average(hsdp: lh.torch.HSDP) -> int:
         model = torch.nn.ParameterList([torch.ones(1 - hsdp.shard)])

@@ -16,7 +16,16 @@ import torch
 import torch.distributed as dist
 
 from .._comm import Comm, Step
-from .._errors import Aborted, DeadlineExceeded, Error, Evicted, InvalidArgument, TooFewMembers, number_of
+from .._errors import (
+    Aborted,
+    DeadlineExceeded,
+    Error,
+    Evicted,
+    InvalidArgument,
+    StateMismatch,
+    TooFewMembers,
+    number_of,
+)
 from .._join import join_groups
 from .._programs import PathLike
 from .._state import State
@@ -107,6 +116,7 @@ class HSDP:
                 "peerd: look whether one is missing"
             ) from None
         self.redone = 0
+        self._stepped = False
         self._goodbye: Work | None = None
         self._peers: dict[int, int] = {}  # by member id
         self._buckets: list[Bucket] = []
@@ -119,10 +129,24 @@ class HSDP:
         """One training step: as `Comm.step` of the group of this shard.
 
         state: that of this shard: its part of the parameters and of the optimizer (`DTensor.to_local()`). Each group
-        makes its shard equal at all hosts. All shards of a host have the same `state.revision`.
+        makes its shard equal at all hosts, and chooses it by itself. So two hosts must not come with other contents under
+        one revision: a host that comes back begins at revision 0, and takes what the others have.
+
+        Raises StateMismatch in the first step if the shards of this host are at different revisions then, for instance
+        because their files are not of one step.
         """
         with self.comm.step(state, timeout) as step:
+            if state is not None and not self._stepped:
+                self._check_revisions(state.revision)
+            self._stepped = True
             yield step
+
+    def _check_revisions(self, revision: int) -> None:
+        if not self.local.agree([_info_with(revision)]):
+            raise StateMismatch(
+                f"shard {self.shard} is at revision {revision}, and other shards of this host are at others: leave at "
+                "all trainers, give all shards of a host states of one revision, and join again"
+            )
 
     def until_agreed(self, ops: Callable[[], Iterable[OpInfo]]) -> list[OpInfo]:
         """Runs `ops()` until all shards of this host have had the same hosts in it. Returns its infos.
