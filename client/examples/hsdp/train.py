@@ -2,6 +2,7 @@
 
 Start it on each host, at any time, beside a longhaul-peerd ($LONGHAUL_SOCKET is the path of its socket):
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node=2 --max-restarts=100 train.py --hosts=2
 
 It trains until `--steps` steps are made and `--hosts` hosts take part. Each trainer writes a JSON line per step. If a
