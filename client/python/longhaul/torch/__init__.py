@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ._hsdp import HSDP
 from ._memory import empty
 
-__all__ = ["empty"]
+__all__ = ["HSDP", "empty"]
