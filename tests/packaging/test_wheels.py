@@ -31,7 +31,7 @@ PATIENCE_S = 600.0
 @functools.cache
 def interpreters() -> dict[str, str]:
     """The Pythons of this machine that run and have venv, by version."""
-    found = {}
+    found: dict[str, str] = {}
     named = [shutil.which(f"python{version}") for version in VERSIONS]
     for path in [sys.executable, *os.environ.get("LONGHAUL_PYTHONS", "").split(os.pathsep), *named]:
         if path:
@@ -271,7 +271,7 @@ def test_the_project_of_the_daemons_makes_no_wheel_without_programs(
     wheels: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     cmake = ROOT / "out" / "wheel-tools" / "bin" / "cmake"
-    command = [cmake, "-S", ROOT / "deploy" / "wheels" / "daemons", "-B", tmp_path]
+    command = [str(cmake), "-S", f"{ROOT}/deploy/wheels/daemons", "-B", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode != 0
     assert "run tools/wheels, which builds this wheel" in " ".join(done.stderr.split())
