@@ -51,8 +51,8 @@ def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
         raise FileNotFoundError(f"no {name} in {places[0]}: {source} must name the directory of Longhaul's programs")
     tried = ", ".join(map(str, [*_own_places(), "PATH"]))
     raise FileNotFoundError(
-        f"no {name} in {tried}: pip install longhaul[daemons], or run tools/build in the source tree, "
-        "or set LONGHAUL_BIN to the directory of the programs"
+        f"no {name} in {tried}: pip install longhaul[daemons] (with --no-index --find-links=, as in docs/packages.md), "
+        "or run tools/build in the source tree, or set LONGHAUL_BIN to the directory of the programs"
     )
 
 
