@@ -6,5 +6,6 @@
 from __future__ import annotations
 
 from ._memory import empty
+from ._state import State
 
-__all__ = ["empty"]
+__all__ = ["State", "empty"]
