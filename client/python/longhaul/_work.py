@@ -89,6 +89,9 @@ class Op:
     def _settle(self, status: int) -> None:
         if status != _native.OK:
             self.outcome = error(status, self.what)
+            note = getattr(self.owner, "op_failed", None)
+            if note is not None:
+                note(self.outcome)
         else:
             info = _native.OpInfoStruct()
             check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)

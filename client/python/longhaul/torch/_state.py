@@ -136,6 +136,9 @@ class State(PlainState):
             name: model[name].detach() if name in model else self._whole(name, value)
             for name, value in self.tensors.items()
         }
+        # load_state_dict() reads the program's values anew before it looks at these.
+        for name in values.keys() & (self._own.keys() - self._made_later | {_TEXT}):
+            values[name] = values[name].clone()
         divided = any(hasattr(value, "to_local") for value in values.values())
         values[_REVISION] = torch.tensor(self.revision, dtype=torch.int64)
         if not divided:
