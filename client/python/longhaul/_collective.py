@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, InvalidArgument, code_of, error, number_of
+from ._errors import DeadlineExceeded, InvalidArgument, code_of, number_of
 from ._member import Member
 from ._tensor import Elements, elements_of, numbers, plain_tensors
 from ._work import Op, OpInfo, Work, abandon, op_info
@@ -485,7 +485,7 @@ class Collectives:
                     return op_info(info)
             started.what = f"{name}{of.text}, tag {tag}"
             if started.handle.value is None:
-                raise error(status, started.what)
+                raise started.failure(status)
             if async_op:
                 return Work(started)
             if started.wait(deadline):

@@ -389,8 +389,9 @@ class Comm:
         """A sync, and what its end says about the state at this member."""
         try:
             info = self._syncs.sync(state, strategy, deadline, progress, at_step)
-        except (StateMismatch, InvalidArgument, FailedPrecondition) as problem:
-            # If the library refused the call, nothing has been sent, and the sync is still to be made.
+        except (StateMismatch, InvalidArgument) as problem:
+            # If the library refused the call, nothing has been sent, and the sync is still to be made. That holds for
+            # FailedPrecondition, too; where other members cause it, it comes again with the next call.
             if self._syncs.answered:
                 self._standing(state).apart = f"its last sync ended with {type(problem).__name__} at this member"
             raise

@@ -88,15 +88,20 @@ class Op:
 
     def _settle(self, status: int) -> None:
         if status != _native.OK:
-            self.outcome = error(status, self.what)
-            note = getattr(self.owner, "op_failed", None)
-            if note is not None:
-                note(self.outcome)
+            self.outcome = self.failure(status)
         else:
             info = _native.OpInfoStruct()
             check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)
             self.outcome = op_info(info)
         self.tensors = None
+
+    def failure(self, status: int) -> Error:
+        """The error with which the op has ended. Tells the Comm of it."""
+        problem = error(status, self.what)
+        tell = getattr(self.owner, "op_failed", None)
+        if tell is not None:
+            tell(problem)
+        return problem
 
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
