@@ -44,11 +44,11 @@ def state_of(model: Any, optimizer: Any = (), *more: Any, **options: Any) -> Any
 # ---- acceptance: a newcomer goes on as if nothing had happened
 
 
-def test_a_newcomer_goes_on_bit_equal_with_an_uninterrupted_run(cluster: LocalCluster) -> None:
+def test_a_newcomer_goes_on_bit_equal_with_an_uninterrupted_run(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
     """Before the first step of AdamW and after it; with dropout, tied weights, buffers, bfloat16 and a loader."""
     processes = {
         role: subprocess.Popen(
-            [sys.executable, str(TRAINER), role],
+            [sys.executable, str(TRAINER), role, str(tmp_path)],
             env={**os.environ, "LONGHAUL_SOCKET": cluster.socket(socket)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import random
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -85,6 +87,18 @@ class Trainer:
         digests.append(f"{self.state.compute_hash()} {torch.rand(1).item()!r} {self.optimizer.param_groups[0]['lr']!r}")
 
 
+def started(steps_before: int) -> pathlib.Path:
+    """The file that says that the founder is a member."""
+    return pathlib.Path(sys.argv[2], f"started-{steps_before}")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def uninterrupted(steps_before: int, digests: list[str]) -> None:
     trainer = Trainer(seed=1, revision=1)
     for _ in range(STEPS_IN_ALL):
@@ -97,13 +111,11 @@ def founder(steps_before: int, digests: list[str]) -> None:
     trainer = Trainer(seed=1, revision=1)
     comm = lh.join(f"whole-{steps_before}")
     comm.begin_step(TIMEOUT)  # the boundary of its join
+    started(steps_before).touch()  # the joiner must not be the first member
     for _ in range(steps_before):
         with comm.step(trainer.state, TIMEOUT):
             trainer.train()
-    deadline = time.monotonic() + TIMEOUT
-    while comm.pending == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: comm.pending > 0)
     for _ in range(STEPS_TOGETHER):
         with comm.step(trainer.state, TIMEOUT) as step:
             assert step.world_size == 2
@@ -114,6 +126,7 @@ def founder(steps_before: int, digests: list[str]) -> None:
 def joiner(steps_before: int, digests: list[str]) -> None:
     trainer = Trainer(seed=2, revision=0)
     trainer.train()  # what it brings is of no use to the others
+    wait_until(started(steps_before).exists)
     comm = lh.join(f"whole-{steps_before}", timeout=TIMEOUT, state=trainer.state)
     while trainer.state.revision < 1 + STEPS_IN_ALL:
         with comm.step(trainer.state, TIMEOUT):
