@@ -134,7 +134,8 @@ def test_another_structure_at_a_newcomer_is_named(pair: Members) -> None:
     [
         lambda parameters: torch.optim.AdamW(parameters),
         lambda parameters: torch.optim.AdamW(parameters, fused=True),
-        lambda parameters: torch.optim.Adam(parameters, amsgrad=True, foreach=True, lr=torch.tensor(0.1)),
+        lambda parameters: torch.optim.Adam(parameters, amsgrad=True, foreach=True),
+        lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.1), foreach=False),
         lambda parameters: torch.optim.SGD(parameters, momentum=0.9, nesterov=True, lr=0.1),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         lambda parameters: torch.optim.Adafactor(parameters),

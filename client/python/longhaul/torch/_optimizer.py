@@ -142,7 +142,7 @@ class OptimizerPart:
         if not held:
             return None
         found: dict[str, torch.Tensor] = {}
-        tree = _objects.encode({key: held[key] for key in sorted(held, key=str)}, f"{self.name}.{name}", found)
+        tree = _objects.encode(dict(held), f"{self.name}.{name}", found)
         tensors.update((key, local_part(tensor)) for key, tensor in found.items())
         return tree
 

@@ -89,7 +89,7 @@ class State(PlainState):
         if objects_bytes_max < 1024:
             raise InvalidArgument(f"objects_bytes_max is {objects_bytes_max}; give at least 1024")
         self._models = _named_modules(model)
-        names = {id(tensor): name for name, tensor in self._model_tensors().items()}
+        names = {id(tensor): name.removeprefix("model.") for name, tensor in self._model_tensors().items()}
         self._optimizers = [
             OptimizerPart(name, each, names)
             for name, each in _named("optimizer", optimizers, torch.optim.Optimizer, "a torch.optim.Optimizer").items()
