@@ -322,7 +322,7 @@ def test_checkpoints_hold_everything(tmp_path: pathlib.Path) -> None:
     train(model, optimizer)
     state.save(tmp_path / "state.safetensors")
     torch.save(state.state_dict(), tmp_path / "state.pt")
-    dcp.save({"state": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"state": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)  # type: ignore[attr-defined]
 
     def with_safetensors(target: Any) -> None:
         target.load(tmp_path / "state.safetensors")
@@ -331,7 +331,7 @@ def test_checkpoints_hold_everything(tmp_path: pathlib.Path) -> None:
         target.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
 
     def with_dcp(target: Any) -> None:
-        dcp.load({"state": target}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        dcp.load({"state": target}, checkpoint_id=tmp_path / "dcp", no_dist=True)  # type: ignore[attr-defined]
 
     for load in (with_safetensors, with_torch, with_dcp):
         fresh_model, fresh_optimizer, fresh = trainer(3)
