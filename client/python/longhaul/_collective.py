@@ -516,7 +516,7 @@ class Collectives:
                     return op_info(info)
             started.what = f"{name}{of.text}, tag {tag}"
             if started.handle.value is None:
-                raise error(status, started.what)
+                raise started.failure(status)
             if async_op:
                 return Work(started)
             if started.wait(deadline):

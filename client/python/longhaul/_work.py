@@ -89,7 +89,7 @@ class Op:
 
     def _settle(self, status: int) -> None:
         if status != _native.OK:
-            self.outcome = error(status, self.what)
+            self.outcome = self.failure(status)
         else:
             info = _native.OpInfoStruct()
             check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)
@@ -111,6 +111,14 @@ class Op:
         """Nobody will wait for the op. If it is in flight, the client keeps its tensors alive until its outcome."""
         if self.outcome is None and self.handle.value is not None and self.owner is not None:
             self.client.leftovers.append(self.poll)
+
+    def failure(self, status: int) -> Error:
+        """The error with which the op has ended. Tells the Comm of it."""
+        problem = error(status, self.what)
+        tell = getattr(self.owner, "op_failed", None)
+        if tell is not None:
+            tell(problem)
+        return problem
 
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""

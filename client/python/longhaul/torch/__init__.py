@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from ._hsdp import HSDP
 from ._memory import empty
+from ._state import State
 
-__all__ = ["HSDP", "empty"]
+__all__ = ["HSDP", "State", "empty"]
