@@ -79,6 +79,7 @@ class Comm:
         self._syncs = Syncs(member)
         self._collectives = Collectives(member)
         self._epoch_of_step = 0
+        self._size_of_step = 0  # world_size at the last boundary; 0: this member has passed none
         self.run = run
         self.group = group
 
@@ -213,6 +214,7 @@ class Comm:
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
+        self._size_of_step = world.world_size
         return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:

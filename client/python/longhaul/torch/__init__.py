@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+from ._averager import GradientAverager
+from ._exchange import GRADIENT_TAG, GradientInfo
+from ._gradients import average_gradients
 from ._memory import empty
+from ._sampler import ElasticSampler
 
-__all__ = ["empty"]
+__all__ = ["GRADIENT_TAG", "ElasticSampler", "GradientAverager", "GradientInfo", "average_gradients", "empty"]

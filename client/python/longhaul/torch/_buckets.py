@@ -28,7 +28,7 @@ class Bucket:
         self.views = [
             part.view(shape)
             for part, shape in zip(
-                self.flat.split(lengths),
+                self.flat.split(lengths),  # type: ignore[no-untyped-call]
                 shapes,
             )
         ]

@@ -1,0 +1,308 @@
+"""The gradients of one list of parameters on their way to the other members and back: one op for each bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from .. import _native
+from .._arena import Client
+from .._comm import Comm
+from .._errors import DeadlineExceeded, Error, InvalidArgument
+from .._work import OpInfo, Work
+from ._buckets import Bucket, buckets_of
+from ._memory import local_part
+
+#: First tag of the ops on gradients. The op on the weights has it; bucket i has this one plus 1 + i.
+GRADIENT_TAG = 1 << 62
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientInfo:
+    """What was averaged, and over whom."""
+
+    infos: tuple[OpInfo, ...]  #: of the op of each bucket
+    #: The ids of the members whose gradients are in the averages, in rank order. If `complete` is False: those whose
+    #: gradients are in the averages of all buckets.
+    members: tuple[int, ...]
+    #: All buckets are averages over the same members. False: a member died between the ops of two buckets. Then its
+    #: gradients are in some buckets and not in others; `infos` says in which. Each bucket is still an exact average over
+    #: its own `OpInfo.members`, and all members have the same bits.
+    complete: bool
+    world_size: int  #: all members at the start of the step, those in the background included, as this member saw it
+    #: The share of the global batch that is not in the averages: 0.25 if one of four members died before its gradients
+    #: were in. The weight of a lost member is not known, so it counts as much as the mean of the others. If `complete` is
+    #: False: the mean over all elements of the gradients.
+    lost: float
+    #: With `weight=`: the sum of the weights of all members that took part in this sum, such as all tokens of the step.
+    #: It is one more op, so in a step with a death its members may differ from `members`. None: there are no weights.
+    weight: float | None = None
+
+
+class Copier(Protocol):
+    """Copies gradients into a bucket and back.
+
+    tensors: one for each of `bucket.views`, of the same shape; dtype, device and strides may differ.
+    """
+
+    def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        """Fills the bucket. An op reads it as soon as this returns."""
+
+    def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        """Fills the tensors from the bucket. The bucket may be filled again as soon as this returns."""
+
+
+class HostCopier:
+    """Copies with PyTorch, in the calling thread."""
+
+    def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        torch._foreach_copy_(bucket.views, list(tensors))
+
+    def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        torch._foreach_copy_(list(tensors), bucket.views)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How gradients travel. Equal at all members, but for `as_view`."""
+
+    wire_dtype: torch.dtype | None = None
+    bucket_bytes: int = 25 << 20
+    first_bytes: int = 25 << 20
+    tag: int = GRADIENT_TAG
+    as_view: bool = False
+
+
+def settings_of(
+    wire_dtype: torch.dtype | None, bucket_cap_mb: float, first_bucket_mb: float, tag: int, as_view: bool
+) -> Settings:
+    """Checks the options of the public calls. Raises InvalidArgument."""
+    if wire_dtype not in (None, torch.bfloat16):
+        raise InvalidArgument(
+            f"wire_dtype is {wire_dtype}; give torch.bfloat16, or None for the dtype of each gradient"
+        )
+    for name, size in (("bucket_cap_mb", bucket_cap_mb), ("first_bucket_mb", first_bucket_mb)):
+        if not size > 0:
+            raise InvalidArgument(f"{name} is {size}; give the size of a bucket in MiB, more than 0")
+    mib = 1 << 20
+    return Settings(wire_dtype, int(bucket_cap_mb * mib), int(first_bucket_mb * mib), tag, as_view)
+
+
+def trainable(model: object) -> list[torch.nn.Parameter]:
+    """The parameters that require a gradient, of a module or an iterable, without duplicates (tied weights).
+
+    Raises InvalidArgument if there is none, or one is of a dtype that no op averages; TypeError for anything else.
+    """
+    given = model.parameters() if isinstance(model, torch.nn.Module) else model
+    if isinstance(given, torch.Tensor) or not hasattr(given, "__iter__"):
+        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or a list of its parameters")
+    parameters = [parameter for parameter in dict.fromkeys(given) if parameter.requires_grad]
+    if not parameters:
+        raise InvalidArgument("the model has no parameter that requires a gradient; there is nothing to average")
+    for i, parameter in enumerate(parameters):
+        if parameter.dtype not in DTYPES:
+            names = ", ".join(str(dtype) for dtype in DTYPES)
+            raise InvalidArgument(
+                f"parameter {i} of those that require a gradient is {parameter.dtype}; averages are of {names}"
+            )
+    return parameters
+
+
+def gradients_of(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The local part of each gradient. A parameter without a gradient gets zeros. Raises InvalidArgument if one is sparse."""
+    gradients = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            parameter.grad = gradient = torch.zeros_like(parameter)
+        gradients.append(gradient)
+    if set(map(type, gradients)) != {torch.Tensor}:
+        gradients = [local_part(gradient) for gradient in gradients]
+    if any(gradient.layout != torch.strided for gradient in gradients):
+        number = next(i for i, gradient in enumerate(gradients) if gradient.layout != torch.strided)
+        raise InvalidArgument(
+            f"the gradient of a parameter of shape {list(parameters[number].shape)} is sparse "
+            f"({gradients[number].layout}), and only dense ones are averaged; make the layer with sparse=False, or set "
+            "parameter.grad = parameter.grad.to_dense() at all members"
+        )
+    return gradients
+
+
+@torch.no_grad()
+def shapes_of(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[torch.Size, torch.dtype]]:
+    """Shape and dtype of the local part of each parameter: what decides how they are divided among buckets."""
+    return [(local_part(parameter).shape, parameter.dtype) for parameter in parameters]
+
+
+class GradientExchange:
+    """Buckets for the gradients of one list of parameters, in memory shared with one peerd, and the ops on them.
+
+    A round is one op for each bucket. begin() says who takes part, start() starts an op, finish() ends the round. The
+    callers pass the same parameters each time. So the object keeps no parameter alive, and a Comm only while a round is
+    open. Not thread-safe.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], client: Client, settings: Settings, copier: Copier | None = None
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.shapes = shapes_of(parameters)
+        self.buckets = _divided(client, parameters, settings)
+        self._copier = copier or HostCopier()
+        self._works: dict[int, Work] = {}  # by number of the bucket
+        self._weights: Work | None = None  # the op that sums the weights
+        self._sum = torch.zeros(1, dtype=torch.float64)
+        self._weight: float | None = None
+        self._expected = 0
+        self.comm: Comm | None = None  #: whose round is open
+        self.failed: Error | None = None  #: an op of the round could not be started: use the object no more
+
+    def begin(self, comm: Comm, weight: float | None) -> None:
+        """Opens a round, with this member's weight."""
+        self._expected = comm._size_of_step or comm.world_size
+        self.comm = comm
+        self._weight = weight
+
+    def start(self, number: int, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Packs the gradients of a bucket and starts its op. An error ends the round: all its ops are cancelled."""
+        try:
+            self._start(number, parameters)
+        except Error as problem:
+            self.failed = problem
+            self.cancel()
+            raise
+
+    @torch.no_grad()
+    def _start(self, number: int, parameters: Sequence[torch.nn.Parameter]) -> None:
+        assert self.comm is not None
+        bucket, tag, weight = self.buckets[number], self.settings.tag, self._weight
+        self._pack(bucket, gradients_of([parameters[i] for i in bucket.numbers]))
+        if weight is not None and self._weights is None:
+            self._sum[0] = weight
+            self._weights = self.comm.all_reduce(self._sum, "sum", tag=tag, async_op=True)
+        self._works[number] = self.comm.all_reduce(
+            bucket.flat, "avg", weight=weight, tag=tag + 1 + number, async_op=True
+        )
+
+    def finish(self, parameters: Sequence[torch.nn.Parameter], deadline: _native.Deadline) -> GradientInfo:
+        """Starts the ops that are not started, waits for all, and writes the averages to the gradients.
+
+        Raises DeadlineExceeded: the ops go on, and a further call waits for them. Raises the first error of an op when
+        all have ended; no gradient is changed then.
+        """
+        if self.failed is not None:
+            raise self.failed
+        for number in range(len(self.buckets)):
+            if number not in self._works:
+                self.start(number, parameters)
+        infos, total = self._wait(deadline)
+        self._unpack(parameters)
+        info = self._info(infos, total)
+        self._end()
+        return info
+
+    def _end(self) -> None:
+        self._works.clear()
+        self._weights = self.comm = None
+
+    def cancel(self) -> None:
+        """Asks for the end of all ops in flight, and waits for none."""
+        for work in self._all():
+            with contextlib.suppress(Error):
+                work.cancel()
+
+    def _all(self) -> list[Work]:
+        return [*self._works.values(), *([] if self._weights is None else [self._weights])]
+
+    def _wait(self, deadline: _native.Deadline) -> tuple[tuple[OpInfo, ...], float | None]:
+        """What each op did, and the sum of the weights."""
+        problem: Error | None = None
+        for work in self._all():
+            try:
+                work.wait(deadline.left())
+            except DeadlineExceeded:
+                late = sum(not each.done() for each in self._all())
+                raise DeadlineExceeded(
+                    f"averaging gradients: {late} of {len(self._all())} ops have no outcome yet; they go on; "
+                    "make the same call again to wait for them"
+                ) from None
+            except Error as error:
+                problem = problem or error
+        if problem is not None:
+            self._end()
+            raise problem
+        infos = tuple(self._works[number].info for number in range(len(self.buckets)))
+        return infos, None if self._weights is None else float(self._sum[0])
+
+    def _pack(self, bucket: Bucket, gradients: list[torch.Tensor]) -> None:
+        for gradient, view in zip(gradients, bucket.views):
+            if gradient.shape != view.shape:
+                raise InvalidArgument(
+                    f"a gradient has shape {list(gradient.shape)}, its parameter had {list(view.shape)} when the buckets "
+                    "were made; give a parameter that was resized to a new GradientAverager"
+                )
+        if all(gradient is view for gradient, view in zip(gradients, bucket.views)):
+            return
+        self._copier.pack(bucket, gradients)
+
+    @torch.no_grad()
+    def _unpack(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        for bucket in self.buckets:
+            mine = [parameters[i] for i in bucket.numbers]
+            if self.settings.as_view and all(_may_be_view(parameter, bucket) for parameter in mine):
+                for parameter, view in zip(mine, bucket.views):
+                    parameter.grad = view
+            else:
+                self._copier.unpack(bucket, gradients_of(mine))
+
+    def _info(self, infos: tuple[OpInfo, ...], total: float | None) -> GradientInfo:
+        first = infos[0].members
+        complete = all(info.members == first for info in infos)
+        common = set(first).intersection(*(info.members for info in infos))
+        members = tuple(member for member in first if member in common)
+        return GradientInfo(infos, members, complete, self._expected, self._lost(infos), total)
+
+    def _lost(self, infos: tuple[OpInfo, ...]) -> float:
+        if all(info.world_size == self._expected for info in infos):
+            return 0.0
+        # A member that is not in the result and is a member still stands in the background: it gave nothing to lose.
+        alive: tuple[int, ...] = ()
+        with contextlib.suppress(Error):
+            alive = () if self.comm is None else self.comm.members
+        lost = elements = 0.0
+        for bucket, info in zip(self.buckets, infos):
+            gone = max(0, self._expected - len({*alive, *info.members}))
+            size = max(1, bucket.flat.numel())
+            lost += size * gone / (gone + info.world_size)
+            elements += size
+        return lost / elements
+
+
+def _may_be_view(parameter: torch.nn.Parameter, bucket: Bucket) -> bool:
+    plain = isinstance(parameter.grad, torch.Tensor) and type(parameter.grad) is torch.Tensor
+    return plain and parameter.dtype == bucket.flat.dtype and parameter.device.type == "cpu"
+
+
+@torch.no_grad()
+def _divided(client: Client, parameters: Sequence[torch.nn.Parameter], settings: Settings) -> list[Bucket]:
+    """The buckets, of which the first may be smaller than the others."""
+    tensors = [local_part(parameter) for parameter in parameters]
+    room, small = settings.first_bytes, 1
+    for tensor in tensors:
+        room -= tensor.numel() * (settings.wire_dtype or tensor.dtype).itemsize
+        if room < 0:
+            break
+        small += 1
+    small = min(len(tensors), max(1, small - 1))
+    first = buckets_of(client, tensors[:small], settings.first_bytes, dtype=settings.wire_dtype)
+    rest = buckets_of(client, tensors[small:], settings.bucket_bytes, dtype=settings.wire_dtype)
+    for bucket in rest:
+        bucket.numbers = tuple(number + small for number in bucket.numbers)
+    return first + rest
