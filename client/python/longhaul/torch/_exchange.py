@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import operator
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -19,6 +21,8 @@ from ._memory import local_part
 
 #: First tag of the ops on gradients. The op on the weights has it; bucket i has this one plus 1 + i.
 GRADIENT_TAG = 1 << 62
+
+_GRAD = operator.attrgetter("grad")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -97,47 +101,47 @@ def settings_of(
 def trainable(model: object) -> list[torch.nn.Parameter]:
     """The parameters that require a gradient, of a module or an iterable, without duplicates (tied weights).
 
-    Raises InvalidArgument if there is none, or one is of a dtype that no op averages; TypeError for anything else.
+    Raises InvalidArgument if there is none, TypeError for anything else.
     """
     given = model.parameters() if isinstance(model, torch.nn.Module) else model
-    if isinstance(given, torch.Tensor) or not hasattr(given, "__iter__"):
+    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or a list of its parameters")
-    parameters = [parameter for parameter in dict.fromkeys(given) if parameter.requires_grad]
+    # By id: to hash a tensor takes long.
+    parameters = [parameter for parameter in {id(each): each for each in given}.values() if parameter.requires_grad]
     if not parameters:
         raise InvalidArgument("the model has no parameter that requires a gradient; there is nothing to average")
-    for i, parameter in enumerate(parameters):
-        if parameter.dtype not in DTYPES:
-            names = ", ".join(str(dtype) for dtype in DTYPES)
-            raise InvalidArgument(
-                f"parameter {i} of those that require a gradient is {parameter.dtype}; averages are of {names}"
-            )
     return parameters
 
 
 def gradients_of(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The local part of each gradient. A parameter without a gradient gets zeros. Raises InvalidArgument if one is sparse."""
-    gradients = []
+    """The local part of each gradient. A parameter without a gradient gets zeros."""
+    gradients: list[torch.Tensor] = list(map(_GRAD, parameters))
+    if set(map(type, gradients)) == {torch.Tensor}:
+        return gradients  # all are there, and none is a DTensor: the usual case, which has to be fast
     for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            parameter.grad = gradient = torch.zeros_like(parameter)
-        gradients.append(gradient)
-    if set(map(type, gradients)) != {torch.Tensor}:
-        gradients = [local_part(gradient) for gradient in gradients]
-    if any(gradient.layout != torch.strided for gradient in gradients):
-        number = next(i for i, gradient in enumerate(gradients) if gradient.layout != torch.strided)
-        raise InvalidArgument(
-            f"the gradient of a parameter of shape {list(parameters[number].shape)} is sparse "
-            f"({gradients[number].layout}), and only dense ones are averaged; make the layer with sparse=False, or set "
-            "parameter.grad = parameter.grad.to_dense() at all members"
-        )
-    return gradients
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [local_part(gradient) for gradient in map(_GRAD, parameters)]
 
 
-@torch.no_grad()
-def shapes_of(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of the local part of each parameter: what decides how they are divided among buckets."""
-    return [(local_part(parameter).shape, parameter.dtype) for parameter in parameters]
+def check_dense(gradients: Sequence[torch.Tensor]) -> None:
+    """Raises InvalidArgument if a gradient is sparse."""
+    for gradient in gradients:
+        if gradient.layout != torch.strided:
+            raise InvalidArgument(
+                f"the gradient of a parameter of shape {list(gradient.shape)} is sparse ({gradient.layout}), and only "
+                "dense ones are averaged; make the layer with sparse=False, or set "
+                "parameter.grad = parameter.grad.to_dense() at all members"
+            )
+
+
+def _check_dtypes(parameters: Sequence[torch.nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.dtype not in DTYPES:
+            raise InvalidArgument(
+                f"a parameter of shape {list(parameter.shape)} is {parameter.dtype}; "
+                f"gradients are averaged in {', '.join(str(dtype) for dtype in DTYPES)}"
+            )
 
 
 class GradientExchange:
@@ -153,8 +157,13 @@ class GradientExchange:
     ) -> None:
         self.client = client
         self.settings = settings
-        self.shapes = shapes_of(parameters)
+        _check_dtypes(parameters)
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
         self.buckets = _divided(client, parameters, settings)
+        self._as_view = [
+            settings.as_view and all(_may_be_view(parameters[number], bucket) for number in bucket.numbers)
+            for bucket in self.buckets
+        ]
         self._copier = copier or HostCopier()
         self._works: dict[int, Work] = {}  # by number of the bucket
         self._weights: Work | None = None  # the op that sums the weights
@@ -163,6 +172,11 @@ class GradientExchange:
         self._expected = 0
         self.comm: Comm | None = None  #: whose round is open
         self.failed: Error | None = None  #: an op of the round could not be started: use the object no more
+
+    def is_for(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Whether the object was made for these parameters."""
+        mine = self._parameters
+        return len(mine) == len(parameters) and all(reference() is each for reference, each in zip(mine, parameters))
 
     def begin(self, comm: Comm, weight: float | None) -> None:
         """Opens a round, with this member's weight."""
@@ -242,21 +256,19 @@ class GradientExchange:
         return infos, None if self._weights is None else float(self._sum[0])
 
     def _pack(self, bucket: Bucket, gradients: list[torch.Tensor]) -> None:
-        for gradient, view in zip(gradients, bucket.views):
-            if gradient.shape != view.shape:
-                raise InvalidArgument(
-                    f"a gradient has shape {list(gradient.shape)}, its parameter had {list(view.shape)} when the buckets "
-                    "were made; give a parameter that was resized to a new GradientAverager"
-                )
-        if all(gradient is view for gradient, view in zip(gradients, bucket.views)):
-            return
-        self._copier.pack(bucket, gradients)
+        if all(map(operator.is_, gradients, bucket.views)):
+            return  # backward has added to the views that the last round left
+        try:
+            self._copier.pack(bucket, gradients)
+        except RuntimeError:
+            check_dense(gradients)
+            raise
 
     @torch.no_grad()
     def _unpack(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        for bucket in self.buckets:
-            mine = [parameters[i] for i in bucket.numbers]
-            if self.settings.as_view and all(_may_be_view(parameter, bucket) for parameter in mine):
+        for bucket, as_view in zip(self.buckets, self._as_view):
+            mine = [parameters[number] for number in bucket.numbers]
+            if as_view:
                 for parameter, view in zip(mine, bucket.views):
                     parameter.grad = view
             else:
@@ -286,7 +298,7 @@ class GradientExchange:
 
 
 def _may_be_view(parameter: torch.nn.Parameter, bucket: Bucket) -> bool:
-    plain = isinstance(parameter.grad, torch.Tensor) and type(parameter.grad) is torch.Tensor
+    plain = type(parameter) is torch.nn.Parameter or type(parameter) is torch.Tensor
     return plain and parameter.dtype == bucket.flat.dtype and parameter.device.type == "cpu"
 
 

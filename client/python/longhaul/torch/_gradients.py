@@ -9,7 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native
 from .._comm import Comm
-from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, Settings, settings_of, shapes_of, trainable
+from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, Settings, settings_of, trainable
 
 # What average_gradients() has made for the next call, by the first parameter. It keeps no parameter alive, and goes when
 # that parameter goes. Tensors as keys are compared by identity here.
@@ -23,7 +23,7 @@ def average_gradients(
     weight: float | None = None,
     wire_dtype: torch.dtype | None = None,
     bucket_cap_mb: float = 25,
-    gradient_as_bucket_view: bool = False,
+    gradient_as_bucket_view: bool = True,
     tag: int = GRADIENT_TAG,
     timeout: float | None = None,
 ) -> GradientInfo:
@@ -87,4 +87,4 @@ def _fits(exchange: GradientExchange, parameters: list[torch.nn.Parameter], comm
         return False
     if exchange.comm not in (None, comm):
         return False  # its ops belong to a member that has left
-    return exchange.shapes == shapes_of(parameters)
+    return exchange.is_for(parameters)
