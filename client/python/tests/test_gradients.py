@@ -15,7 +15,7 @@ from conftest import Members, wait_for_open_ops, wait_until
 import longhaul as lh
 from longhaul.testing import LocalCluster
 
-SHAPES = [(3, 4), (5,), (), (7, 2, 2), (300,), (0, 3), (1,)]
+SHAPES = [(3, 4), (5,), (), (7, 2, 2), (300,), (0, 3), (1,), (2, 4), (4,), (0,), (6,), (1, 4), (5, 4)]
 SMALL_MB = 64 / (1 << 20)  # buckets of 64 bytes, so that there are several
 
 

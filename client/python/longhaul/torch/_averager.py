@@ -60,7 +60,7 @@ class GradientAverager:
         wire_dtype: torch.dtype | None = None,
         bucket_cap_mb: float = 25,
         first_bucket_mb: float = 1,
-        gradient_as_bucket_view: bool = True,
+        gradient_as_bucket_view: bool = False,
         tag: int = GRADIENT_TAG,
     ) -> None:
         self._settings = settings_of(wire_dtype, bucket_cap_mb, first_bucket_mb, tag, gradient_as_bucket_view)

@@ -48,13 +48,14 @@ def buckets_of(
     """
     return [
         Bucket(client, numbers, [tensors[number].shape for number in numbers], kind)
-        for kind, numbers in _division(tensors, bytes_max, dtype)
+        for kind, numbers in division(tensors, bytes_max, dtype)
     ]
 
 
-def _division(
+def division(
     tensors: Iterable[torch.Tensor], bytes_max: int, dtype: torch.dtype | None
 ) -> list[tuple[torch.dtype, list[int]]]:
+    """The dtype of each bucket, and the numbers of the tensors in it. See buckets_of()."""
     parts: list[tuple[torch.dtype, list[int]]] = []
     room = 0
     for number, tensor in enumerate(tensors):

@@ -23,7 +23,7 @@ def average_gradients(
     weight: float | None = None,
     wire_dtype: torch.dtype | None = None,
     bucket_cap_mb: float = 25,
-    gradient_as_bucket_view: bool = True,
+    gradient_as_bucket_view: bool = False,
     tag: int = GRADIENT_TAG,
     timeout: float | None = None,
 ) -> GradientInfo:
