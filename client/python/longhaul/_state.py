@@ -26,6 +26,10 @@ class Holder(Protocol):
     @property
     def client(self) -> Client: ...
 
+    @property
+    def member_id(self) -> int:
+        """Unique in the run. Raises Evicted if the member was removed."""
+
     def settle_if_out(self) -> None:
         """Calls State.abandon() if the member has left or was removed."""
 
@@ -250,6 +254,7 @@ class State:
 
         A sync reports the same hash for the same contents. Needs the package xxhash.
         """
+        self._look_again()
         return _digest.of_state(self._entries(), self._digests())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -265,12 +270,8 @@ class State:
         """
         from . import _checkpoint
 
-        self._check_free("save")
-        if self._changing:
-            raise FailedPrecondition(
-                f"save: this is inside the block of `with comm.step(state)`, where the tensors change and the revision "
-                f"is still {self._revision}; save after the block"
-            )
+        self._check_outside("save")
+        self._look_again()
         _checkpoint.save(path, self._revision, self._tensors, self._entries(), self._digests())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -284,13 +285,32 @@ class State:
         from . import _checkpoint
 
         self._check_free("load")
+        self._look_again()
         self._check_declared()
         self.revision = _checkpoint.load(path, self._tensors, self._entries())
         self.touch()
+        self._written(None)
 
     def __repr__(self) -> str:
         size = sum(tensor.nbytes for tensor in self._tensors)
         return f"<State revision={self._revision} tensors={len(self._tensors)} bytes={size} hash={self._synced_hash}>"
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def _refresh(self) -> Iterable[int]:
+        """Called before the tensors are read: a subclass looks its tensors up again, and fills those that it owns.
+
+        Returns the numbers of the tensors that it has changed. May raise InvalidArgument; then nothing is read.
+        """
+        return ()
+
+    def _written(self, info: SyncInfo | None) -> None:
+        """Called after tensors were written from elsewhere. info: the sync that wrote them; None: it was load()."""
+
+    def _look_again(self) -> None:
+        """Calls _refresh(), unless the tensors are in a sync or held: then nobody may write to them."""
+        if self._phase in (Phase.OWN, Phase.PREPARED):
+            self._touched.update(self._refresh())
 
     # ------------------------------------------------------------------ for members
 
@@ -305,6 +325,7 @@ class State:
 
     def register(self, client: Client) -> Registration:
         """The registration of this state with the peerd of `client`. Makes a new one if a tensor has moved."""
+        self._look_again()
         self._check_declared()
         addresses = [tensor.address() for tensor in self._tensors]
         registration = self._registration
@@ -381,7 +402,9 @@ class State:
         self._touched.clear()
         self._revision = info.revision
         self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
-        return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
+        result = SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
+        self._written(result)
+        return result
 
     def abandon(self) -> None:
         """The member has left or was removed during a sync: the tensors are the trainer's again, and unchanged."""
@@ -408,6 +431,15 @@ class State:
         if self._phase is Phase.HELD and asking is not member:
             raise FailedPrecondition(
                 f"{what}: peerd fetches this state for another member; that member has to call take() first"
+            )
+
+    def _check_outside(self, what: str) -> None:
+        """Raises FailedPrecondition during a sync, while held, and inside the block of a step."""
+        self._check_free(what)
+        if self._changing:
+            raise FailedPrecondition(
+                f"{what}: this is inside the block of `with comm.step(state)`, where the tensors change and the revision "
+                f"is still {self._revision}; {what} after the block"
             )
 
     def _check_declared(self) -> None:

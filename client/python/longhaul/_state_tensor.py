@@ -58,7 +58,10 @@ class StateTensor:
 
         Otherwise peerd could read or write beyond the memory of the tensor.
         """
-        dtype, shape = self.dtype_now(), tuple(self.value.shape)
+        self.check_is_like(self.dtype_now(), tuple(self.value.shape))
+
+    def check_is_like(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """Raises InvalidArgument unless dtype and shape are the declared ones."""
         if (dtype, shape) != (self.dtype, self.shape):
             raise InvalidArgument(
                 f"state tensor {self.name!r} was declared as {self.dtype} {list(self.shape)} and is {dtype} {list(shape)} "

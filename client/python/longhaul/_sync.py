@@ -50,6 +50,10 @@ class Syncs:
     def client(self) -> Client:
         return self._member.client
 
+    @property
+    def member_id(self) -> int:
+        return self._member.world().member_id
+
     def check_begin_step(self) -> None:
         """Raises FailedPrecondition if a sync is in flight: it must be waited for, not begin_step()."""
         opened = self._open_sync
@@ -163,8 +167,8 @@ class Syncs:
                 at_step = opened.at_step
                 status, info = self._wait_for_sync(opened, deadline, on_progress)
                 problem = None if status == _native.OK else error(status, f"sync of {state!r}")
-                result = state.end_sync(info, problem)
                 self._held = state if info.background else None
+                result = state.end_sync(info, problem)
                 if problem is None:
                     assert result is not None
                     return result

@@ -10,5 +10,14 @@ from ._exchange import GRADIENT_TAG, GradientInfo
 from ._gradients import average_gradients
 from ._memory import empty
 from ._sampler import ElasticSampler
+from ._state import State
 
-__all__ = ["GRADIENT_TAG", "ElasticSampler", "GradientAverager", "GradientInfo", "average_gradients", "empty"]
+__all__ = [
+    "GRADIENT_TAG",
+    "ElasticSampler",
+    "GradientAverager",
+    "GradientInfo",
+    "State",
+    "average_gradients",
+    "empty",
+]
