@@ -24,7 +24,7 @@ from ._memory import local_part
 GRADIENT_TAG = 1 << 62
 
 _GRAD = operator.attrgetter("grad")
-_IS_CPU = operator.attrgetter("is_cpu")
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _JOIN_MIN = 4  # tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -75,10 +75,11 @@ class _Run:
     joined: torch.Tensor | None  #: all of them as one tensor; None: not worth it, or they have no dimension
 
 
-def _runs_of(bucket: Bucket) -> list[_Run]:
+def _runs_of(bucket: Bucket, tensors: Sequence[torch.Tensor]) -> list[_Run]:
     runs = []
     first = begin = 0
-    for _, group in itertools.groupby(bucket.views, key=_alike):
+    devices = iter([tensor.device for tensor in tensors])
+    for _, group in itertools.groupby(bucket.views, key=lambda view: (next(devices), *_alike(view))):
         views = list(group)
         length = sum(view.numel() for view in views)
         joined = None
@@ -107,11 +108,10 @@ class HostCopier:
     def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
         runs = self._runs.get(bucket)
         if runs is None:
-            runs = self._runs[bucket] = _runs_of(bucket)
-        host = all(map(_IS_CPU, tensors))
+            runs = self._runs[bucket] = _runs_of(bucket, tensors)
         for run in runs:
             mine = list(tensors[run.first : run.last])
-            if host and run.joined is not None:
+            if run.joined is not None and mine[0].is_cpu:
                 torch.cat(mine, out=run.joined)
             else:
                 torch._foreach_copy_(run.views, mine)
@@ -151,11 +151,13 @@ def trainable(model: object) -> list[torch.nn.Parameter]:
 
     Raises InvalidArgument if there is none, TypeError for anything else.
     """
-    given = model.parameters() if isinstance(model, torch.nn.Module) else model
-    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+    if isinstance(model, torch.Tensor) or not isinstance(model, (torch.nn.Module, Iterable)):
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or a list of its parameters")
-    # By id: to hash a tensor takes long.
-    parameters = [parameter for parameter in {id(each): each for each in given}.values() if parameter.requires_grad]
+    parameters = list(model.parameters() if isinstance(model, torch.nn.Module) else model)
+    if len(set(map(id, parameters))) < len(parameters):
+        parameters = list({id(each): each for each in parameters}.values())
+    if not all(map(_REQUIRES_GRAD, parameters)):
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if not parameters:
         raise InvalidArgument("the model has no parameter that requires a gradient; there is nothing to average")
     return parameters
@@ -239,6 +241,7 @@ class GradientExchange:
         except Error as problem:
             self.failed = problem
             self.cancel()
+            self._end()
             raise
 
     @torch.no_grad()
