@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from conftest import Members, wait_for_open_ops, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
+from longhaul.torch._exchange import GradientExchange
+from longhaul.torch._memory import local_part
 
 SHAPES = [(3, 4), (5,), (), (7, 2, 2), (300,), (0, 3), (1,), (2, 4), (4,), (0,), (6,), (1, 4), (5, 4)]
 SMALL_MB = 64 / (1 << 20)  # buckets of 64 bytes, so that there are several
@@ -28,6 +31,16 @@ def set_gradients(of: list[torch.nn.Parameter], value: float) -> None:
     for i, parameter in enumerate(of):
         reversed_ = torch.full(parameter.shape[::-1], value * (i + 1), dtype=parameter.dtype)
         parameter.grad = reversed_.permute(list(range(parameter.dim()))[::-1])
+
+
+def grad(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def exchange(averager: lh.torch.GradientAverager) -> GradientExchange:
+    assert averager._exchange is not None
+    return averager._exchange
 
 
 def code(member: int) -> float:
@@ -58,7 +71,7 @@ class Chain(torch.nn.Module):
         for number, layer in enumerate(self.layers):
             x = layer(x)
             if self.between is not None and x.requires_grad:
-                x.register_hook(lambda _, number=number: self.between(number))  # type: ignore[misc]
+                x.register_hook(lambda _, number=number: self.between(number))
         return x
 
 
@@ -91,7 +104,7 @@ def test_gradients_become_their_averages(three: Members, cap: float, view: bool)
             info = lh.torch.average_gradients(mine, comm, bucket_cap_mb=cap, gradient_as_bucket_view=view, timeout=60)
             for i, parameter in enumerate(mine):
                 expected = torch.full(parameter.shape, (7 + 3 * turn) * (i + 1) / 3)
-                torch.testing.assert_close(parameter.grad, expected, rtol=1e-6, atol=0)
+                torch.testing.assert_close(grad(parameter), expected, rtol=1e-6, atol=0)
             assert info.members == comm.members and info.complete and info.lost == 0
             assert info.world_size == 3 and info.weight is None
             assert (len(info.infos) > 1) == (cap != 25)
@@ -105,10 +118,10 @@ def test_a_gradient_that_is_a_view_of_its_bucket_is_averaged_again(pair: Members
         set_gradients(mine, 1)
         lh.torch.average_gradients(mine, comm, timeout=60)
         for parameter in mine:
-            parameter.grad.add_(comm.rank)
+            grad(parameter).add_(comm.rank)
         lh.torch.average_gradients(mine, comm, timeout=60)
         for i, parameter in enumerate(mine):
-            assert torch.equal(parameter.grad, torch.full(parameter.shape, i + 1.5))
+            assert torch.equal(grad(parameter), torch.full(parameter.shape, i + 1.5))
 
     pair.all(call)
 
@@ -120,7 +133,7 @@ def test_dtypes_may_be_mixed(pair: Members) -> None:
         set_gradients(mine, 2.0 * comm.rank)
         lh.torch.average_gradients(mine, comm, timeout=60)
         for i, parameter in enumerate(mine):
-            assert torch.equal(parameter.grad, torch.full(parameter.shape, i + 1.0, dtype=parameter.dtype))
+            assert torch.equal(grad(parameter), torch.full(parameter.shape, i + 1.0, dtype=parameter.dtype))
 
     pair.all(call)
 
@@ -132,11 +145,11 @@ def test_weights_count(three: Members) -> None:
         info = lh.torch.average_gradients(mine, comm, weight=comm.rank, timeout=60)  # 0, 1, 2
         assert info.weight == 3 and info.lost == 0
         for i, parameter in enumerate(mine):
-            torch.testing.assert_close(parameter.grad, torch.full(parameter.shape, (2 + 8) * (i + 1) / 3))
+            torch.testing.assert_close(grad(parameter), torch.full(parameter.shape, (2 + 8) * (i + 1) / 3))
         set_gradients(mine, 1)
         with pytest.raises(lh.TooFewMembers):
             lh.torch.average_gradients(mine, comm, weight=0, timeout=60)
-        assert float(mine[0].grad[0, 0]) == 1  # unchanged
+        assert float(grad(mine[0])[0, 0]) == 1  # unchanged
 
     three.all(call)
 
@@ -148,7 +161,7 @@ def test_a_missing_gradient_counts_as_zeros_and_gets_the_average(pair: Members) 
         if comm.rank == 1:
             mine[1].grad = None
         lh.torch.average_gradients(mine, comm, timeout=60)
-        assert torch.equal(mine[1].grad, torch.full((5,), 2.0))
+        assert torch.equal(grad(mine[1]), torch.full((5,), 2.0))
 
     pair.all(call)
 
@@ -163,9 +176,9 @@ def test_bfloat16_on_the_wire_leaves_the_dtype_of_the_gradient(pair: Members) ->
             info = lh.torch.average_gradients(mine, comm, wire_dtype=wire, timeout=60)
             sent.append(info.infos[0].bytes_sent)
         assert 0.4 < sent[1] / sent[0] < 0.6
-        assert mine[0].grad.dtype == torch.float32
-        assert torch.equal(mine[0].grad, mine[0].grad.bfloat16().float())
-        return [values, mine[0].grad]
+        assert grad(mine[0]).dtype == torch.float32
+        assert torch.equal(grad(mine[0]), grad(mine[0]).bfloat16().float())
+        return [values, grad(mine[0])]
 
     (one, average), (other, same) = pair.all(call)
     torch.testing.assert_close(average, (one + other) / 2, rtol=2**-7, atol=1e-2)
@@ -187,9 +200,9 @@ def test_bad_input_is_refused(pair: Members) -> None:
     ):
         with pytest.raises(lh.InvalidArgument, match=text):
             lh.torch.average_gradients(model, comm, timeout=60, **options)
-    for model in (3, torch.zeros(2)):
+    for nothing in (3, torch.zeros(2)):
         with pytest.raises(TypeError, match="pass a torch.nn.Module"):
-            lh.torch.average_gradients(model, comm, timeout=60)  # type: ignore[arg-type]
+            lh.torch.average_gradients(nothing, comm, timeout=60)  # type: ignore[arg-type]
     with pytest.raises(lh.InvalidArgument, match="first_bucket_mb"):
         lh.torch.GradientAverager(mine, comm, first_bucket_mb=-1)
 
@@ -206,7 +219,7 @@ def test_a_call_after_a_timeout_waits_for_the_same_ops(pair: Members) -> None:
         info = lh.torch.average_gradients(mine, one, bucket_cap_mb=SMALL_MB, timeout=60)
         assert info.members == late.result(60).members
     for parameters_ in (mine, theirs):
-        assert torch.equal(parameters_[1].grad, torch.full((5,), 4.0))
+        assert torch.equal(grad(parameters_[1]), torch.full((5,), 4.0))
 
 
 def test_nothing_keeps_a_model_or_a_member_alive(cluster: LocalCluster) -> None:
@@ -216,7 +229,7 @@ def test_nothing_keeps_a_model_or_a_member_alive(cluster: LocalCluster) -> None:
     model(batch(members.comms[0])).sum().backward()
     averager.finish(60)
     lh.torch.average_gradients(model, members.comms[0], timeout=60)
-    gone = [weakref.ref(model), weakref.ref(averager), weakref.ref(members.comms[0])]
+    gone: list[weakref.ref[Any]] = [weakref.ref(each) for each in (model, averager, members.comms[0])]
     del averager
     members.close()
     members.comms.clear()
@@ -236,12 +249,14 @@ def test_the_local_part_of_a_dtensor_is_averaged(pair: Members, tmp_path: object
     try:
         mesh = init_device_mesh("cpu", (1,))
         for hooks in (False, True):
-            models = [fully_shard(Chain(), mesh=mesh) for _ in pair.comms]
+            models = [Chain() for _ in pair.comms]
+            for model in models:
+                fully_shard(model, mesh=mesh)
             averagers = [lh.torch.GradientAverager(*each) for each in zip(models, pair.comms)] if hooks else []
             for model, comm in zip(models, pair.comms, strict=True):
                 model(batch(comm)).square().sum().backward()
             sums = [
-                (one.grad.to_local() + other.grad.to_local()) / 2
+                (local_part(grad(one)) + local_part(grad(other))) / 2
                 for one, other in zip(models[0].layers.parameters(), models[1].layers.parameters(), strict=True)
             ]
             if hooks:
@@ -251,7 +266,7 @@ def test_the_local_part_of_a_dtensor_is_averaged(pair: Members, tmp_path: object
                 pair.all(lambda comm: lh.torch.average_gradients(models[pair.comms.index(comm)], comm, timeout=60))  # noqa: B023
             for model in models:
                 for parameter, expected in zip(model.layers.parameters(), sums, strict=True):
-                    torch.testing.assert_close(parameter.grad.to_local(), expected)
+                    torch.testing.assert_close(local_part(grad(parameter)), expected)
     finally:
         dist.destroy_process_group()
 
@@ -275,7 +290,7 @@ def test_hooks_give_what_the_function_gives(three: Members, cap: float) -> None:
                     torch.testing.assert_close(mine, right)  # not equal: in other buckets, sums are in another order
         model.zero_grad()
         model(batch(comm)).sum().backward()
-        assert averager._exchange is not None and averager._exchange.comm is None  # closed: no hook, no op
+        assert exchange(averager).comm is None  # closed: no hook, no op
         lh.torch.average_gradients(model, comm, timeout=60)
         return gradients(model)
 
@@ -289,8 +304,8 @@ def test_ops_start_while_backward_still_runs(cluster: LocalCluster, pair: Member
         def between(number: int) -> None:
             if number == 0:  # the layers behind the first one have their gradients
                 begun.wait(60)
-                wait_until(lambda: len(averager._exchange._works) >= 2)  # type: ignore[union-attr]
-                wait_until(lambda: all(work.done() for work in averager._exchange._works.values()))  # type: ignore[union-attr]
+                wait_until(lambda: len(exchange(averager)._works) >= 2)
+                wait_until(lambda: all(work.done() for work in exchange(averager)._works.values()))
 
         model = Chain(between=between)
         averager = lh.torch.GradientAverager(model, comm, bucket_cap_mb=SMALL_MB, first_bucket_mb=SMALL_MB)
@@ -392,7 +407,7 @@ def test_a_sparse_gradient_ends_backward_and_the_round(cluster: LocalCluster) ->
         embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(lh.InvalidArgument, match="sparse"):
         averager.finish(60)
-    embedding.weight.grad = embedding.weight.grad.to_dense()
+    embedding.weight.grad = grad(embedding.weight).to_dense()
     averager.finish(60)
     members.close()
 
@@ -453,7 +468,7 @@ def test_averages_are_exact_when_a_member_joins_late(cluster: LocalCluster) -> N
         set_gradients(mine, code(comm.member_id))
         info = lh.torch.average_gradients(mine, comm, timeout=60)
         assert info.complete and info.lost == 0 and info.world_size == len(info.members)
-        average = float(mine[1].grad[0]) / 2
+        average = float(grad(mine[1])[0]) / 2
         assert givers(average, len(info.members), list(comm.members)) == set(info.members)
         return info.members
 
@@ -486,17 +501,17 @@ def test_averages_are_exact_after_deaths_within_a_step(mortal: tuple[LocalCluste
     def backward(number: int, layers: slice = slice(None)) -> None:
         mine = models[number]
         member = members.comms[number].member_id
-        sum((code(member) * parameter).sum() for parameter in mine[layers]).backward()
+        torch.stack([(code(member) * parameter).sum() for parameter in mine[layers]]).sum().backward()
 
     # The victim's backward gets as far as the last layers, and the others' ends.
     backward(2, slice(4, None))
-    started = set(averagers[2]._exchange._works)  # type: ignore[union-attr]
+    started = set(exchange(averagers[2])._works)
     for number in (0, 1):
         backward(number)
-    count = len(averagers[0]._exchange.buckets)  # type: ignore[union-attr]
+    count = len(exchange(averagers[0]).buckets)
     assert 0 < len(started) < count
     for averager in averagers[:2]:
-        works = averager._exchange._works  # type: ignore[union-attr]
+        works = exchange(averager)._works
         wait_until(lambda works=works: all(works[bucket].done() for bucket in started))  # type: ignore[misc]
         assert not any(work.done() for bucket, work in works.items() if bucket not in started)
     cluster.kill_peer(2)
@@ -505,17 +520,15 @@ def test_averages_are_exact_after_deaths_within_a_step(mortal: tuple[LocalCluste
     for number, info in enumerate(infos):
         assert not info.complete and info.members == tuple(id for id in ids if id != ids[2]) and info.world_size == 3
         assert 0 < info.lost < 1 / 3  # some buckets have all three
-        exchange = averagers[number]._exchange
-        assert exchange is not None
-        for bucket, op in zip(exchange.buckets, info.infos, strict=True):
+        for bucket, op in zip(exchange(averagers[number]).buckets, info.infos, strict=True):
             for place in bucket.numbers:
-                gradient = exchange_parameter(models[number], place).grad
+                gradient = grad(exchange_parameter(models[number], place))
                 if gradient.numel():
                     average = float(gradient.flatten()[0])
                     assert givers(average, op.world_size, ids) == set(op.members)
         assert {op.world_size for bucket, op in enumerate(info.infos) if bucket in started} == {3}
         assert {op.world_size for bucket, op in enumerate(info.infos) if bucket not in started} == {2}
-    assert_equal_at_all([[each.grad for each in model] for model in models[:2]])
+    assert_equal_at_all([[grad(each) for each in model] for model in models[:2]])
 
     # Two are left. One of them dies before it has started an op of the next step.
     with ThreadPoolExecutor(2) as pool:
@@ -528,7 +541,7 @@ def test_averages_are_exact_after_deaths_within_a_step(mortal: tuple[LocalCluste
         info = waiting.result(60)
     assert info.complete and info.members == (members.comms[0].member_id,)
     assert info.lost == 0.5 and info.world_size == 2
-    assert float(models[0][0].grad[0, 0]) == code(ids[0])
+    assert float(grad(models[0][0])[0, 0]) == code(ids[0])
 
     # The survivor of a lost peerd joins again, with the averager it has.
     averagers[1].comm = comm = rejoin(members, cluster)
@@ -537,7 +550,7 @@ def test_averages_are_exact_after_deaths_within_a_step(mortal: tuple[LocalCluste
     with ThreadPoolExecutor(2) as pool:
         ended = [pool.submit(averagers[number].finish, 60) for number in (0, 1)]
         assert all(each.result(60).members == comm.members for each in ended)
-    assert float(models[0][0].grad[0, 0]) == float(models[1][0].grad[0, 0]) == 2
+    assert float(grad(models[0][0])[0, 0]) == float(grad(models[1][0])[0, 0]) == 2
 
 
 def rejoin(members: Members, cluster: LocalCluster) -> lh.Comm:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -72,11 +72,10 @@ class GradientAverager:
         self._exchange: GradientExchange | None = None
         self._buckets()
         me = weakref.ref(self)
+        untyped: list[Any] = list(self._parameters)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                functools.partial(_hook, me, number)
-            )
-            for number, parameter in enumerate(self._parameters)
+            parameter.register_post_accumulate_grad_hook(functools.partial(_hook, me, number))
+            for number, parameter in enumerate(untyped)
         ]
 
     @property

@@ -25,13 +25,8 @@ class Bucket:
         lengths = [math.prod(shape) for shape in shapes]
         total = sum(lengths)
         self.flat = shared(client, (total,), dtype) if total else torch.empty(0, dtype=dtype)
-        self.views = [
-            part.view(shape)
-            for part, shape in zip(
-                self.flat.split(lengths),  # type: ignore[no-untyped-call]
-                shapes,
-            )
-        ]
+        parts: tuple[torch.Tensor, ...] = torch.split_with_sizes(self.flat, lengths)
+        self.views = [part.view(shape) for part, shape in zip(parts, shapes)]
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -13,7 +14,7 @@ from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, Settings, s
 
 # What average_gradients() has made for the next call, by the first parameter. It keeps no parameter alive, and goes when
 # that parameter goes. Tensors as keys are compared by identity here.
-_exchanges = WeakTensorKeyDictionary()
+_exchanges: Any = WeakTensorKeyDictionary()
 
 
 def average_gradients(
@@ -73,7 +74,7 @@ def average_gradients(
 
 def _exchange_of(parameters: list[torch.nn.Parameter], comm: Comm, settings: Settings) -> GradientExchange:
     """The exchange of an earlier call, or a new one."""
-    found: GradientExchange | None = _exchanges.get(parameters[0])  # type: ignore[no-untyped-call]
+    found: GradientExchange | None = _exchanges.get(parameters[0])
     if found is not None and _fits(found, parameters, comm, settings):
         return found
     if found is not None:
