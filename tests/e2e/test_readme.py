@@ -114,20 +114,52 @@ def inner_steps(tensor):
 """
 # What torchrun tells the only trainer of a host.
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+# The same for pages whose blocks run one after the other in one program, each after this.
+PRELUDES = {
+    "gradients": """
+import contextlib
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+import longhaul as lh
+
+dataset = TensorDataset(torch.randn(200, 8), torch.randint(3, (200,)))
+model = torch.nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+comm = lh.join("page", timeout=None)
+step = comm.begin_step(60)
+sampler = lh.torch.ElasticSampler(dataset, comm, batch_size=16)
+batches = sampler.batches(DataLoader(dataset, batch_sampler=sampler))
+state = lh.torch.State(model, optimizer, objects={"sampler": sampler})
+inputs, labels = batches.next(step)
+loss = cross_entropy(model(inputs), labels)
+""",
+}
 JOINS = 'comm = lh.join("page", timeout=None)\n'
-BLOCKS = [
-    pytest.param(block, id=f"{page.stem}-{i}")
+
+
+def programs_of(page: pathlib.Path) -> list[str]:
+    """The programs that run the Python blocks of a page."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    prelude = PRELUDES.get(page.stem)
+    if prelude is not None:
+        return ["".join(f"{prelude}{block}comm.leave(60)\n" for block in blocks)]
+    joins = ["" if "lh.join(" in block or "HSDP(" in block else JOINS for block in blocks]
+    return [PRELUDE + join + block for join, block in zip(joins, blocks)]
+
+
+PROGRAMS = [
+    pytest.param(program, id=f"{page.stem}-{i}")
     for page in PAGES
     if page != README
-    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
+    for i, program in enumerate(programs_of(page), 1)
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", PROGRAMS)
 def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "block.py"
-    joins = "lh.join(" in block or "HSDP(" in block
-    script.write_text(PRELUDE + ("" if joins else JOINS) + block)
+    script.write_text(block)
     waits_for = re.search(r"members=(\d+)", block)
     with LocalCluster(peers=1) as cluster:
         programs = [

@@ -121,6 +121,7 @@ class Comm:
         self._standings: weakref.WeakKeyDictionary[State, _Standing] = weakref.WeakKeyDictionary()
         # Ops that failed since the block of the present step began.
         self._failed: list[str] = []
+        self._size_of_step = 0  # world_size at the last boundary; 0: this member has passed none
         self.run = run
         self.group = group
 
@@ -259,6 +260,7 @@ class Comm:
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
         self._boundary = world.boundary
+        self._size_of_step = world.world_size
         return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:

@@ -5,8 +5,21 @@
 
 from __future__ import annotations
 
+from ._averager import GradientAverager
+from ._exchange import GRADIENT_TAG, GradientInfo
+from ._gradients import average_gradients
 from ._hsdp import HSDP
 from ._memory import empty
+from ._sampler import ElasticSampler
 from ._state import State
 
-__all__ = ["HSDP", "State", "empty"]
+__all__ = [
+    "GRADIENT_TAG",
+    "ElasticSampler",
+    "GradientAverager",
+    "GradientInfo",
+    "HSDP",
+    "State",
+    "average_gradients",
+    "empty",
+]

@@ -26,13 +26,8 @@ class Bucket:
         lengths = [math.prod(shape) for shape in shapes]
         total = sum(lengths)
         self.flat = shared(client, (total,), dtype) if total else torch.empty(0, dtype=dtype)
-        self.views = [
-            part.view(shape)
-            for part, shape in zip(
-                self.flat.split(lengths),  # type: ignore[no-untyped-call]
-                shapes,
-            )
-        ]
+        parts: tuple[torch.Tensor, ...] = torch.split_with_sizes(self.flat, lengths)
+        self.views = [part.view(shape) for part, shape in zip(parts, shapes)]
 
     @property
     def nbytes(self) -> int:
@@ -49,13 +44,14 @@ def buckets_of(
     """
     return [
         Bucket(client, numbers, [tensors[number].shape for number in numbers], kind)
-        for kind, numbers in _division(tensors, bytes_max, dtype)
+        for kind, numbers in division(tensors, bytes_max, dtype)
     ]
 
 
-def _division(
+def division(
     tensors: Iterable[torch.Tensor], bytes_max: int, dtype: torch.dtype | None
 ) -> list[tuple[torch.dtype, list[int]]]:
+    """The dtype of each bucket, and the numbers of the tensors in it. See buckets_of()."""
     parts: list[tuple[torch.dtype, list[int]]] = []
     room = 0
     for number, tensor in enumerate(tensors):
