@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ._diloco import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
 from ._memory import empty
 
-__all__ = ["empty"]
+__all__ = ["AsyncDiLoCo", "DiLoCo", "LocalSGD", "StreamingDiLoCo", "empty"]

@@ -22,16 +22,15 @@ class Bucket:
         self, client: Client, numbers: Sequence[int], shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> None:
         self.numbers = tuple(numbers)
-        lengths = [math.prod(shape) for shape in shapes]
-        total = sum(lengths)
+        total = sum(math.prod(shape) for shape in shapes)
+        self._shapes = list(shapes)
         self.flat = shared(client, (total,), dtype) if total else torch.empty(0, dtype=dtype)
-        self.views = [
-            part.view(shape)
-            for part, shape in zip(
-                self.flat.split(lengths),
-                shapes,
-            )
-        ]
+        self.views = self.views_of(self.flat)
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of another flat tensor, divided as `flat` is."""
+        lengths = [math.prod(shape) for shape in self._shapes]
+        return [part.view(shape) for part, shape in zip(torch.split(flat, lengths), self._shapes)]
 
     @property
     def nbytes(self) -> int:
