@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import itertools
+import re
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,11 +15,12 @@ from typing import Any
 import diloco_reference as reference
 import pytest
 import torch
-from conftest import Members, wait_until
+from conftest import Members, wait_for_open_ops, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
 from longhaul.torch import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
+from longhaul.torch._fragment import pin
 
 ROUNDS = 5
 SYNC_EVERY = 6
@@ -172,10 +177,12 @@ def test_a_newcomer(kind: str, cluster: LocalCluster) -> None:
     """A third member comes in at the end of round 1. With AsyncDiLoCo, that is before the first outer step."""
     members = Members([cluster.socket(0), cluster.socket(1)])
     make_outer = dampened
+    begun = threading.Barrier(3)  # the newcomer must not come at the boundary of round 0 already
 
     def old(comm: lh.Comm) -> History:
         trainer, history = Trainer(comm.rank), {}
         with make(kind, comm, trainer, make_outer) as diloco:
+            begun.wait(60)
             while diloco.round < ROUNDS:
                 if diloco.round == JOINS_AT - 1:
                     wait_until(lambda: comm.pending == 1)
@@ -190,6 +197,7 @@ def test_a_newcomer(kind: str, cluster: LocalCluster) -> None:
             for parameter in trainer.model.parameters():
                 parameter.fill_(3)
         diloco = make(kind, None, trainer, make_outer)
+        begun.wait(60)
         with lh.join(members.run, peerd=cluster.socket(2), state=diloco.state) as diloco.comm, diloco:
             assert diloco.round == JOINS_AT and diloco.sync.bytes > 0
             while diloco.round < ROUNDS:
@@ -213,3 +221,215 @@ def test_a_newcomer(kind: str, cluster: LocalCluster) -> None:
         history.pop(0, None)
     assert histories[2].keys() == set(range(JOINS_AT, ROUNDS + 1))
     check(kind, histories, want, exact=False)
+
+
+class Gated:
+    """A communicator whose op number `at` does not start before `gate` is set."""
+
+    def __init__(self, comm: lh.Comm, at: int, gate: threading.Event) -> None:
+        self._comm = comm
+        self._left = at
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def all_reduce(self, *arguments: Any, **options: Any) -> Any:
+        if self._left == 0:
+            assert self._gate.wait(60)
+        self._left -= 1
+        return self._comm.all_reduce(*arguments, **options)
+
+
+def die_in_flight(cluster: LocalCluster, kind: str) -> None:
+    doomed = cluster.add_peer()
+    members = Members([cluster.socket(0), cluster.socket(1), cluster.socket(doomed)])
+    gate = threading.Event()
+
+    def rounds(comm: lh.Comm) -> History | lh.Error:
+        late = comm.rank == 1
+        try:
+            return train(Gated(comm, 1, gate) if late else comm, comm.rank, kind)  # type: ignore[arg-type]
+        except lh.Error as problem:
+            return problem
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(members.all, rounds)
+        try:
+            wait_for_open_ops([cluster.peers[0], cluster.peers[doomed]])
+            cluster.kill_peer(doomed)
+        finally:
+            gate.set()
+        first, second, dead = running.result(120)
+    members.close()
+    assert isinstance(dead, lh.Unavailable), dead
+    assert isinstance(first, dict) and isinstance(second, dict), (first, second)
+    assert first.keys() == second.keys() == set(range(1, ROUNDS + 1))
+    for number, values in first.items():
+        assert all(map(torch.equal, values, second[number])), f"{kind}: members differ in round {number}"
+
+
+def test_a_host_dies_while_an_op_is_in_flight() -> None:
+    """The others go on, equal bit by bit. The dead host's trainer gets an error."""
+    with LocalCluster(peers=2) as cluster:
+        for kind in KINDS:
+            die_in_flight(cluster, kind)
+
+
+def test_only_newcomers_are_left(cluster: LocalCluster) -> None:
+    """AsyncDiLoCo: the member whose pseudo-gradient an op has died before it started the op. Nothing is updated."""
+    members = Members([cluster.socket(0)])
+    gate, begun = threading.Event(), threading.Event()
+
+    def old(comm: lh.Comm) -> None:
+        gated: Any = Gated(comm, 1, gate)
+        trainer = Trainer(0)
+        with contextlib.suppress(AssertionError), make("AsyncDiLoCo", gated, trainer):
+            begun.set()
+            wait_until(lambda: comm.pending == 1)
+            for _ in range(SYNC_EVERY):
+                trainer.inner_step()
+
+    def new() -> tuple[reference.Values, reference.Values]:
+        begun.wait(60)
+        trainer = Trainer(1)
+        with lh.join(members.run, peerd=cluster.socket(1)) as comm, make("AsyncDiLoCo", comm, trainer) as diloco:
+            start = global_values(diloco)
+            members.comms[0].leave(60)  # it leaves without having started the op
+            while diloco.round < 2:
+                trainer.inner_step()
+            return start, global_values(diloco)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(old, members.comms[0])
+        start, end = pool.submit(new).result(60)
+        gate.set()
+        assert isinstance(first.exception(60), lh.FailedPrecondition)  # it has left
+    assert all(map(torch.equal, start, end))
+
+
+def test_joins_again_with_the_same_object(pair: Members) -> None:
+    """A member leaves in the middle of a round, and comes back with its communicator replaced."""
+
+    def stays(comm: lh.Comm) -> str | None:
+        trainer = Trainer(0)
+        with make("AsyncDiLoCo", comm, trainer) as diloco:
+            while diloco.round < ROUNDS:
+                if diloco.round == 2:
+                    wait_until(lambda: comm.pending == 1 or comm.world_size == 2)
+                trainer.inner_step()
+        assert diloco.info.world_size == 2
+        return diloco.state.compute_hash()
+
+    def comes_back(comm: lh.Comm) -> str | None:
+        trainer = Trainer(1)
+        diloco = make("AsyncDiLoCo", comm, trainer)
+        with contextlib.suppress(KeyboardInterrupt), comm, diloco:
+            while diloco.round < 1:
+                trainer.inner_step()
+            trainer.inner_step()
+            raise KeyboardInterrupt
+        with lh.join(pair.run, peerd=comm._client.path, state=diloco.state) as diloco.comm, diloco:
+            while diloco.round < ROUNDS:
+                trainer.inner_step()
+        return diloco.state.compute_hash()
+
+    hashes = pair.all(lambda comm: (stays if comm.rank == 0 else comes_back)(comm))
+    assert hashes[0] == hashes[1]
+
+
+def test_what_is_refused(cluster: LocalCluster) -> None:
+    trainer = Trainer(0)
+    model, inner = trainer.model, trainer.inner
+    with lh.join("refused", peerd=cluster.socket(0)) as comm:
+        stranger = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=1.0)
+        half = torch.optim.SGD(model[0].parameters(), lr=1.0)
+        twice = [nesterov(list(model.parameters())), nesterov(list(model.parameters()))]
+        lbfgs = torch.optim.LBFGS(model.parameters())
+        fragments = [model[0], model[2]]
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            ("sync_every is 0", lambda: DiLoCo(comm, model, inner, sync_every=0)),
+            ("sync_every is 1.5", lambda: LocalSGD(comm, model, inner, sync_every=1.5)),  # type: ignore[arg-type]
+            ("quantize is 'int8'", lambda: DiLoCo(comm, model, inner, sync_every=1, quantize="int8")),  # type: ignore[arg-type]
+            ("backup_device is cuda", lambda: DiLoCo(comm, model, inner, sync_every=1, backup_device="cuda")),
+            ("bucket_cap_mb is 0", lambda: DiLoCo(comm, model, inner, sync_every=1, bucket_cap_mb=0)),
+            ("not one of the model's", lambda: DiLoCo(comm, model, inner, stranger, sync_every=1)),
+            ("2 of 4 parameters", lambda: DiLoCo(comm, model, inner, half, sync_every=1)),
+            ("in two outer optimizers", lambda: DiLoCo(comm, model, inner, twice, sync_every=1)),
+            ("LBFGS cannot be the outer optimizer", lambda: DiLoCo(comm, model, inner, lbfgs, sync_every=1)),
+            ("no parameter", lambda: DiLoCo(comm, torch.nn.Tanh(), None, sync_every=1)),
+            (
+                "give a multiple",
+                lambda: StreamingDiLoCo(comm, model, inner, sync_every=5, model_fragments=fragments),
+            ),
+            (
+                "turn of 3 inner steps",
+                lambda: StreamingDiLoCo(
+                    comm, model, inner, sync_every=6, model_fragments=fragments, fragment_sync_delay=3
+                ),
+            ),
+            (
+                "fragment_update_alpha is 2",
+                lambda: StreamingDiLoCo(
+                    comm, model, inner, sync_every=6, model_fragments=fragments, fragment_update_alpha=2
+                ),
+            ),
+            (
+                "leaves out 2 parameters of the model, the first is 2.weight",
+                lambda: StreamingDiLoCo(comm, model, inner, sync_every=6, model_fragments=[model[0]]),
+            ),
+            (
+                "model_fragments[1] has no trained parameter",
+                lambda: StreamingDiLoCo(comm, model, inner, sync_every=6, model_fragments=[model, model[0]]),
+            ),
+        ]
+        for text, call in wrong:
+            with pytest.raises(lh.InvalidArgument, match=re.escape(text)):
+                call()
+        outside = DiLoCo(None, model, inner, sync_every=1)
+        with pytest.raises(lh.FailedPrecondition, match="set `comm`"):
+            outside.__enter__()
+        with pytest.raises(lh.FailedPrecondition, match="outside the block"):
+            outside.step()
+        outside.comm = comm
+        with outside, pytest.raises(lh.FailedPrecondition, match="open already"):
+            outside.__enter__()
+
+
+def test_without_a_hook_and_evaluation(cluster: LocalCluster) -> None:
+    trainer = Trainer(0)
+    with lh.join("no-hook", peerd=cluster.socket(0)) as comm:
+        with AsyncDiLoCo(comm, trainer.model, None, sync_every=2) as diloco:
+            for _ in range(5):
+                trainer.inner_step()
+                diloco.step()
+            own = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+            with diloco.global_parameters():
+                assert all(map(torch.equal, global_values(diloco), trainer.model.parameters()))
+            assert all(map(torch.equal, own, trainer.model.parameters()))
+            assert diloco.round == 2
+        assert all(map(torch.equal, global_values(diloco), trainer.model.parameters()))
+        assert diloco.info is not None and diloco.info.world_size == 1
+
+
+def test_pages_are_locked_where_cuda_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: dict[int, int] = {}
+
+    class Driver:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            locked[address] = size
+            return 0 if size < 100 else 712
+
+        def cudaHostUnregister(self, address: int) -> None:
+            del locked[address]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    flat = torch.zeros(5)
+    pin(flat)
+    assert locked == {flat.data_ptr(): 20}
+    del flat
+    gc.collect()
+    assert locked == {}
+    with pytest.raises(lh.Unavailable, match="cudaError 712"):
+        pin(torch.zeros(25))
