@@ -6,6 +6,7 @@ each round. Then the caller may add workers at the end of the list; they begin w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -49,6 +50,12 @@ class Global:
             parameter.grad = gradients.get(number)
         self.outer.step()
 
+    def preview(self, gradients: Values) -> Values:
+        """What the global parameters would be after an outer step."""
+        twin = copy.deepcopy(self)
+        twin.outer_step(dict(enumerate(gradients)))
+        return twin.values()
+
 
 def average(of_workers: Sequence[Values]) -> Values:
     return [torch.stack(each).sum(0) / len(each) for each in zip(*of_workers)]
@@ -91,7 +98,7 @@ def async_diloco(workers: list[Worker], make_outer: MakeOptimizer, sync_every: i
         if on_its_way is not None:
             shared.outer_step(dict(enumerate(on_its_way)))
         progress = [difference(start, worker.values()) for start, worker in zip(starts, workers)]
-        starts = [difference(shared.values(), own) for own in progress]
+        starts = [shared.preview(own) for own in progress]
         for worker, start in zip(workers, starts):
             worker.set(start)
         on_its_way = average(progress)

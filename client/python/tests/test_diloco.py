@@ -6,8 +6,11 @@ import contextlib
 import copy
 import gc
 import itertools
+import os
+import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,6 +40,7 @@ History = dict[int, reference.Values]
 # Members are threads of this process, which would disturb each other's use of the global random generator.
 torch.manual_seed(7)
 MODEL = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5))
+TEACHER = 0.3 * torch.randn(12, 5)
 
 
 class Trainer:
@@ -45,15 +49,23 @@ class Trainer:
     def __init__(self, number: int) -> None:
         torch.set_num_threads(1)  # of this thread: with the same number everywhere, results are the same bits
         self.model = copy.deepcopy(MODEL)
-        self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.inner = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self._data = torch.Generator().manual_seed(number)
-        self._teacher = torch.randn(12, 5, generator=torch.Generator().manual_seed(99))
+
+    def loss(self, samples: int, data: torch.Generator) -> torch.Tensor:
+        x = torch.randn(samples, 12, generator=data)
+        y = torch.sin(x @ TEACHER) + 0.5 * torch.randn(samples, 5, generator=data)
+        return torch.nn.functional.mse_loss(self.model(x), y)
 
     def inner_step(self) -> None:
-        x = torch.randn(16, 12, generator=self._data)
         self.inner.zero_grad()
-        torch.nn.functional.mse_loss(self.model(x), torch.sin(x @ self._teacher)).backward()
+        self.loss(16, self._data).backward()
         self.inner.step()
+
+    def judge(self) -> float:
+        """The loss on data that nobody trains with."""
+        with torch.no_grad():
+            return self.loss(4096, torch.Generator().manual_seed(12345)).item()
 
 
 def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -276,6 +288,115 @@ def test_a_host_dies_while_an_op_is_in_flight() -> None:
             die_in_flight(cluster, kind)
 
 
+class Churn:
+    """A group of three, in which hosts die and others join, at moments that a seed chooses.
+
+    The group does not train past a fault before that fault has happened: members wait at round `open_until`.
+    """
+
+    GAP = 4  # rounds from fault to fault
+    TAIL = 60  # rounds after the last one
+
+    def __init__(self, cluster: LocalCluster, kind: str, faults: int, rounds: int) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._faults = faults
+        self._run = f"churn-{kind}-{faults}"
+        self._rounds = rounds
+        self._open_until = self.GAP + 3 if faults else rounds
+        self._inside: dict[int, Any] = {}  # by number: what trains now
+        self._dead: set[int] = set()
+        self._peer_of: dict[int, int] = {}
+        self.hashes: dict[int, set[str]] = {}  # by round
+        self.worlds: set[int] = set()
+
+    def member(self, number: int, together: int | None) -> float | None:
+        """Trains to the end and returns the loss; None if its host was killed."""
+        try:
+            socket = self._cluster.socket(self._peer_of[number])
+            with lh.join(self._run, peerd=socket, timeout=120, members=together, name=f"n{number:03}") as comm:
+                return self._train(comm, number)
+        except lh.Unavailable:
+            assert number in self._dead
+            return None
+
+    def _train(self, comm: lh.Comm, number: int) -> float:
+        trainer = Trainer(number)
+        with make(self._kind, comm, trainer) as diloco:
+            self._inside[number] = diloco
+            seen = diloco.round
+            while diloco.round < self._rounds:
+                wait_until(lambda: diloco.round < self._open_until, 120)
+                trainer.inner_step()
+                if diloco.round > seen:
+                    seen = diloco.round
+                    assert diloco.sync.bytes == 0, "the members have computed different bits"
+                    self.hashes.setdefault(seen, set()).add(diloco.state.hash)
+                    self.worlds.add(comm.world_size)
+        return trainer.judge()
+
+    def _alive(self) -> list[int]:
+        return [number for number in self._inside if number not in self._dead]
+
+    def _round(self) -> int:
+        return max(self._inside[number].round for number in self._alive())
+
+    def _admit(self, newcomer: int) -> None:
+        """Lets the group go on once the newcomer stands at the door, and waits until it is inside."""
+        member = self._inside[self._alive()[0]].comm
+        wait_until(lambda: member.pending > 0 or newcomer in self._inside, 120)
+        self._open_until += self.GAP
+        wait_until(lambda: newcomer in self._inside, 120)
+
+    def train(self, seed: int) -> list[float]:
+        """Trains with all faults. Returns the losses of those that are left."""
+        chance = random.Random(seed)
+        with ThreadPoolExecutor(8) as pool:
+            running = []
+            for number in range(3):
+                self._peer_of[number] = self._cluster.add_peer()
+                running.append(pool.submit(self.member, number, 3))
+            for fault in range(self._faults):
+                newcomer = 3 + fault
+                self._peer_of[newcomer] = self._cluster.add_peer()
+                wait_until(lambda at=self.GAP * (fault + 1): self._inside and self._round() >= at, 120)
+                time.sleep(chance.uniform(0, 0.05))
+                # In half of the cases the newcomer asks first, and the boundary that admits it may meet the death.
+                if chance.random() < 0.5:
+                    running.append(pool.submit(self.member, newcomer, None))
+                victim = chance.choice(self._alive())
+                self._dead.add(victim)
+                self._cluster.kill_peer(self._peer_of[victim])
+                if len(running) == newcomer:
+                    running.append(pool.submit(self.member, newcomer, None))
+                self._admit(newcomer)
+            self._open_until = self._rounds
+            losses = [each.result(300) for each in running]
+        assert len(running) == 3 + self._faults and len(self._dead) == self._faults
+        return [loss for loss in losses if loss is not None]
+
+
+# LONGHAUL_DILOCO_FAULTS=20 pytest client/python/tests/test_diloco.py -k churn    20 kills and joins for each class
+FAULTS = int(os.environ.get("LONGHAUL_DILOCO_FAULTS", "3"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_churn(kind: str) -> None:
+    with LocalCluster(peers=0) as cluster:
+        rounds = Churn.GAP * (FAULTS + 1) + Churn.TAIL
+        without = Churn(cluster, kind, 0, rounds).train(0)
+        churn = Churn(cluster, kind, FAULTS, rounds)
+        losses = churn.train(20231108)
+    first = Trainer(0).judge()
+    print(f"{kind}: loss {first:.4f} at first; {without[0]:.4f} without faults, {losses[0]:.4f} with {FAULTS}")
+    assert len(set(losses)) == len(set(without)) == 1
+    assert len(losses) == 3
+    assert all(len(hashes) == 1 for hashes in churn.hashes.values()), "members differ"
+    assert churn.hashes.keys() == set(range(1, rounds + 1))
+    assert without[0] < 0.8 * first
+    assert abs(losses[0] / without[0] - 1) < 0.02
+
+
 def test_only_newcomers_are_left(cluster: LocalCluster) -> None:
     """AsyncDiLoCo: the member whose pseudo-gradient an op has died before it started the op. Nothing is updated."""
     members = Members([cluster.socket(0)])
@@ -298,6 +419,7 @@ def test_only_newcomers_are_left(cluster: LocalCluster) -> None:
             members.comms[0].leave(60)  # it leaves without having started the op
             while diloco.round < 2:
                 trainer.inner_step()
+            assert diloco.info is None and not diloco.state.tensors["outer.made"].any(), "there was an outer step"
             return start, global_values(diloco)
 
     with ThreadPoolExecutor(2) as pool:

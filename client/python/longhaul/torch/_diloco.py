@@ -334,7 +334,7 @@ class OuterRounds(Rounds):
         self._outer.bind()
 
     def _apply(self, fragment: Fragment) -> None:
-        self._outer.step(fragment.globals, fragment.averages())
+        self._outer.step(fragment.globals, fragment.results())
 
 
 class DiLoCo(OuterRounds):
@@ -408,16 +408,21 @@ class AsyncDiLoCo(DiLoCo):
     1. Wait for the op of round k-1, usually done long ago. The outer optimizer takes its average.
     2. Pass the step boundary. Newcomers come in, and no op is in flight.
     3. A member's pseudo-gradient of round k is where its inner steps of this round began minus where they ended.
-    4. The parameters of the member are set to global parameters minus this pseudo-gradient: what it did in round k is
-       kept, though no other member has it yet. Here the inner steps of round k+1 begin.
-    5. Start the op that averages the pseudo-gradients of round k.
+    4. Start the op that averages the pseudo-gradients of round k.
+    5. The member guesses that this average will be its own pseudo-gradient: its parameters are set to what the outer
+       optimizer would make of that. Here its inner steps of round k+1 begin. The guess changes nothing that is shared.
+
+    A member alone guesses right, so its parameters are those of DiLoCo. With SGD, also with momentum, the guesses of all
+    members together have the right mean, so the late outer step does not upset the outer optimizer.
 
     Only the parameters of the model differ between members; the state is equal at all. A newcomer has no pseudo-gradient
-    yet: it takes part in the op of step 5 with weight 0, and so changes no average.
+    yet: it takes part in the op of step 4 with weight 0, and so changes no average. Its inner steps begin at the global
+    parameters.
 
     The block ends with a wait for the last op, which counts as a round. Then the model has the global parameters.
 
-    Memory: as DiLoCo, and once more the parameters, on the CPU.
+    Memory: as DiLoCo, and once more the parameters. While step 5 lasts, two times the parameters and once the state of
+    the outer optimizer. All of it on the CPU, and not shared with peerd.
     """
 
     _starts: list[torch.Tensor]
@@ -446,8 +451,9 @@ class AsyncDiLoCo(DiLoCo):
         self._finish(fragment)
         self._end_round()
         fragment.put_progress(self._starts)
-        fragment.keep_progress(self._starts)
+        own = [each.clone() for each in fragment.results()]
         fragment.start(self._joined(), weight=1.0)
+        fragment.go_from(self._outer.preview(fragment.globals, own), self._starts)
 
 
 class StreamingDiLoCo(OuterRounds):

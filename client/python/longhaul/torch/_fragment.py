@@ -103,13 +103,13 @@ class Fragment:
         for bucket, start in zip(self.outgoing, starts):
             torch.sub(start, bucket.flat, out=bucket.flat)
 
-    def keep_progress(self, starts: Sequence[torch.Tensor]) -> None:
-        """Sets each parameter, and its place in `starts`, to global - progress: to before the op that carries it."""
-        parts = self.locals()
-        for bucket, progress, start in zip(self._globals, self.outgoing, starts):
-            torch.sub(bucket.flat, progress.flat, out=start)
+    def go_from(self, values: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> None:
+        """Sets each parameter, and its place in `starts`, to a value."""
+        for part, value in zip(self.locals(), values):
+            part.copy_(value)
+        for bucket, start in zip(self._globals, starts):
             for i, view in zip(bucket.numbers, bucket.views_of(start)):
-                parts[i].copy_(view)
+                view.copy_(values[i])
 
     # ------------------------------------------------------------------ the op
 
@@ -147,8 +147,8 @@ class Fragment:
         for flat, bucket in zip(self.flats, self.outgoing):
             flat.copy_(bucket.flat)
 
-    def averages(self) -> list[torch.Tensor]:
-        """The average for each parameter, in its shape."""
+    def results(self) -> list[torch.Tensor]:
+        """What lies in the buckets that go out, for each parameter in its shape."""
         views = dict(_numbered_views(self.outgoing))
         return [views[i] for i in range(len(self.parameters))]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -127,6 +128,18 @@ class Outer:
             if parameter in stepped:
                 self._adopt(i, parameter)
 
+    def preview(
+        self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What these global parameters would be after step() with these gradients. Changes nothing but the gradients."""
+        copies = {parameter: _copy(parameter, gradient) for parameter, gradient in zip(parameters, gradients)}
+        for optimizer in self._optimizers:
+            own = {each: copy for each, copy in copies.items() if self._of[each] is optimizer}
+            states = {copy: _tensors_of(optimizer, optimizer.state.get(each, {})) for each, copy in own.items()}
+            with _stand_ins(optimizer, own, states):
+                optimizer.step()
+        return [copies[parameter].detach() for parameter in parameters]
+
     def _adopt(self, number: int, parameter: torch.nn.Parameter) -> None:
         """Moves the state of a parameter to the shared tensors, if the optimizer has made or replaced it."""
         state = self._of[parameter].state[parameter]
@@ -178,23 +191,42 @@ def _example(
     optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, earlier: dict[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
     """The state that the optimizer makes for a parameter: finds out by a step on a copy of it."""
-    copy = torch.nn.Parameter(parameter.detach().clone())
-    copy.grad = torch.zeros_like(copy)
-    groups, states = optimizer.param_groups, optimizer.state
-    group = next(group for group in groups if any(each is parameter for each in group["params"]))
-    optimizer.param_groups = [{**group, "params": [copy]}]
-    optimizer.state = collections.defaultdict(dict)
-    try:
-        if earlier:
-            optimizer.state[copy] = {key: tensor.clone() for key, tensor in earlier.items()}
-        optimizer.step()
+    copy = _copy(parameter, torch.zeros_like(parameter))
+    with _stand_ins(optimizer, {parameter: copy}, {copy: earlier or {}}):
+        try:
+            optimizer.step()
+        except TypeError as problem:
+            raise InvalidArgument(
+                f"{type(optimizer).__name__} cannot be the outer optimizer: step() without arguments fails: {problem}"
+            ) from problem
         return _tensors_of(optimizer, optimizer.state[copy])
-    except TypeError as problem:
-        raise InvalidArgument(
-            f"{type(optimizer).__name__} cannot be the outer optimizer: step() without arguments fails: {problem}"
-        ) from problem
+
+
+def _copy(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.nn.Parameter:
+    copy = torch.nn.Parameter(parameter.detach().clone())
+    copy.grad = gradient
+    return copy
+
+
+@contextlib.contextmanager
+def _stand_ins(
+    optimizer: torch.optim.Optimizer,
+    copies: Mapping[torch.nn.Parameter, torch.nn.Parameter],
+    states: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]],
+) -> Iterator[None]:
+    """In this block the optimizer has copies in place of its parameters, with copies of these states."""
+    groups, state = optimizer.param_groups, optimizer.state
+    optimizer.param_groups = [
+        {**group, "params": [copies[each] for each in group["params"] if each in copies]} for group in groups
+    ]
+    optimizer.state = collections.defaultdict(dict)
+    for copy, tensors in states.items():
+        if tensors:
+            optimizer.state[copy] = {key: tensor.clone() for key, tensor in tensors.items()}
+    try:
+        yield
     finally:
-        optimizer.param_groups, optimizer.state = groups, states
+        optimizer.param_groups, optimizer.state = groups, state
 
 
 def _tensors_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
