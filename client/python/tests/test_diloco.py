@@ -59,7 +59,7 @@ class Trainer:
 
     def inner_step(self) -> None:
         self.inner.zero_grad()
-        self.loss(16, self._data).backward()
+        self.loss(32, self._data).backward()
         self.inner.step()
 
     def judge(self) -> float:
@@ -70,6 +70,11 @@ class Trainer:
 
 def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def gentle(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """For runs so short that a momentum of 0.9 would not come to rest."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.6, nesterov=True)
 
 
 def dampened(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -295,7 +300,7 @@ class Churn:
     """
 
     GAP = 4  # rounds from fault to fault
-    TAIL = 60  # rounds after the last one
+    TAIL = 20  # rounds after the last one
 
     def __init__(self, cluster: LocalCluster, kind: str, faults: int, rounds: int) -> None:
         self._cluster = cluster
@@ -322,11 +327,13 @@ class Churn:
 
     def _train(self, comm: lh.Comm, number: int) -> float:
         trainer = Trainer(number)
-        with make(self._kind, comm, trainer) as diloco:
+        with make(self._kind, comm, trainer, gentle) as diloco:
             self._inside[number] = diloco
             seen = diloco.round
             while diloco.round < self._rounds:
                 wait_until(lambda: diloco.round < self._open_until, 120)
+                # The schedule is a function of the shared round, so newcomers need no other state.
+                trainer.inner.param_groups[0]["lr"] = 3e-3 * (1 - diloco.round / self._rounds)
                 trainer.inner_step()
                 if diloco.round > seen:
                     seen = diloco.round
