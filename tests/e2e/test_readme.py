@@ -112,6 +112,23 @@ def train(*tensors):
 def inner_steps(tensor):
     return np.full_like(tensor, 0.25)
 """
+# For blocks that use longhaul.torch.
+TORCH_PRELUDE = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+inner = torch.optim.AdamW(model.parameters())
+data = [torch.randn(16, 4) for _ in range(15)]
+
+def next_batch():
+    return torch.randn(16, 4)
+
+def loss_of(model, batch):
+    return torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True))
+
+def evaluate(model):
+    assert loss_of(model, next_batch()) > 0
+"""
 JOINS = 'comm = lh.join("page", timeout=None)\n'
 BLOCKS = [
     pytest.param(block, id=f"{page.stem}-{i}")
@@ -124,7 +141,8 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "block.py"
-    script.write_text(PRELUDE + ("" if "lh.join(" in block else JOINS) + block)
+    prelude = PRELUDE + (TORCH_PRELUDE if "lh.torch." in block else "")
+    script.write_text(prelude + ("" if "lh.join(" in block else JOINS) + block)
     waits_for = re.search(r"members=(\d+)", block)
     with LocalCluster(peers=1) as cluster:
         programs = [

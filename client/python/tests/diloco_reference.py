@@ -1,7 +1,7 @@
 """What LocalSGD, DiLoCo, AsyncDiLoCo and StreamingDiLoCo compute: N workers, one after the other, without a network.
 
-Written for reading. A worker is a model, its inner optimizer and its data. Each function yields the global parameters after
-each round. Then the caller may add workers at the end of the list; they begin with what a newcomer gets.
+Written for reading. A worker is a model, its inner optimizer and its data. Each function yields the global parameters
+after each round. Then the caller may add workers at the end of the list; they begin with what a newcomer gets.
 """
 
 from __future__ import annotations

@@ -412,12 +412,12 @@ class AsyncDiLoCo(DiLoCo):
     5. The member guesses that this average will be its own pseudo-gradient: its parameters are set to what the outer
        optimizer would make of that. Here its inner steps of round k+1 begin. The guess changes nothing that is shared.
 
-    A member alone guesses right, so its parameters are those of DiLoCo. With SGD, also with momentum, the guesses of all
-    members together have the right mean, so the late outer step does not upset the outer optimizer.
+    A member alone guesses right, so its parameters are those of DiLoCo. With SGD, also with momentum, the guesses of
+    all members together have the right mean, so the late outer step does not upset the outer optimizer.
 
-    Only the parameters of the model differ between members; the state is equal at all. A newcomer has no pseudo-gradient
-    yet: it takes part in the op of step 4 with weight 0, and so changes no average. Its inner steps begin at the global
-    parameters.
+    Only the parameters of the model differ between members; the state is equal at all. A newcomer has no
+    pseudo-gradient yet: it takes part in the op of step 4 with weight 0, and so changes no average. Its inner steps
+    begin at the global parameters.
 
     The block ends with a wait for the last op, which counts as a round. Then the model has the global parameters.
 

@@ -131,7 +131,7 @@ class Outer:
     def preview(
         self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What these global parameters would be after step() with these gradients. Changes nothing but the gradients."""
+        """What these global parameters would be after step() with these gradients. Changes only the gradients."""
         copies = {parameter: _copy(parameter, gradient) for parameter, gradient in zip(parameters, gradients)}
         for optimizer in self._optimizers:
             own = {each: copy for each, copy in copies.items() if self._of[each] is optimizer}
@@ -234,7 +234,7 @@ def _tensors_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> d
     for key, value in state.items():
         if value is not None and not isinstance(value, torch.Tensor):
             raise InvalidArgument(
-                f"{type(optimizer).__name__} keeps {key} as a {type(value).__name__}; members can share tensors only, so "
-                "use an optimizer whose state is made of tensors"
+                f"{type(optimizer).__name__} keeps {key} as a {type(value).__name__}; members can share tensors only, "
+                "so use an optimizer whose state is made of tensors"
             )
     return {key: value for key, value in state.items() if value is not None}
