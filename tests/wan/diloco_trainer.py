@@ -1,4 +1,4 @@
-"""The trainer of test_diloco.py: a class of the DiLoCo family, with inner steps that sleep.
+"""The trainer of test_wan_diloco.py: a class of the DiLoCo family, with inner steps that sleep.
 
 Writes to --result what it measured after its first round, as JSON.
 """
@@ -32,8 +32,8 @@ def make(kind: str, comm: lh.Comm, model: torch.nn.Sequential) -> DiLoCo | Strea
             fragment_sync_delay=DELAY,
             fragment_update_alpha=0.5,
         )
-    classes = {"DiLoCo": DiLoCo, "AsyncDiLoCo": AsyncDiLoCo}
-    return classes[kind](comm, model, None, sync_every=SYNC_EVERY)
+    made: type[DiLoCo] = {"DiLoCo": DiLoCo, "AsyncDiLoCo": AsyncDiLoCo}[kind]
+    return made(comm, model, None, sync_every=SYNC_EVERY)
 
 
 def main(arguments: list[str] | None = None) -> None:

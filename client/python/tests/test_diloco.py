@@ -59,7 +59,7 @@ class Trainer:
 
     def inner_step(self) -> None:
         self.inner.zero_grad()
-        self.loss(32, self._data).backward()
+        self.loss(32, self._data).backward()  # type: ignore[no-untyped-call]
         self.inner.step()
 
     def judge(self) -> float:
@@ -88,6 +88,11 @@ def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 def plain(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
+
+
+def grouped(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    groups = [{"params": parameters[::2], "weight_decay": 0.01}, {"params": parameters[1::2], "lr": 0.3}]
+    return torch.optim.SGD(groups, lr=0.7, momentum=0.5, nesterov=True)
 
 
 def adagrad(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -171,11 +176,21 @@ def test_equals_the_reference(kind: str, count: int, cluster: LocalCluster) -> N
     check(kind, histories, want, exact=count == 2)
 
 
-@pytest.mark.parametrize("make_outer", [dampened, adam, adagrad, plain])
-@pytest.mark.parametrize("kind", ["DiLoCo", "StreamingDiLoCo"])
+@pytest.mark.parametrize("make_outer", [dampened, adam, adagrad, plain, grouped])
+@pytest.mark.parametrize("kind", ["AsyncDiLoCo", "StreamingDiLoCo"])
 def test_any_outer_optimizer(kind: str, make_outer: MakeOptimizer, pair: Members) -> None:
     histories = pair.all(lambda comm: train(comm, comm.rank, kind, make_outer))
     want = list(itertools.islice(rounds_of(kind, [worker(0), worker(1)], make_outer), ROUNDS))
+    check(kind, histories, want, exact=True)
+
+
+@pytest.mark.parametrize("kind", ["AsyncDiLoCo", "StreamingDiLoCo"])
+def test_several_outer_optimizers(kind: str, pair: Members) -> None:
+    def several(parameters: list[torch.nn.Parameter]) -> Any:
+        return [nesterov(parameters[:2]), nesterov(parameters[2:])]
+
+    histories = pair.all(lambda comm: train(comm, comm.rank, kind, several))
+    want = list(itertools.islice(rounds_of(kind, [worker(0), worker(1)]), ROUNDS))
     check(kind, histories, want, exact=True)
 
 
@@ -197,7 +212,8 @@ def test_a_newcomer(kind: str, cluster: LocalCluster) -> None:
     begun = threading.Barrier(3)  # the newcomer must not come at the boundary of round 0 already
 
     def old(comm: lh.Comm) -> History:
-        trainer, history = Trainer(comm.rank), {}
+        trainer = Trainer(comm.rank)
+        history: History = {}
         with make(kind, comm, trainer, make_outer) as diloco:
             begun.wait(60)
             while diloco.round < ROUNDS:
@@ -209,7 +225,8 @@ def test_a_newcomer(kind: str, cluster: LocalCluster) -> None:
         return history
 
     def new() -> History:
-        trainer, history = Trainer(2), {}
+        trainer = Trainer(2)
+        history: History = {}
         with torch.no_grad():
             for parameter in trainer.model.parameters():
                 parameter.fill_(3)
@@ -245,16 +262,17 @@ class Gated:
 
     def __init__(self, comm: lh.Comm, at: int, gate: threading.Event) -> None:
         self._comm = comm
-        self._left = at
+        self._at = at
         self._gate = gate
+        self.started = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
     def all_reduce(self, *arguments: Any, **options: Any) -> Any:
-        if self._left == 0:
+        if self.started == self._at:
             assert self._gate.wait(60)
-        self._left -= 1
+        self.started += 1
         return self._comm.all_reduce(*arguments, **options)
 
 
@@ -343,10 +361,14 @@ class Churn:
         return trainer.judge()
 
     def _alive(self) -> list[int]:
-        return [number for number in self._inside if number not in self._dead]
+        return [number for number in list(self._inside) if number not in self._dead]
 
     def _round(self) -> int:
-        return max(self._inside[number].round for number in self._alive())
+        """The latest round that a member has come to."""
+        return max((int(self._inside[number].round) for number in self._alive()), default=0)
+
+    def _wait_for_round(self, number: int) -> None:
+        wait_until(lambda: self._round() >= number, 120)
 
     def _admit(self, newcomer: int) -> None:
         """Lets the group go on once the newcomer stands at the door, and waits until it is inside."""
@@ -366,7 +388,7 @@ class Churn:
             for fault in range(self._faults):
                 newcomer = 3 + fault
                 self._peer_of[newcomer] = self._cluster.add_peer()
-                wait_until(lambda at=self.GAP * (fault + 1): self._inside and self._round() >= at, 120)
+                self._wait_for_round(self.GAP * (fault + 1))
                 time.sleep(chance.uniform(0, 0.05))
                 # In half of the cases the newcomer asks first, and the boundary that admits it may meet the death.
                 if chance.random() < 0.5:
@@ -402,6 +424,36 @@ def test_churn(kind: str) -> None:
     assert churn.hashes.keys() == set(range(1, rounds + 1))
     assert without[0] < 0.8 * first
     assert abs(losses[0] / without[0] - 1) < 0.02
+
+
+def test_an_aborted_op_is_started_again(pair: Members) -> None:
+    gate = threading.Event()
+
+    def cancels(comm: lh.Comm) -> History:
+        counted: Any = Gated(comm, -1, gate)
+        trainer = Trainer(comm.rank)
+        history: History = {}
+        with make("AsyncDiLoCo", counted, trainer) as diloco:
+            while diloco.round < ROUNDS:
+                trainer.inner_step()
+                if diloco.round not in history and diloco.round > 0:
+                    history[diloco.round] = global_values(diloco)
+                    if diloco.round == 1:
+                        work = diloco._fragments[0]._work
+                        work.cancel()
+                        gate.set()
+                        with pytest.raises(lh.Aborted):
+                            work.wait(60)
+        assert counted.started > ROUNDS + 1, "no op was started again"
+        return history
+
+    def late(comm: lh.Comm) -> History:
+        gated: Any = Gated(comm, 1, gate)
+        return train(gated, comm.rank, "AsyncDiLoCo")
+
+    histories = pair.all(lambda comm: (cancels if comm.rank == 0 else late)(comm))
+    want = list(itertools.islice(rounds_of("AsyncDiLoCo", [worker(0), worker(1)]), ROUNDS))
+    check("AsyncDiLoCo", histories, want, exact=True)
 
 
 def test_only_newcomers_are_left(cluster: LocalCluster) -> None:
@@ -440,7 +492,7 @@ def test_only_newcomers_are_left(cluster: LocalCluster) -> None:
 def test_joins_again_with_the_same_object(pair: Members) -> None:
     """A member leaves in the middle of a round, and comes back with its communicator replaced."""
 
-    def stays(comm: lh.Comm) -> str | None:
+    def stays(comm: lh.Comm) -> Any:
         trainer = Trainer(0)
         with make("AsyncDiLoCo", comm, trainer) as diloco:
             while diloco.round < ROUNDS:
@@ -450,7 +502,7 @@ def test_joins_again_with_the_same_object(pair: Members) -> None:
         assert diloco.info.world_size == 2
         return diloco.state.compute_hash()
 
-    def comes_back(comm: lh.Comm) -> str | None:
+    def comes_back(comm: lh.Comm) -> Any:
         trainer = Trainer(1)
         diloco = make("AsyncDiLoCo", comm, trainer)
         with contextlib.suppress(KeyboardInterrupt), comm, diloco:

@@ -1,6 +1,6 @@
 """Shows that AsyncDiLoCo and StreamingDiLoCo hide the exchange, where DiLoCo waits for nearly half of the time.
 
-LONGHAUL_DILOCO_ROUNDS=20 pytest -s tests/wan/test_diloco.py    measures twenty rounds; the default run two
+LONGHAUL_DILOCO_ROUNDS=20 pytest -s tests/wan/test_wan_diloco.py    measures twenty rounds; the default run two
 """
 
 from __future__ import annotations
