@@ -32,8 +32,9 @@ def make(kind: str, comm: lh.Comm, model: torch.nn.Sequential) -> DiLoCo | Strea
             fragment_sync_delay=DELAY,
             fragment_update_alpha=0.5,
         )
-    made: type[DiLoCo] = {"DiLoCo": DiLoCo, "AsyncDiLoCo": AsyncDiLoCo}[kind]
-    return made(comm, model, None, sync_every=SYNC_EVERY)
+    if kind == "AsyncDiLoCo":
+        return AsyncDiLoCo(comm, model, None, sync_every=SYNC_EVERY)
+    return DiLoCo(comm, model, None, sync_every=SYNC_EVERY)
 
 
 def main(arguments: list[str] | None = None) -> None:
