@@ -135,6 +135,25 @@ inputs, labels = batches.next(step)
 loss = cross_entropy(model(inputs), labels)
 """,
 }
+# For blocks that use longhaul.torch.
+TORCH_PRELUDE = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+inner = torch.optim.AdamW(model.parameters())
+data = [torch.randn(16, 4) for _ in range(15)]
+
+def next_batch():
+    return torch.randn(16, 4)
+
+def loss_of(model, batch):
+    return torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True))
+
+def evaluate(model):
+    assert loss_of(model, next_batch()) > 0
+"""
+# Pages whose blocks are signatures, or run elsewhere: in a test above, and in tests/packaging.
+NOT_HERE = ("README", "python_api", "tutorial")
 JOINS = 'comm = lh.join("page", timeout=None)\n'
 
 
@@ -145,13 +164,14 @@ def programs_of(page: pathlib.Path) -> list[str]:
     if prelude is not None:
         return ["".join(f"{prelude}{block}comm.leave(60)\n" for block in blocks)]
     joins = ["" if "lh.join(" in block or "HSDP(" in block else JOINS for block in blocks]
-    return [PRELUDE + join + block for join, block in zip(joins, blocks)]
+    torch = [TORCH_PRELUDE if "lh.torch." in block else "" for block in blocks]
+    return ["".join((PRELUDE, *parts)) for parts in zip(torch, joins, blocks)]
 
 
 PROGRAMS = [
     pytest.param(program, id=f"{page.stem}-{i}")
     for page in PAGES
-    if page != README
+    if page.stem not in NOT_HERE
     for i, program in enumerate(programs_of(page), 1)
 ]
 

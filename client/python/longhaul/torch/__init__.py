@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ._averager import GradientAverager
+from ._diloco import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
 from ._exchange import GRADIENT_TAG, GradientInfo
 from ._gradients import average_gradients
 from ._hsdp import HSDP
@@ -15,11 +16,15 @@ from ._state import State
 
 __all__ = [
     "GRADIENT_TAG",
+    "HSDP",
+    "AsyncDiLoCo",
+    "DiLoCo",
     "ElasticSampler",
     "GradientAverager",
     "GradientInfo",
-    "HSDP",
+    "LocalSGD",
     "State",
+    "StreamingDiLoCo",
     "average_gradients",
     "empty",
 ]

@@ -23,11 +23,16 @@ class Bucket:
     ) -> None:
         self.client = client
         self.numbers = tuple(numbers)
-        lengths = [math.prod(shape) for shape in shapes]
-        total = sum(lengths)
+        total = sum(math.prod(shape) for shape in shapes)
+        self._shapes = list(shapes)
         self.flat = shared(client, (total,), dtype) if total else torch.empty(0, dtype=dtype)
-        parts: tuple[torch.Tensor, ...] = torch.split_with_sizes(self.flat, lengths)
-        self.views = [part.view(shape) for part, shape in zip(parts, shapes)]
+        self.views = self.views_of(self.flat)
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of another flat tensor, divided as `flat` is."""
+        lengths = [math.prod(shape) for shape in self._shapes]
+        parts: tuple[torch.Tensor, ...] = torch.split_with_sizes(flat, lengths)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes)]
 
     @property
     def nbytes(self) -> int:
