@@ -15,7 +15,8 @@
 A member is one trainer in one group of a run. If a member dies, the others go on: they redo the
 all-reduces that were in flight. `info.world_size` is the number of members in the result.
 
-All collectives take contiguous numpy arrays, contiguous PyTorch CPU tensors, and lists of them.
+All collectives take contiguous numpy arrays, contiguous PyTorch CPU tensors, other contiguous tensors on the CPU with
+DLPack or the buffer protocol, and lists of them.
 Tensors from `longhaul.empty` and `longhaul.torch.empty` are sent and received without a copy.
 Importing this package needs neither numpy nor torch.
 
@@ -29,7 +30,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ._arena import empty
+from ._arena import empty, empty_buffer
 from ._comm import Comm, Step
 from ._errors import (
     Aborted,
@@ -74,6 +75,7 @@ __all__ = [
     "World",
     "__version__",
     "empty",
+    "empty_buffer",
     "join",
     "testing",
     "torch",

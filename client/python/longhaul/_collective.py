@@ -160,7 +160,7 @@ def _alike(options: Any, tensor: Any, out: Any, *, source: bool = True, target: 
     if out is not None and target:
         _check_lists(tensor, out, "tensor", "out")
     elif several:
-        plain = plain_tensors(tensor)
+        plain = plain_tensors(tensor, target)
         if plain is not None:
             addresses, counts, dtypes = plain
             _set_slices(options, addresses if source else None, addresses if target else None, counts, dtypes)
