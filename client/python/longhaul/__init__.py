@@ -12,6 +12,8 @@
             weights -= 0.1 * gradient
     comm.leave()
 
+`lh.run(train, "demo", state=state)` does the same and joins again after a fault.
+
 A member is one trainer in one group of a run. If a member dies, the others go on: they redo the
 all-reduces that were in flight. `info.world_size` is the number of members in the result.
 
@@ -46,6 +48,7 @@ from ._errors import (
 )
 from ._join import join
 from ._member import MemberInfo, World
+from ._run import run
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
 from ._work import OpInfo, Work, wait_any
@@ -77,6 +80,7 @@ __all__ = [
     "empty",
     "empty_buffer",
     "join",
+    "run",
     "testing",
     "torch",
     "wait_any",

@@ -288,4 +288,5 @@ def empty_buffer(shape: Shape, dtype: str = "float32", *, peerd: PathLike | None
     if 0 in dimensions:
         raise InvalidArgument(f"shape {dimensions} has no elements, which a memoryview cannot have; use longhaul.empty")
     memory = arena_of(peerd).alloc(math.prod(dimensions) * _native.ITEM_BYTES[dtype])
-    return memoryview(memory).cast("B").cast(_FORMATS[dtype], dimensions)
+    view: memoryview = memoryview(memory).cast("B").cast(_FORMATS[dtype], dimensions)  # type: ignore[call-overload]
+    return view

@@ -62,7 +62,9 @@ def _of_buffer(value: Any, name: str) -> Found | None:
             f"{name} (shape {view.shape}, strides {view.strides}) is not contiguous; copy it to a contiguous buffer"
         )
     if view.readonly:
-        raise InvalidArgument(f"{name} is a read-only {type(value).__name__}; pass a writable buffer, as bytearray(...)")
+        raise InvalidArgument(
+            f"{name} is a read-only {type(value).__name__}; pass a writable buffer, as bytearray(...)"
+        )
     # This object exports the buffer: a bytearray cannot be resized while the object is alive.
     owner: Any = (_One if view.nbytes else _None).from_buffer(view)
     return Found(ctypes.addressof(owner), dtype, tuple(view.shape or ()), owner)

@@ -241,6 +241,7 @@ class Collectives:
         self._client: Client = member.client
         self._handle = member.handle
         self._member = member
+        self._record = member.record
         # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
 
@@ -454,6 +455,8 @@ class Collectives:
         """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op."""
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
+        if not async_op:
+            self._client.watcher.check_may_wait(name)
         deadline = _native.Deadline(timeout)
         options.tag = number_of(tag, "tag", (1 << 64) - 1)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
@@ -465,7 +468,8 @@ class Collectives:
         try:
             started = self._spare.pop()
         except IndexError:
-            started = Op(self._client)
+            started = Op(self._client, self._record)
+        started.kind = name
         started.owner = owner
         started.tensors = of.owners
         lib = _native.library()
@@ -482,10 +486,14 @@ class Collectives:
                 if status == _native.OK:
                     started.owner = started.tensors = None
                     self._spare.append(started)
-                    return op_info(info)
+                    result = op_info(info)
+                    self._record.op_ended(name, "", result)
+                    return result
             started.what = f"{name}{of.text}, tag {tag}"
             if started.handle.value is None:
-                raise error(status, started.what)
+                problem = error(status, started.what)
+                self._record.op_failed(problem)
+                raise problem
             if async_op:
                 return Work(started)
             if started.wait(deadline):

@@ -9,6 +9,7 @@ from . import _native
 from ._arena import Client, client_of
 from ._comm import Comm
 from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, error, number_of
+from ._log import Record
 from ._member import Member
 from ._programs import PathLike, private_socket
 from ._state import State
@@ -46,7 +47,8 @@ def join(
         with the same coordinator use the same peerd. Its flags come from the environment, as LONGHAUL_PEERD_LISTEN;
         without it, the data port is any free one. None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default
         path, $LONGHAUL_COORDINATOR does the same; else no peerd is started.
-    timeout: seconds until admission, the wait for peerd included; None: no limit. At the timeout the request to join
+    timeout: seconds until admission, the wait for peerd included; None: no limit. A newcomer waits until the others have
+        ended their step, so give more than their longest step takes, or None. At the timeout the request to join
         is withdrawn. If no coordinator serves peerd for 10 s (`--coordinator-timeout-ms` of peerd), the join ends with
         Unavailable earlier.
     members: if the group has no members, wait until this many have joined with the same number (1 to 1024). All of
@@ -171,7 +173,7 @@ def _why_withdrawn(op: ctypes.c_void_p) -> str:
 def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
     lib = _native.library()
     what = f"joining run {run} group {group}"
-    member = Member(client)
+    member = Member(client, Record(run, group))
     op = ctypes.c_void_p()
     try:
         check(
@@ -182,7 +184,10 @@ def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int
         if status == _native.DEADLINE_EXCEEDED:
             # peerd's answer to the withdrawn request says what the member waited for.
             lib.lh_leave(member.handle, 1000)
-            raise DeadlineExceeded(f"{what}: not admitted in time; {_why_withdrawn(op)}")
+            why = _why_withdrawn(op)
+            if "step boundary" in why:
+                why += "; the others reach it once in each of their steps: give a timeout longer than a step, or None"
+            raise DeadlineExceeded(f"{what}: not admitted in time; {why}")
         check(status, what)
     except BaseException:
         member.free()  # withdraws the request to join

@@ -129,7 +129,9 @@ class _TorchTensor(StateTensor):
         if tensor.is_conj() or tensor.is_neg():
             raise InvalidArgument(f"state tensor {name!r} is a lazy view; pass resolve_conj().resolve_neg() of it")
         if tensor.device.type == "meta":
-            raise InvalidArgument(f"state tensor {name!r} is on the device meta, so it has no data; pass a tensor with data")
+            raise InvalidArgument(
+                f"state tensor {name!r} is on the device meta, so it has no data; pass a tensor with data"
+            )
         super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""), tuple(tensor.shape))
         self.torch = torch
 

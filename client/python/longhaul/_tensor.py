@@ -104,7 +104,7 @@ def _check_grad(torch: Any, tensor: Any, name: str) -> None:
 def _is_freed(tensor: Any, address: int) -> bool:
     """Whether a tensor with elements has no memory, or less than its shape needs."""
     end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-    return address == 0 or tensor.untyped_storage().nbytes() < end  # type: ignore[no-any-return]
+    return address == 0 or tensor.untyped_storage().nbytes() < end
 
 
 def address_of(tensor: Any, name: str) -> int:
@@ -164,9 +164,7 @@ def numbers(values: Any) -> array.array[int]:
     return array.array("Q", values)
 
 
-def plain_tensors(
-    values: Any, written: bool
-) -> tuple[array.array[int], array.array[int], array.array[int]] | None:
+def plain_tensors(values: Any, written: bool) -> tuple[array.array[int], array.array[int], array.array[int]] | None:
     """Does for a list of torch tensors what elements_of() does for each: their addresses, lengths and dtypes (lh_dtype).
 
     None: not all are torch CPU tensors that can be used as they are. elements_of() then says what is wrong. This takes a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error
+from ._log import Record
 from ._watcher import run_callback
 
 
@@ -50,6 +52,10 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
     )
 
 
+# Two threads may see the end of an op at the same time, and one of them counts it. Reentrant: so may a finalizer.
+_settling = threading.RLock()
+
+
 class Op:
     """One op in the C library. Keeps its tensors alive until the outcome.
 
@@ -57,9 +63,10 @@ class Op:
     op uses this object again.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, record: Record) -> None:
         self.handle = ctypes.c_void_p()
-        self.what = "all_reduce"
+        self.kind = self.what = "all_reduce"
+        self.record = record
         self.client = client
         # None while the object waits to be used. The owner (the Comm) stays alive as long as the op.
         self.owner: object = None
@@ -79,7 +86,8 @@ class Op:
 
     def wait(self, deadline: _native.Deadline) -> bool:
         """Waits for an outcome. False: there is none by the deadline."""
-        if self.outcome is None:
+        if self.outcome is None and not self.poll():
+            self.client.watcher.check_may_wait(self.what)
             status = _native.wait(self.handle, deadline)
             if status == _native.DEADLINE_EXCEEDED:
                 return False
@@ -87,13 +95,22 @@ class Op:
         return True
 
     def _settle(self, status: int) -> None:
+        outcome: OpInfo | Error
         if status != _native.OK:
-            self.outcome = error(status, self.what)
+            outcome = error(status, self.what)
         else:
             info = _native.OpInfoStruct()
             check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)
-            self.outcome = op_info(info)
+            outcome = op_info(info)
+        with _settling:
+            if self.outcome is not None:
+                return
+            self.outcome = outcome
         self.tensors = None
+        if isinstance(outcome, Error):
+            self.record.op_failed(outcome)
+        else:
+            self.record.op_ended(self.kind, self.what, outcome)
 
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
@@ -127,6 +144,7 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
             return work
     if not works:
         raise InvalidArgument("wait_any: there are no ops to wait for")
+    works[0]._op.client.watcher.check_may_wait("wait_any")
     lib = _native.library()
     ops = [work._op for work in works]
     handles = (ctypes.c_void_p * len(ops))(*[op.handle for op in ops])

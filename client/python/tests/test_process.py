@@ -126,7 +126,7 @@ print('end')
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "install numpy" in output
-    assert "pass a numpy array or a torch CPU tensor" in output
+    assert "pass a numpy array, a torch tensor, or another object" in output
     assert output.endswith("end\n")
 
 
