@@ -42,6 +42,8 @@ class Client:
         # Functions that free something which is still in use: the tensors of ops that nobody waits for, states in a
         # sync, and memory that an op or a state uses. Each function tries again and returns True once it is freed.
         self.leftovers: collections.deque[Callable[[], bool]] = collections.deque()
+        # By address: the op in flight that writes the tensor there. Only ops with async_op=True.
+        self.written: dict[int, Any] = {}
         # Not at exit: threads may still use the connection then, and the end of the process closes it anyway.
         weakref.finalize(self, lib.lh_close, self.handle).atexit = False
         slice_ms = round(1000 * _native.SLICE_S)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, InvalidArgument, code_of, error, number_of
+from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, error, number_of
 from ._member import Member
 from ._tensor import Elements, elements_of, numbers, plain_tensors
 from ._work import Op, OpInfo, Work, abandon, op_info
@@ -20,11 +21,25 @@ _MEMBER_ID_MAX = (1 << 64) - 1
 _LENGTH_MAX = (1 << 48) - 1
 
 
+# Where tensors are: their elements, or their addresses. An address of 0 belongs to a tensor without elements.
+_Places = Union[list[Elements], "array.array[int]", None]
+
+
+def _addresses(places: _Places) -> Iterable[int]:
+    if places is None:
+        return ()
+    if isinstance(places, array.array):
+        return filter(None, places)
+    return [each.address for each in places if each.count]
+
+
 class _Of(NamedTuple):
-    """What an op is of: a text for errors, and what has to stay alive meanwhile."""
+    """What an op is of: a text for errors, what has to stay alive meanwhile, and what the op reads and writes."""
 
     text: str
     owners: tuple[Any, ...]
+    reads: _Places = None
+    writes: _Places = None
 
 
 # ------------------------------------------------------------------ options
@@ -144,14 +159,14 @@ def _set_tensors(
             numbers(counts),
             numbers([_native.DTYPES[each.dtype] for each in known]),
         )
-        return _Of(f" of {len(known)} tensors", owners)
+        return _Of(f" of {len(known)} tensors", owners, sources, targets)
     if sources is not None:
         options.source = sources[0].address
     if targets is not None:
         options.target = targets[0].address
     options.count = counts[0]
     options.dtype = _native.DTYPES[known[0].dtype]
-    return _Of(f" of {known[0].dtype} x {known[0].count}", owners)
+    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, sources, targets)
 
 
 def _alike(options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
@@ -163,8 +178,9 @@ def _alike(options: Any, tensor: Any, out: Any, *, source: bool = True, target: 
         plain = plain_tensors(tensor, target)
         if plain is not None:
             addresses, counts, dtypes = plain
-            _set_slices(options, addresses if source else None, addresses if target else None, counts, dtypes)
-            return _Of(f" of {len(tensor)} tensors", tuple(tensor))
+            reads, writes = addresses if source else None, addresses if target else None
+            _set_slices(options, reads, writes, counts, dtypes)
+            return _Of(f" of {len(tensor)} tensors", tuple(tensor), reads, writes)
     sources = _side(tensor, "tensor", written=target and out is None)
     targets = None
     if target and out is None:
@@ -392,6 +408,24 @@ class Collectives:
         assert isinstance(info, OpInfo)
         return info
 
+    def _note_written(self, op: Op, of: _Of) -> None:
+        op.written = tuple(_addresses(of.writes))
+        self._client.written.update(dict.fromkeys(op.written, op))
+
+    def _check_not_written(self, name: str, of: _Of) -> None:
+        """Raises FailedPrecondition if an op in flight writes one of the tensors.
+
+        It finds tensors that begin at the same place. Whoever gives an op a part of another op's tensor is on their own.
+        """
+        written = self._client.written
+        for address in itertools.chain(_addresses(of.reads), _addresses(of.writes)):
+            other = written.get(address)
+            if other is not None and not other.poll():
+                raise FailedPrecondition(
+                    f"{name}{of.text}: an op in flight ({other.what}) writes the same tensor; wait for that op first, or "
+                    "give this one another tensor"
+                )
+
     def _is_root(self, options: Any, root: int, root_member: int | None) -> bool:
         """Names the root. Returns whether this member is the root."""
         _name_member(options, "root", root, root_member)
@@ -465,6 +499,8 @@ class Collectives:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
             _SETTERS[option](options, value)
         self._client.sweep()
+        if self._client.written:
+            self._check_not_written(name, of)
         try:
             started = self._spare.pop()
         except IndexError:
@@ -495,6 +531,7 @@ class Collectives:
                 self._record.op_failed(problem)
                 raise problem
             if async_op:
+                self._note_written(started, of)
                 return Work(started)
             if started.wait(deadline):
                 return started.info()

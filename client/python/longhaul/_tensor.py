@@ -87,7 +87,7 @@ def check_local(tensor: Any, name: str) -> None:
     """Raises InvalidArgument for a DTensor."""
     if isinstance(tensor, class_of("torch.distributed.tensor", "DTensor")):
         raise InvalidArgument(
-            f"{name} is a DTensor, whose parts lie on several ranks; pass its local part, {name}.to_local(), "
+            f"{name} is a DTensor, whose parts lie on several ranks; pass its local part, that is .to_local() of it, "
             "in a group of its own for each shard"
         )
 
@@ -126,6 +126,8 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str, written: bool) -> El
         raise InvalidArgument(
             f"{name} has dtype {tensor.dtype}, which no op takes; convert it to one of {', '.join(_native.DTYPES)}"
         )
+    if tensor.device.type == "meta":
+        raise InvalidArgument(f"{name} is on the device meta, so it has no data; pass a tensor with data")
     if tensor.device.type != "cpu":
         raise InvalidArgument(
             f"{name} is on {tensor.device}; copy it to a CPU tensor first, best from longhaul.torch.empty"

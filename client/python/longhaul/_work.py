@@ -71,6 +71,7 @@ class Op:
         # None while the object waits to be used. The owner (the Comm) stays alive as long as the op.
         self.owner: object = None
         self.tensors: tuple[Any, ...] | None = None
+        self.written: tuple[int, ...] = ()  # addresses of tensors, as in Client.written
         self.outcome: OpInfo | Error | None = None
         weakref.finalize(self, _free_op, client, self.handle).atexit = False
 
@@ -107,6 +108,9 @@ class Op:
                 return
             self.outcome = outcome
         self.tensors = None
+        for address in self.written:
+            self.client.written.pop(address, None)
+        self.written = ()
         if isinstance(outcome, Error):
             self.record.op_failed(outcome)
         else:
