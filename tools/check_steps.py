@@ -118,7 +118,15 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     loose = ["--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--allow-any-generics"]
     tests = [
         path
-        for path in ("client/python/tests", "tests/e2e", "tests/chaos", "tests/wan", "tests/deploy", "tests/observe")
+        for path in (
+            "client/python/tests",
+            "tests/e2e",
+            "tests/chaos",
+            "tests/wan",
+            "tests/packaging",
+            "tests/deploy",
+            "tests/observe",
+        )
         if any((ROOT / path).glob("*.py"))
     ]
     strict, _ = run(
@@ -127,7 +135,6 @@ def mypy(name: str, log: pathlib.Path) -> Result:
             *command,
             "client/python/longhaul",
             "client/examples",
-            "client/pybuild.py",
             "deploy",
             "tools",
             "--exclude=_e2e_test",
@@ -197,6 +204,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan"),
     "epoll": pytest("client/python/tests", "tests/e2e", "tests/chaos", settings=("LONGHAUL_PEERD_IO=epoll",)),
     "bench": pytest("bench"),
+    "packaging": pytest("-rs", "tests/packaging"),
     "deploy": pytest("-rs", "-m", "not images", "tests/deploy"),
     "images": pytest("-rs", "-m", "images", "tests/deploy"),
     "observe": pytest("-rs", "-m", "not churn", "tests/observe"),
@@ -211,7 +219,20 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
 }
 LINT = ["format", "ruff", "ruff-format", "mypy"]
 SETS = {
-    "default": ["build", *LINT, "bazel", "python", "e2e", "bench", "deploy", "observe", "chaos", "network", "tidy"],
+    "default": [
+        "build",
+        *LINT,
+        "bazel",
+        "python",
+        "e2e",
+        "bench",
+        "packaging",
+        "deploy",
+        "observe",
+        "chaos",
+        "network",
+        "tidy",
+    ],
     "quick": ["build", *LINT, "unit", "python"],
     "full": [
         "build",
@@ -221,6 +242,7 @@ SETS = {
         "e2e",
         "epoll",
         "bench",
+        "packaging",
         "deploy",
         "images",
         "observe",
@@ -234,7 +256,7 @@ SETS = {
     ],
     "lint": [*LINT, "tidy"],
 }
-NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "observe", "churn", "chaos", "network"}
+NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "packaging", "observe", "churn", "chaos", "network"}
 
 
 def prune_cache() -> None:

@@ -33,8 +33,8 @@ Key MostVotes(const std::map<Key, size_t>& votes) {
 
 class Count {
  public:
-  Count(std::vector<Candidate> offers, std::optional<uint64_t> due)
-      : offers_(std::move(offers)), due_(due) {
+  Count(std::vector<Candidate> offers, std::optional<Agreed> agreed)
+      : offers_(std::move(offers)), agreed_(agreed) {
     std::sort(offers_.begin(), offers_.end(),
               [](const Candidate& a, const Candidate& b) { return a.member < b.member; });
   }
@@ -91,16 +91,17 @@ class Count {
   }
 
   void CheckRevisions() {
-    if (!due_) return;
+    if (!agreed_) return;
     for (Candidate& c : offers_) {
-      if (c.offer.revision <= *due_ || refused_.contains(c.member)) continue;
+      if (c.offer.revision <= agreed_->due || refused_.contains(c.member)) continue;
       if (c.offer.kept) {
         c.offer.strategy = SyncStrategy::kReceive;
         continue;
       }
       Refuse(c, Code::kStateMismatch,
              "revision is " + std::to_string(c.offer.revision) + ", due is " +
-                 std::to_string(*due_) + ": between two syncs the revision rises by one, not more");
+                 std::to_string(agreed_->due) +
+                 ": a revision rises by at most one in each step since the last sync");
     }
   }
 
@@ -145,7 +146,7 @@ class Count {
     ForEachLegal([&](const Candidate& c) {
       if (MayWin(c)) highest = std::max(highest.value_or(0), c.offer.revision);
     });
-    if ((!highest || (due_ && *highest + 1 < *due_)) && Postpone()) return;
+    if ((!highest || (agreed_ && *highest < agreed_->revision)) && Postpone()) return;
     if (!highest) {
       ForEachLegal([this](const Candidate& c) {
         Refuse(c, Code::kFailedPrecondition,
@@ -153,11 +154,11 @@ class Count {
       });
       return;
     }
-    if (due_ && *highest + 1 < *due_) {
+    if (agreed_ && *highest < agreed_->revision) {
       ForEachLegal([&](const Candidate& c) {
         Refuse(c, Code::kStateMismatch,
                "the highest revision that anybody offers is " + std::to_string(*highest) +
-                   ", committed was " + std::to_string(*due_ - 1) +
+                   ", committed was " + std::to_string(agreed_->revision) +
                    ": load a checkpoint of it, or let all members leave: a group that was empty "
                    "starts at any revision");
       });
@@ -192,17 +193,17 @@ class Count {
   }
 
   std::vector<Candidate> offers_;
-  const std::optional<uint64_t> due_;
+  const std::optional<Agreed> agreed_;
   std::map<MemberId, SyncVerdict> refused_;
   Election election_;
 };
 
 }  // namespace
 
-Election Elect(std::vector<Candidate> offers, std::optional<uint64_t> due) {
+Election Elect(std::vector<Candidate> offers, std::optional<Agreed> agreed) {
   std::set<MemberId> members;
   for (const Candidate& c : offers) LH_CHECK(members.insert(c.member).second);
-  return Count(std::move(offers), due).Run();
+  return Count(std::move(offers), agreed).Run();
 }
 
 }  // namespace longhaul::coordinator

@@ -1,15 +1,17 @@
 // Elects the state of a group: decides from the offers of its members which state a sync makes
 // equal at all of them, who must fetch it, and who is refused.
 //
-// Pure function of the offers and of the revision that is due. The order of the offers makes no
-// difference. `due` is the committed revision plus one; the first sync of a group has none.
+// Pure function of the offers and of the committed revision. The order of the offers makes no
+// difference. `due` is the highest revision that a member may have by now: the committed one plus
+// the number of step boundaries since, at least 1. Members that sync at some boundaries only bring
+// more than one new revision. The first sync of a group has neither.
 //
 // The rules, in this order. An offer that a rule refuses takes no part in the rules below it.
 //
 //  1. Strategies. Either all members use kPopular, or none. If some do, the smaller side is
 //     refused. If both sides are equally large, the members with kPopular stay.
 //  2. Revisions. The first sync accepts any revision. Later, an offer above `due` is refused,
-//     because a revision rises by one between two syncs. Exception: if its peer had kept the state
+//     because a revision rises by at most one in a step. Exception: if its peer had kept the state
 //     of a former member (SyncOffer.kept), the state may be of another history of the group. Then
 //     the offer stays, but can only receive. An offer below `due` stays, too: its member is
 //     outdated.
@@ -79,8 +81,14 @@ struct Election {
   std::vector<SyncVerdict> verdicts;  // one for each offer, by member number
 };
 
-// Holds one election. Each member may occur in `offers` only once. `due`: the committed revision
-// plus one; nullopt: the group has never synced.
-Election Elect(std::vector<Candidate> offers, std::optional<uint64_t> due);
+// What the group has agreed on, and how far its members may have come since.
+struct Agreed {
+  uint64_t revision = 0;  // committed
+  uint64_t due = 1;       // the highest revision that may be offered; above `revision`
+};
+
+// Holds one election. Each member may occur in `offers` only once. `agreed`: nullopt: the group has
+// never synced.
+Election Elect(std::vector<Candidate> offers, std::optional<Agreed> agreed);
 
 }  // namespace longhaul::coordinator

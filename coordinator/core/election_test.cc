@@ -68,7 +68,7 @@ TEST(Election, WhereOnlyWhatIsFetchedMayWinAllOfferAgain) {
   EXPECT_EQ(e.again, "no member offers a state that can be elected, and m2 was still fetching one");
   EXPECT_EQ(e.revision, 4U);
   // A state below the committed revision cannot be elected, either.
-  EXPECT_FALSE(Elect({Offer(1, 5, 3), fetching}, 5).again.empty());
+  EXPECT_FALSE(Elect({Offer(1, 5, 3), fetching}, Agreed{4, 5}).again.empty());
   // A state that is being fetched is not waited for if its member only receives.
   fetching.offer.strategy = SyncStrategy::kReceive;
   e = Elect({first, fetching}, std::nullopt);
@@ -79,7 +79,7 @@ TEST(Election, WhereOnlyWhatIsFetchedMayWinAllOfferAgain) {
 TEST(Election, WhatIsFetchedIsNotWaitedForWhereAnotherStateIsElected) {
   Candidate fetching = Offer(2, 6, 4);
   fetching.offer.complete = false;
-  const Election e = Elect({Offer(1, 5, 3), fetching}, 4);
+  const Election e = Elect({Offer(1, 5, 3), fetching}, Agreed{3, 4});
   EXPECT_EQ(e.again, "");
   EXPECT_EQ(Actions(e), "kf");
 }
@@ -97,19 +97,19 @@ TEST(Election, TheFirstSyncTakesTheHighestRevision) {
 }
 
 TEST(Election, AnOutdatedMemberIsPulledForwardThoughPopular) {
-  const Election e = Elect({Offer(1, 7, 4), Offer(2, 5, 3), Offer(3, 5, 3)}, 4);
+  const Election e = Elect({Offer(1, 7, 4), Offer(2, 5, 3), Offer(3, 5, 3)}, Agreed{3, 4});
   EXPECT_EQ(e.revision, 4U);
   EXPECT_EQ(Actions(e), "kff");
 }
 
 TEST(Election, WithoutACurrentMemberTheHighestOutdatedRevisionWins) {
-  const Election e = Elect({Offer(1, 7, 3), Offer(2, 5, 2), Offer(3, 5, 2)}, 4);
+  const Election e = Elect({Offer(1, 7, 3), Offer(2, 5, 2), Offer(3, 5, 2)}, Agreed{3, 4});
   EXPECT_EQ(e.revision, 3U);
   EXPECT_EQ(Actions(e), "kff");
 }
 
 TEST(Election, ARevisionBelowTheCommittedOneIsNeverElected) {
-  const Election e = Elect({Offer(1, 7, 2), Offer(2, 5, 1)}, 4);
+  const Election e = Elect({Offer(1, 7, 2), Offer(2, 5, 1)}, Agreed{3, 4});
   EXPECT_FALSE(e.elected);
   EXPECT_EQ(Actions(e), "rr");
   EXPECT_EQ(Of(e, 1).refusal.code, Code::kStateMismatch);
@@ -119,40 +119,50 @@ TEST(Election, ARevisionBelowTheCommittedOneIsNeverElected) {
 TEST(Election, WhatWasKeptFromAnotherHistoryIsPulledForward) {
   Candidate kept = Offer(1, 7, 100);
   kept.offer.kept = true;
-  const Election e = Elect({kept, Offer(2, 5, 4), Offer(3, 100, 100)}, 4);
+  const Election e = Elect({kept, Offer(2, 5, 4), Offer(3, 100, 100)}, Agreed{3, 4});
   EXPECT_EQ(e.revision, 4U);
   EXPECT_EQ(Actions(e), "fkr");
   // Alone, a kept state of a higher revision elects nobody: it counts as outdated.
-  EXPECT_FALSE(Elect({kept}, 4).elected);
+  EXPECT_FALSE(Elect({kept}, Agreed{3, 4}).elected);
+}
+
+TEST(Election, MembersThatDidNotSyncAtEachBoundaryBringMoreThanOneNewRevision) {
+  // Committed: 3. There were four boundaries since.
+  const Election e =
+      Elect({Offer(1, 7, 4), Offer(2, 7, 4), Offer(3, 0, 9), Offer(4, 8, 5)}, Agreed{3, 7});
+  EXPECT_TRUE(e.elected);
+  EXPECT_EQ(e.revision, 7u);
+  EXPECT_EQ(e.verdicts.at(2).action, Do::kFetch);
+  EXPECT_EQ(e.verdicts.at(3).action, Do::kRefuse);
 }
 
 TEST(Election, WhatWasKeptWinsLikeAnyOtherWhereItIsDue) {
   Candidate kept = Offer(1, 7, 100);
   kept.offer.kept = true;
   EXPECT_EQ(Actions(Elect({kept, Offer(2, 5, 4)}, std::nullopt)), "kf");
-  EXPECT_EQ(Actions(Elect({kept, Offer(2, 5, 99)}, 100)), "kf");
+  EXPECT_EQ(Actions(Elect({kept, Offer(2, 5, 99)}, Agreed{99, 100})), "kf");
 }
 
 TEST(Election, AnIncompleteStateNeverWins) {
   Candidate fetching = Offer(1, 4, 3);
   fetching.offer.complete = false;
-  const Election e = Elect({fetching, Offer(2, 5, 3), Offer(3, 6, 2)}, 3);
+  const Election e = Elect({fetching, Offer(2, 5, 3), Offer(3, 6, 2)}, Agreed{2, 3});
   EXPECT_EQ(e.state, State(5));
   EXPECT_EQ(e.holders, std::vector<MemberId>{MemberId(2)});
   EXPECT_EQ(Actions(e), "fkf");
   fetching.offer.state = State(5);
-  EXPECT_EQ(Actions(Elect({fetching, Offer(2, 5, 3)}, 3)), "fk");
-  EXPECT_FALSE(Elect({fetching}, 3).elected);
+  EXPECT_EQ(Actions(Elect({fetching, Offer(2, 5, 3)}, Agreed{2, 3})), "fk");
+  EXPECT_FALSE(Elect({fetching}, Agreed{2, 3}).elected);
 }
 
 TEST(Election, AMemberThatOnlyLagsInItsRevisionKeepsItsBits) {
-  const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 3)}, 4);
+  const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 3)}, Agreed{3, 4});
   EXPECT_EQ(Actions(e), "kk");
   EXPECT_EQ(e.holders.size(), 2U);
 }
 
 TEST(Election, AnIncrementByTwoIsRefusedAndTheOthersGoOn) {
-  const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 4), Offer(3, 8, 6)}, 4);
+  const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 4), Offer(3, 8, 6)}, Agreed{3, 4});
   EXPECT_EQ(Actions(e), "kkr");
   EXPECT_EQ(Of(e, 3).refusal.code, Code::kStateMismatch);
   EXPECT_NE(Of(e, 3).refusal.text.find("revision is 6, due is 4"), std::string::npos);
@@ -171,7 +181,7 @@ TEST(Election, AManifestMayNotWinByMembersThatAreRefused) {
   ahead.offer.manifest = kOtherNames;
   Candidate ahead_too = Offer(2, 7, 9);
   ahead_too.offer.manifest = kOtherNames;
-  const Election e = Elect({ahead, ahead_too, Offer(3, 7, 1)}, 1);
+  const Election e = Elect({ahead, ahead_too, Offer(3, 7, 1)}, Agreed{0, 1});
   EXPECT_EQ(Actions(e), "rrk");
   EXPECT_EQ(e.manifest, kNames);
 }

@@ -115,7 +115,9 @@ struct StateRecord {
   uint64_t revision = 0;
   Hash128 state;
   Hash128 manifest;
-  LH_FIELDS(StateRecord, LH_FIELD(revision), LH_FIELD(state), LH_FIELD(manifest));
+  uint64_t ballots = 0;  // GroupRecord::ballots then
+  LH_FIELDS(StateRecord, LH_FIELD(revision), LH_FIELD(state), LH_FIELD(manifest),
+            LH_FIELD(ballots));
 };
 
 struct GroupRecord {

@@ -156,9 +156,13 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
   LH_CHECK(!fetching_) << ToString(record->group) << " elects while members fetch";
   std::vector<Candidate> candidates;
   for (const auto& [member, offer] : offers_) candidates.push_back({member, offer});
-  std::optional<uint64_t> due;
-  if (record->state) due = record->state->revision + 1;
-  const Election election = coordinator::Elect(std::move(candidates), due);
+  std::optional<Agreed> agreed;
+  if (record->state) {
+    const uint64_t boundaries = record->ballots - record->state->ballots;
+    const uint64_t revision = record->state->revision;
+    agreed = Agreed{revision, revision + std::max<uint64_t>(boundaries, 1)};
+  }
+  const Election election = coordinator::Elect(std::move(candidates), agreed);
   Fetching f;
   f.revision = election.revision;
   f.manifest = election.manifest;
@@ -198,7 +202,7 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
 }
 
 void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out) {
-  record->state = StateRecord{done.revision, done.state, done.manifest};
+  record->state = StateRecord{done.revision, done.state, done.manifest, record->ballots};
   for (MemberRecord& member : record->members) {
     const auto offer = done.offers.find(member.member);
     if (offer == done.offers.end()) continue;

@@ -211,8 +211,9 @@ TEST_F(SyncTest, AnIncrementByTwoIsThatMembersErrorAlone) {
   Sync(3, State(7, 5));
   EXPECT_TRUE(Committed(1, 6, 4) && Committed(2, 6, 4));
   EXPECT_EQ(End(3).outcome.code, Code::kStateMismatch);
-  EXPECT_EQ(End(3).outcome.text,
-            "revision is 5, due is 4: between two syncs the revision rises by one, not more");
+  EXPECT_EQ(
+      End(3).outcome.text,
+      "revision is 5, due is 4: a revision rises by at most one in each step since the last sync");
   EXPECT_EQ(h_.Notices("sync_refused").size(), 1U);
 }
 

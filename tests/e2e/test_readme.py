@@ -112,6 +112,8 @@ def train(*tensors):
 def inner_steps(tensor):
     return np.full_like(tensor, 0.25)
 """
+# What torchrun tells the only trainer of a host.
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 JOINS = 'comm = lh.join("page", timeout=None)\n'
 BLOCKS = [
     pytest.param(block, id=f"{page.stem}-{i}")
@@ -124,14 +126,15 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "block.py"
-    script.write_text(PRELUDE + ("" if "lh.join(" in block else JOINS) + block)
+    joins = "lh.join(" in block or "HSDP(" in block
+    script.write_text(PRELUDE + ("" if joins else JOINS) + block)
     waits_for = re.search(r"members=(\d+)", block)
     with LocalCluster(peers=1) as cluster:
         programs = [
             subprocess.Popen(
                 [sys.executable, str(script)],
                 cwd=tmp_path,
-                env={**os.environ, "LONGHAUL_SOCKET": cluster.socket(0)},
+                env={**os.environ, **TORCHRUN, "LONGHAUL_SOCKET": cluster.socket(0)},
                 stderr=subprocess.PIPE,
                 text=True,
             )

@@ -17,8 +17,8 @@
 A member is one trainer in one group of a run. If a member dies, the others go on: they redo the
 all-reduces that were in flight. `info.world_size` is the number of members in the result.
 
-All collectives take contiguous numpy arrays, contiguous PyTorch CPU tensors, other contiguous tensors on the CPU with
-DLPack or the buffer protocol, and lists of them.
+All collectives take contiguous numpy arrays, contiguous PyTorch tensors on the CPU or one CUDA
+device, other contiguous tensors on the CPU with DLPack or the buffer protocol, and lists of them.
 Tensors from `longhaul.empty` and `longhaul.torch.empty` are sent and received without a copy.
 Importing this package needs neither numpy nor torch.
 

@@ -44,6 +44,8 @@ class Client:
         self.leftovers: collections.deque[Callable[[], bool]] = collections.deque()
         # By address: the op in flight that writes the tensor there. Only ops with async_op=True.
         self.written: dict[int, Any] = {}
+        # By address of a block from alloc(): what to call before the block is freed.
+        self._before_free: dict[int, list[tuple[object, Callable[[], None]]]] = {}
         # Not at exit: threads may still use the connection then, and the end of the process closes it anyway.
         weakref.finalize(self, lib.lh_close, self.handle).atexit = False
         slice_ms = round(1000 * _native.SLICE_S)
@@ -96,6 +98,22 @@ class Client:
             raise
         return memory
 
+    def before_free(self, address: int, owner: object, call: Callable[[], None]) -> None:
+        """Has `call` called once, before the block from alloc() that begins at `address` is freed; the last call first.
+
+        For memory that a device has pinned: it has to be unpinned while it is still there.
+        """
+        self._before_free.setdefault(address, []).append((owner, call))
+
+    def is_held(self, address: int, owner: object = None) -> bool:
+        """Whether before_free() was called for the block that begins at `address`, by `owner` if one is given."""
+        return any(owner is None or each is owner for each, _ in self._before_free.get(address, ()))
+
+    def unhold(self, address: int) -> None:
+        """Makes the calls of before_free()."""
+        for _, call in reversed(self._before_free.pop(address, [])):
+            call()
+
     def let_go(self, attempt: Callable[[], bool]) -> None:
         """Calls `attempt` now and at each sweep() until it returns True."""
         if not attempt():
@@ -133,6 +151,8 @@ def _free(client: Client, data: ctypes.c_void_p) -> None:
     """Frees memory from alloc(). A second call does nothing."""
     block = ctypes.c_void_p(data.value)
     data.value = None
+    if block.value is not None:
+        client.unhold(block.value)
     # The garbage collector may free a tensor before the state that uses it. Then lh_free() refuses, until a sweep.
     client.let_go(functools.partial(_is_freed, client.handle, block))
 

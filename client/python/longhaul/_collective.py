@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Union
 
 from . import _native
 from ._arena import Client
+from ._device_op import DeviceOp, Staged, Starter
 from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, error, number_of
 from ._member import Member
 from ._tensor import Elements, elements_of, numbers, plain_tensors
@@ -34,12 +35,20 @@ def _addresses(places: _Places) -> Iterable[int]:
 
 
 class _Of(NamedTuple):
-    """What an op is of: a text for errors, what has to stay alive meanwhile, and what the op reads and writes."""
+    """What an op is of: a text for errors, what has to stay alive meanwhile, and what the op reads and writes.
+
+    staged: the tensors on a GPU.
+    """
 
     text: str
     owners: tuple[Any, ...]
     reads: _Places = None
     writes: _Places = None
+    staged: Staged | None = None
+
+
+#: Gives the sources and targets that are on a GPU their addresses.
+_Stage = Callable[[list[Elements] | None, list[Elements] | None], Staged | None]
 
 
 # ------------------------------------------------------------------ options
@@ -146,11 +155,17 @@ def _set_slices(
 
 
 def _set_tensors(
-    options: Any, several: bool, sources: list[Elements] | None, targets: list[Elements] | None, counts: list[int]
+    stage: _Stage,
+    options: Any,
+    several: bool,
+    sources: list[Elements] | None,
+    targets: list[Elements] | None,
+    counts: list[int],
 ) -> _Of:
     """Fills in the tensors. counts: the elements of each; in parts: of one part."""
     known = sources or targets or []
     owners = tuple(each.owner for side in (sources, targets) if side is not None for each in side)
+    staged = stage(sources, targets)
     if several:
         _set_slices(
             options,
@@ -159,17 +174,17 @@ def _set_tensors(
             numbers(counts),
             numbers([_native.DTYPES[each.dtype] for each in known]),
         )
-        return _Of(f" of {len(known)} tensors", owners, sources, targets)
+        return _Of(f" of {len(known)} tensors", owners, sources, targets, staged)
     if sources is not None:
         options.source = sources[0].address
     if targets is not None:
         options.target = targets[0].address
     options.count = counts[0]
     options.dtype = _native.DTYPES[known[0].dtype]
-    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, sources, targets)
+    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, sources, targets, staged)
 
 
-def _alike(options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
+def _alike(stage: _Stage, options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
     """Fills in tensors whose results are like them. out None: in place. source, target: what this member needs."""
     several = _is_list(tensor)
     if out is not None and target:
@@ -188,7 +203,7 @@ def _alike(options: Any, tensor: Any, out: Any, *, source: bool = True, target: 
     elif target:
         targets = _side(out, "out", written=True)
         _check_alike(sources, targets, several)
-    return _set_tensors(options, several, sources if source else None, targets, [each.count for each in sources])
+    return _set_tensors(stage, options, several, sources if source else None, targets, [each.count for each in sources])
 
 
 def _lengths(counts: Counts, name: str) -> list[int]:
@@ -260,18 +275,21 @@ class Collectives:
         self._record = member.record
         # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
+        # For ops on tensors of a GPU: host memory by copier (longhaul.torch._staging.Pools), and a thread.
+        self._pools: dict[Any, Any] = {}
+        self._starter = Starter()
 
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
         options = _native.AllReduceOptions()
         options.op = code_of(_native.REDUCE_OPS, op, "op")
-        return self._start("all_reduce", owner, options, _alike(options, tensor, out), **more)
+        return self._start("all_reduce", owner, options, _alike(self._stage, options, tensor, out), **more)
 
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
         options = _native.ReduceOptions()
         options.op = code_of(_native.REDUCE_OPS, op, "op")
-        of = _alike(options, tensor, out, target=self._is_root(options, root, root_member))
+        of = _alike(self._stage, options, tensor, out, target=self._is_root(options, root, root_member))
         return self._start("reduce", owner, options, of, **more)
 
     def reduce_scatter(
@@ -294,7 +312,7 @@ class Collectives:
     ) -> OpInfo | Work:
         options = _native.BroadcastOptions()
         _name_member(options, "root", root, root_member)
-        return self._start("broadcast", owner, options, _alike(options, tensor, out), **more)
+        return self._start("broadcast", owner, options, _alike(self._stage, options, tensor, out), **more)
 
     def gather(
         self,
@@ -367,7 +385,7 @@ class Collectives:
             options.world = len(gives)
             options.counts = _c_numbers(gives)
             options.target_counts = _c_numbers(gets)
-            of = _set_tensors(options, several, sources, targets, [0])
+            of = _set_tensors(self._stage, options, several, sources, targets, [0])
             return self._start("all_to_all", owner, options, of, **more)
         options.world = world = self._world(more)
         for i, source in enumerate(sources):
@@ -376,7 +394,9 @@ class Collectives:
                     f"{_at('tensor', i, several)} has {source.count} elements, and {world} members take part; "
                     "it needs a part of the same length for each"
                 )
-        of = _set_tensors(options, several, sources, targets, [source.count // world for source in sources])
+        of = _set_tensors(
+            self._stage, options, several, sources, targets, [source.count // world for source in sources]
+        )
         return self._start("all_to_all", owner, options, of, **more)
 
     def send(
@@ -384,14 +404,14 @@ class Collectives:
     ) -> OpInfo | Work:
         options = _native.SendOptions()
         _name_member(options, "to", to, to_member)
-        return self._start("send", owner, options, _alike(options, tensor, None, target=False), **more)
+        return self._start("send", owner, options, _alike(self._stage, options, tensor, None, target=False), **more)
 
     def recv(
         self, owner: object, tensor: Any, source: int | None, source_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
         options = _native.RecvOptions()
         _name_member(options, "from", source, source_member, "source")
-        return self._start("recv", owner, options, _alike(options, tensor, None, source=False), **more)
+        return self._start("recv", owner, options, _alike(self._stage, options, tensor, None, source=False), **more)
 
     def barrier(self, owner: object, more: dict[str, Any]) -> OpInfo | Work:
         return self._start("barrier", owner, _native.BarrierOptions(), _Of("", ()), **more)
@@ -403,7 +423,7 @@ class Collectives:
         elements = [Elements(ctypes.addressof(values), len(values), "uint64", (len(values),), values)]
         options = _native.AllReduceOptions()
         options.op = _native.REDUCE_OPS[op]
-        of = _set_tensors(options, False, elements, elements, [len(values)])
+        of = _set_tensors(self._stage, options, False, elements, elements, [len(values)])
         info = self._start("all_reduce", owner, options, of, tag=tag, timeout=timeout)
         assert isinstance(info, OpInfo)
         return info
@@ -425,6 +445,17 @@ class Collectives:
                     f"{name}{of.text}: an op in flight ({other.what}) writes the same tensor; wait for that op first, or "
                     "give this one another tensor"
                 )
+
+    def _stage(self, sources: list[Elements] | None, targets: list[Elements] | None) -> Staged | None:
+        """Gives tensors of a GPU places in host memory. None: all are in host memory already."""
+        for side in (sources, targets):
+            if side is not None and any(each.copier is not None for each in side):
+                break
+        else:
+            return None
+        from .torch._staging import place  # not needed for CPU tensors
+
+        return place(self._client, self._pools, sources, targets)
 
     def _is_root(self, options: Any, root: int, root_member: int | None) -> bool:
         """Names the root. Returns whether this member is the root."""
@@ -471,7 +502,7 @@ class Collectives:
             world = _world_of(wholes, parts, whole_name, part_name, several)
         options.world = world or self._world(more)
         sources, targets = (parts, wholes) if part_name == "tensor" else (wholes, parts)
-        return _set_tensors(options, several, sources, targets, [each.count for each in parts])
+        return _set_tensors(self._stage, options, several, sources, targets, [each.count for each in parts])
 
     def _start(
         self,
@@ -484,9 +515,13 @@ class Collectives:
         timeout: float | None = None,
         tag: int = 0,
         on_fault: str | None = None,
+        after: Staged | None = None,
         **more: Any,
     ) -> OpInfo | Work:
-        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op."""
+        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op.
+
+        after: not for users: the op is on host memory that a GPU fills, and starts when that is done.
+        """
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         if not async_op:
@@ -501,13 +536,11 @@ class Collectives:
         self._client.sweep()
         if self._client.written:
             self._check_not_written(name, of)
-        try:
-            started = self._spare.pop()
-        except IndexError:
-            started = Op(self._client, self._record)
-        started.kind = name
-        started.owner = owner
-        started.tensors = of.owners
+        if after is not None:
+            of = of._replace(staged=after)
+        if of.staged is not None:
+            return self._start_staged(name, owner, options, of, async_op, timeout)
+        started = self._new_op(name, owner, of.owners)
         lib = _native.library()
         handle = ctypes.byref(started.handle)
         try:
@@ -527,9 +560,7 @@ class Collectives:
                     return result
             started.what = f"{name}{of.text}, tag {tag}"
             if started.handle.value is None:
-                problem = error(status, started.what)
-                self._record.op_failed(problem)
-                raise problem
+                raise started.failure(status)
             if async_op:
                 self._note_written(started, of)
                 return Work(started)
@@ -538,9 +569,59 @@ class Collectives:
         except BaseException:
             abandon(started)
             raise
-        late = DeadlineExceeded(
-            f"{started.what}: no outcome after {timeout} s; the op goes on and uses its tensors; "
-            "call wait() of this error's .work"
-        )
-        late.work = Work(started)
-        raise late
+        raise _late(Work(started), started.what, timeout)
+
+    def _new_op(self, name: str, owner: object, tensors: tuple[Any, ...]) -> Op:
+        try:
+            op = self._spare.pop()
+        except IndexError:
+            op = Op(self._client, self._record)
+        op.kind = name
+        op.owner = owner
+        op.tensors = tensors
+        return op
+
+    def _start_staged(
+        self, name: str, owner: object, options: Any, of: _Of, async_op: bool, timeout: float | None
+    ) -> OpInfo | Work:
+        """Starts an op on tensors of a GPU: first their copy to host memory, then, in another thread, the op itself."""
+        staged, deadline = of.staged, _native.Deadline(timeout)
+        assert staged is not None
+        what = f"{name}{of.text}, tag {options.tag}"
+
+        def start() -> Op:
+            op = self._new_op(name, owner, (*of.owners, staged))
+            op.what = what
+            try:
+                status = getattr(_native.library(), f"lh_{name}_start")(
+                    self._handle, ctypes.byref(options), ctypes.byref(op.handle)
+                )
+                if op.handle.value is None:
+                    raise error(status, what)
+            except BaseException:
+                abandon(op)
+                raise
+            return op
+
+        work = Work(DeviceOp(self._client, what, staged, start, self._starter))
+        if async_op:
+            return work
+        if work._op.wait(deadline):
+            return work.info
+        raise _late(work, what, timeout)
+
+    def flush(self, what: str, deadline: _native.Deadline) -> None:
+        """Waits until all ops that were asked for are at peerd. Ops on tensors of a GPU get there when it has them."""
+        self._starter.flush(what, deadline)
+
+    def end(self) -> None:
+        """The member has left: frees the memory that it kept for further ops."""
+        self._pools.clear()
+
+
+def _late(work: Work, what: str, timeout: float | None) -> DeadlineExceeded:
+    late = DeadlineExceeded(
+        f"{what}: no outcome after {timeout} s; the op goes on and uses its tensors; call wait() of this error's .work"
+    )
+    late.work = work
+    return late

@@ -6,19 +6,29 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
+import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _native
 from ._arena import Shape, empty_numpy
 from ._collective import Collectives, Counts
-from ._errors import Error, Unavailable, check, number_of
+from ._errors import (
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    StateMismatch,
+    Unavailable,
+    check,
+    number_of,
+)
 from ._log import Counters
 from ._member import Member, MemberInfo, World
 from ._state import OnProgress, State, SyncInfo
-from ._sync import Syncs
+from ._sync import Syncs, check_state
 from ._work import OpInfo, Work
 
 if TYPE_CHECKING:
@@ -31,6 +41,23 @@ if TYPE_CHECKING:
 AGREE_TAG = (1 << 64) - 1
 
 _Self = TypeVar("_Self", bound="Comm")
+
+_log = logging.getLogger("longhaul")
+
+
+@dataclasses.dataclass
+class _Standing:
+    """Where a state stands at one member, for steps with sync="on_change"."""
+
+    #: `World.boundary` at its last good sync; None: it has had none.
+    boundary: int | None = None
+    #: This member has passed a boundary, and the sync that belongs to it has no good end yet: the next call goes on
+    #: with that sync, as a step or alone. None: no sync is owed.
+    owed: Literal["step", "sync"] | None = None
+    #: The step whose sync is owed alone.
+    step: Step | None = None
+    #: Why the tensors may differ from those of the other members, who will not compare them; None: they do not.
+    apart: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +75,7 @@ class Step:
     #: the state until take() returns True.
     background: bool = False
     _take: Callable[[float | None], bool] | None = dataclasses.field(default=None, repr=False, compare=False)
+    _repeat: Callable[[], None] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def take(self, timeout: float | None = 0.0) -> bool:
         """Takes the state that peerd fetched in the background. True: its tensors hold the state of this step.
@@ -62,6 +90,15 @@ class Step:
         from the next step on, and leaving the block raises `state.revision` by one. Errors: as Comm.take_state().
         """
         return True if self._take is None else self._take(timeout)
+
+    def repeat(self) -> None:
+        """Says that this block has not trained its step: its end leaves `state.revision` as it is.
+
+        Call it where the block caught an exception and the tensors are as at its beginning. The next block is the same
+        step again. Every member must decide alike: an op ends with the same error at all members that are left.
+        """
+        if self._repeat is not None:
+            self._repeat()
 
 
 class Comm:
@@ -81,6 +118,11 @@ class Comm:
         self._syncs = Syncs(member)
         self._collectives = Collectives(member)
         self._epoch_of_step = 0
+        # World.boundary at this member's last boundary, for steps with sync="on_change".
+        self._boundary = 0
+        self._standings: weakref.WeakKeyDictionary[State, _Standing] = weakref.WeakKeyDictionary()
+        # Ops that failed since the block of the present step began.
+        self._failed: list[str] = []
         self.run = run
         self.group = group
         with contextlib.suppress(Error):  # the next call says what is wrong
@@ -207,10 +249,13 @@ class Comm:
         drains.
         """
         self._member.check_joined()
+        return self._begin_step(_native.Deadline(timeout))
+
+    def _begin_step(self, deadline: _native.Deadline) -> Step:
         self._syncs.check_begin_step()
-        deadline = _native.Deadline(timeout)
         begun = time.monotonic()
         self._syncs.end_take(deadline)
+        self._collectives.flush("begin_step", deadline)
         self._member.in_slices(_native.library().lh_begin_step, "begin_step", deadline)
         return self._passed(time.monotonic() - begun)
 
@@ -222,6 +267,7 @@ class Comm:
         if changed:
             self._member.record.changed(world, self._member.members, self.member)
         self._epoch_of_step = world.epoch
+        self._boundary = world.boundary
         return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:
@@ -235,28 +281,134 @@ class Comm:
         timeout: float | None = None,
         *,
         strategy: str = "popular",
+        sync: Literal["always", "on_change"] = "always",
         progress: OnProgress = False,
     ) -> Iterator[Step]:
         """One training step: `with comm.step(state) as step:`. Calls begin_step(), then runs the block.
 
         With a state, it also syncs the state, in one round trip to the coordinator. When the block begins, the tensors
         of the state are equal at all members, newcomers included. `step.sync` says what was fetched. A block that ends
-        without an exception raises `state.revision` by one.
+        without an exception raises `state.revision` by one, unless it called `step.repeat()`. If an op of the block has
+        failed and the exception was caught in the block, a warning is logged ("longhaul").
+
+        A block that ends with an exception leaves `state.revision` as it is. Then the step may be repeated, by step(state)
+        again: the sync gives this member the tensors of the others, if they have finished the step.
 
         A member in the background does not wait for the state: `step.background` is True, and `step.take()` gives the
         state when it is complete. A block without a take() that returned True leaves `state.revision` as it is.
 
-        timeout, strategy, progress and errors: as sync_state(). After DeadlineExceeded call step(state) again.
+        sync: "always": each step syncs. "on_change": a step reads and compares the tensors only if newcomers were admitted
+            since the last sync; `step.sync` is None otherwise. Newcomers get the state as with "always". Tensors that
+            differ at a member for another reason stay different and unseen until then. The same at all members in each step; a state that was never synced is synced.
+
+        timeout, strategy, progress and errors: as sync_state(). After DeadlineExceeded call step(state) again. With
+        "on_change" raises FailedPrecondition if this member's tensors may differ from the others': an earlier block
+        ended with an exception, or an earlier sync with an error of this member alone. Then leave() and join again, or
+        call sync_state(state) at all members.
         """
+        if sync not in ("always", "on_change"):
+            raise InvalidArgument(f"step: sync is {sync!r}; give 'always' or 'on_change'")
         if state is None:
             yield self.begin_step(timeout)
             return
-        info = self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=True)
-        taken = (lambda timeout: self.take_state(state, timeout)) if info.background else None
-        with state.changing():
-            yield dataclasses.replace(self._passed(), sync=info, _take=taken)
-        if not state.held:
-            state.revision += 1
+        deadline = _native.Deadline(timeout)
+        if sync == "always":
+            step = self._step_and_sync(state, strategy, deadline, progress)
+        else:
+            step = self._step_on_change(state, strategy, deadline, progress)
+        repeats: list[bool] = []
+        waits = step.sync is not None and step.sync.background
+        take = (lambda timeout: self.take_state(state, timeout)) if waits else None
+        self._failed.clear()
+        try:
+            with state.changing():
+                yield dataclasses.replace(step, _take=take, _repeat=lambda: repeats.append(True))
+        except BaseException as problem:
+            self._standing(
+                state
+            ).apart = f"the block of the step of revision {state.revision} ended with {type(problem).__name__}"
+            raise
+        if state.held or repeats:
+            return
+        state.revision += 1
+        if self._failed:
+            _log.warning(
+                "%d ops failed in the block of a step, and state.revision rises to %d; call step.repeat() in a block "
+                "that did not train its step; the first failure: %s",
+                len(self._failed),
+                state.revision,
+                self._failed[0],
+            )
+
+    def op_failed(self, problem: Error) -> None:
+        """Notes that an op of this member ended with an error."""
+        self._failed.append(str(problem))
+
+    def _standing(self, state: State) -> _Standing:
+        return self._standings.setdefault(state, _Standing())
+
+    def _step_and_sync(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> Step:
+        """A step boundary with a sync."""
+        self._collectives.flush("step", deadline)
+        info = self._sync(state, strategy, deadline, progress, at_step=True)
+        step = dataclasses.replace(self._passed(), sync=info)
+        if not info.background:
+            self._standing(state).boundary = self._boundary
+        return step
+
+    def _step_on_change(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> Step:
+        """A step boundary, with a sync if newcomers were admitted since the last sync. All members must decide alike.
+
+        1. `World.boundary` is the same at all members. The epoch is not: a fault right after the boundary may have made a
+           later one, here and not yet at another member. Members that have synced this state since they joined did so
+           at the same boundaries, so the numbers that they compare with are equal, too. A newcomer has none, and its
+           admission has changed the number of the others. So all members sync, or none.
+        2. A sync that has no outcome, or was aborted, is owed by all members. Each goes on with it in its next call,
+           and not at the next boundary, where the others would not come.
+        3. A member whose sync alone was refused, or whose block ended with an exception, may hold other tensors than
+           the others, who will not compare them. It must not go on: `apart`.
+        """
+        check_state(state)
+        self._member.check_joined()
+        standing = self._standing(state)
+        if standing.apart is not None:
+            raise FailedPrecondition(
+                f"step of {state!r} with sync='on_change': {standing.apart}, so its tensors may differ from those of "
+                "the other members, who do not compare them now; leave() and join again, or call sync_state() with it "
+                "at all members"
+            )
+        if standing.owed is None and self._member.world().background:
+            standing.owed = "step"  # it comes out of the background only by what it offers at a boundary
+        if standing.owed == "step":
+            step = self._step_and_sync(state, strategy, deadline, progress)
+            standing.owed = None
+            return step
+        if standing.owed is None:
+            standing.step = self._begin_step(deadline)
+            if self._boundary == standing.boundary:
+                return standing.step
+            standing.owed = "sync"
+        info = self._sync(state, strategy, deadline, progress, at_step=False)
+        standing.boundary = self._boundary
+        assert standing.step is not None
+        return dataclasses.replace(standing.step, sync=info)
+
+    def _sync(
+        self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
+    ) -> SyncInfo:
+        """A sync, and what its end says about the state at this member."""
+        try:
+            info = self._syncs.sync(state, strategy, deadline, progress, at_step)
+        except (StateMismatch, InvalidArgument) as problem:
+            # If the library refused the call, nothing has been sent, and the sync is still to be made. That holds for
+            # FailedPrecondition, too; where other members cause it, it comes again with the next call.
+            if self._syncs.answered:
+                self._standing(state).apart = f"its last sync ended with {type(problem).__name__} at this member"
+            raise
+        if not info.background:
+            standing = self._standing(state)
+            standing.owed = standing.apart = None
+        return info
 
     # ------------------------------------------------------------------ shared state
 
@@ -290,7 +442,10 @@ class Comm:
         InvalidArgument: some members use "popular" and others do not.
         Evicted, Unavailable: as in all methods.
         """
-        return self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
+        info = self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
+        if not info.background:
+            self._standing(state).boundary = self._boundary or self.world().boundary
+        return info
 
     def kept_revision(self, state: State) -> int | None:
         """The revision of the state that peerd kept when a former member of the same name died; None: peerd kept none.
@@ -325,13 +480,14 @@ class Comm:
     def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Any) -> OpInfo | Work:
         """All-reduce: combines the tensors of all members, element by element. All get the same bits.
 
-        tensor: this member's input: a contiguous numpy array or torch CPU tensor, of any shape, also without elements.
+        tensor: this member's input: a contiguous numpy array or torch tensor, of any shape, also without elements.
             dtype: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements,
             the dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty`
             are sent and received without a copy. Or a list or tuple of up to 1048576 tensors, whose dtypes may differ:
             it is one op, with one outcome. All members give lists with the same dtypes and numbers of elements. Tensors
             of a list from 256 KiB on that are in shared memory travel from where they are; the others are packed, sent
-            together, and unpacked.
+            together, and unpacked. Torch tensors are on the CPU or on one CUDA device; those on a GPU are copied through
+            pinned host memory, after what the current stream has queued.
         op: "sum", "avg", "prod", "min" or "max". "avg" is the sum divided by the number of members whose tensors are in
             it (`OpInfo.world_size`), or by the sum of their weights; integers are rounded towards zero. Sums of float16
             and bfloat16 are computed in float32, and rounded once. "min" and "max" give NaN where any member has NaN,
@@ -375,11 +531,12 @@ class Comm:
             members had no op in common, both would wait for ever.
         timeout: seconds to wait; None: no limit. Not with async_op.
 
-        Until the op has its outcome, the tensors belong to it: neither read nor write them.
+        Until the op has its outcome, the tensors belong to it: neither read nor write them. `Work` says how a CUDA
+        stream gets the result.
 
         Raises, with `tensor` unchanged:
         InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both.
-        FailedPrecondition: a sync uses the tensor.
+        FailedPrecondition: a sync uses the tensor. Tensors on a GPU: a CUDA graph is being captured, or the GPU failed.
         Aborted: see on_fault; or a member cancelled the op (`Work.cancel`).
         TooFewMembers: see min_world and weight.
         Evicted: this member was removed.
@@ -390,7 +547,7 @@ class Comm:
         Unavailable: peerd stopped or died. The others may have the result. `tensor` is unchanged, with one exception:
             an op in place on a tensor from `longhaul.empty` may leave it partly overwritten, because peerd had the
             original. Join again, get the state of the others (`Comm.step` with a State, or a checkpoint), and compute
-            the tensor again. A tensor that must survive the death of peerd needs `out=`.
+            the tensor again. A tensor that must survive the death of peerd needs `out=`, or is on a GPU.
         """
         self._member.check_joined()
         return self._collectives.all_reduce(self, tensor, op, out, options)
@@ -762,14 +919,17 @@ class Comm:
         member = self._member
         if member.left:
             return
+        deadline = _native.Deadline(timeout)
+        self._collectives.flush("leave", deadline)
         try:
-            member.in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
+            member.in_slices(_native.library().lh_leave, "leave", deadline)
         except Unavailable:
             self._syncs.settle()
             raise
         member.left = True
         member.record.left()
         self._syncs.settle()
+        self._collectives.end()
 
     def __enter__(self: _Self) -> _Self:
         return self

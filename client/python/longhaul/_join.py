@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from . import _native
 from ._arena import Client, client_of
 from ._comm import Comm
-from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, error, number_of
+from ._errors import DeadlineExceeded, Error, InvalidArgument, Unavailable, check, code_of, error, number_of
 from ._log import Record
 from ._member import Member
 from ._programs import PathLike, private_socket
@@ -170,28 +172,94 @@ def _why_withdrawn(op: ctypes.c_void_p) -> str:
     return str(error(_native.DEADLINE_EXCEEDED, "").args[0]).removeprefix(": ")
 
 
+class Request:
+    """A request to join a group, which waits for admission. Made by one thread, which then calls comm() or withdraw()."""
+
+    def __init__(self, client: Client, options: _native.JoinOptions, run: str, group: int) -> None:
+        self._run, self._group = run, group
+        self._what = f"joining run {run} group {group}"
+        self._member = Member(client, Record(run, group))
+        self._op = ctypes.c_void_p()
+        try:
+            check(
+                _native.library().lh_join_start(
+                    client.handle, ctypes.byref(options), ctypes.byref(self._member.handle), ctypes.byref(self._op)
+                ),
+                self._what,
+            )
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def comm(self, deadline: _native.Deadline) -> Comm:
+        """Waits for the admission. If it fails, or does not come by the deadline, the request is withdrawn."""
+        try:
+            status = _native.wait(self._op, deadline)
+            if status == _native.DEADLINE_EXCEEDED:
+                # peerd's answer to the withdrawn request says what the member waited for.
+                _native.library().lh_leave(self._member.handle, 1000)
+                why = _why_withdrawn(self._op)
+                if "step boundary" in why:
+                    why += (
+                        "; the others reach it once in each of their steps: give a timeout longer than a step, or None"
+                    )
+                raise DeadlineExceeded(f"{self._what}: not admitted in time; {why}")
+            check(status, self._what)
+        except BaseException:
+            self.withdraw()
+            raise
+        self._free_op()
+        return Comm(self._member, self._run, self._group)
+
+    def withdraw(self) -> None:
+        """Takes the request back. A second call does nothing."""
+        self._member.free()
+        self._free_op()
+
+    def _free_op(self) -> None:
+        op, self._op = self._op, ctypes.c_void_p()
+        _native.library().lh_op_free(op)
+
+
 def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
-    lib = _native.library()
-    what = f"joining run {run} group {group}"
-    member = Member(client, Record(run, group))
-    op = ctypes.c_void_p()
+    return Request(client, options, run, group).comm(deadline)
+
+
+def join_groups(
+    run: str, groups: Mapping[int, int | None], peerd: PathLike | None, timeout: float | None, **options: Any
+) -> list[Comm]:
+    """Joins several groups of one run at once, in one thread, as members of one cohort.
+
+    groups: by number, what join() calls `members`. peerd, timeout, options and errors: as for join(). If one join fails,
+    the others are withdrawn.
+    """
+    deadline = _native.Deadline(timeout)
+    filled = {
+        group: _join_options(run, group, members, **{**_DEFAULTS, **options}) for group, members in groups.items()
+    }
+    client, _ = client_of(peerd, deadline)
+    requests: list[Request] = []
+    comms: list[Comm] = []
     try:
-        check(
-            lib.lh_join_start(client.handle, ctypes.byref(options), ctypes.byref(member.handle), ctypes.byref(op)),
-            what,
-        )
-        status = _native.wait(op, deadline)
-        if status == _native.DEADLINE_EXCEEDED:
-            # peerd's answer to the withdrawn request says what the member waited for.
-            lib.lh_leave(member.handle, 1000)
-            why = _why_withdrawn(op)
-            if "step boundary" in why:
-                why += "; the others reach it once in each of their steps: give a timeout longer than a step, or None"
-            raise DeadlineExceeded(f"{what}: not admitted in time; {why}")
-        check(status, what)
+        for group, each in filled.items():
+            requests.append(Request(client, each, run, group))
+        for request in requests:
+            comms.append(request.comm(deadline))
     except BaseException:
-        member.free()  # withdraws the request to join
+        for request in requests[len(comms) :]:
+            request.withdraw()
+        for comm in comms:
+            with contextlib.suppress(Error):
+                comm.leave(timeout=5)
         raise
-    finally:
-        lib.lh_op_free(op)
-    return Comm(member, run, group)
+    return comms
+
+
+# The options of a join that join_groups() need not be given.
+_DEFAULTS: dict[str, Any] = {
+    "cohort": None,
+    "step_deadline": None,
+    "on_fault": "retry",
+    "name": None,
+    "join_mode": "blocking",
+}

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import sys
 import time
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -335,7 +336,9 @@ def _candidates() -> list[pathlib.Path]:
     if named:
         return [pathlib.Path(named)]
     package = pathlib.Path(__file__).resolve().parent
-    found = [package / "liblonghaul.so"]
+    # In an editable install the package has two places: the sources, and what was compiled.
+    places = dict.fromkeys([str(package), *sys.modules[__package__].__path__])
+    found = [pathlib.Path(place, "liblonghaul.so") for place in places]
     if len(package.parents) > 2:  # a source tree: client/python/longhaul
         found.append(package.parents[2] / "out" / "lib" / "liblonghaul.so")
     return found
@@ -362,9 +365,8 @@ def library() -> ctypes.CDLL:
             )
         return lib
     raise ImportError(
-        "liblonghaul.so could not be loaded; build it with tools/build, or set LONGHAUL_LIBRARY to its path ("
-        + "; ".join(tried)
-        + ")"
+        "liblonghaul.so could not be loaded; build it with tools/build, or install the wheel, or set LONGHAUL_LIBRARY to its "
+        "path (" + "; ".join(tried) + ")"
     )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from typing import Union
+from typing import NoReturn, Union
 
 from . import _native
 from ._errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -30,21 +32,55 @@ def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
     """Finds a program of Longhaul by name, such as "longhaul-peerd".
 
     Looks only in `directory` if it is given, else only in $LONGHAUL_BIN if that is set. Otherwise looks in out/bin of
-    the source tree that holds this package, then in PATH. Raises FileNotFoundError, which names the place.
+    the source tree that holds this package, then in the installed package longhaul-daemons, then in PATH. Raises
+    FileNotFoundError, which names the places. Safe in any thread.
     """
     named = directory or os.environ.get("LONGHAUL_BIN")
     if named:
         places = [pathlib.Path(named)]
     else:
-        package = pathlib.Path(__file__).resolve().parent
-        places = [package.parents[2] / "out" / "bin"] if len(package.parents) > 2 else []
-        places += [pathlib.Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+        places = [
+            *_own_places(),
+            *(pathlib.Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place),
+        ]
     for place in places:
         if os.access(place / name, os.X_OK):
             return place / name
+    if named:
+        source = "the argument" if directory else "LONGHAUL_BIN"
+        raise FileNotFoundError(f"no {name} in {places[0]}: {source} must name the directory of Longhaul's programs")
+    tried = ", ".join(map(str, [*_own_places(), "PATH"]))
     raise FileNotFoundError(
-        f"no {name} in {places[0] if places else 'PATH'}{'' if named else ' or PATH'}: run tools/build, or set LONGHAUL_BIN"
+        f"no {name} in {tried}: pip install longhaul[daemons] (with --no-index --find-links=, as in docs/packages.md), "
+        "or run tools/build in the source tree, or set LONGHAUL_BIN to the directory of the programs"
     )
+
+
+def _own_places() -> list[pathlib.Path]:
+    """The directories of programs that belong to this package: a build of its source tree, and longhaul-daemons."""
+    places = []
+    package = pathlib.Path(__file__).resolve().parent
+    if len(package.parents) > 2:  # a source tree: client/python/longhaul
+        places.append(package.parents[2] / "out" / "bin")
+    daemons = importlib.util.find_spec("longhaul_daemons")
+    if daemons is not None:
+        places += [pathlib.Path(place, "bin") for place in daemons.submodule_search_locations or ()]
+    return places
+
+
+def run_program(name: str) -> NoReturn:
+    """Replaces this process by a program of Longhaul, with the arguments of this process.
+
+    Ends the process with exit code 1, and says why on standard error, if the program is missing or cannot start.
+    """
+    try:
+        binary = str(find_binary(name))
+    except FileNotFoundError as problem:
+        sys.exit(f"longhaul: {problem}")
+    try:
+        os.execv(binary, [binary, *sys.argv[1:]])
+    except OSError as problem:
+        sys.exit(f"longhaul: {binary} cannot start: {problem.strerror}")
 
 
 class _PrivatePeerd:

@@ -25,6 +25,10 @@ class Holder(Protocol):
     @property
     def client(self) -> Client: ...
 
+    @property
+    def member_id(self) -> int:
+        """Unique in the run. Raises Evicted if the member was removed."""
+
     def settle_if_out(self) -> None:
         """Calls State.abandon() if the member has left or was removed."""
 
@@ -80,6 +84,7 @@ class Registration:
                 address = self.addresses[i]
                 if address is None:
                     self.staged[i] = client.alloc(tensor.nbytes)
+                    tensor.pin(client, self.staged[i])
                     entry.flags |= _native.STAGED
                     address = ctypes.addressof(self.staged[i])
                 entry.data = address
@@ -152,7 +157,7 @@ class State:
         Tensors from `longhaul.empty` are used in place. Other tensors are copied to memory shared with peerd and back,
         which takes as much memory again.
     revision: the number of what the tensors hold now. Any number at the first sync of a group. At each later sync at
-        most one more than at the sync before; the highest wins, and lower ones are brought to it. `Comm.step` counts
+        most one more per step boundary than at the sync before; the highest wins, and lower ones are brought to it. `Comm.step` counts
         for you.
     allow_unequal: names of tensors that members need not have equal, such as the state of a random generator. A
         newcomer that fetches the state gets them once, with the other tensors; in the background not before its input
@@ -249,6 +254,7 @@ class State:
 
         A sync reports the same hash for the same contents. Needs the package xxhash.
         """
+        self._look_again()
         return _digest.of_state(self._entries(), self._digests())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -264,12 +270,8 @@ class State:
         """
         from . import _checkpoint
 
-        self._check_free("save")
-        if self._changing:
-            raise FailedPrecondition(
-                f"save: this is inside the block of `with comm.step(state)`, where the tensors change and the revision "
-                f"is still {self._revision}; save after the block"
-            )
+        self._check_outside("save")
+        self._look_again()
         _checkpoint.save(path, self._revision, self._tensors, self._entries(), self._digests())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -283,13 +285,32 @@ class State:
         from . import _checkpoint
 
         self._check_free("load")
+        self._look_again()
         self._check_declared()
         self.revision = _checkpoint.load(path, self._tensors, self._entries())
         self.touch()
+        self._written(None)
 
     def __repr__(self) -> str:
         size = sum(tensor.nbytes for tensor in self._tensors)
         return f"<State revision={self._revision} tensors={len(self._tensors)} bytes={size} hash={self._synced_hash}>"
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def _refresh(self) -> Iterable[int]:
+        """Called before the tensors are read: a subclass looks its tensors up again, and fills those that it owns.
+
+        Returns the numbers of the tensors that it has changed. May raise InvalidArgument; then nothing is read.
+        """
+        return ()
+
+    def _written(self, info: SyncInfo | None) -> None:
+        """Called after tensors were written from elsewhere. info: the sync that wrote them; None: it was load()."""
+
+    def _look_again(self) -> None:
+        """Calls _refresh(), unless the tensors are in a sync or held: then nobody may write to them."""
+        if self._phase in (Phase.OWN, Phase.PREPARED):
+            self._touched.update(self._refresh())
 
     # ------------------------------------------------------------------ for members
 
@@ -304,6 +325,7 @@ class State:
 
     def register(self, client: Client) -> Registration:
         """The registration of this state with the peerd of `client`. Makes a new one if a tensor has moved."""
+        self._look_again()
         self._check_declared()
         addresses = [tensor.address() for tensor in self._tensors]
         registration = self._registration
@@ -380,7 +402,9 @@ class State:
         self._touched.clear()
         self._revision = info.revision
         self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
-        return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
+        result = SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
+        self._written(result)
+        return result
 
     def abandon(self) -> None:
         """The member has left or was removed during a sync: the tensors are the trainer's again, and unchanged."""
@@ -407,6 +431,15 @@ class State:
         if self._phase is Phase.HELD and asking is not member:
             raise FailedPrecondition(
                 f"{what}: peerd fetches this state for another member; that member has to call take() first"
+            )
+
+    def _check_outside(self, what: str) -> None:
+        """Raises FailedPrecondition during a sync, while held, and inside the block of a step."""
+        self._check_free(what)
+        if self._changing:
+            raise FailedPrecondition(
+                f"{what}: this is inside the block of `with comm.step(state)`, where the tensors change and the revision "
+                f"is still {self._revision}; {what} after the block"
             )
 
     def _check_declared(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _buffer, _native
+from ._arena import Client
 from ._errors import InvalidArgument
 from ._tensor import TENSORS, address_of, check_local, check_unmasked, class_of
 
@@ -58,7 +59,10 @@ class StateTensor:
 
         Otherwise peerd could read or write beyond the memory of the tensor.
         """
-        dtype, shape = self.dtype_now(), tuple(self.value.shape)
+        self.check_is_like(self.dtype_now(), tuple(self.value.shape))
+
+    def check_is_like(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """Raises InvalidArgument unless dtype and shape are the declared ones."""
         if (dtype, shape) != (self.dtype, self.shape):
             raise InvalidArgument(
                 f"state tensor {self.name!r} was declared as {self.dtype} {list(self.shape)} and is {dtype} {list(shape)} "
@@ -76,6 +80,9 @@ class StateTensor:
     def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
         """Copies from `memory` to the tensor: at least the byte ranges (begin, end)."""
         raise NotImplementedError
+
+    def pin(self, client: Client, memory: Memory) -> None:
+        """Makes copies to and from `memory`, which is from client.alloc(), as fast as can be."""
 
     def host(self) -> Memory:
         """The bytes of the tensor as they are now. Without a copy if they are contiguous in host memory."""
@@ -146,27 +153,47 @@ class _TorchTensor(StateTensor):
     def _flat(self, memory: Memory) -> Any:
         return self.torch.frombuffer(memory, dtype=self.value.dtype)
 
-    def _synchronize(self) -> None:
-        if self.value.device.type == "cuda":
-            self.torch.cuda.synchronize(self.value.device)
+    def _copier(self) -> Any:
+        """The copier of the tensor's GPU; None: it is on the CPU, or on a device that torch's own copies have to serve."""
+        if self.value.device.type != "cuda":
+            return None
+        from .torch._copier import copier_for  # not needed for CPU tensors
+
+        return copier_for(self.value.device, f"state tensor {self.name!r}")
+
+    def pin(self, client: Client, memory: Memory) -> None:
+        copier = self._copier()
+        if copier is not None:
+            copier.pin(client, ctypes.addressof(memory), self.nbytes)
 
     def read(self, memory: Memory) -> None:
-        # Wait for GPU streams that still write to the tensor. The copy to host memory waits for itself.
-        self._synchronize()
-        self._flat(memory).view(self.shape).copy_(self.value.detach())
+        if self.nbytes == 0:
+            return
+        copier = self._copier()
+        if copier is None:
+            self._flat(memory).view(self.shape).copy_(self.value.detach())
+            return
+        copier.check_usable(f"reading the state tensor {self.name!r}")
+        copier.settle()  # streams other than the current one may still write to the tensor
+        copier.start_down([(self._flat(memory), [self.value])], []).wait()
 
     def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
         flat = self._flat(memory)
         own = self.value.detach()
+        parts = [(flat, own)]
         if own.is_contiguous():
             # A range covers whole chunks, and a chunk holds whole elements.
             item = _native.ITEM_BYTES[self.dtype]
-            for begin, end in ranges:
-                part = slice(begin // item, end // item)
-                own.view(-1)[part].copy_(flat[part])
-        else:
-            own.copy_(flat.view(self.shape))
-        self._synchronize()
+            slices = [slice(begin // item, end // item) for begin, end in ranges]
+            parts = [(flat[each], own.view(-1)[each]) for each in slices]
+        copier = self._copier()
+        if copier is None:
+            for source, target in parts:
+                target.copy_(source.view(target.shape))
+            return
+        copier.check_usable(f"writing the state tensor {self.name!r}")
+        copier.settle()  # streams other than the current one may still read the tensor
+        copier.start_up([(source, [target]) for source, target in parts], []).wait()
 
 
 class _Buffer(StateTensor):

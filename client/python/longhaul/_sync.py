@@ -46,10 +46,16 @@ class Syncs:
         self._held: State | None = None
         # peerd has not answered a take yet. Until it does, nobody knows whether the trainer may use the tensors.
         self._taking = False
+        #: Whether the last sync got an outcome from the coordinator, or ended before anything was sent.
+        self.answered = False
 
     @property
     def client(self) -> Client:
         return self._member.client
+
+    @property
+    def member_id(self) -> int:
+        return self._member.world().member_id
 
     def check_begin_step(self) -> None:
         """Raises FailedPrecondition if a sync is in flight: it must be waited for, not begin_step()."""
@@ -141,6 +147,7 @@ class Syncs:
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
     ) -> SyncInfo:
         """Makes the state equal at all members; see Comm.sync_state(). at_step: passes a step boundary as well."""
+        self.answered = False
         self._member.check_joined()
         check_state(state)
         self._member.client.watcher.check_may_wait("sync")
@@ -165,9 +172,10 @@ class Syncs:
                     )
                 at_step = opened.at_step
                 status, info = self._wait_for_sync(opened, deadline, on_progress)
+                self.answered = True
                 problem = None if status == _native.OK else error(status, f"sync of {state!r}")
-                result = state.end_sync(info, problem)
                 self._held = state if info.background else None
+                result = state.end_sync(info, problem)
                 if problem is None:
                     assert result is not None
                     self._member.record.synced(result)

@@ -29,16 +29,23 @@ TENSORS = "a numpy array, a torch tensor, or another object with DLPack or a wri
 
 
 class Elements:
-    """Contiguous elements in host memory. The address is valid as long as `owner` is alive."""
+    """Contiguous elements in host memory. The address is valid as long as `owner` is alive.
 
-    __slots__ = ("address", "count", "dtype", "owner", "shape")
+    copier: None; or the longhaul.torch._copier.Copier of a tensor on a GPU. The address is 0 then, until the op gives
+    the elements a place in host memory.
+    """
 
-    def __init__(self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any) -> None:
+    __slots__ = ("address", "copier", "count", "dtype", "owner", "shape")
+
+    def __init__(
+        self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any, copier: Any = None
+    ) -> None:
         self.address = address
         self.count = count
         self.dtype = dtype  # a key of _native.DTYPES
         self.shape = shape
         self.owner = owner
+        self.copier = copier
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,10 +135,7 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str, written: bool) -> El
         )
     if tensor.device.type == "meta":
         raise InvalidArgument(f"{name} is on the device meta, so it has no data; pass a tensor with data")
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(
-            f"{name} is on {tensor.device}; copy it to a CPU tensor first, best from longhaul.torch.empty"
-        )
+    copier = None if tensor.device.type == "cpu" else _copier_of(tensor, name)
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; pass {name}.to_dense()")
     if not tensor.is_contiguous():
@@ -142,12 +146,18 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str, written: bool) -> El
         raise InvalidArgument(f"{name} is a lazy view; pass {name}.resolve_conj().resolve_neg()")
     if written:
         _check_grad(torch, tensor, name)
-    address = address_of(tensor, name)
-    return Elements(address, tensor.numel(), dtype, tuple(tensor.shape), tensor)
+    address = address_of(tensor, name) if copier is None else 0
+    return Elements(address, tensor.numel(), dtype, tuple(tensor.shape), tensor, copier)
+
+
+def _copier_of(tensor: Any, name: str) -> Any:
+    from .torch._copier import copier_for  # not needed for CPU tensors
+
+    return copier_for(tensor.device, name)
 
 
 def elements_of(value: Any, name: str, written: bool) -> Elements:
-    """The elements of a numpy array, a torch CPU tensor, or an object with DLPack or the buffer protocol.
+    """The elements of a numpy array, a torch tensor on the CPU or a GPU, or an object with DLPack or a buffer.
 
     name: what error messages call the value. written: the op writes to it. Raises InvalidArgument or TypeError, which
     say what to pass instead.

@@ -6,9 +6,10 @@ import concurrent.futures
 import contextlib
 import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import _native
 from ._arena import Client
@@ -87,8 +88,7 @@ class Op:
 
     def wait(self, deadline: _native.Deadline) -> bool:
         """Waits for an outcome. False: there is none by the deadline."""
-        if self.outcome is None and not self.poll():
-            self.client.watcher.check_may_wait(self.what)
+        if self.outcome is None:
             status = _native.wait(self.handle, deadline)
             if status == _native.DEADLINE_EXCEEDED:
                 return False
@@ -112,9 +112,37 @@ class Op:
             self.client.written.pop(address, None)
         self.written = ()
         if isinstance(outcome, Error):
-            self.record.op_failed(outcome)
+            self._tell(outcome)
         else:
             self.record.op_ended(self.kind, self.what, outcome)
+
+    def arrive(self) -> None:
+        """Once poll() was True: waits until the result is in the tensors. It is, if they are in host memory."""
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Calls `call` in a thread of Longhaul once there is an outcome."""
+        self.client.watcher.watch(self.client, self.poll, call)
+
+    def cancel(self) -> None:
+        if self.outcome is None:
+            check(_native.library().lh_op_cancel(self.handle), self.what)
+
+    def abandon(self) -> None:
+        """Nobody will wait for the op. If it is in flight, the client keeps its tensors alive until its outcome."""
+        if self.outcome is None and self.handle.value is not None and self.owner is not None:
+            self.client.leftovers.append(self.poll)
+
+    def failure(self, status: int) -> Error:
+        """The error with which the op has ended. Tells the Comm of it."""
+        problem = error(status, self.what)
+        self._tell(problem)
+        return problem
+
+    def _tell(self, problem: Error) -> None:
+        tell = getattr(self.owner, "op_failed", None)
+        if tell is not None:
+            tell(problem)
+        self.record.op_failed(problem)
 
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
@@ -130,10 +158,26 @@ def _free_op(client: Client, handle: ctypes.c_void_p) -> None:
     _native.library().lh_op_free(handle)
 
 
-def abandon(op: Op) -> None:
-    """Nobody will wait for the op. If it is in flight, the client keeps its tensors alive until its outcome."""
-    if op.outcome is None and op.handle.value is not None and op.owner is not None:
-        op.client.leftovers.append(op.poll)
+class AnyOp(Protocol):
+    """What a Work needs of its op: an Op, or the op on tensors of a GPU that has an Op inside (_device_op.DeviceOp)."""
+
+    what: str
+    client: Client
+    outcome: OpInfo | Error | None
+
+    @property
+    def handle(self) -> ctypes.c_void_p | None: ...
+    def poll(self) -> bool: ...
+    def wait(self, deadline: _native.Deadline) -> bool: ...
+    def info(self) -> OpInfo: ...
+    def arrive(self) -> None: ...
+    def watch(self, call: Callable[[], None]) -> None: ...
+    def cancel(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
+def abandon(op: AnyOp) -> None:
+    op.abandon()
 
 
 def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
@@ -150,18 +194,26 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
         raise InvalidArgument("wait_any: there are no ops to wait for")
     works[0]._op.client.watcher.check_may_wait("wait_any")
     lib = _native.library()
-    ops = [work._op for work in works]
-    handles = (ctypes.c_void_p * len(ops))(*[op.handle for op in ops])
+    client = works[0]._op.client
     index = ctypes.c_uint32()
     while True:
-        status = lib.lh_wait_any(ops[0].client.handle, handles, len(ops), deadline.slice_ms(), ctypes.byref(index))
-        if status == _native.OK:
-            works[index.value].done()
-            return works[index.value]
-        if status != _native.DEADLINE_EXCEEDED:
+        flying = [(work, handle) for work in works if (handle := work._op.handle) is not None]
+        handles = (ctypes.c_void_p * len(flying))(*[handle for _, handle in flying])
+        # The others wait for a GPU. Look at them often.
+        slice_ms = deadline.slice_ms() if len(flying) == len(works) else 1
+        status = _native.DEADLINE_EXCEEDED
+        if flying:
+            status = lib.lh_wait_any(client.handle, handles, len(flying), slice_ms, ctypes.byref(index))
+        else:
+            time.sleep(0.001)
+        if status not in (_native.OK, _native.DEADLINE_EXCEEDED):
             raise error(status, "wait_any")
+        asked = [flying[index.value][0]] if status == _native.OK else works if len(flying) < len(works) else []
+        for work in asked:
+            if work.done():
+                return work
         if deadline.passed():
-            raise DeadlineExceeded(f"wait_any: none of {len(ops)} ops has an outcome after {timeout} s; all go on")
+            raise DeadlineExceeded(f"wait_any: none of {len(works)} ops has an outcome after {timeout} s; all go on")
 
 
 class Work:
@@ -169,9 +221,12 @@ class Work:
 
     The tensors belong to the op until it has an outcome: neither read nor write them. A Work may be dropped without
     waiting: the op goes on and keeps its tensors alive. Any thread may call any method.
+
+    Tensors on a GPU: wait(), and done() if it returns True, make the current stream of the calling thread wait for the
+    result; the thread itself does not. Call one of them for each stream that uses the result.
     """
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: AnyOp) -> None:
         self._op = op
         weakref.finalize(self, abandon, op).atexit = False
 
@@ -179,10 +234,14 @@ class Work:
         """Waits for the outcome. Every further call gives the same outcome again.
 
         timeout: seconds; None: no limit. Ctrl-C ends the wait, not the op.
-        Raises DeadlineExceeded if there is no outcome in time: the op goes on; call wait() again. Raises the error of
+        Raises DeadlineExceeded if there is no outcome in time: the op goes on; call wait() again. Raises
+        FailedPrecondition in a callback of another op, unless this op has an outcome: no callback may wait. Raises the error of
         the op if it failed; `Comm.all_reduce` says which errors there are, and what the tensors hold then.
         """
-        if not self._op.wait(_native.Deadline(timeout)):
+        op = self._op
+        if op.outcome is None and not op.poll():
+            op.client.watcher.check_may_wait(op.what)
+        if not op.wait(_native.Deadline(timeout)):
             late = DeadlineExceeded(
                 f"{self._op.what}: no outcome after {timeout} s; the op goes on and uses its tensors; call wait() again"
             )
@@ -204,8 +263,7 @@ class Work:
 
         A cancelled op delays all ops of the group that are in flight, by a few round trips to the coordinator.
         """
-        if self._op.outcome is None:
-            check(_native.library().lh_op_cancel(self._op.handle), self._op.what)
+        self._op.cancel()
 
     @property
     def info(self) -> OpInfo:
@@ -215,15 +273,16 @@ class Work:
     def add_done_callback(self, call: Callable[[Work], object]) -> None:
         """Calls `call(work)` once the op has an outcome: in a thread of Longhaul, or here if it has one already.
 
-        The result is in the tensor by then. Callbacks run one after the other, so they must not wait long; none may
-        wait for another op's callback. An exception of a callback is logged ("longhaul"). The thread starts with the
+        The result is in the tensor by then. Callbacks run one after the other, so they must not wait: a wait for an op, a
+        boundary or a sync raises FailedPrecondition there. An exception of a callback is logged ("longhaul"). The thread starts with the
         first callback, and ends when it has had nothing to watch for a second.
         """
         op = self._op
         if op.poll():
+            op.arrive()
             run_callback(call, self)
         else:
-            op.client.watcher.watch(op.client, op.poll, lambda: run_callback(call, self))
+            op.watch(lambda: run_callback(call, self))
 
     def future(self) -> concurrent.futures.Future[OpInfo]:
         """A future of the outcome: its result() is what wait() returns or raises.

@@ -88,7 +88,8 @@ class Request:
 
     def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
         head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
-        world = struct.pack("<QQIIIIQ", 1, 7, 0, 1, 0, 0, 1)
+        epoch = self.peerd.epoch
+        world = struct.pack("<QQIIIIQ", epoch, 7, 0, 1, 0, 0, epoch)
         # The client may be gone.
         with contextlib.suppress(OSError):
             self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))
@@ -111,6 +112,7 @@ class ScriptedPeerd:
         self.on = on
         self.heard: list[str] = []
         self.requests: list[Request] = []
+        self.epoch = 1  # in every answer
         self.regions: dict[int, mmap.mmap] = {}
         # By state: region and offset of its table, and of the marks for the chunks that a sync changes.
         self.states: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}

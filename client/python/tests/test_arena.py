@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import longhaul as lh
+from longhaul._arena import arena_of
 from longhaul.testing import LocalCluster
 
 MIB = 1 << 20
@@ -80,3 +82,20 @@ def test_views_outlive_the_communicator(cluster: LocalCluster) -> None:
     gc.collect()
     array[:] = 5
     assert array.sum() == 5000
+
+
+def test_what_is_due_before_memory_is_freed_is_done_before(cluster: LocalCluster) -> None:
+    client = arena_of(cluster.socket(0))
+    memory = client.alloc(MIB)
+    address = ctypes.addressof(memory)
+    there: list[int] = []
+
+    def ask() -> None:
+        there.append(ctypes.addressof(client.alloc(MIB)))  # the block itself would be the first that is free
+
+    client.before_free(address, "first", ask)
+    client.before_free(address, "second", lambda: there.append(0))
+    assert client.is_held(address) and client.is_held(address, "first") and not client.is_held(address, "third")
+    del memory
+    assert there.pop(0) == 0 and len(there) == 1 and there[0] != address and not client.is_held(address)
+    assert ctypes.addressof(client.alloc(MIB)) == address

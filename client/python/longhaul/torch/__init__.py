@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from ._hsdp import HSDP
 from ._memory import empty
+from ._state import State
 
-__all__ = ["empty"]
+__all__ = ["HSDP", "State", "empty"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -22,12 +21,18 @@ class Bucket:
     def __init__(
         self, client: Client, numbers: Sequence[int], shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> None:
+        self.client = client
         self.numbers = tuple(numbers)
         lengths = [math.prod(shape) for shape in shapes]
         total = sum(lengths)
         self.flat = shared(client, (total,), dtype) if total else torch.empty(0, dtype=dtype)
-        ends = itertools.accumulate(lengths)
-        self.views = [self.flat[end - length : end].view(shape) for end, length, shape in zip(ends, lengths, shapes)]
+        self.views = [
+            part.view(shape)
+            for part, shape in zip(
+                self.flat.split(lengths),  # type: ignore[no-untyped-call]
+                shapes,
+            )
+        ]
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,1 @@
+../../../../client/python/longhaul/_version.py
