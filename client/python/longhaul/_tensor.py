@@ -133,8 +133,6 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str, written: bool) -> El
         raise InvalidArgument(
             f"{name} has dtype {tensor.dtype}, which no op takes; convert it to one of {', '.join(_native.DTYPES)}"
         )
-    if tensor.device.type == "meta":
-        raise InvalidArgument(f"{name} is on the device meta, so it has no data; pass a tensor with data")
     copier = None if tensor.device.type == "cpu" else _copier_of(tensor, name)
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; pass {name}.to_dense()")

@@ -84,8 +84,8 @@ def test_a_tensor_without_a_device(comm: lh.Comm) -> None:
     with pytest.raises((AssertionError, RuntimeError), match="CUDA|NVIDIA"):
         torch.ones(3, device="cuda")  # torch itself refuses: no such tensor comes into being
     nowhere = torch.ones(3, device="meta")
-    refused(lh.InvalidArgument, "device meta, so it has no data", lambda: comm.all_reduce(nowhere))
-    refused(lh.InvalidArgument, "device meta, so it has no data", lambda: comm.all_reduce([nowhere]))
+    refused(lh.InvalidArgument, "is on meta; ops take tensors on the CPU", lambda: comm.all_reduce(nowhere))
+    refused(lh.InvalidArgument, "is on meta; ops take tensors on the CPU", lambda: comm.all_reduce([nowhere]))
     refused(lh.InvalidArgument, "device meta, so it has no data", lambda: lh.State({"nowhere": nowhere}))
 
 

@@ -213,6 +213,32 @@ def test_a_state_that_does_not_fit_twice_is_an_error_unless_the_program_corrects
     assert (weights == 7).all()
 
 
+def test_a_group_whose_newest_state_is_lost_goes_on_with_what_is_left(
+    cluster: LocalCluster, pool: ThreadPoolExecutor
+) -> None:
+    state = lh.State({"weights": np.full(1000, 3, np.float32)}, revision=3)
+    newest = lh.State({"weights": np.full(1000, 9, np.float32)}, revision=9)
+    gone = threading.Event()
+
+    def train(comm: lh.Comm) -> dict[str, float]:
+        assert gone.wait(60)
+        with comm.step(state, timeout=60):
+            pass
+        return comm.stats()
+
+    founder = lh.join("lost", peerd=cluster.socket(1))
+    with founder.step(newest, timeout=60):
+        pass
+    training = pool.submit(lh.run, train, "lost", peerd=cluster.socket(0), state=state, backoff=0.01)
+    while founder.world_size < 2:
+        founder.begin_step(60)  # admits the newcomer, and syncs nothing
+    founder.leave(60)
+    gone.set()
+    stats = training.result(60)
+    assert stats["rejoins"] == stats["syncs_failed"] == 1
+    assert state.revision == 4
+
+
 def test_what_is_unavailable_to_a_member_in_its_place_is_raised() -> None:
     joined: list[lh.Comm] = []
 
