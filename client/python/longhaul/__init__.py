@@ -12,11 +12,13 @@
             weights -= 0.1 * gradient
     comm.leave()
 
+`lh.run(train, "demo", state=state)` does the same and joins again after a fault.
+
 A member is one trainer in one group of a run. If a member dies, the others go on: they redo the
 all-reduces that were in flight. `info.world_size` is the number of members in the result.
 
 All collectives take contiguous numpy arrays, contiguous PyTorch tensors on the CPU or one CUDA
-device, and lists of them.
+device, other contiguous tensors on the CPU with DLPack or the buffer protocol, and lists of them.
 Tensors from `longhaul.empty` and `longhaul.torch.empty` are sent and received without a copy.
 Importing this package needs neither numpy nor torch.
 
@@ -30,7 +32,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ._arena import empty
+from ._arena import empty, empty_buffer
 from ._comm import Comm, Step
 from ._errors import (
     Aborted,
@@ -46,6 +48,7 @@ from ._errors import (
 )
 from ._join import join
 from ._member import MemberInfo, World
+from ._run import run
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
 from ._work import OpInfo, Work, wait_any
@@ -75,7 +78,9 @@ __all__ = [
     "World",
     "__version__",
     "empty",
+    "empty_buffer",
     "join",
+    "run",
     "testing",
     "torch",
     "wait_any",

@@ -42,6 +42,8 @@ class Client:
         # Functions that free something which is still in use: the tensors of ops that nobody waits for, states in a
         # sync, and memory that an op or a state uses. Each function tries again and returns True once it is freed.
         self.leftovers: collections.deque[Callable[[], bool]] = collections.deque()
+        # By address: the op in flight that writes the tensor there. Only ops with async_op=True.
+        self.written: dict[int, Any] = {}
         # By address of a block from alloc(): what to call before the block is freed.
         self._before_free: dict[int, list[tuple[object, Callable[[], None]]]] = {}
         # Not at exit: threads may still use the connection then, and the end of the process closes it anyway.
@@ -244,7 +246,9 @@ def empty_numpy(client: Client, shape: Shape, dtype: npt.DTypeLike) -> npt.NDArr
     try:
         import numpy as np
     except ImportError:
-        raise ImportError("longhaul.empty makes numpy arrays: install numpy, or use longhaul.torch.empty") from None
+        raise ImportError(
+            "longhaul.empty makes numpy arrays: install numpy, or use longhaul.torch.empty or longhaul.empty_buffer"
+        ) from None
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
@@ -279,3 +283,32 @@ def empty(shape: Shape, dtype: npt.DTypeLike = "float32", *, peerd: PathLike | N
     host is used up; the message says which.
     """
     return empty_numpy(arena_of(peerd), shape, dtype)
+
+
+# Formats of memoryview, which has no other of the dtypes.
+_FORMATS = {
+    **{"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q"},
+    **{"uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "float32": "f", "float64": "d"},
+}
+
+
+def empty_buffer(shape: Shape, dtype: str = "float32", *, peerd: PathLike | None = None) -> memoryview:
+    """Creates a memoryview of memory shared with peerd, for programs without numpy and torch. An op on it copies nothing.
+
+    shape: an int or a sequence of ints, all at least 1. dtype: "bool", "int8" to "int64", "uint8" to "uint64", "float32"
+        or "float64". The elements are read and written as `buffer[i]` and `buffer[i, j]`.
+    peerd: as for empty().
+
+    The content is undefined. The memory is freed when the memoryview and all its views are gone. Other libraries wrap it
+    without a copy, as `numpy.asarray(buffer)`. Errors: as for empty().
+    """
+    if dtype not in _FORMATS:
+        raise InvalidArgument(
+            f"dtype {dtype!r} is not possible in a memoryview; give one of {', '.join(_FORMATS)}, or use longhaul.empty"
+        )
+    dimensions = shape_of(shape)
+    if 0 in dimensions:
+        raise InvalidArgument(f"shape {dimensions} has no elements, which a memoryview cannot have; use longhaul.empty")
+    memory = arena_of(peerd).alloc(math.prod(dimensions) * _native.ITEM_BYTES[dtype])
+    view: memoryview = memoryview(memory).cast("B").cast(_FORMATS[dtype], dimensions)  # type: ignore[call-overload]
+    return view

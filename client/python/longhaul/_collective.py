@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from . import _native
 from ._arena import Client
 from ._device_op import DeviceOp, Staged, Starter
-from ._errors import DeadlineExceeded, InvalidArgument, code_of, error, number_of
+from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, error, number_of
 from ._member import Member
 from ._tensor import Elements, elements_of, numbers, plain_tensors
 from ._work import Op, OpInfo, Work, abandon, op_info
@@ -21,11 +22,28 @@ _MEMBER_ID_MAX = (1 << 64) - 1
 _LENGTH_MAX = (1 << 48) - 1
 
 
+# Where tensors are: their elements, or their addresses. An address of 0 belongs to a tensor without elements.
+_Places = Union[list[Elements], "array.array[int]", None]
+
+
+def _addresses(places: _Places) -> Iterable[int]:
+    if places is None:
+        return ()
+    if isinstance(places, array.array):
+        return filter(None, places)
+    return [each.address for each in places if each.count]
+
+
 class _Of(NamedTuple):
-    """What an op is of: a text for errors, and what has to stay alive meanwhile. staged: the tensors on a GPU."""
+    """What an op is of: a text for errors, what has to stay alive meanwhile, and what the op reads and writes.
+
+    staged: the tensors on a GPU.
+    """
 
     text: str
     owners: tuple[Any, ...]
+    reads: _Places = None
+    writes: _Places = None
     staged: Staged | None = None
 
 
@@ -156,14 +174,14 @@ def _set_tensors(
             numbers(counts),
             numbers([_native.DTYPES[each.dtype] for each in known]),
         )
-        return _Of(f" of {len(known)} tensors", owners, staged)
+        return _Of(f" of {len(known)} tensors", owners, sources, targets, staged)
     if sources is not None:
         options.source = sources[0].address
     if targets is not None:
         options.target = targets[0].address
     options.count = counts[0]
     options.dtype = _native.DTYPES[known[0].dtype]
-    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, staged)
+    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, sources, targets, staged)
 
 
 def _alike(stage: _Stage, options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
@@ -172,11 +190,12 @@ def _alike(stage: _Stage, options: Any, tensor: Any, out: Any, *, source: bool =
     if out is not None and target:
         _check_lists(tensor, out, "tensor", "out")
     elif several:
-        plain = plain_tensors(tensor)
+        plain = plain_tensors(tensor, target)
         if plain is not None:
             addresses, counts, dtypes = plain
-            _set_slices(options, addresses if source else None, addresses if target else None, counts, dtypes)
-            return _Of(f" of {len(tensor)} tensors", tuple(tensor))
+            reads, writes = addresses if source else None, addresses if target else None
+            _set_slices(options, reads, writes, counts, dtypes)
+            return _Of(f" of {len(tensor)} tensors", tuple(tensor), reads, writes)
     sources = _side(tensor, "tensor", written=target and out is None)
     targets = None
     if target and out is None:
@@ -253,6 +272,7 @@ class Collectives:
         self._client: Client = member.client
         self._handle = member.handle
         self._member = member
+        self._record = member.record
         # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
         # For ops on tensors of a GPU: host memory by copier (longhaul.torch._staging.Pools), and a thread.
@@ -408,6 +428,24 @@ class Collectives:
         assert isinstance(info, OpInfo)
         return info
 
+    def _note_written(self, op: Op, of: _Of) -> None:
+        op.written = tuple(_addresses(of.writes))
+        self._client.written.update(dict.fromkeys(op.written, op))
+
+    def _check_not_written(self, name: str, of: _Of) -> None:
+        """Raises FailedPrecondition if an op in flight writes one of the tensors.
+
+        It finds tensors that begin at the same place. Whoever gives an op a part of another op's tensor is on their own.
+        """
+        written = self._client.written
+        for address in itertools.chain(_addresses(of.reads), _addresses(of.writes)):
+            other = written.get(address)
+            if other is not None and not other.poll():
+                raise FailedPrecondition(
+                    f"{name}{of.text}: an op in flight ({other.what}) writes the same tensor; wait for that op first, or "
+                    "give this one another tensor"
+                )
+
     def _stage(self, sources: list[Elements] | None, targets: list[Elements] | None) -> Staged | None:
         """Gives tensors of a GPU places in host memory. None: all are in host memory already."""
         for side in (sources, targets):
@@ -486,6 +524,8 @@ class Collectives:
         """
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
+        if not async_op:
+            self._client.watcher.check_may_wait(name)
         deadline = _native.Deadline(timeout)
         options.tag = number_of(tag, "tag", (1 << 64) - 1)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
@@ -494,11 +534,13 @@ class Collectives:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
             _SETTERS[option](options, value)
         self._client.sweep()
+        if self._client.written:
+            self._check_not_written(name, of)
         if after is not None:
             of = of._replace(staged=after)
         if of.staged is not None:
             return self._start_staged(name, owner, options, of, async_op, timeout)
-        started = self._new_op(owner, of.owners)
+        started = self._new_op(name, owner, of.owners)
         lib = _native.library()
         handle = ctypes.byref(started.handle)
         try:
@@ -513,11 +555,14 @@ class Collectives:
                 if status == _native.OK:
                     started.owner = started.tensors = None
                     self._spare.append(started)
-                    return op_info(info)
+                    result = op_info(info)
+                    self._record.op_ended(name, "", result)
+                    return result
             started.what = f"{name}{of.text}, tag {tag}"
             if started.handle.value is None:
                 raise started.failure(status)
             if async_op:
+                self._note_written(started, of)
                 return Work(started)
             if started.wait(deadline):
                 return started.info()
@@ -526,11 +571,12 @@ class Collectives:
             raise
         raise _late(Work(started), started.what, timeout)
 
-    def _new_op(self, owner: object, tensors: tuple[Any, ...]) -> Op:
+    def _new_op(self, name: str, owner: object, tensors: tuple[Any, ...]) -> Op:
         try:
             op = self._spare.pop()
         except IndexError:
-            op = Op(self._client)
+            op = Op(self._client, self._record)
+        op.kind = name
         op.owner = owner
         op.tensors = tensors
         return op
@@ -544,7 +590,7 @@ class Collectives:
         what = f"{name}{of.text}, tag {options.tag}"
 
         def start() -> Op:
-            op = self._new_op(owner, (*of.owners, staged))
+            op = self._new_op(name, owner, (*of.owners, staged))
             op.what = what
             try:
                 status = getattr(_native.library(), f"lh_{name}_start")(

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import hashlib
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -24,6 +25,7 @@ from ._errors import (
     check,
     number_of,
 )
+from ._log import Counters
 from ._member import Member, MemberInfo, World
 from ._state import OnProgress, State, SyncInfo
 from ._sync import Syncs, check_state
@@ -124,6 +126,8 @@ class Comm:
         self._size_of_step = 0  # world_size at the last boundary; 0: this member has passed none
         self.run = run
         self.group = group
+        with contextlib.suppress(Error):  # the next call says what is wrong
+            member.record.joined(member.world(), member.members)
 
     # ------------------------------------------------------------------ the world
 
@@ -250,14 +254,19 @@ class Comm:
 
     def _begin_step(self, deadline: _native.Deadline) -> Step:
         self._syncs.check_begin_step()
+        begun = time.monotonic()
         self._syncs.end_take(deadline)
         self._collectives.flush("begin_step", deadline)
         self._member.in_slices(_native.library().lh_begin_step, "begin_step", deadline)
-        return self._passed()
+        return self._passed(time.monotonic() - begun)
 
-    def _passed(self) -> Step:
+    def _passed(self, seconds: float = 0.0) -> Step:
+        """seconds: how long this member waited at the boundary. 0: a sync counts them."""
         world = self.world()
+        self._member.record.counters.add(steps=1, seconds_steps=seconds)
         changed = world.epoch != self._epoch_of_step
+        if changed:
+            self._member.record.changed(world, self._member.members, self.member)
         self._epoch_of_step = world.epoch
         self._boundary = world.boundary
         self._size_of_step = world.world_size
@@ -424,7 +433,7 @@ class Comm:
             of senders are chosen.
         timeout: seconds; None: no limit. After DeadlineExceeded the sync goes on and uses the tensors. Call again to
             wait for it.
-        progress: True shows a bar on stderr while this member fetches. Or a function that gets a Progress.
+        progress: True shows a bar on stderr while this member fetches, by tqdm if it is installed. Or a function that gets a Progress.
 
         After an error the tensors are as they were, also if this member's own peerd died. Raises
         StateMismatch: this member's state does not fit the others' states. The message names the first difference, or
@@ -860,6 +869,41 @@ class Comm:
         self._member.check_joined()
         return self._collectives.barrier(self, options)
 
+    # ------------------------------------------------------------------ numbers
+
+    def _share_counters(self, counters: Counters) -> None:
+        """For longhaul.run: stats() goes on from these numbers. Before the first op."""
+        self._member.record.counters = counters
+
+    def is_out(self) -> bool:
+        """Whether this member has left, was removed, or has lost its peerd. Does not wait."""
+        return self._member.is_out()
+
+    def stats(self) -> dict[str, float]:
+        """What this member has done since it joined, as a plain dict of floats. Does not wait, and never raises.
+
+            for name, value in comm.stats().items():
+                writer.add_scalar(f"longhaul/{name}", value, state.revision)  # TensorBoard
+
+        These numbers only rise. In a function called by `longhaul.run` they go on over its rejoins.
+        ops, ops_<kind>: ops that ended well, in all and by kind: "ops_all_reduce". A kind is there once it was used.
+        ops_failed, ops_aborted: ops that ended with an error; those of them that ended Aborted.
+        retries: how often faults interrupted these ops, the sum of `OpInfo.retries`.
+        bytes_sent, bytes_received: the sums of `OpInfo.bytes_sent` and `OpInfo.bytes_received`: of tensors, by peerd.
+        seconds_ops, seconds_ops_wait: the sums of `OpInfo.seconds` and `OpInfo.seconds_wait` (until all members had
+            started the op). Ops that overlap count each for itself.
+        steps: boundaries that this member has passed. seconds_steps: seconds that it waited there, without syncs.
+        syncs, syncs_failed, seconds_syncs: syncs of a state. bytes_synced: bytes that this member received in them.
+        rejoins, evictions: how often `longhaul.run` joined again, and how often the member was removed.
+
+        These are as of now, or when the member was last in: epoch, world_size.
+        """
+        try:
+            world = self._member.world()
+        except Error:
+            world = None
+        return self._member.record.stats(world)
+
     # ------------------------------------------------------------------ memory
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> npt.NDArray[Any]:
@@ -885,6 +929,7 @@ class Comm:
             self._syncs.settle()
             raise
         member.left = True
+        member.record.left()
         self._syncs.settle()
         self._collectives.end()
 

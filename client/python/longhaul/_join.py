@@ -11,6 +11,7 @@ from . import _native
 from ._arena import Client, client_of
 from ._comm import Comm
 from ._errors import DeadlineExceeded, Error, InvalidArgument, Unavailable, check, code_of, error, number_of
+from ._log import Record
 from ._member import Member
 from ._programs import PathLike, private_socket
 from ._state import State
@@ -48,7 +49,8 @@ def join(
         with the same coordinator use the same peerd. Its flags come from the environment, as LONGHAUL_PEERD_LISTEN;
         without it, the data port is any free one. None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default
         path, $LONGHAUL_COORDINATOR does the same; else no peerd is started.
-    timeout: seconds until admission, the wait for peerd included; None: no limit. At the timeout the request to join
+    timeout: seconds until admission, the wait for peerd included; None: no limit. A newcomer waits until the others have
+        ended their step, so give more than their longest step takes, or None. At the timeout the request to join
         is withdrawn. If no coordinator serves peerd for 10 s (`--coordinator-timeout-ms` of peerd), the join ends with
         Unavailable earlier.
     members: if the group has no members, wait until this many have joined with the same number (1 to 1024). All of
@@ -176,7 +178,7 @@ class Request:
     def __init__(self, client: Client, options: _native.JoinOptions, run: str, group: int) -> None:
         self._run, self._group = run, group
         self._what = f"joining run {run} group {group}"
-        self._member = Member(client)
+        self._member = Member(client, Record(run, group))
         self._op = ctypes.c_void_p()
         try:
             check(
@@ -196,7 +198,12 @@ class Request:
             if status == _native.DEADLINE_EXCEEDED:
                 # peerd's answer to the withdrawn request says what the member waited for.
                 _native.library().lh_leave(self._member.handle, 1000)
-                raise DeadlineExceeded(f"{self._what}: not admitted in time; {_why_withdrawn(self._op)}")
+                why = _why_withdrawn(self._op)
+                if "step boundary" in why:
+                    why += (
+                        "; the others reach it once in each of their steps: give a timeout longer than a step, or None"
+                    )
+                raise DeadlineExceeded(f"{self._what}: not admitted in time; {why}")
             check(status, self._what)
         except BaseException:
             self.withdraw()

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, FailedPrecondition, check
+from ._errors import DeadlineExceeded, FailedPrecondition, error
+from ._log import Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +48,9 @@ class MemberInfo:
 class Member:
     """The handle of one member. If it is garbage-collected before leave(), the member leaves, and nobody waits."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, record: Record) -> None:
         self.client = client
+        self.record = record
         self.handle = ctypes.c_void_p()
         self.left = False
         # Calling free() frees the handle at once; the member leaves then.
@@ -60,11 +62,18 @@ class Member:
         if self.left:
             raise FailedPrecondition("this communicator has left its group; join again")
 
+    def check(self, status: int, what: str) -> None:
+        """Raises the error of a call of the C library, unless it is OK."""
+        if status != _native.OK:
+            problem = error(status, what)
+            self.record.failed(problem)
+            raise problem
+
     def world(self) -> World:
         """The group as peerd last reported it. Raises Evicted, with the reason, if this member was removed."""
         self.check_joined()
         info = _native.WorldInfo()
-        check(_native.library().lh_world(self.handle, ctypes.byref(info)), "world")
+        self.check(_native.library().lh_world(self.handle, ctypes.byref(info)), "world")
         return World(
             info.epoch, info.rank, info.size, info.pending, info.member_id, bool(info.background), info.boundary
         )
@@ -76,7 +85,7 @@ class Member:
         while True:
             ids = (ctypes.c_uint64 * capacity)()
             count = ctypes.c_uint32()
-            check(_native.library().lh_members(self.handle, ids, capacity, ctypes.byref(count)), "members")
+            self.check(_native.library().lh_members(self.handle, ids, capacity, ctypes.byref(count)), "members")
             if count.value <= capacity:
                 return tuple(ids[: count.value])
             capacity = count.value
@@ -91,9 +100,10 @@ class Member:
 
         `call` must go on waiting when it is called again. Raises DeadlineExceeded at the deadline.
         """
+        self.client.watcher.check_may_wait(what)
         status = call(self.handle, deadline.slice_ms())
         while status == _native.DEADLINE_EXCEEDED and not deadline.passed():
             status = call(self.handle, deadline.slice_ms())
         if status == _native.DEADLINE_EXCEEDED:
             raise DeadlineExceeded(f"{what}: not done in time; it goes on; call {what}() again to go on waiting")
-        check(status, what)
+        self.check(status, what)

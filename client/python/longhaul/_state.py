@@ -8,7 +8,6 @@ import dataclasses
 import enum
 import functools
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -455,40 +454,3 @@ class State:
 
     def _digests(self) -> list[bytes]:
         return [_digest.of_tensor(tensor.host()) for tensor in self._tensors]
-
-
-class Bar:
-    """Shows the progress of a fetch as one line on stderr."""
-
-    def __init__(self) -> None:
-        self._shown = False
-
-    def __call__(self, progress: Progress) -> None:
-        total = max(1, progress.bytes_total)
-        done = min(progress.bytes_done, total)
-        filled = 24 * done // total
-        left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else 0.0
-        line = (
-            f"state [{'#' * filled}{'.' * (24 - filled)}] {100 * done // total:3d} % of {_size(total)}, "
-            f"{_size(progress.bytes_per_second)}/s from {progress.sources}, {left:.0f} s left"
-        )
-        # A terminal shows the latest line only. In a log, close() writes one line at the end.
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{line:<78}")
-            sys.stderr.flush()
-        self._line = line
-        self._shown = True
-
-    def close(self) -> None:
-        if not self._shown:
-            return
-        sys.stderr.write("\n" if sys.stderr.isatty() else self._line + "\n")
-        self._shown = False
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

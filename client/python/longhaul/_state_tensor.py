@@ -9,10 +9,10 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-from . import _native
+from . import _buffer, _native
 from ._arena import Client
 from ._errors import InvalidArgument
-from ._tensor import check_unmasked, class_of
+from ._tensor import TENSORS, address_of, check_local, check_unmasked, class_of
 
 Memory = ctypes.Array[ctypes.c_char]
 
@@ -29,15 +29,15 @@ def _is_plain(name: str) -> bool:
 class StateTensor:
     """One tensor of the caller: name, dtype, shape, and access to its elements."""
 
-    def __init__(self, name: str, value: Any, dtype: str) -> None:
+    def __init__(self, name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> None:
         if not (isinstance(name, str) and _is_plain(name)):
             raise InvalidArgument(
                 f"state tensor {name!r}: a name needs 1 to {_native.STATE_NAME_BYTES_MAX} bytes of UTF-8 without "
                 "control characters"
             )
-        if len(value.shape) > _native.STATE_DIMS_MAX:
+        if len(shape) > _native.STATE_DIMS_MAX:
             raise InvalidArgument(
-                f"state tensor {name!r} has {len(value.shape)} dimensions; at most {_native.STATE_DIMS_MAX} are possible"
+                f"state tensor {name!r} has {len(shape)} dimensions; at most {_native.STATE_DIMS_MAX} are possible"
             )
         if dtype not in _native.STATE_DTYPES:
             raise InvalidArgument(
@@ -47,7 +47,7 @@ class StateTensor:
         self.name = name
         self.value = value
         self.dtype = dtype
-        self.shape: tuple[int, ...] = tuple(value.shape)
+        self.shape = shape
         self.nbytes = math.prod(self.shape) * _native.ITEM_BYTES[dtype]
 
     def dtype_now(self) -> str:
@@ -104,7 +104,7 @@ class _Array(StateTensor):
             )
         if not array.flags.writeable:
             raise InvalidArgument(f"state tensor {name!r} is read-only, but a sync may write to it; pass a copy")
-        super().__init__(name, array, array.dtype.name)
+        super().__init__(name, array, array.dtype.name, tuple(array.shape))
 
     def dtype_now(self) -> str:
         name: str = self.value.dtype.name
@@ -130,11 +130,16 @@ class _Array(StateTensor):
 
 class _TorchTensor(StateTensor):
     def __init__(self, name: str, torch: Any, tensor: Any) -> None:
+        check_local(tensor, f"state tensor {name!r}")
         if tensor.layout != torch.strided:
             raise InvalidArgument(f"state tensor {name!r} has layout {tensor.layout}; pass to_dense() of it")
         if tensor.is_conj() or tensor.is_neg():
             raise InvalidArgument(f"state tensor {name!r} is a lazy view; pass resolve_conj().resolve_neg() of it")
-        super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""))
+        if tensor.device.type == "meta":
+            raise InvalidArgument(
+                f"state tensor {name!r} is on the device meta, so it has no data; pass a tensor with data"
+            )
+        super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""), tuple(tensor.shape))
         self.torch = torch
 
     def dtype_now(self) -> str:
@@ -143,8 +148,7 @@ class _TorchTensor(StateTensor):
     def address(self) -> int | None:
         if self.value.device.type != "cpu" or not self.value.is_contiguous():
             return None
-        address: int = self.value.data_ptr()
-        return address
+        return address_of(self.value, f"state tensor {self.name!r}")
 
     def _flat(self, memory: Memory) -> Any:
         return self.torch.frombuffer(memory, dtype=self.value.dtype)
@@ -192,10 +196,32 @@ class _TorchTensor(StateTensor):
         copier.start_up([(source, [target]) for source, target in parts], []).wait()
 
 
+class _Buffer(StateTensor):
+    """An object with DLPack or the buffer protocol. Its memory stays where it is as long as this object lives."""
+
+    def __init__(self, name: str, value: Any, found: _buffer.Found) -> None:
+        super().__init__(name, value, found.dtype, found.shape)
+        self._found = found
+
+    def check_declared(self) -> None:
+        pass  # what was found holds as long as the memory does
+
+    def address(self) -> int | None:
+        return self._found.address
+
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
+        source = ctypes.addressof(memory)
+        for begin, end in ranges:
+            ctypes.memmove(self._found.address + begin, source + begin, end - begin)
+
+
 def tensor_of(name: str, value: Any) -> StateTensor:
-    """Wraps a numpy array or torch tensor. Raises TypeError for anything else, InvalidArgument if it cannot be used."""
+    """Wraps a tensor, array or buffer. Raises TypeError for anything else, InvalidArgument if it cannot be used."""
     if isinstance(value, class_of("numpy", "ndarray")):
         return _Array(name, value)
     if isinstance(value, class_of("torch", "Tensor")):
         return _TorchTensor(name, sys.modules["torch"], value)
-    raise TypeError(f"state tensor {name!r} is a {type(value).__name__}; pass a numpy array or a torch tensor")
+    found = _buffer.find(value, f"state tensor {name!r}", written=True)
+    if found is None:
+        raise TypeError(f"state tensor {name!r} is a {type(value).__name__}; pass {TENSORS}")
+    return _Buffer(name, value, found)

@@ -12,7 +12,8 @@ from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, FailedPrecondition, check, code_of, error
 from ._member import Member
-from ._state import Bar, OnProgress, Progress, State, SyncInfo
+from ._progress import Shown
+from ._state import OnProgress, Progress, State, SyncInfo
 
 # How often a sync is tried. If a transfer fails, the sync ends for all members, and all try again at once.
 _SYNC_TRIES = 5
@@ -109,6 +110,7 @@ class Syncs:
         state.end_sync(info, problem)
         if problem is not None:
             self._held = state if info.background else None
+            self._member.record.failed(problem)
             raise problem
         return status
 
@@ -148,10 +150,11 @@ class Syncs:
         self.answered = False
         self._member.check_joined()
         check_state(state)
+        self._member.client.watcher.check_may_wait("sync")
         self.end_take(deadline)
         # An op that nobody waits for uses its tensors until a sweep sees its end.
         self._member.client.sweep()
-        bar = Bar()
+        bar = Shown()
         on_progress = bar if progress is True else progress or None
         called_as_step = at_step
         try:
@@ -175,7 +178,9 @@ class Syncs:
                 result = state.end_sync(info, problem)
                 if problem is None:
                     assert result is not None
+                    self._member.record.synced(result)
                     return result
+                self._member.record.sync_failed(problem)
                 passed = bool(info.passed) or not at_step
                 if status != _native.ABORTED or not passed or tries + 1 == _SYNC_TRIES:
                     raise problem

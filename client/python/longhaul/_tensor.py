@@ -1,18 +1,31 @@
-"""Finds the elements of a numpy array or torch tensor, and checks that an op can use them."""
+"""Finds the elements of what is given to an op, and checks that the op can use them.
+
+Numpy arrays and torch tensors come first, and fast. _buffer.py does the rest.
+"""
 
 from __future__ import annotations
 
 import array
 import functools
+import math
 import operator
 import sys
 from typing import Any
 
-from . import _native
+from . import _buffer, _native
 from ._errors import InvalidArgument
 
 _DTYPE = operator.attrgetter("dtype")
 _IS_CPU = operator.attrgetter("is_cpu")
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+
+# A tensor whose storage was resized to 0, as FSDP does, has address 0, and its views have their offsets as addresses. So
+# only tensors below this address are looked at more closely. Few live tensors are.
+_SUSPICIOUS = 1 << 32
+
+
+#: For messages: what may be passed where a tensor is asked for.
+TENSORS = "a numpy array, a torch tensor, or another object with DLPack or a writable buffer, such as array.array"
 
 
 class Elements:
@@ -77,7 +90,44 @@ def _elements_of_array(values: Any, name: str, written: bool) -> Elements:
     return Elements(address, values.size, dtype, values.shape, values)
 
 
-def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
+def check_local(tensor: Any, name: str) -> None:
+    """Raises InvalidArgument for a DTensor."""
+    if isinstance(tensor, class_of("torch.distributed.tensor", "DTensor")):
+        raise InvalidArgument(
+            f"{name} is a DTensor, whose parts lie on several ranks; pass its local part, that is .to_local() of it, "
+            "in a group of its own for each shard"
+        )
+
+
+def _check_grad(torch: Any, tensor: Any, name: str) -> None:
+    """Torch's own rule for writing in place: autograd would not notice the write."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument(
+            f"{name} requires grad, and autograd does not see what an op writes; call the op in torch.no_grad(), "
+            f"or pass {name}.detach(), which shares its memory"
+        )
+
+
+def _is_freed(tensor: Any, address: int) -> bool:
+    """Whether a tensor with elements has no memory, or less than its shape needs."""
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return address == 0 or tensor.untyped_storage().nbytes() < end
+
+
+def address_of(tensor: Any, name: str) -> int:
+    """The address of a strided torch CPU tensor. Raises InvalidArgument if it has elements and no memory."""
+    address: int = tensor.data_ptr()
+    if address < _SUSPICIOUS and tensor.numel() and _is_freed(tensor, address):
+        raise InvalidArgument(
+            f"{name} (shape {tuple(tensor.shape)}) has no memory: its storage was freed or resized, as FSDP does with "
+            "parameters outside of forward and backward, or it is a fake tensor; pass a tensor that is alive"
+        )
+    return address
+
+
+def _elements_of_tensor(torch: Any, tensor: Any, name: str, written: bool) -> Elements:
+    if type(tensor) is not torch.Tensor:
+        check_local(tensor, name)
     dtype = str(tensor.dtype).replace("torch.", "")
     if dtype not in _native.DTYPES:
         raise InvalidArgument(
@@ -92,7 +142,9 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{name} is a lazy view; pass {name}.resolve_conj().resolve_neg()")
-    address = tensor.data_ptr() if copier is None else 0
+    if written:
+        _check_grad(torch, tensor, name)
+    address = address_of(tensor, name) if copier is None else 0
     return Elements(address, tensor.numel(), dtype, tuple(tensor.shape), tensor, copier)
 
 
@@ -103,7 +155,7 @@ def _copier_of(tensor: Any, name: str) -> Any:
 
 
 def elements_of(value: Any, name: str, written: bool) -> Elements:
-    """The elements of a numpy array or torch tensor, on the CPU or a GPU.
+    """The elements of a numpy array, a torch tensor on the CPU or a GPU, or an object with DLPack or a buffer.
 
     name: what error messages call the value. written: the op writes to it. Raises InvalidArgument or TypeError, which
     say what to pass instead.
@@ -111,15 +163,18 @@ def elements_of(value: Any, name: str, written: bool) -> Elements:
     if isinstance(value, class_of("numpy", "ndarray")):
         return _elements_of_array(value, name, written)
     if isinstance(value, class_of("torch", "Tensor")):
-        return _elements_of_tensor(sys.modules["torch"], value, name)
-    raise TypeError(f"{name} is a {type(value).__name__}; pass a numpy array or a torch tensor")
+        return _elements_of_tensor(sys.modules["torch"], value, name, written)
+    found = _buffer.find(value, name, written)
+    if found is None:
+        raise TypeError(f"{name} is a {type(value).__name__}; pass {TENSORS}")
+    return Elements(found.address, math.prod(found.shape), found.dtype, found.shape, found.owner)
 
 
 def numbers(values: Any) -> array.array[int]:
     return array.array("Q", values)
 
 
-def plain_tensors(values: Any) -> tuple[array.array[int], array.array[int], array.array[int]] | None:
+def plain_tensors(values: Any, written: bool) -> tuple[array.array[int], array.array[int], array.array[int]] | None:
     """Does for a list of torch tensors what elements_of() does for each: their addresses, lengths and dtypes (lh_dtype).
 
     None: not all are torch CPU tensors that can be used as they are. elements_of() then says what is wrong. This takes a
@@ -140,11 +195,17 @@ def plain_tensors(values: Any) -> tuple[array.array[int], array.array[int], arra
     try:
         if not all(map(kind.is_contiguous, values)) or any(map(kind.is_neg, values)):
             return None
-        addresses = numbers(list(map(kind.data_ptr, values)))
+        pointers = list(map(kind.data_ptr, values))
     except RuntimeError:
+        return None
+    if min(pointers) < _SUSPICIOUS:
+        low = [(each, at) for each, at in zip(values, pointers) if at < _SUSPICIOUS]
+        if any(_is_freed(each, at) for each, at in low if each.numel()):
+            return None
+    if written and sys.modules["torch"].is_grad_enabled() and any(map(_REQUIRES_GRAD, values)):
         return None
     if len(codes) == 1:
         types = numbers(codes.values()) * len(values)
     else:
         types = numbers([codes[dtype] for dtype in dtypes])
-    return addresses, numbers(list(map(kind.numel, values))), types
+    return numbers(pointers), numbers(list(map(kind.numel, values))), types

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ._errors import FailedPrecondition
+
 # The thread ends after it has had nothing to watch for this long.
 _IDLE_MS = 1000
 
@@ -35,6 +37,7 @@ class Watcher:
         self._lock = threading.Lock()
         self._watched: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._thread: threading.Thread | None = None
+        self.ident: int | None = None  # of the thread while it runs
         self._wake = -1  # the end of a pipe: the thread looks at _watched when something is written to it
 
     def watch(self, client: Client, ended: Callable[[], bool], call: Callable[[], None]) -> None:
@@ -53,7 +56,16 @@ class Watcher:
                 self._thread.start()
             os.write(self._wake, b"x")
 
+    def check_may_wait(self, what: str) -> None:
+        """Raises FailedPrecondition in the thread of the callbacks: while it waits, it sees the end of no other op."""
+        if threading.get_ident() == self.ident:
+            raise FailedPrecondition(
+                f"{what}: this is a callback of an op, and all other callbacks would wait with it; start another op with "
+                "async_op=True and a callback of its own, or wait in another thread"
+            )
+
     def _run(self, client: Client, fd: int, read_end: int) -> None:
+        self.ident = threading.get_ident()
         lives = True
         poller = select.poll()
         poller.register(fd, select.POLLIN)
@@ -77,7 +89,7 @@ class Watcher:
                     gone = {id(pair) for pair in ended}
                     self._watched = [pair for pair in self._watched if id(pair) not in gone]
                 if not self._watched and not ready:
-                    self._thread = None
+                    self._thread = self.ident = None
                     os.close(read_end)
                     os.close(self._wake)
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error
+from ._log import Record
 from ._watcher import run_callback
 
 
@@ -51,6 +53,10 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
     )
 
 
+# Two threads may see the end of an op at the same time, and one of them counts it. Reentrant: so may a finalizer.
+_settling = threading.RLock()
+
+
 class Op:
     """One op in the C library. Keeps its tensors alive until the outcome.
 
@@ -58,13 +64,15 @@ class Op:
     op uses this object again.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, record: Record) -> None:
         self.handle = ctypes.c_void_p()
-        self.what = "all_reduce"
+        self.kind = self.what = "all_reduce"
+        self.record = record
         self.client = client
         # None while the object waits to be used. The owner (the Comm) stays alive as long as the op.
         self.owner: object = None
         self.tensors: tuple[Any, ...] | None = None
+        self.written: tuple[int, ...] = ()  # addresses of tensors, as in Client.written
         self.outcome: OpInfo | Error | None = None
         weakref.finalize(self, _free_op, client, self.handle).atexit = False
 
@@ -88,13 +96,25 @@ class Op:
         return True
 
     def _settle(self, status: int) -> None:
+        outcome: OpInfo | Error
         if status != _native.OK:
-            self.outcome = self.failure(status)
+            outcome = error(status, self.what)
         else:
             info = _native.OpInfoStruct()
             check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)
-            self.outcome = op_info(info)
+            outcome = op_info(info)
+        with _settling:
+            if self.outcome is not None:
+                return
+            self.outcome = outcome
         self.tensors = None
+        for address in self.written:
+            self.client.written.pop(address, None)
+        self.written = ()
+        if isinstance(outcome, Error):
+            self._tell(outcome)
+        else:
+            self.record.op_ended(self.kind, self.what, outcome)
 
     def arrive(self) -> None:
         """Once poll() was True: waits until the result is in the tensors. It is, if they are in host memory."""
@@ -115,10 +135,14 @@ class Op:
     def failure(self, status: int) -> Error:
         """The error with which the op has ended. Tells the Comm of it."""
         problem = error(status, self.what)
+        self._tell(problem)
+        return problem
+
+    def _tell(self, problem: Error) -> None:
         tell = getattr(self.owner, "op_failed", None)
         if tell is not None:
             tell(problem)
-        return problem
+        self.record.op_failed(problem)
 
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
@@ -168,6 +192,7 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
             return work
     if not works:
         raise InvalidArgument("wait_any: there are no ops to wait for")
+    works[0]._op.client.watcher.check_may_wait("wait_any")
     lib = _native.library()
     client = works[0]._op.client
     index = ctypes.c_uint32()
@@ -209,10 +234,14 @@ class Work:
         """Waits for the outcome. Every further call gives the same outcome again.
 
         timeout: seconds; None: no limit. Ctrl-C ends the wait, not the op.
-        Raises DeadlineExceeded if there is no outcome in time: the op goes on; call wait() again. Raises the error of
+        Raises DeadlineExceeded if there is no outcome in time: the op goes on; call wait() again. Raises
+        FailedPrecondition in a callback of another op, unless this op has an outcome: no callback may wait. Raises the error of
         the op if it failed; `Comm.all_reduce` says which errors there are, and what the tensors hold then.
         """
-        if not self._op.wait(_native.Deadline(timeout)):
+        op = self._op
+        if op.outcome is None and not op.poll():
+            op.client.watcher.check_may_wait(op.what)
+        if not op.wait(_native.Deadline(timeout)):
             late = DeadlineExceeded(
                 f"{self._op.what}: no outcome after {timeout} s; the op goes on and uses its tensors; call wait() again"
             )
@@ -244,8 +273,8 @@ class Work:
     def add_done_callback(self, call: Callable[[Work], object]) -> None:
         """Calls `call(work)` once the op has an outcome: in a thread of Longhaul, or here if it has one already.
 
-        The result is in the tensor by then. Callbacks run one after the other, so they must not wait long; none may
-        wait for another op's callback. An exception of a callback is logged ("longhaul"). The thread starts with the
+        The result is in the tensor by then. Callbacks run one after the other, so they must not wait: a wait for an op, a
+        boundary or a sync raises FailedPrecondition there. An exception of a callback is logged ("longhaul"). The thread starts with the
         first callback, and ends when it has had nothing to watch for a second.
         """
         op = self._op

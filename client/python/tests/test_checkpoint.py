@@ -237,7 +237,7 @@ def test_options_are_checked_where_they_are_made() -> None:
 
 
 def test_the_bar_says_how_far_a_transfer_is(capsys: pytest.CaptureFixture[str]) -> None:
-    from longhaul._state import Bar
+    from longhaul._progress import Bar
 
     bar = Bar()
     bar.close()

@@ -125,7 +125,7 @@ print('end')
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "install numpy" in output
-    assert "pass a numpy array or a torch tensor" in output
+    assert "pass a numpy array, a torch tensor, or another object" in output
     assert output.endswith("end\n")
 
 
