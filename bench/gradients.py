@@ -147,7 +147,7 @@ class Overlap:
             x = layer(Slow.apply(x, self._seconds))  # type: ignore[no-untyped-call]
         for parameter in self._parameters:
             parameter.grad = None
-        x.sum().backward()  # type: ignore[no-untyped-call]
+        x.sum().backward()
 
     def ways(self) -> Ways:
         def hooks() -> None:

@@ -42,14 +42,14 @@ def main() -> None:
     model = model_of_digits()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
-    sampler = lh.torch.ElasticSampler(images, seed=0)
+    sampler = lh.torch.ElasticSampler(images, seed=0, batch_size=options.batch)
     state = lh.torch.State(model=model, optimizers=optimizer, schedulers=schedule, objects={"sampler": sampler})
 
     def train(comm: lh.Comm) -> None:
         with lh.torch.GradientAverager(model, comm) as averager:
             while sampler.epoch < options.epochs:
                 with comm.step(state) as step:  # newcomers come in here, and get the state
-                    chosen = sampler.take(options.batch, step)  # this member's part of the next images
+                    chosen = sampler.take(step)  # this member's part of the next images
                     loss = F.cross_entropy(model(images[chosen]), labels[chosen])
                     optimizer.zero_grad()
                     loss.backward()  # exchanges gradients as they come
@@ -59,7 +59,7 @@ def main() -> None:
                     schedule.step()
         print(f"{state.revision} steps, {step.world_size} members, loss {loss:.3f}, state {state.compute_hash()}")
 
-    lh.run(train, run="ddp", timeout=None, members=options.members)
+    lh.run(train, "ddp", state=state, members=options.members)
 
 
 if __name__ == "__main__":

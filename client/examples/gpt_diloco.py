@@ -21,7 +21,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "demo"))
 from model import GPT, batch, read_text
 
 
-def method_of(name: str, comm: lh.Comm, model: GPT, inner: torch.optim.Optimizer, sync_every: int) -> lh.torch.DiLoCo:
+def method_of(
+    name: str, comm: lh.Comm, model: GPT, inner: torch.optim.Optimizer, sync_every: int
+) -> lh.torch.DiLoCo | lh.torch.StreamingDiLoCo:
     if name == "diloco":
         return lh.torch.DiLoCo(comm, model, inner, sync_every=sync_every)
     if name == "async":

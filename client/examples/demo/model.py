@@ -108,7 +108,7 @@ class Local:
         for _ in range(steps):
             loss = self.model.loss(*batch(self.text, self.passages))
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             self.schedule.step()

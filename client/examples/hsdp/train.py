@@ -70,7 +70,7 @@ def train(args: argparse.Namespace) -> None:
                 seed = (state.revision * 1000 + step.rank) * hsdp.shards + hsdp.shard
                 loss = model.loss(*batch(text, torch.Generator().manual_seed(seed)))
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 hosts = hsdp.average_gradients(model).world_size
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()

@@ -122,7 +122,7 @@ class Broken(Foreign):
         (b"bytes", "read-only bytes; pass a writable buffer"),
         (memoryview(bytearray(8))[::2], r"strides \(2,\)\) is not contiguous"),
         (memoryview(bytearray(8)).cast("P"), "format 'P', which no op takes"),
-        ((ctypes.c_float.__ctype_be__ * 2)(), "byte order of another machine"),  # type: ignore[attr-defined]
+        ((ctypes.c_float.__ctype_be__ * 2)(), "byte order of another machine"),
         (Foreign(torch.ones(3, 4).t()), r"strides \(1, 4\)\) is not contiguous"),
         (Foreign(torch.ones(3, dtype=torch.complex64)), r"DLPack dtype \(code 5, 64 bits, 1 lanes\)"),
         (Foreign(torch.ones(3), device=2), r"on a device \(CUDA\); copy it to host memory"),
@@ -169,7 +169,7 @@ def test_tensors_of_jax_are_never_written(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_op_mixes_numpy_torch_buffers_and_dlpack(pair: Members) -> None:
-    values = [
+    values: list[list[Any]] = [
         [array.array("f", [1, 2, 3]), bytearray([1, 2]), Foreign(torch.full((2,), 5.0, dtype=torch.bfloat16))],
         [np.array([10, 20, 30], np.float32), np.array([3, 4], np.uint8), torch.full((2,), 6.0, dtype=torch.bfloat16)],
     ]

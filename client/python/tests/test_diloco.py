@@ -59,7 +59,7 @@ class Trainer:
 
     def inner_step(self) -> None:
         self.inner.zero_grad()
-        self.loss(32, self._data).backward()  # type: ignore[no-untyped-call]
+        self.loss(32, self._data).backward()
         self.inner.step()
 
     def schedule(self, number: int, rounds: int) -> None:

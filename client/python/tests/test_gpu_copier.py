@@ -700,10 +700,10 @@ def test_a_list_of_cuda_tensors_is_reduced(pair: Members) -> None:
 @gpu
 def test_cuda_ops_are_ordered_with_the_stream_of_the_caller(pair: Members) -> None:
     def call(comm: lh.Comm) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(torch.cuda.Stream()):
             mine = torch.zeros(10_000_000, device="cuda")
             for turn in range(5):
-                torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # the kernels before the op are still waiting when the op is asked for
+                torch.cuda._sleep(50_000_000)  # the kernels before the op are still waiting when the op is asked for
                 mine.fill_(comm.rank + turn)
                 work = comm.all_reduce(mine, async_op=True)
                 work.wait(PATIENCE_S)

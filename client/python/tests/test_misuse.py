@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import pathlib
@@ -54,11 +55,11 @@ def test_the_table_names_each_test_of_this_file() -> None:
 
 
 def test_a_dtensor(comm: lh.Comm) -> None:
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     try:
         whole = distribute_tensor(torch.ones(8), init_device_mesh("cpu", (1,)), [Shard(0)])
         for tensor in (whole, [torch.ones(8), whole]):
-            refused(lh.InvalidArgument, r"is a DTensor.*to_local\(\)", lambda tensor=tensor: comm.all_reduce(tensor))
+            refused(lh.InvalidArgument, r"is a DTensor.*to_local\(\)", functools.partial(comm.all_reduce, tensor))
         refused(lh.InvalidArgument, r"is a DTensor.*to_local\(\)", lambda: lh.State({"whole": whole}))
         comm.all_reduce(whole.to_local(), timeout=60)
     finally:
@@ -68,7 +69,7 @@ def test_a_dtensor(comm: lh.Comm) -> None:
 def test_a_tensor_that_requires_grad_is_written(comm: lh.Comm) -> None:
     leaf = torch.nn.Parameter(torch.ones(8))
     for tensor in (leaf, leaf * 2, [torch.ones(8), leaf]):
-        refused(lh.InvalidArgument, r"requires grad.*no_grad\(\)", lambda tensor=tensor: comm.all_reduce(tensor))
+        refused(lh.InvalidArgument, r"requires grad.*no_grad\(\)", functools.partial(comm.all_reduce, tensor))
     # These are what the message offers, and what reads only.
     with torch.no_grad():
         comm.broadcast([leaf], timeout=60)
@@ -91,7 +92,7 @@ def test_a_tensor_without_a_device(comm: lh.Comm) -> None:
 
 def test_a_tensor_with_gaps(comm: lh.Comm) -> None:
     for tensor in (torch.ones(3, 4).t(), [torch.ones(3, 4).t()], np.ones((3, 4)).T):
-        refused(lh.InvalidArgument, "is not contiguous; pass", lambda tensor=tensor: comm.all_reduce(tensor))
+        refused(lh.InvalidArgument, "is not contiguous; pass", functools.partial(comm.all_reduce, tensor))
 
 
 def test_a_freed_tensor(comm: lh.Comm) -> None:
@@ -100,7 +101,7 @@ def test_a_freed_tensor(comm: lh.Comm) -> None:
     state = lh.State({"whole": whole})
     whole.untyped_storage().resize_(0)
     for tensor in (whole, view, [torch.ones(3), view]):
-        refused(lh.InvalidArgument, "has no memory", lambda tensor=tensor: comm.all_reduce(tensor, timeout=60))
+        refused(lh.InvalidArgument, "has no memory", functools.partial(comm.all_reduce, tensor, timeout=60))
     refused(lh.InvalidArgument, "has no memory", lambda: comm.sync_state(state, timeout=60))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns when the address of a fake tensor is asked for
@@ -155,8 +156,8 @@ def test_one_tensor_in_two_ops(pair: Members) -> None:
     for tensor in (np.ones(4, np.float32), first.empty(1000), [torch.ones(4), torch.ones(3)]):
         work = first.all_reduce(tensor, tag=1, async_op=True)
         calls: list[Callable[[], object]] = [
-            lambda tensor=tensor: first.all_reduce(tensor, tag=2, timeout=60),
-            lambda tensor=tensor: first.broadcast(tensor, tag=2, async_op=True),
+            functools.partial(first.all_reduce, tensor, tag=2, timeout=60),
+            functools.partial(first.broadcast, tensor, tag=2, async_op=True),
         ]
         for call in calls:
             refused(lh.FailedPrecondition, r"an op in flight \(all_reduce.*tag 1\) writes the same tensor", call)

@@ -277,7 +277,8 @@ def test_any_other_exception_leaves_the_group_and_is_raised(
         while other.world_size < 2 and not failing.done():
             other.begin_step(60)
         other.all_reduce(np.ones(9, np.float32), timeout=60)  # does not wait for the member that failed
-        assert failing.result(60) is raised
+        outcome: object = failing.result(60)
+        assert outcome is raised
         wait_until(lambda: other.world_size == 1)
 
 

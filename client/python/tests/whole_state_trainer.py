@@ -78,7 +78,7 @@ class Trainer:
     def train(self) -> None:
         tokens = self.loader.batch()
         self.optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(self.model(tokens), tokens).backward()  # type: ignore[no-untyped-call]
+        torch.nn.functional.cross_entropy(self.model(tokens), tokens).backward()
         self.optimizer.step()
         self.scheduler.step()
 

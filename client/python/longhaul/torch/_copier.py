@@ -227,7 +227,7 @@ def side_by_side(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.T
 
 def spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Writes a flat tensor to the tensors whose elements lie side by side in it, on their device."""
-    parts = flat.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
+    parts = flat.split([tensor.numel() for tensor in tensors])
     # One kernel for many tensors; torch's own optimizers and FSDP use the same function.
     torch._foreach_copy_(  # type: ignore[attr-defined,unused-ignore]
         [tensor.detach() for tensor in tensors], [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
@@ -237,7 +237,7 @@ def spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 class _CudaMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         # Blocking: the host sleeps until the event, and leaves the processor to peerd.
-        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self.event = torch.cuda.Event(blocking=True)
         self.event.record(stream)
 
     def wait(self) -> None:
@@ -249,7 +249,7 @@ class CudaCopier(Copier):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._streams = {lane: torch.cuda.Stream(device) for lane in (DOWN, UP)}  # type: ignore[no-untyped-call]
+        self._streams = {lane: torch.cuda.Stream(device) for lane in (DOWN, UP)}
 
     def capturing(self) -> bool:
         with torch.cuda.device(self.device):
@@ -296,7 +296,7 @@ class CudaCopier(Copier):
 
     def _register(self, address: int, nbytes: int) -> bool:
         with torch.cuda.device(self.device):
-            code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+            code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
             if code == 0:
                 return True
             # CUDA keeps the error, and torch would report it at the next kernel that anybody starts. Let that be here.
@@ -312,7 +312,7 @@ class CudaCopier(Copier):
 
     def _unregister(self, address: int) -> None:
         with contextlib.suppress(RuntimeError), torch.cuda.device(self.device):
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+            torch.cuda.cudart().cudaHostUnregister(address)
 
     def _finish(self) -> None:
         for stream in self._streams.values():
@@ -361,7 +361,7 @@ class BucketCopier:
         marks = []
         for device, host, group in _runs(bucket, tensors, "pack"):
             if device.type == "cpu":
-                parts = host.split([tensor.numel() for tensor in group])  # type: ignore[no-untyped-call]
+                parts = host.split([tensor.numel() for tensor in group])
                 views = [part.view(tensor.shape) for part, tensor in zip(parts, group)]
                 torch._foreach_copy_(views, [tensor.detach() for tensor in group])
             else:

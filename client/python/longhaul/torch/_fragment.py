@@ -165,7 +165,7 @@ def pin(flat: torch.Tensor) -> None:
     """
     if not torch.cuda.is_available() or flat.numel() == 0:
         return
-    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cuda: Any = torch.cuda.cudart()
     address = flat.data_ptr()
     status = int(cuda.cudaHostRegister(address, flat.numel() * flat.element_size(), 0))
     if status != 0:

@@ -45,7 +45,8 @@ class ElasticSampler(Sampler[list[int]]):
     All batches have the same length. The last step of an epoch takes its missing samples from the next epoch.
 
     dataset: anything with a length, or the number of samples. The same at all members, as are the options.
-    comm: gives rank and world_size until the first step is passed in.
+    comm: gives rank and world_size until the first step is passed in. None: rank 0 of 1 until then; for a sampler that
+        has to be there before the group is joined.
     shuffle: False: every epoch is in the order of the data set.
     seed: chooses the permutations, which also depend on the PyTorch version. A permutation takes 8 bytes for each sample.
 
@@ -53,7 +54,13 @@ class ElasticSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self, dataset: Sized | int, comm: Comm, shuffle: bool = True, seed: int = 0, *, batch_size: int = 1
+        self,
+        dataset: Sized | int,
+        comm: Comm | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        *,
+        batch_size: int = 1,
     ) -> None:
         self.length = dataset if isinstance(dataset, int) else len(dataset)
         if self.length <= 0:
@@ -65,7 +72,9 @@ class ElasticSampler(Sampler[list[int]]):
         self.seed = seed
         self._position = 0
         self._orders: dict[int, torch.Tensor] = {}  # by epoch
-        self.set_world(comm.world())
+        self.rank, self.world_size = 0, 1
+        if comm is not None:
+            self.set_world(comm.world())
 
     @property
     def position(self) -> int:
