@@ -263,7 +263,10 @@ class Longhaul(System):
         return self
 
     def version(self) -> str:
-        return str(machine.describe()["versions"]["longhaul"])
+        import longhaul
+
+        # Outside a git tree there is no commit to name.
+        return str(machine.describe()["versions"].get("longhaul", longhaul.__version__))
 
     def address_for(self, host: int) -> str:
         self._peers[host] = self._cluster.add_peer()
@@ -445,8 +448,9 @@ class Training:
             self.said.put((host, life, said))
             if said["event"] == "sync" and self.aimed is not None and self.aimed[:2] == (host.number, life):
                 time.sleep(self.aimed[2])
-                self.said.put((host, life, {"event": "struck", "time": time.monotonic()}))
+                moment = time.monotonic()
                 self.destroy(host, process)
+                self.said.put((host, life, {"event": "struck", "time": moment}))
         self.said.put((host, life, None))
 
     def destroy(self, host: Host, process: subprocess.Popen[bytes]) -> None:
