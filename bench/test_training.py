@@ -15,7 +15,8 @@ PROGRAM = pathlib.Path(training.__file__)
 
 
 def outer(time: float, host: int, steps: int = 10, life: int = 0) -> Event:
-    return Event(time, host, life, "outer", {"steps": steps, "size": 3, "round": int(time)})
+    facts = {"steps": steps, "seconds": steps / 2, "size": 3, "round": int(time)}
+    return Event(time, host, life, "outer", facts)
 
 
 def run_of(events: list[Event], faults: list[Fault]) -> Run:
@@ -28,10 +29,11 @@ def test_a_host_that_is_away_has_no_time_to_lose() -> None:
 
 
 def test_lost_time_is_what_the_useful_steps_did_not_need() -> None:
-    # Two steps per second and host without faults. 290 host seconds would have made 580 steps.
-    run = run_of([outer(50, 0, 400), outer(60, 1, 100), outer(101, 2, 999)], [Fault(20, 1, 0, "step", back=30)])
-    assert run.useful_steps() == 500
-    assert training.lost_host_seconds(run, speed=2.0) == pytest.approx(290 - 250)
+    # A step takes half a second, and hosts spend 0.9 of their time in useful steps if there are no faults.
+    run = run_of([outer(50, 0, 400), outer(60, 1, 50), outer(101, 2, 999)], [Fault(20, 1, 0, "step", back=30)])
+    assert run.useful_steps() == 450
+    assert run.useful_share() == pytest.approx(225 / 290)
+    assert training.lost_host_seconds(run, share=0.9) == pytest.approx(290 - 250)
 
 
 def test_survivors_are_those_that_took_part_before_the_kill() -> None:
@@ -56,19 +58,21 @@ def test_the_schedule_is_the_same_for_each_system_and_leaves_time_to_come_back()
     kills = training.schedule(seed=3, kills=5, seconds=120, hosts=3)
     assert kills == training.schedule(seed=3, kills=5, seconds=120, hosts=3)
     assert kills != training.schedule(seed=4, kills=5, seconds=120, hosts=3)
-    assert [phase for _, _, phase in kills] == ["step", "exchange", "step", "exchange", "step"]
-    moments = [moment for moment, _, _ in kills]
+    assert [kill.phase for kill in kills] == ["step", "exchange", "step", "exchange", "step"]
+    moments = [kill.seconds for kill in kills]
     assert moments == sorted(moments) and moments[-1] <= 120 - 12
     assert training.schedule(seed=3, kills=0, seconds=120, hosts=3) == []
 
 
 def test_the_aim_compares_lost_time() -> None:
-    quiet = run_of([outer(50, 0, 300)], [])
-    ours = training.Result("1", quiet, run_of([outer(50, 0, 290)], []))  # 10 host seconds lost
-    theirs = training.Result("2", quiet, run_of([outer(50, 0, 285)], []))  # 15 host seconds lost
-    lines = training.aim({"longhaul": ours, "torchft": theirs})
+    quiet = run_of([outer(50, 0, 300)], [])  # half of the time in useful steps
+    ours = training.Result("1", quiet, run_of([outer(50, 0, 290)], []))
+    theirs = training.Result("2", quiet, run_of([outer(50, 0, 285)], []))
+    others = training.Result("3", quiet, run_of([outer(50, 0, 280)], []))
+    lines = training.aim({"longhaul": ours, "torchft": theirs, "hivemind": others})
     assert "lost: 0. Aim: 0. Met." in lines[0]
-    assert "beside torchft: 33%. Aim: 50 %. Missed." in lines[1]
+    assert "Longhaul 10.0, torchft 15.0. Aim: at most half. Missed." in lines[1]
+    assert "Longhaul 10.0, hivemind 20.0. Aim: at most half. Met." in lines[2]
 
 
 def test_a_short_run_on_longhaul(tmp_path: pathlib.Path) -> None:

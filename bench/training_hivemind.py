@@ -17,13 +17,13 @@ import training_worker
 class CountingOptimizer(hivemind.Optimizer):  # type: ignore[misc]
     """Counts the steps that are thrown away when this peer takes the state of another one. Changes nothing else."""
 
+    trainer: training_worker.Trainer
     waiting = 0  #: local steps that are not part of any average yet
     caught_up = False
     newcomer = True
 
     def load_state_from_peers(self, **options: Any) -> None:
-        why = "newcomer" if self.newcomer else "discarded"
-        training_worker.say("lost", steps=self.waiting, why=why)
+        self.trainer.lost(self.waiting, "newcomer" if self.newcomer else "discarded")
         self.waiting = 0
         self.caught_up = True
         super().load_state_from_peers(**options)
@@ -58,7 +58,7 @@ def main() -> None:
         matchmaking_time=3.0,
         verbose=True,
     )
-    trainer.optimizer = optimizer
+    trainer.optimizer, optimizer.trainer = optimizer, trainer
     while True:
         epoch = optimizer.local_epoch
         optimizer.waiting += 1

@@ -37,7 +37,7 @@ def main() -> None:
             outer.step()
         counts = comm.member_id in info.members
         if not counts:
-            training_worker.say("lost", steps=args.sync_every, why="discarded")
+            trainer.lost(args.sync_every, "discarded")
         trainer.outer_done(state.revision, args.sync_every if counts else 0, info.world_size, weights)
 
 

@@ -60,7 +60,7 @@ def main() -> None:
                 trainer.inner_step(last=step == args.sync_every - 1)
             counted = args.sync_every
             if healed or not manager.committed:
-                training_worker.say("lost", steps=args.sync_every, why="newcomer" if healed else "discarded")
+                trainer.lost(args.sync_every, "newcomer" if healed else "discarded")
                 counted = 0
             if manager.committed:
                 trainer.outer_done(manager.current_step(), counted, manager.num_participants())

@@ -9,6 +9,7 @@ processes of a machine.
 | `sync` | the inner steps of a round are done, and the exchange with the other trainers begins |
 | `outer` | an outer step is done. `steps`: inner steps of this trainer that count in it. `size`: trainers in it |
 | `lost` | inner steps of this trainer will never count. `why`: `discarded`, or `newcomer`: made before it was a member |
+|  | both: `seconds`: the time that these steps took, without the steps of the optimizers |
 | `end` | the last one. `loss`: of the weights after the last outer step, on text that no trainer learns from |
 
 When the line `stop` comes on standard input, a thread evaluates the weights and ends the process. So no system can
@@ -71,6 +72,7 @@ class Trainer:
         self.local = model.Local(args.host + 1000 * args.life, 10**6)
         self.model = self.local.model
         self.optimizer: Any = self.local.optimizer
+        self._busy_s = 0.0  # in inner steps since the last `outer` or `lost`
         self._judge = copy.deepcopy(self.model)
         self._lock = threading.Lock()
         self._good, self._round = self.flat(), 0
@@ -88,6 +90,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         time.sleep(max(0.0, begin + self.step_s - time.monotonic()))
+        self._busy_s += time.monotonic() - begin
         if last:
             say("sync")
         self.optimizer.step()
@@ -95,10 +98,16 @@ class Trainer:
 
     def outer_done(self, number: int, steps: int, size: int, flat: torch.Tensor | None = None) -> None:
         """Reports an outer step. flat: all parameters after it; None: those of the model."""
-        say("outer", round=number, steps=steps, size=size)
+        say("outer", round=number, steps=steps, size=size, seconds=self._busy_s if steps else 0.0)
+        self._busy_s = 0.0
         good = self.flat() if flat is None else flat.detach().clone()
         with self._lock:
             self._good, self._round = good, number
+
+    def lost(self, steps: int, why: str) -> None:
+        """Reports that the inner steps since the last outer step will never count."""
+        say("lost", steps=steps, why=why, seconds=self._busy_s)
+        self._busy_s = 0.0
 
     def _stop(self) -> None:
         # Not through sys.stdin: this thread would hold its lock, and a child that hivemind forks closes sys.stdin.
