@@ -4,10 +4,10 @@
     tools/build && .venv/bin/python bench/training.py --markdown=result.md
     .venv/bin/python bench/training.py --systems=longhaul,torchft --seconds=60 --kills=2
 
-Each system trains twice: without faults, and with kills. The kills are the same for all systems: the same hosts, the
-same seconds after the begin, drawn from --seed. A killed host comes back after --away seconds. Every second kill waits
-until its victim exchanges weights with the others, and hits that exchange at a random moment. The others hit the inner
-steps.
+Each system trains twice: without faults, and with kills. The kills are the same for all systems, drawn from --seed: the
+same hosts, due at the same seconds after the begin. Every second kill that is due waits for its victim's next exchange,
+and hits it. The others wait for the victim's next outer step, and hit the inner steps after it, at the same part of the
+round for all systems. A killed host comes back after --away seconds.
 
 A host is a trainer and what belongs to it (the peerd of Longhaul, the processes of hivemind's DHT). All of its
 processes get SIGKILL. The program that coordinates (coordinator, lighthouse, a peer of the DHT) is never killed.
