@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the same small GPT on Longhaul, torchft and hivemind while hosts are killed and come back, and counts the cost.
+"""Trains one small GPT on Longhaul, torchft and hivemind while hosts are killed and come back, and counts the cost.
 
     tools/build && .venv/bin/python bench/training.py --markdown=result.md
     .venv/bin/python bench/training.py --systems=longhaul,torchft --seconds=60 --kills=2
