@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -18,12 +20,13 @@ EXAMPLES = ROOT / "client" / "examples"
 PATIENCE_S = 120
 
 
-def run_all(cluster: LocalCluster, commands: Sequence[Sequence[str]]) -> list[str]:
+def run_all(cluster: LocalCluster, commands: Sequence[Sequence[str | os.PathLike[str]]]) -> list[str]:
     """Runs one program at each peer of the cluster, and returns what they print."""
     with contextlib.ExitStack() as stack:
         programs = []
         for i, command in enumerate(commands):
-            environment = {**os.environ, "LONGHAUL_SOCKET": cluster.socket(i)}
+            # One thread for each program: more would only wait for each other's turn.
+            environment = {**os.environ, "LONGHAUL_SOCKET": cluster.socket(i), "OMP_NUM_THREADS": "1"}
             program = subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
@@ -56,3 +59,39 @@ def test_the_native_examples_agree_on_the_weights(tmp_path: pathlib.Path, source
     assert abs(first - 3) < 0.1
     assert abs(second + 1) < 0.1
     assert all(line.startswith("200 steps, ") for line in lines)
+
+
+TORCH_EXAMPLES = {
+    "bare_loop": ["bare_loop.py", "--steps=20"],
+    "ddp": ["ddp.py", "--epochs=1"],
+    "gpt-diloco": ["gpt_diloco.py", "--method=diloco", "--rounds=2", "--sync-every=4"],
+    "gpt-async": ["gpt_diloco.py", "--method=async", "--rounds=2", "--sync-every=4"],
+    "gpt-streaming": ["gpt_diloco.py", "--method=streaming", "--rounds=2", "--sync-every=8"],
+    "lora": ["lora.py", "--rounds=2", "--sync-every=2"],
+}
+
+
+@pytest.mark.parametrize("name", TORCH_EXAMPLES)
+def test_the_pytorch_examples_agree_on_the_state(name: str) -> None:
+    file, *options = TORCH_EXAMPLES[name]
+    command = [sys.executable, EXAMPLES / file, *options, "--members=2"]
+    with LocalCluster(peers=2) as cluster:
+        outputs = run_all(cluster, [command, command])
+    states = [re.findall(r"state (\w{32})$", output, re.MULTILINE) for output in outputs]
+    assert len(states[0]) == 1
+    assert states[0] == states[1]
+
+
+def test_the_notebook_runs(tmp_path: pathlib.Path) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(EXAMPLES / "first_steps.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_S, kernel_name="python3", cwd=str(tmp_path)).execute()
+    outputs = [
+        output["data"]["text/plain"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "data" in output
+    ]
+    assert len(outputs) == 4
+    assert "array([0.5, 0.5, 0.5, 0.5], dtype=float32), 2)" in outputs[2]
