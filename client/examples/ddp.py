@@ -43,7 +43,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
     sampler = lh.torch.ElasticSampler(images, seed=0, batch_size=options.batch)
-    state = lh.torch.State(model=model, optimizers=optimizer, schedulers=schedule, objects={"sampler": sampler})
+    # The statistics of BatchNorm come from each member's own images, so each member keeps its own.
+    state = lh.torch.State(
+        model=model, optimizers=optimizer, schedulers=schedule, objects={"sampler": sampler}, buffers="member"
+    )
 
     def train(comm: lh.Comm) -> None:
         with lh.torch.GradientAverager(model, comm) as averager:
