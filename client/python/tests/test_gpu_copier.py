@@ -747,3 +747,18 @@ def test_a_cuda_graph_that_is_captured_is_noticed(pair: Members) -> None:
     mine = torch.ones(1000, device="cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(lh.FailedPrecondition, match="captured"):
         pair.comms[0].all_reduce(mine)
+
+
+def test_gradients_on_a_device_are_averaged(pair: Members, device: FakeCopier) -> None:
+    def call(comm: lh.Comm) -> None:
+        parameters = [torch.nn.Parameter(device.tensor(torch.zeros(count))) for count in (1000, 7)]
+        for parameter in parameters:
+            parameter.grad = device.tensor(ramp(comm.rank, len(parameter)))
+        info = lh.torch.average_gradients(parameters, comm, timeout=PATIENCE_S)
+        assert info.complete and info.lost == 0
+        for parameter in parameters:
+            assert parameter.grad is not None
+            count = len(parameter)
+            assert torch.equal(device.read(parameter.grad), (ramp(0, count) + ramp(1, count)) / 2)
+
+    both(pair, call)

@@ -8,7 +8,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -18,12 +18,14 @@ from .._comm import Comm
 from .._errors import DeadlineExceeded, Error, InvalidArgument
 from .._work import OpInfo, Work
 from ._buckets import Bucket, division
+from ._copier import BucketCopier
 from ._memory import local_part
 
 #: First tag of the ops on gradients. The op on the weights has it; bucket i has this one plus 1 + i.
 GRADIENT_TAG = 1 << 62
 
 _GRAD = operator.attrgetter("grad")
+_IS_CPU = operator.attrgetter("is_cpu")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _JOIN_MIN = 4  # tensors
 
@@ -58,8 +60,8 @@ class Copier(Protocol):
     tensors: one for each of `bucket.views`, of the same shape; dtype, device and strides may differ.
     """
 
-    def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
-        """Fills the bucket. An op reads it as soon as this returns."""
+    def all_reduce(self, comm: Comm, bucket: Bucket, tensors: Sequence[torch.Tensor], op: str, **options: Any) -> Work:
+        """Fills the bucket, and starts an all-reduce of it in place. options: those of Comm.all_reduce()."""
 
     def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
         """Fills the tensors from the bucket. The bucket may be filled again as soon as this returns."""
@@ -97,7 +99,7 @@ def _alike(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 class HostCopier:
-    """Copies with PyTorch, in the calling thread.
+    """Copies gradients that are on the CPU, in the calling thread.
 
     torch.cat() of tensors on the CPU takes little more than half of the time of torch._foreach_copy_(), if they are small.
     """
@@ -105,13 +107,20 @@ class HostCopier:
     def __init__(self) -> None:
         self._runs: weakref.WeakKeyDictionary[Bucket, list[_Run]] = weakref.WeakKeyDictionary()
 
-    def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+    def all_reduce(self, comm: Comm, bucket: Bucket, tensors: Sequence[torch.Tensor], op: str, **options: Any) -> Work:
+        self._pack(bucket, tensors)
+        work: Work = comm.all_reduce(bucket.flat, op, async_op=True, **options)
+        return work
+
+    def _pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        if all(map(operator.is_, tensors, bucket.views)):
+            return  # backward has added to the views that the last round left
         runs = self._runs.get(bucket)
         if runs is None:
             runs = self._runs[bucket] = _runs_of(bucket, tensors)
         for run in runs:
             mine = list(tensors[run.first : run.last])
-            if run.joined is not None and mine[0].is_cpu:
+            if run.joined is not None:
                 torch.cat(mine, out=run.joined)
             else:
                 torch._foreach_copy_(run.views, mine)
@@ -214,7 +223,7 @@ class GradientExchange:
             settings.as_view and all(_may_be_view(parameters[number], bucket) for number in bucket.numbers)
             for bucket in self.buckets
         ]
-        self._copier = copier or HostCopier()
+        self._copier = copier or _copier_of(parameters)
         self._works: dict[int, Work] = {}  # by number of the bucket
         self._weights: Work | None = None  # the op that sums the weights
         self._sum = torch.zeros(1, dtype=torch.float64)
@@ -248,13 +257,17 @@ class GradientExchange:
     def _start(self, number: int, parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.comm is not None
         bucket, tag, weight = self.buckets[number], self.settings.tag, self._weight
-        self._pack(bucket, gradients_of([parameters[i] for i in bucket.numbers]))
+        gradients = gradients_of([parameters[i] for i in bucket.numbers])
         if weight is not None and self._weights is None:
             self._sum[0] = weight
             self._weights = self.comm.all_reduce(self._sum, "sum", tag=tag, async_op=True)
-        self._works[number] = self.comm.all_reduce(
-            bucket.flat, "avg", weight=weight, tag=tag + 1 + number, async_op=True
-        )
+        try:
+            self._works[number] = self._copier.all_reduce(
+                self.comm, bucket, gradients, "avg", weight=weight, tag=tag + 1 + number
+            )
+        except RuntimeError:
+            check_dense(gradients)
+            raise
 
     def finish(self, parameters: Sequence[torch.nn.Parameter], deadline: _native.Deadline) -> GradientInfo:
         """Starts the ops that are not started, waits for all, and writes the averages to the gradients.
@@ -306,15 +319,6 @@ class GradientExchange:
         infos = tuple(self._works[number].info for number in range(len(self.buckets)))
         return infos, None if self._weights is None else float(self._sum[0])
 
-    def _pack(self, bucket: Bucket, gradients: list[torch.Tensor]) -> None:
-        if all(map(operator.is_, gradients, bucket.views)):
-            return  # backward has added to the views that the last round left
-        try:
-            self._copier.pack(bucket, gradients)
-        except RuntimeError:
-            check_dense(gradients)
-            raise
-
     @torch.no_grad()
     def _unpack(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         for bucket, as_view in zip(self.buckets, self._as_view):
@@ -346,6 +350,11 @@ class GradientExchange:
             lost += size * gone / (gone + info.world_size)
             elements += size
         return lost / elements
+
+
+def _copier_of(parameters: Sequence[torch.nn.Parameter]) -> Copier:
+    """A gradient is where its parameter is."""
+    return HostCopier() if all(map(_IS_CPU, parameters)) else BucketCopier()
 
 
 def _may_be_view(parameter: torch.nn.Parameter, bucket: Bucket) -> bool:
