@@ -87,7 +87,7 @@ class Trainer:
         begin = time.monotonic()
         loss = self.model.loss(*model.batch(self.local.text, self.local.passages))
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         time.sleep(max(0.0, begin + self.step_s - time.monotonic()))
         self._busy_s += time.monotonic() - begin

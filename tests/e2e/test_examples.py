@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
+from forks import forks
 
 from longhaul.testing import LocalCluster
 
@@ -27,8 +25,7 @@ def run_all(cluster: LocalCluster, commands: Sequence[Sequence[str | os.PathLike
     with contextlib.ExitStack() as stack:
         programs = []
         for i, command in enumerate(commands):
-            # One thread for each program: more would only wait for each other's turn.
-            environment = {**os.environ, "LONGHAUL_SOCKET": cluster.socket(i), "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "LONGHAUL_SOCKET": cluster.socket(i)}
             program = subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
@@ -73,38 +70,15 @@ TORCH_EXAMPLES = {
 }
 
 
-# All programs are forks of one process that has imported PyTorch already: that takes seconds.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "longhaul", "longhaul.torch", "sklearn.datasets", "transformers", "peft"])
-
-
-def run_program(words: Sequence[str], socket: str, log: str) -> None:
-    """In a process of its own: runs a Python program with its arguments, and writes what it prints to `log`."""
-    os.environ["LONGHAUL_SOCKET"] = socket
-    with open(log, "w", buffering=1) as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-        import torch
-
-        torch.set_num_threads(1)  # more would only wait for each other's turn
-        sys.argv = list(words)
-        runpy.run_path(words[0], run_name="__main__")
-
-
 @pytest.mark.parametrize("name", TORCH_EXAMPLES)
 def test_the_pytorch_examples_agree_on_the_state(tmp_path: pathlib.Path, name: str) -> None:
     file, *options = TORCH_EXAMPLES[name]
     words = [str(EXAMPLES / file), *options, "--members=2"]
-    logs = [tmp_path / f"{i}.log" for i in range(2)]
-    with LocalCluster(peers=2) as cluster, contextlib.ExitStack() as stack:
-        programs = []
-        for i, log in enumerate(logs):
-            program = FORKS.Process(target=run_program, args=(words, cluster.socket(i), str(log)))
-            program.start()
-            stack.callback(program.kill)
-            programs.append(program)
-        for program, log in zip(programs, logs):
-            program.join(PATIENCE_S)
-            assert program.exitcode == 0, log.read_text()
-    states = [re.findall(r"state (\w{32})$", log.read_text(), re.MULTILINE) for log in logs]
+    with LocalCluster(peers=2) as cluster:
+        settings = [{"LONGHAUL_SOCKET": cluster.socket(i)} for i in range(2)]
+        with forks([words, words], settings, tmp_path) as programs:
+            outputs = [program.succeeds(PATIENCE_S) for program in programs]
+    states = [re.findall(r"state (\w{32})$", output, re.MULTILINE) for output in outputs]
     assert len(states[0]) == 1
     assert states[0] == states[1]
 

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from forks import forks
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -181,20 +182,12 @@ def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> Non
     script = tmp_path / "block.py"
     script.write_text(block)
     waits_for = re.search(r"members=(\d+)", block)
+    count = int(waits_for[1]) if waits_for else 1
     with LocalCluster(peers=1) as cluster:
-        programs = [
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                cwd=tmp_path,
-                env={**os.environ, **TORCHRUN, "LONGHAUL_SOCKET": cluster.socket(0)},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(int(waits_for[1]) if waits_for else 1)
-        ]
-        for program in programs:
-            _, err = program.communicate(timeout=300)
-            assert program.returncode == 0, err
+        settings = {**TORCHRUN, "LONGHAUL_SOCKET": cluster.socket(0)}
+        with forks([[str(script)]] * count, [settings] * count, tmp_path) as programs:
+            for program in programs:
+                program.succeeds(300)
 
 
 def commands(page: pathlib.Path) -> list[list[str]]:
