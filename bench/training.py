@@ -232,7 +232,8 @@ def make_venv(path: pathlib.Path, packages: Sequence[str]) -> pathlib.Path:
     stamp = path / "training.stamp"
     torch = importlib.metadata.version("torch")
     wanted = [f"torch=={torch}", *packages]
-    if stamp.exists() and set(wanted) <= set(stamp.read_text().split()):
+    there = set(stamp.read_text().split()) if stamp.exists() else set()
+    if set(wanted) <= there:
         return python
     print(f"installing {', '.join(wanted)} into {path}", file=sys.stderr, flush=True)
     commands = [[sys.executable, "-m", "venv", str(path)], [str(python), "-m", "pip", "install", "--quiet", *wanted]]
@@ -240,7 +241,7 @@ def make_venv(path: pathlib.Path, packages: Sequence[str]) -> pathlib.Path:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise Failure(f"{shlex.join(command)} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
-    stamp.write_text("\n".join(wanted))
+    stamp.write_text("\n".join(sorted(there | set(wanted))))
     return python
 
 
@@ -658,8 +659,8 @@ def rows_of(result: Result) -> list[tuple[str, str]]:
         ),
         ("inner steps that survivors lost", str(faulty.lost_steps("discarded"))),
         ("inner steps that newcomers lost", str(faulty.lost_steps("newcomer"))),
-        ("seconds from a kill in inner steps to the next outer step: median (worst)", spread(phases["step"])),
-        ("seconds from a kill in an exchange to the next outer step: median (worst)", spread(phases["exchange"])),
+        ("seconds from a kill in inner steps to the next outer step: median (worst)", spread(phases["step"], 2)),
+        ("seconds from a kill in an exchange to the next outer step: median (worst)", spread(phases["exchange"], 2)),
         ("seconds that a kill delayed the survivors' next outer step: median (worst)", spread(delays)),
         (
             "seconds from ready to counted, for a host that came back: median (worst)",
@@ -704,9 +705,11 @@ def report(results: dict[str, Result], failures: dict[str, str], args: argparse.
         f"- command: `bench/training.py {shlex.join(sys.argv[1:])}`",
         f"- begun: {begun}",
         f"- machine: {facts['cpu']}, {facts['processors']} processors, {facts['memory_bytes'] / 1e9:.0f} GB",
-        f"- Linux: {facts['kernel']}; Python {facts['versions']['python']}, torch {facts['versions'].get('torch', '?')}",
+        f"- Linux: {facts['kernel']}",
+        f"- Python {facts['versions']['python']}, torch {facts['versions'].get('torch', '?')}",
         f"- hosts: {args.hosts}; a round: {args.sync_every} inner steps of {args.step_ms:g} ms, batch {args.batch}",
-        f"- kills: {args.kills} in {args.seconds:g} s, seed {args.seed}; a killed host comes back after {args.away:g} s",
+        f"- kills: {args.kills} in {args.seconds:g} s, seed {args.seed}",
+        f"- a killed host comes back after {args.away:g} s",
         "",
     ]
     if results:

@@ -8,7 +8,7 @@ processes of a machine.
 | `ready` | the model and the text are loaded; the trainer has not joined yet |
 | `sync` | the inner steps of a round are done, and the exchange with the other trainers begins |
 | `outer` | an outer step is done. `steps`: inner steps of this trainer that count in it. `size`: trainers in it |
-| `lost` | inner steps of this trainer will never count. `why`: `discarded`, or `newcomer`: made before it was a member |
+| `lost` | inner steps of this trainer will never count. `why`: `discarded`, or `newcomer`: made before it took part |
 |  | both: `seconds`: the time that these steps took, without the steps of the optimizers |
 | `end` | the last one. `loss`: of the weights after the last outer step, on text that no trainer learns from |
 
