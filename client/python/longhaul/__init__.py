@@ -47,11 +47,12 @@ from ._errors import (
     Unavailable,
 )
 from ._join import join
-from ._member import MemberInfo, World
+from ._op_info import OpInfo
 from ._run import run
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
-from ._work import OpInfo, Work, wait_any
+from ._work import Work, wait_any
+from ._world import MemberInfo, World
 
 if TYPE_CHECKING:
     from . import testing, torch

@@ -13,8 +13,9 @@ from ._arena import Client
 from ._device_op import DeviceOp, Staged, Starter
 from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, error, number_of
 from ._member import Member
+from ._op_info import OpInfo, op_info
 from ._tensor import Elements, elements_of, numbers, plain_tensors
-from ._work import Op, OpInfo, Work, abandon, op_info
+from ._work import Op, Work, abandon
 
 Counts = Sequence[int]
 

@@ -26,10 +26,12 @@ from ._errors import (
     number_of,
 )
 from ._log import Counters
-from ._member import Member, MemberInfo, World
+from ._member import Member
+from ._op_info import OpInfo
 from ._state import OnProgress, State, SyncInfo
 from ._sync import Syncs, check_state
-from ._work import OpInfo, Work
+from ._work import Work
+from ._world import MemberInfo, World
 
 if TYPE_CHECKING:
     import numpy.typing as npt

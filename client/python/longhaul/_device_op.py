@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from . import _native
 from ._arena import Client
 from ._errors import Aborted, DeadlineExceeded, Error, FailedPrecondition
-from ._work import Op, OpInfo
+from ._op_info import OpInfo
+from ._work import Op
 
 Future = concurrent.futures.Future
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from ._errors import Aborted, Error, Evicted
 
 if TYPE_CHECKING:
-    from ._member import MemberInfo, World
+    from ._op_info import OpInfo
     from ._state import SyncInfo
-    from ._work import OpInfo
+    from ._world import MemberInfo, World
 
 logger = logging.getLogger("longhaul")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import weakref
 from collections.abc import Callable
 
@@ -11,38 +10,12 @@ from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, FailedPrecondition, error
 from ._log import Record
-
-
-@dataclasses.dataclass(frozen=True)
-class World:
-    """A group as one of its members saw it at one moment."""
-
-    epoch: int  #: number of the agreed members and links; rises with every change
-    rank: int  #: of this member, 0 to world_size - 1
-    world_size: int  #: all members, those in the background included
-    pending: int  #: newcomers that the next boundary may admit: members reach their hosts
-    member_id: int  #: of this member; unique in the run, never changes
-    background: bool = False  #: this member's input is not in the results yet
-    #: The newest epoch that was made at a step boundary, as of this member's last boundary. It rises when that boundary
-    #: admitted newcomers, or let members in the background take part. The same at all members until their next boundary.
-    boundary: int = 0
+from ._world import World
 
 
 # The argument `client` keeps the client alive until this has run: lh_close() would free the communicator, too.
 def _free_comm(client: Client, handle: ctypes.c_void_p) -> None:
     _native.library().lh_comm_free(handle)
-
-
-@dataclasses.dataclass(frozen=True)
-class MemberInfo:
-    """What is known of a member of a group, present or former."""
-
-    id: int
-    name: str  #: as given to join(), else the process id
-    host: str  #: name of its host
-    cohort: str | None  #: name of its cohort
-    rank: int | None  #: in the present epoch; None: it is no member any more
-    peer: int  #: id of its peerd: equal for members at one peerd
 
 
 class Member:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ._averager import GradientAverager
 from ._diloco import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
+from ._empty import empty
 from ._exchange import GRADIENT_TAG, GradientInfo
 from ._gradients import average_gradients
 from ._hsdp import HSDP
-from ._memory import empty
 from ._sampler import ElasticSampler
 from ._state import State
 

@@ -20,8 +20,8 @@ import torch
 from .._arena import arena_of
 from .._comm import Comm
 from .._errors import FailedPrecondition, InvalidArgument
+from .._op_info import OpInfo
 from .._state import State, SyncInfo
-from .._work import OpInfo
 from ._fragment import Fragment
 from ._outer import Outer
 

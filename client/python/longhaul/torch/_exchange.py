@@ -16,7 +16,8 @@ from .. import _native
 from .._arena import Client
 from .._comm import Comm
 from .._errors import DeadlineExceeded, Error, InvalidArgument
-from .._work import OpInfo, Work
+from .._op_info import OpInfo
+from .._work import Work
 from ._buckets import Bucket, division
 from ._copier import BucketCopier
 from ._memory import local_part

@@ -11,7 +11,8 @@ import torch
 from .._arena import Client
 from .._comm import Comm
 from .._errors import Aborted, FailedPrecondition, TooFewMembers, Unavailable
-from .._work import OpInfo, Work
+from .._op_info import OpInfo
+from .._work import Work
 from ._buckets import Bucket, buckets_of
 from ._memory import local_part
 

@@ -27,9 +27,10 @@ from .._errors import (
     number_of,
 )
 from .._join import join_groups
+from .._op_info import OpInfo
 from .._programs import PathLike
 from .._state import State
-from .._work import OpInfo, Work
+from .._work import Work
 from ._buckets import Bucket, buckets_of
 from ._memory import local_part
 
