@@ -84,7 +84,7 @@ TEST_F(SyncTest, EqualStatesAreCommittedWithoutATransfer) {
   for (uint64_t n = 1; n <= 3; ++n) Sync(n, State(5));
   EXPECT_EQ(h_.Take(P(1)), Texts{"Sync m1 1 end revision=0 state=5"});
   EXPECT_EQ(h_.Take(P(3)), Texts{"Sync m3 1 end revision=0 state=5"});
-  EXPECT_EQ(h_.Stored().state, (StateRecord{0, {5, 0}, {1, 0}}));
+  EXPECT_EQ(h_.Stored().state, (StateRecord{0, {5, 0}, {1, 0}, 3}));
 }
 
 TEST_F(SyncTest, NobodyIsAnsweredBeforeAllHaveOffered) {
@@ -311,7 +311,7 @@ TEST_F(SyncTest, TheGroupNeverFallsBehindTheCommittedRevision) {
   Sync(2, State(4, 2));
   EXPECT_EQ(End(1).outcome.code, Code::kStateMismatch);
   EXPECT_EQ(End(2).outcome.code, Code::kStateMismatch);
-  EXPECT_EQ(h_.Stored().state, (StateRecord{3, {5, 0}, {1, 0}}));
+  EXPECT_EQ(h_.Stored().state, (StateRecord{3, {5, 0}, {1, 0}, 2}));
 }
 
 TEST_F(SyncTest, AnotherManifestIsThatMembersErrorAloneAndNamesWhomToCompareWith) {
@@ -439,8 +439,8 @@ TEST_F(SyncTest, GroupsAreApart) {
   EXPECT_EQ(members2.at(M(4)).sync_results.back().outcome.code, Code::kStateMismatch);
   Sync(2, State(5, 3));
   EXPECT_TRUE(Committed(1, 5, 3));
-  EXPECT_EQ(h_.Stored().state, (StateRecord{3, {5, 0}, {1, 0}}));
-  EXPECT_EQ(h_.Stored(other).state, (StateRecord{40, {8, 0}, {2, 0}}));
+  EXPECT_EQ(h_.Stored().state, (StateRecord{3, {5, 0}, {1, 0}, 2}));
+  EXPECT_EQ(h_.Stored(other).state, (StateRecord{40, {8, 0}, {2, 0}, 2}));
 }
 
 // ---- with a step boundary
@@ -717,7 +717,7 @@ TEST_F(SyncTest, TheLastHolderThatLeavesEndsTheGroupsMemory) {
   h_.Run();
   h_.LivelySync(P(1), M(2), State(4, 80));
   h_.Run();
-  EXPECT_EQ(h_.Stored().state, (StateRecord{80, {4, 0}, {1, 0}}));
+  EXPECT_EQ(h_.Stored().state, (StateRecord{80, {4, 0}, {1, 0}, 2}));
 }
 
 TEST_F(SyncTest, AStrangersOffersAreAgainstTheProtocol) {
@@ -773,7 +773,7 @@ TEST_F(SyncTest, RevisionAndStateSurviveTheCoordinator) {
   h_.Boot();
   for (uint64_t n = 1; n <= 2; ++n) h_.Reattach(P(n));
   h_.Run();
-  EXPECT_EQ(h_.View().state, (StateRecord{7, {5, 0}, {1, 0}}));
+  EXPECT_EQ(h_.View().state, (StateRecord{7, {5, 0}, {1, 0}, 2}));
   Sync(1, State(6, 8));
   Sync(2, State(7, 9));
   EXPECT_TRUE(Committed(1, 6, 8));
