@@ -655,9 +655,9 @@ def test_what_a_departure_does_to_ops_with_roots_and_partners(four: Members, cou
         given = source if comm is root else None
         aborts.append(comm.scatter(given, root_member=root_id, out=part, tag=4, async_op=True))
         if comm is root:
-            to_gone = comm.send(part, to_member=gone_id, tag=5, async_op=True)
+            to_gone = comm.send(part.copy(), to_member=gone_id, tag=5, async_op=True)
         else:
-            aborts.append(comm.broadcast(part, root_member=gone_id, tag=6, async_op=True))
+            aborts.append(comm.broadcast(part.copy(), root_member=gone_id, tag=6, async_op=True))
     aborts.append(root.broadcast(np.zeros(count, np.float32), root_member=gone_id, tag=6, async_op=True))
     without(four, gone)
     infos = [work.wait(30) for work in gathers]
