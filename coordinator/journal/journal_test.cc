@@ -150,7 +150,7 @@ TEST_F(JournalTest, RecordsOfASyncAreReplayed) {
   Begin();
   Story();
   const Records records = synced_;
-  ASSERT_EQ(records.groups.begin()->second.state, (StateRecord{13, {2, 2}, {1, 1}}));
+  ASSERT_EQ(records.groups.begin()->second.state, (StateRecord{13, {2, 2}, {1, 1}, 2}));
   ASSERT_EQ(records.groups.begin()->second.members.front().syncs, 1u);
   Begin(records);
   Step(TimePassed{}, 1);
