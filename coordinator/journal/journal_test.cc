@@ -157,7 +157,7 @@ TEST_F(JournalTest, RecordsOfASyncAreReplayed) {
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->digests, 1u);
-  EXPECT_EQ(report->overview.groups.at(0).state, (StateRecord{13, {2, 2}, {1, 1}}));
+  EXPECT_EQ(report->overview.groups.at(0).state, (StateRecord{13, {2, 2}, {1, 1}, 2}));
 }
 
 TEST_F(JournalTest, TheJournalBeforeIsKept) {
