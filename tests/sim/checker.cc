@@ -132,8 +132,11 @@ void Checker::OnSend(PeerId to, const control::CoordinatorMessage& message,
     OnSyncResult(*sync, durable);
   } else if (const auto* agreed = std::get_if<control::StateAgreed>(&message)) {
     const auto group = durable.groups.find(agreed->group);
-    const coordinator::StateRecord state{agreed->revision, agreed->state, agreed->manifest};
-    if (group == durable.groups.end() || group->second.state != state) {
+    const bool stored = group != durable.groups.end() && group->second.state &&
+                        group->second.state->revision == agreed->revision &&
+                        group->second.state->state == agreed->state &&
+                        group->second.state->manifest == agreed->manifest;
+    if (!stored) {
       Fail("StateAgreed of revision " + std::to_string(agreed->revision) +
            " is not what the store holds");
     }
