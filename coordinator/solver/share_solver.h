@@ -8,13 +8,14 @@
 //   hosts i and j send each other (w_i + w_j) S bytes in each direction.
 //
 // So a host that owns nothing sends its input once and receives the result once. SolveShares()
-// finds the shares with the least time T, where T is at least each of these sums divided by the
-// rate of the host or of the pair. This is a linear programme (hivemind solves a like one for its
-// averager; Chen et al., arXiv 2606.01680, bound the time with one slow host). The solution is by
-// bisection over T. For a given T, the greatest sum of shares is the dual of an edge cover of least
-// cost. Doubling each host makes the cover a minimum-cost assignment, whose potentials are the
-// shares (Keijsper and Pendavingh, "An efficient algorithm for minimum-weight bibranching", 1998,
-// reduce covers to matchings; Kuhn 1955 solves assignments).
+// finds the shares with the least time T. T is at least each of these sums, divided by the rate of
+// the host or of the pair. This is a linear programme. hivemind solves a similar one for its
+// averager. Chen et al. (arXiv 2606.01680) bound the time with one slow host.
+//
+// Bisection finds T. For a given T, the greatest sum of shares is the dual of an edge cover of
+// least cost. Doubling each host turns the cover into an assignment of least cost, and the
+// potentials of the assignment are the shares. Keijsper and Pendavingh ("An efficient algorithm for
+// minimum-weight bibranching", 1998) reduce covers to matchings; Kuhn (1955) solves assignments.
 //
 // Pure: no clock, no thread.
 #pragma once

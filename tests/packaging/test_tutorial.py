@@ -39,13 +39,12 @@ class Terminal:
 
     def __init__(self, directory: pathlib.Path, packages: pathlib.Path) -> None:
         self.directory = directory
-        self.ports = {"29600": str(free_port())}
+        self.port, self.admin = free_port(), free_port()
         (directory / "wheels").symlink_to(packages)
 
     def start(self, stack: contextlib.ExitStack, block: str, name: str) -> Program:
-        for port, free in self.ports.items():
-            block = block.replace(port, free)
-        block = block.replace("0.0.0.0", "127.0.0.1").replace("train.py 300", f"train.py {FOREVER}")
+        block = block.replace("0.0.0.0", "127.0.0.1").replace("29600", str(self.port))
+        block = block.replace("train.py 300", f"train.py {FOREVER}")
         log = self.directory / f"{name}.log"
         with open(log, "wb") as sink:
             process = subprocess.Popen(
@@ -121,8 +120,8 @@ def test_the_tutorial(terminal: Terminal) -> None:
     install(terminal)
     _, coordinator, train, _, status = SHELL
     with contextlib.ExitStack() as stack:
-        terminal.ports["--store"] = f"--admin=127.0.0.1:{free_port()} --store"
-        terminal.start(stack, coordinator, "coordinator")
+        admin = f"127.0.0.1:{terminal.admin}"
+        terminal.start(stack, f"{coordinator.strip()} --admin={admin}", "coordinator")
         (terminal.directory / "train.py").write_text(PYTHON[0])
         one = terminal.start(stack, train, "one")
         one.until(lasts(1))
@@ -136,8 +135,7 @@ def test_the_tutorial(terminal: Terminal) -> None:
         again = terminal.start(stack, train, "again")
         again.until(lasts(2))
         assert min(again.steps()) > max(two.steps())  # it goes on, and does not begin anew
-        admin = terminal.ports["--store"].split()[0].removeprefix("--admin=")
-        asked = terminal.start(stack, f"{status.strip()} --coordinator={admin}\n", "status")
+        asked = terminal.start(stack, f"{status.strip()} --coordinator={admin}", "status")
         assert asked.process.wait(PATIENCE_S) == 0
         assert "tutorial" in asked.log.read_text()
         # Step 7: another loop, in another run.

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Union
 from . import _native
 from ._arena import Client
 from ._device_op import DeviceOp, Staged, Starter
-from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, error, number_of
+from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, number_of
 from ._member import Member
 from ._op_info import OpInfo, op_info
 from ._tensor import Elements, elements_of, numbers, plain_tensors
-from ._work import Op, Work, abandon
+from ._work import Op, Work, abandon, result_of
 
 Counts = Sequence[int]
 
@@ -566,7 +566,7 @@ class Collectives:
                 self._note_written(started, of)
                 return Work(started)
             if started.wait(deadline):
-                return started.info()
+                return result_of(started)
         except BaseException:
             abandon(started)
             raise
@@ -598,7 +598,7 @@ class Collectives:
                     self._handle, ctypes.byref(options), ctypes.byref(op.handle)
                 )
                 if op.handle.value is None:
-                    raise error(status, what)
+                    raise op.failure(status)
             except BaseException:
                 abandon(op)
                 raise

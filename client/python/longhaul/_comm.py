@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
-import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,7 @@ from ._errors import (
     check,
     number_of,
 )
-from ._log import Counters
+from ._log import Counters, logger
 from ._member import Member
 from ._op_info import OpInfo
 from ._state import OnProgress, State, SyncInfo
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 AGREE_TAG = (1 << 64) - 1
 
 _Self = TypeVar("_Self", bound="Comm")
-
-_log = logging.getLogger("longhaul")
 
 
 @dataclasses.dataclass
@@ -120,11 +117,7 @@ class Comm:
         self._syncs = Syncs(member)
         self._collectives = Collectives(member)
         self._epoch_of_step = 0
-        # World.boundary at this member's last boundary, for steps with sync="on_change".
-        self._boundary = 0
         self._standings: weakref.WeakKeyDictionary[State, _Standing] = weakref.WeakKeyDictionary()
-        # Ops that failed since the block of the present step began.
-        self._failed: list[str] = []
         self._size_of_step = 0  # world_size at the last boundary; 0: this member has passed none
         self.run = run
         self.group = group
@@ -270,7 +263,6 @@ class Comm:
         if changed:
             self._member.record.changed(world, self._member.members, self.member)
         self._epoch_of_step = world.epoch
-        self._boundary = world.boundary
         self._size_of_step = world.world_size
         return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
 
@@ -295,15 +287,16 @@ class Comm:
         without an exception raises `state.revision` by one, unless it called `step.repeat()`. If an op of the block has
         failed and the exception was caught in the block, a warning is logged ("longhaul").
 
-        A block that ends with an exception leaves `state.revision` as it is. Then the step may be repeated, by step(state)
-        again: the sync gives this member the tensors of the others, if they have finished the step.
+        A block that ends with an exception leaves `state.revision` as it is. Then step(state) may be called again: the
+        sync gives this member the tensors of the others, if they have finished the step.
 
         A member in the background does not wait for the state: `step.background` is True, and `step.take()` gives the
         state when it is complete. A block without a take() that returned True leaves `state.revision` as it is.
 
-        sync: "always": each step syncs. "on_change": a step reads and compares the tensors only if newcomers were admitted
-            since the last sync; `step.sync` is None otherwise. Newcomers get the state as with "always". Tensors that
-            differ at a member for another reason stay different and unseen until then. The same at all members in each step; a state that was never synced is synced.
+        sync: "always": each step syncs. "on_change": a step reads and compares the tensors only if newcomers were
+            admitted since the last sync, or there was none; `step.sync` is None otherwise. Newcomers get the state as
+            with "always". Tensors that differ at a member for another reason stay different and unseen until then. Give
+            the same value at all members in each step.
 
         timeout, strategy, progress and errors: as sync_state(). After DeadlineExceeded call step(state) again. With
         "on_change" raises FailedPrecondition if this member's tensors may differ from the others': an earlier block
@@ -323,7 +316,8 @@ class Comm:
         repeats: list[bool] = []
         waits = step.sync is not None and step.sync.background
         take = (lambda timeout: self.take_state(state, timeout)) if waits else None
-        self._failed.clear()
+        record = self._member.record
+        record.begin_block()
         try:
             with state.changing():
                 yield dataclasses.replace(step, _take=take, _repeat=lambda: repeats.append(True))
@@ -335,18 +329,14 @@ class Comm:
         if state.held or repeats:
             return
         state.revision += 1
-        if self._failed:
-            _log.warning(
+        if record.failures:
+            logger.warning(
                 "%d ops failed in the block of a step, and state.revision rises to %d; call step.repeat() in a block "
                 "that did not train its step; the first failure: %s",
-                len(self._failed),
+                record.failures,
                 state.revision,
-                self._failed[0],
+                record.first_failure,
             )
-
-    def op_failed(self, problem: Error) -> None:
-        """Notes that an op of this member ended with an error."""
-        self._failed.append(str(problem))
 
     def _standing(self, state: State) -> _Standing:
         return self._standings.setdefault(state, _Standing())
@@ -357,7 +347,7 @@ class Comm:
         info = self._sync(state, strategy, deadline, progress, at_step=True)
         step = dataclasses.replace(self._passed(), sync=info)
         if not info.background:
-            self._standing(state).boundary = self._boundary
+            self._standing(state).boundary = self.world().boundary
         return step
 
     def _step_on_change(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> Step:
@@ -389,11 +379,11 @@ class Comm:
             return step
         if standing.owed is None:
             standing.step = self._begin_step(deadline)
-            if self._boundary == standing.boundary:
+            if self.world().boundary == standing.boundary:
                 return standing.step
             standing.owed = "sync"
         info = self._sync(state, strategy, deadline, progress, at_step=False)
-        standing.boundary = self._boundary
+        standing.boundary = self.world().boundary
         assert standing.step is not None
         return dataclasses.replace(standing.step, sync=info)
 
@@ -435,7 +425,8 @@ class Comm:
             of senders are chosen.
         timeout: seconds; None: no limit. After DeadlineExceeded the sync goes on and uses the tensors. Call again to
             wait for it.
-        progress: True shows a bar on stderr while this member fetches, by tqdm if it is installed. Or a function that gets a Progress.
+        progress: True shows a bar on stderr while this member fetches, by tqdm if it is installed. Or a function that
+            gets a Progress.
 
         After an error the tensors are as they were, also if this member's own peerd died. Raises
         StateMismatch: this member's state does not fit the others' states. The message names the first difference, or
@@ -448,7 +439,7 @@ class Comm:
         """
         info = self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
         if not info.background:
-            self._standing(state).boundary = self._boundary or self.world().boundary
+            self._standing(state).boundary = self.world().boundary
         return info
 
     def kept_revision(self, state: State) -> int | None:

@@ -207,11 +207,3 @@ class DeviceOp:
         """Nobody will wait for the op. It goes on; its tensors stay alive until its outcome."""
         if self.outcome is None:
             self.client.leftovers.append(self.poll)
-
-    def info(self) -> OpInfo:
-        """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
-        if self.outcome is None:
-            raise FailedPrecondition(f"{self.what}: has no outcome yet; call wait() first")
-        if isinstance(self.outcome, Error):
-            raise self.outcome
-        return self.outcome

@@ -86,6 +86,9 @@ class Record:
         self.counters = Counters()
         self._where = f"run {run} group {group}"
         self._told = False  # of the eviction
+        # Since begin_block(): how many ops have failed, and what the first one said.
+        self.failures = 0
+        self.first_failure = ""
         self._world: World | None = None
         self._members: tuple[int, ...] | None = None
 
@@ -100,7 +103,14 @@ class Record:
                 *(self._where, what or kind, info.retries, info.world_size, _ids(info.members), info.epoch),
             )
 
+    def begin_block(self) -> None:
+        """The block of a step begins: failures are counted anew."""
+        self.failures = 0
+
     def op_failed(self, problem: Error) -> None:
+        if self.failures == 0:
+            self.first_failure = str(problem)
+        self.failures += 1
         self.counters.add(ops_failed=1, ops_aborted=isinstance(problem, Aborted))
         self.failed(problem)
 

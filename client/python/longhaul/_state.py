@@ -157,8 +157,8 @@ class State:
         Tensors from `longhaul.empty` are used in place. Other tensors are copied to memory shared with peerd and back,
         which takes as much memory again.
     revision: the number of what the tensors hold now. Any number at the first sync of a group. At each later sync at
-        most one more per step boundary than at the sync before; the highest wins, and lower ones are brought to it. `Comm.step` counts
-        for you.
+        most one more per step boundary than at the sync before; the highest wins, and lower ones are brought to it.
+        `Comm.step` counts for you.
     allow_unequal: names of tensors that members need not have equal, such as the state of a random generator. A
         newcomer that fetches the state gets them once, with the other tensors; in the background not before its input
         counts. A newcomer whose other tensors are equal already keeps its own.

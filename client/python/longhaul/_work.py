@@ -77,7 +77,7 @@ class Op:
             self.client.written.pop(address, None)
         self.written = ()
         if isinstance(outcome, Error):
-            self._tell(outcome)
+            self.record.op_failed(outcome)
         else:
             self.record.op_ended(self.kind, self.what, outcome)
 
@@ -98,24 +98,10 @@ class Op:
             self.client.leftovers.append(self.poll)
 
     def failure(self, status: int) -> Error:
-        """The error with which the op has ended. Tells the Comm of it."""
+        """The error with which the op has ended. Records it."""
         problem = error(status, self.what)
-        self._tell(problem)
-        return problem
-
-    def _tell(self, problem: Error) -> None:
-        tell = getattr(self.owner, "op_failed", None)
-        if tell is not None:
-            tell(problem)
         self.record.op_failed(problem)
-
-    def info(self) -> OpInfo:
-        """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
-        if self.outcome is None:
-            raise FailedPrecondition(f"{self.what}: has no outcome yet; call wait() first")
-        if isinstance(self.outcome, Error):
-            raise self.outcome
-        return self.outcome
+        return problem
 
 
 # The argument `client` keeps the client alive until this has run: lh_close() would free the op, too.
@@ -134,11 +120,19 @@ class AnyOp(Protocol):
     def handle(self) -> ctypes.c_void_p | None: ...
     def poll(self) -> bool: ...
     def wait(self, deadline: _native.Deadline) -> bool: ...
-    def info(self) -> OpInfo: ...
     def arrive(self) -> None: ...
     def watch(self, call: Callable[[], None]) -> None: ...
     def cancel(self) -> None: ...
     def abandon(self) -> None: ...
+
+
+def result_of(op: AnyOp) -> OpInfo:
+    """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
+    if op.outcome is None:
+        raise FailedPrecondition(f"{op.what}: has no outcome yet; call wait() first")
+    if isinstance(op.outcome, Error):
+        raise op.outcome
+    return op.outcome
 
 
 def abandon(op: AnyOp) -> None:
@@ -200,8 +194,8 @@ class Work:
 
         timeout: seconds; None: no limit. Ctrl-C ends the wait, not the op.
         Raises DeadlineExceeded if there is no outcome in time: the op goes on; call wait() again. Raises
-        FailedPrecondition in a callback of another op, unless this op has an outcome: no callback may wait. Raises the error of
-        the op if it failed; `Comm.all_reduce` says which errors there are, and what the tensors hold then.
+        FailedPrecondition in a callback of another op, unless this op has an outcome: no callback may wait. Raises the
+        error of the op if it failed; `Comm.all_reduce` says which errors there are, and what the tensors hold then.
         """
         op = self._op
         if op.outcome is None and not op.poll():
@@ -233,14 +227,14 @@ class Work:
     @property
     def info(self) -> OpInfo:
         """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
-        return self._op.info()
+        return result_of(self._op)
 
     def add_done_callback(self, call: Callable[[Work], object]) -> None:
         """Calls `call(work)` once the op has an outcome: in a thread of Longhaul, or here if it has one already.
 
-        The result is in the tensor by then. Callbacks run one after the other, so they must not wait: a wait for an op, a
-        boundary or a sync raises FailedPrecondition there. An exception of a callback is logged ("longhaul"). The thread starts with the
-        first callback, and ends when it has had nothing to watch for a second.
+        The result is in the tensor by then. Callbacks run one after the other, so they must not wait: a wait for an
+        op, a boundary or a sync raises FailedPrecondition there. An exception of a callback is logged ("longhaul"). The
+        thread starts with the first callback, and ends when it has had nothing to watch for a second.
         """
         op = self._op
         if op.poll():

@@ -17,7 +17,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
-import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ import torch
 
 from .._arena import Client
 from .._errors import FailedPrecondition, InvalidArgument
+from .._log import logger
 from ._buckets import Bucket
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class CudaCopier(Copier):
             # CUDA keeps the error, and torch would report it at the next kernel that anybody starts. Let that be here.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
-        logging.getLogger("longhaul").warning(
+        logger.warning(
             "CUDA refuses to pin %d bytes of shared memory (cudaError %d): copies are slower; look at the memory that is "
             "free, and at the limits of the container",
             nbytes,

@@ -78,11 +78,10 @@ class _Run:
     joined: torch.Tensor | None  #: all of them as one tensor; None: not worth it, or they have no dimension
 
 
-def _runs_of(bucket: Bucket, tensors: Sequence[torch.Tensor]) -> list[_Run]:
+def _runs_of(bucket: Bucket) -> list[_Run]:
     runs = []
     first = begin = 0
-    devices = iter([tensor.device for tensor in tensors])
-    for _, group in itertools.groupby(bucket.views, key=lambda view: (next(devices), *_alike(view))):
+    for _, group in itertools.groupby(bucket.views, key=_alike):
         views = list(group)
         length = sum(view.numel() for view in views)
         joined = None
@@ -118,7 +117,7 @@ class HostCopier:
             return  # backward has added to the views that the last round left
         runs = self._runs.get(bucket)
         if runs is None:
-            runs = self._runs[bucket] = _runs_of(bucket, tensors)
+            runs = self._runs[bucket] = _runs_of(bucket)
         for run in runs:
             mine = list(tensors[run.first : run.last])
             if run.joined is not None:

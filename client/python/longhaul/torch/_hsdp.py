@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import re
 import secrets
 import socket
@@ -27,14 +26,14 @@ from .._errors import (
     number_of,
 )
 from .._join import join_groups
+from .._log import logger
 from .._op_info import OpInfo
 from .._programs import PathLike
 from .._state import State
 from .._work import Work
 from ._buckets import Bucket, buckets_of
-from ._memory import local_part
-
-_log = logging.getLogger("longhaul")
+from ._copier import BucketCopier
+from ._exchange import gradients_of
 
 #: The most trainers of one host. Each is two members, and peerd has 64 at most.
 SHARDS_MAX = 32
@@ -171,7 +170,7 @@ class HSDP:
                     raise problem
                 return infos
             self.redone += 1
-            _log.warning("shard %d: a round is redone, because the shards had other hosts in it", self.shard)
+            logger.warning("shard %d: a round is redone, because the shards had other hosts in it", self.shard)
         raise problem or Aborted(f"the shards of this host had other hosts in {_REDOS_MAX} rounds, one after the other")
 
     def agree(self, infos: Iterable[OpInfo]) -> bool:
@@ -194,18 +193,21 @@ class HSDP:
         Returns what the op did. All gradients are written after all shards have agreed: if this raises, they are
         unchanged. Errors: as until_agreed().
         """
-        gradients = [_gradient_of(each) for each in model.parameters() if each.requires_grad]
+        gradients = gradients_of([each for each in model.parameters() if each.requires_grad])
         buckets = self._buckets_for(gradients)
         flat = [bucket.flat for bucket in buckets if bucket.nbytes]
+        copier = BucketCopier()
 
         def average() -> list[OpInfo]:
-            _copy(buckets, gradients, back=False)  # the gradients themselves stay as they are until all agree
+            for bucket in buckets:  # the gradients themselves stay as they are until all agree
+                copier.pack(bucket, [gradients[number] for number in bucket.numbers])
             if not flat:  # this shard has no element: it still has to say which hosts are there
                 return [self.comm.barrier()]
             return [self.comm.all_reduce(flat, "avg", weight=weight)]
 
         (info,) = self.until_agreed(average)
-        _copy(buckets, gradients, back=True)
+        for bucket in buckets:
+            copier.unpack(bucket, [gradients[number] for number in bucket.numbers])
         return info
 
     def _buckets_for(self, gradients: list[torch.Tensor]) -> list[Bucket]:
@@ -303,19 +305,3 @@ def _outcome(ops: Callable[[], Iterable[OpInfo]]) -> tuple[list[OpInfo], Error |
 
 def _info_with(hosts: int) -> OpInfo:
     return OpInfo(0, 0, 0, False, 0, 0, 0.0, 0.0, (), hosts)
-
-
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return local_part(parameter.grad)
-
-
-@torch.no_grad()
-def _copy(buckets: list[Bucket], gradients: list[torch.Tensor], *, back: bool) -> None:
-    """Copies the gradients to the buckets, or back."""
-    for bucket in buckets:
-        mine = [gradients[number] for number in bucket.numbers]
-        targets, sources = (mine, bucket.views) if back else (bucket.views, mine)
-        if targets:
-            torch._foreach_copy_(targets, sources)

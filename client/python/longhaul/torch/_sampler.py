@@ -99,7 +99,7 @@ class ElasticSampler(Sampler[list[int]]):
         another moment: after a death in the step, some members see the new world earlier than others. take() and
         Batches.next() call it.
         """
-        before = getattr(self, "rank", None), getattr(self, "world_size", None)
+        before = self.rank, self.world_size
         self.rank, self.world_size = step.rank, step.world_size
         return before != (self.rank, self.world_size)
 
