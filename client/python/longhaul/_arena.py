@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import math
 import operator
 import os
+import select
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -38,6 +40,9 @@ class Client:
         self.path = path
         self.handle = ctypes.c_void_p()
         self.watcher = Watcher()
+        # What fileno() gives to the program, once it has asked.
+        self._events: select.epoll | None = None
+        self._taken = -1
         self._helped = False
         # Functions that free something which is still in use: the tensors of ops that nobody waits for, states in a
         # sync, and memory that an op or a state uses. Each function tries again and returns True once it is freed.
@@ -60,14 +65,37 @@ class Client:
             # Wait longer at each try: a loaded peerd may need more than one slice to answer.
             slice_ms = min(2 * slice_ms, 2000)
 
-    def fileno(self) -> int:
+    def native_fileno(self) -> int:
+        """The descriptor of the C library. Only the watcher reads it: whoever takes an event takes it from all others."""
         fd = ctypes.c_int()
         check(_native.library().lh_event_fd(self.handle, ctypes.byref(fd)), "fileno")
         return fd.value
 
-    def take_events(self) -> bool:
-        """Makes fileno() unreadable until something ends. False: peerd has gone, and it stays readable."""
+    def fileno(self) -> int:
+        """A descriptor for the program: that of the C library, and one that is set for what the watcher has taken."""
+        native = self.native_fileno()
+        with _lock:
+            if self._events is None:
+                self._taken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                weakref.finalize(self, os.close, self._taken).atexit = False
+                self._events = select.epoll()
+                self._events.register(native, select.EPOLLIN)
+                self._events.register(self._taken, select.EPOLLIN)
+            return self._events.fileno()
+
+    def take_events(self) -> None:
+        """For the program: makes fileno() unreadable until something ends. If peerd has gone, it stays readable."""
+        if self._taken >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._taken)
+        _native.library().lh_event_take(self.handle)
+        self.watcher.look()
+
+    def take_for_callbacks(self) -> bool:
+        """For the watcher: the same for native_fileno(). False: peerd has gone, and it stays readable."""
         status: int = _native.library().lh_event_take(self.handle)
+        if self._taken >= 0:
+            os.eventfd_write(self._taken, 1)
         return status == _native.OK
 
     def start_helper(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -18,8 +19,8 @@ _IDLE_MS = 1000
 class Client(Protocol):
     """What a Watcher needs of a client."""
 
-    def fileno(self) -> int: ...
-    def take_events(self) -> bool: ...
+    def native_fileno(self) -> int: ...
+    def take_for_callbacks(self) -> bool: ...
 
 
 def run_callback(call: Callable[[Any], object], argument: Any) -> None:
@@ -45,15 +46,26 @@ class Watcher:
 
         client: the owner of this Watcher. A reference from here would be a cycle, and keep the client open.
         """
-        fd = client.fileno()
+        fd = client.native_fileno()
         with self._lock:
             self._watched.append((ended, call))
             if self._thread is None:
                 read_end, self._wake = os.pipe()
+                os.set_blocking(self._wake, False)
                 self._thread = threading.Thread(
                     target=self._run, args=(client, fd, read_end), name="longhaul-callbacks", daemon=True
                 )
                 self._thread.start()
+            self._poke()
+
+    def look(self) -> None:
+        """Has the thread look at what it watches: somebody else has taken the event that would have told it."""
+        with self._lock:
+            if self._thread is not None:
+                self._poke()
+
+    def _poke(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
             os.write(self._wake, b"x")
 
     def check_may_wait(self, what: str) -> None:
@@ -74,7 +86,7 @@ class Watcher:
             ready = poller.poll(_IDLE_MS)
             if any(number == read_end for number, _ in ready):
                 os.read(read_end, 4096)
-            if lives and not client.take_events():
+            if lives and not client.take_for_callbacks():
                 poller.unregister(fd)  # peerd has gone, so every op has ended; the descriptor stays readable
                 lives = False
             with self._lock:

@@ -133,6 +133,18 @@ def test_the_descriptor_serves_an_event_loop(pair: Members) -> None:
     finishing.wait(PATIENCE_S)
 
 
+def test_the_thread_of_callbacks_takes_no_event_from_an_event_loop(pair: Members) -> None:
+    comm, other = pair.comms
+    descriptor = comm.fileno()
+    work, _ = begin(comm, 21)
+    finishing, _ = begin(other, 21)
+    for each in (work, finishing):
+        each.wait(PATIENCE_S)
+    comm.take_events()
+    comm._client.take_for_callbacks()  # the thread was faster than the event loop
+    assert select.select([descriptor], [], [], PATIENCE_S)[0] == [descriptor]
+
+
 def test_the_helper_copies_what_nobody_waits_for(pair: Members) -> None:
     for comm in pair.comms:
         comm.start_helper()
