@@ -16,8 +16,8 @@ from .._work import Work
 from ._buckets import Bucket, buckets_of
 from ._memory import local_part
 
-# The ops of fragment i have the tag FIRST_TAG + i: far from those that programs choose.
-FIRST_TAG = 1 << 62
+# The ops of fragment i have the tag FIRST_TAG + i: far from those that programs choose, and from those of gradients.
+FIRST_TAG = (1 << 62) + (1 << 61)
 # How often an op is started. It ends `Aborted` at all members or at none, so all of them start it again.
 _TRIES = 5
 
