@@ -10,6 +10,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -56,11 +57,15 @@ def test_a_newcomer_goes_on_bit_equal_with_an_uninterrupted_run(cluster: LocalCl
         )
         for role, socket in (("uninterrupted", 0), ("founder", 0), ("joiner", 1))
     }
-    digests = {}
-    for role, process in processes.items():
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, f"{role}: {err}"
-        digests[role] = json.loads(out)
+    failed: list[str] = []
+    while not failed and any(process.poll() is None for process in processes.values()):
+        time.sleep(0.05)
+        failed = [role for role, process in processes.items() if process.poll()]
+    for process in processes.values():
+        process.kill()  # the others would wait in vain for one that failed
+    ends = {role: process.communicate() for role, process in processes.items()}
+    assert not failed, {role: ends[role][1] for role in failed}
+    digests = {role: json.loads(out) for role, (out, _) in ends.items()}
     assert len(digests["uninterrupted"]) == 2
     assert digests["joiner"] == digests["uninterrupted"]
 
