@@ -49,8 +49,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   bool HeardWithin(PeerId peer, int64_t us) const override;
   bool Draining(PeerId peer) const override;
   bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override;
-  control::LinkCost CostOf(const std::vector<PeerId>& ring) const override {
-    return links_.Cost(ring, now_);
+  control::LinkCost CostOf(const std::vector<PeerId>& ring,
+                           const control::BlockedPairs& blocked) const override {
+    return links_.Cost(ring, blocked, now_);
   }
   Tick Now() const override { return now_; }
 
@@ -740,7 +741,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
     }
   }
   for (auto& [key, group] : groups_) {
-    if (group.OrderDue() != kNever || !group.HasPeer(peer)) continue;
+    if (!group.HasPeer(peer)) continue;
     const bool concerned = std::any_of(others.begin(), others.end(),
                                        [&g = group](PeerId other) { return g.HasPeer(other); });
     if (concerned) group.LinkMeasured(now_);

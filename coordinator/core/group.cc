@@ -283,9 +283,13 @@ void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const Rin
   if (asked_in != record_.committed || preparation_ || !FitsRing(ring)) {
     return LinkMeasured(directory_->Now());
   }
-  const std::string found =
-      ring_choice_.Found(ring, Ring(), score, present, directory_->CostOf(Ring()));
+  const std::string found = ring_choice_.Found(ring, Ring(), score, present, CostNow());
   if (!found.empty()) Note("ring", MemberId{}, PeerId{}, found, out);
+}
+
+control::LinkCost Group::CostNow() const {
+  const std::vector<PeerId> ring = Ring();
+  return directory_->CostOf(ring, BlockedAmong(record_, ring));
 }
 
 // Whether `ring` has the peers of the present ring, in an order that avoids blocked pairs.
@@ -319,6 +323,9 @@ void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std:
 }
 
 void Group::OnGraceOver(Tick now, GroupOutput *out) {
+  if (ring_choice_.TellingFallsDue(now, Ring().size(), preparation_.has_value())) {
+    ring_choice_.Compare(Ring(), CostNow());
+  }
   for (const LostLink &link : suspicion_.LossesDue(now)) LossGraceOver(link, out);
 }
 

@@ -130,7 +130,8 @@ class Group {
   // group has changed since, the result is dropped, and another search falls due later.
   void RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
                  const RingScore &present, GroupOutput *out);
-  // Handles the lost links whose grace is over by now.
+  // Handles the lost links whose grace is over by now. Plans to tell peers what links cost, if that
+  // has changed by much.
   void OnGraceOver(Tick now, GroupOutput *out);
   // Removes members that missed their step deadline, and peers that did not answer a preparation
   // in time.
@@ -182,7 +183,8 @@ class Group {
   // GraceDue(): when OnGraceOver(), NewlyAccused() or Advance() is due. SilenceDue(): when
   // OnSilence() is due.
   Tick GraceDue() const {
-    return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), pause_over_});
+    return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), pause_over_,
+                     ring_choice_.telling_due()});
   }
   Tick SilenceDue() const;
   // The time of the next scheduled search. kNever: only a new measurement schedules one.
@@ -241,6 +243,7 @@ class Group {
   bool ChangesWays(const Preparation &next) const;
   void CompleteBallot();
   bool FitsRing(const std::vector<PeerId> &ring) const;
+  control::LinkCost CostNow() const;
   bool AllAttached(const std::vector<PeerId> &peers) const;
   void KeepRing(const std::string &reason, GroupOutput *out);
   void SendRemoved(const MemberRecord &member, control::Removal why, const std::string &reason,

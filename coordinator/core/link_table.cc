@@ -1,7 +1,10 @@
 #include "coordinator/core/link_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <limits>
+#include <utility>
 
 namespace longhaul::coordinator {
 namespace {
@@ -114,25 +117,59 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
   return matrix;
 }
 
-control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring, Tick now) const {
+ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) const {
+  ShareProblem problem(ring.size());
+  std::map<PeerId, size_t> place;
+  for (const PeerId peer : ring) place.emplace(peer, place.size());
+  for (const auto& [from, row] : links_) {
+    const auto sender = place.find(from);
+    if (sender == place.end()) continue;
+    for (const auto& [to, link] : row) {
+      const auto receiver = place.find(to);
+      if (receiver == place.end() || now - link.at >= kLinkExpires) continue;
+      if (!link.limits()) continue;
+      problem.SetPair(sender->second, receiver->second, static_cast<double>(link.bytes_per_second));
+    }
+  }
+  return problem;
+}
+
+control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
+                                  const control::BlockedPairs& blocked, Tick now) const {
+  control::LinkCost cost;
   std::map<PeerId, PeerId> next;
   for (size_t i = 0; i < ring.size(); ++i) next.emplace(ring[i], ring[(i + 1) % ring.size()]);
-  const auto lower = [](uint64_t* least, uint64_t rate) {
-    if (rate != 0 && (*least == 0 || rate < *least)) *least = rate;
-  };
-  control::LinkCost cost;
+  double hop = std::numeric_limits<double>::infinity();  // the slowest one of the ring
   for (const auto& [from, row] : links_) {
     const auto sender = next.find(from);
     if (sender == next.end()) continue;
     for (const auto& [to, link] : row) {
       if (!next.contains(to) || now - link.at >= kLinkExpires) continue;
       cost.latency_us = std::max(cost.latency_us, link.rtt_us / 2);
-      // A link that may be faster than measured does not lower the rates.
-      if (link.at_least) continue;
-      lower(&cost.bytes_per_second, link.bytes_per_second);
-      if (to == sender->second) lower(&cost.ring_bytes_per_second, link.bytes_per_second);
+      if (to != sender->second || !link.limits()) continue;
+      hop = std::min(hop, static_cast<double>(link.bytes_per_second));
     }
   }
+  if (ring.size() < 2 || ring.size() > kShareHostsMax) {
+    if (std::isfinite(hop)) cost.ring_bytes_per_second = static_cast<uint64_t>(hop);
+    return cost;
+  }
+  ShareProblem problem = Capacities(ring, now);
+  for (size_t i = 0; i < ring.size(); ++i) hop = std::min(hop, problem.host(i));
+  if (std::isfinite(hop)) cost.ring_bytes_per_second = static_cast<uint64_t>(hop);
+  for (const control::BlockedPair& pair : blocked) {
+    const auto a = std::find(ring.begin(), ring.end(), pair.a);
+    const auto b = std::find(ring.begin(), ring.end(), pair.b);
+    if (a != ring.end() && b != ring.end()) problem.SetPair(a - ring.begin(), b - ring.begin(), 0);
+  }
+  const auto rate = [](double seconds_per_byte) {
+    return seconds_per_byte > 0 ? static_cast<uint64_t>(1 / seconds_per_byte) : 0;
+  };
+  cost.even_bytes_per_second = rate(SecondsPerByte(problem, {}));
+  ShareSolution found = SolveShares(problem);
+  if (!found.possible) return cost;
+  cost.mesh_bytes_per_second = rate(found.seconds_per_byte);
+  cost.shares = std::move(found.shares);
   return cost;
 }
 

@@ -16,6 +16,7 @@
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/solver/ring_solver.h"
+#include "coordinator/solver/share_solver.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
@@ -31,6 +32,8 @@ struct MeasuredLink {
   Tick at;                        // when it was measured
   bool at_least = false;          // as in control::LinkMeasure
   bool small_packets = false;     // as in control::LinkMeasure
+  // Whether the link is known to carry no more than measured.
+  bool limits() const { return bytes_per_second != 0 && !at_least; }
   friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
 };
 
@@ -48,8 +51,12 @@ class LinkTable {
   // Returns the links between these peers. A peer's index is its place in the list. Latencies are
   // round trips.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
-  // Returns the worst known costs of links between the peers of this ring.
-  control::LinkCost Cost(const std::vector<PeerId>& ring, Tick now) const;
+  // Returns what is known to limit these peers in a mesh. A peer's index is its place in the list.
+  ShareProblem Capacities(const std::vector<PeerId>& ring, Tick now) const;
+  // Returns the costs of links between the peers of this ring, and the shares that they should own
+  // in the mesh. `blocked`: pairs of which the mesh cannot use the link.
+  control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
+                         Tick now) const;
   // Returns the pairs of these peers between which large packets vanish, as one of the two reports.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;

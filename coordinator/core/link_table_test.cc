@@ -49,10 +49,10 @@ TEST(LinkTable, AProbeWithFewConnectionsOrdersRingsAndSaysNothingOfWhatOpsWouldG
   LinkTable links;
   links.Record({kA, kB, 9000000, 70000}, kNow);
   EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000, 0, /*at_least=*/true}, kNow));
-  EXPECT_EQ(links.Cost({kA, kB}, kNow), (control::LinkCost{35000, 9000000, 9000000}));
+  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow), (control::LinkCost{35000, 9000000, 9000000, 9000000, {}}));
   EXPECT_EQ(links.Matrix({kA, kB}, kNow).At(1, 0), (LinkQuality{1000000, 70000, false}));
   EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000}, kNow)) << "an op got no more";
-  EXPECT_EQ(links.Cost({kA, kB}, kNow), (control::LinkCost{35000, 1000000, 1000000}));
+  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow), (control::LinkCost{35000, 1000000, 1000000, 1000000, {}}));
 }
 
 TEST(LinkTable, NamesThePairsBetweenWhichLargePacketsVanish) {
@@ -87,16 +87,31 @@ TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
 
 TEST(LinkTable, TheWorstOfWhatIsKnownIsTheCostOfAGroup) {
   LinkTable links;
-  EXPECT_EQ(links.Cost({kA, kB, kC}, kNow), control::LinkCost{});
+  EXPECT_EQ(links.Cost({kA, kB, kC}, {}, kNow), control::LinkCost{});
   links.Record({kA, kB, 2000000, 50000}, kNow);
   links.Record({kB, kA, 1000000, 0}, kNow);
   links.Record({kB, kC, 0, 70000}, kNow);
   links.Record({kC, PeerId(9), 10, 900000}, kNow);
   links.Record({kC, kA, 3000000, 20000, 60000}, kNow);
-  EXPECT_EQ(links.Cost({kA, kB, kC}, kNow), (control::LinkCost{35000, 1000000, 2000000}));
-  EXPECT_EQ(links.Cost({kA, kC, kB}, kNow), (control::LinkCost{35000, 1000000, 1000000}));
-  EXPECT_EQ(links.Cost({kC, kA}, kNow + (kLinkExpires - Seconds(30))), control::LinkCost{})
+  // The pair of kA and kB carries its 2/3 of a tensor at 1 MB/s; the best shares give kC a part.
+  const control::LinkCost cost = links.Cost({kA, kB, kC}, {}, kNow);
+  EXPECT_EQ(cost.latency_us, 35000u);
+  EXPECT_EQ(cost.ring_bytes_per_second, 2000000u);
+  EXPECT_EQ(cost.even_bytes_per_second, 1500000u);
+  EXPECT_GT(cost.mesh_bytes_per_second, 2900000u);
+  EXPECT_EQ(SharesFault(cost.shares, 3), "");
+  EXPECT_EQ(links.Cost({kA, kC, kB}, {}, kNow).ring_bytes_per_second, 1000000u);
+  EXPECT_EQ(links.Cost({kC, kA}, {}, kNow + (kLinkExpires - Seconds(30))), control::LinkCost{})
       << "it is too old";
+}
+
+TEST(LinkTable, PeersOfABlockedPairGetNoShare) {
+  const LinkTable links;
+  control::BlockedPairs blocked{control::MakeBlockedPair(kA, kC)};
+  EXPECT_EQ(links.Cost({kC, kB, kA}, blocked, kNow).shares, (Shares{0, kShareUnits, 0}));
+  blocked.push_back(control::MakeBlockedPair(kB, kC));
+  EXPECT_EQ(links.Cost({kC, kB, kA}, blocked, kNow), control::LinkCost{}) << "no mesh";
+  EXPECT_EQ(links.Cost({kB, kA}, blocked, kNow), control::LinkCost{}) << "kC is not among them";
 }
 
 TEST(LinkTable, IsBounded) {

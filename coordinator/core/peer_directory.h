@@ -22,8 +22,9 @@ class PeerDirectory {
   // would admit it.
   virtual bool CohortBegun(const std::string &run, PeerId peer,
                            const std::string &cohort) const = 0;
-  // The measured costs of the links between the peers of the ring.
-  virtual control::LinkCost CostOf(const std::vector<PeerId> &ring) const = 0;
+  // The measured costs of the links between the peers of the ring, and the shares that fit them.
+  virtual control::LinkCost CostOf(const std::vector<PeerId> &ring,
+                                   const control::BlockedPairs &blocked) const = 0;
   // The time of the step that is running.
   virtual Tick Now() const = 0;
 };

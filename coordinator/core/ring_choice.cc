@@ -1,6 +1,7 @@
 #include "coordinator/core/ring_choice.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "coordinator/core/text.h"
@@ -13,9 +14,15 @@ namespace {
 // apart.
 constexpr int64_t kSettles = 60;
 constexpr int64_t kEvery = 10;
-// New link costs get an epoch only if they differ from the told costs by at least this much.
+// Link costs are compared with the told ones this long after a link was measured, and at least this
+// long after they were compared last.
+constexpr int64_t kTellingSettles = Seconds(1);
+constexpr int64_t kTellingEvery = Seconds(2);
+// New link costs get an epoch only if they differ from the told costs by at least this much. Shares:
+// this part of the tensor would have other owners.
 constexpr uint32_t kTellLatencyUs = 1000;
 constexpr uint32_t kTellFactor = 2;
+constexpr uint64_t kTellShareUnits = kShareUnits / 20;
 
 std::string MegabytesText(uint64_t bytes_per_second) {
   if (bytes_per_second == 0) return "unknown";
@@ -31,31 +38,61 @@ std::string GainText(const RingScore &score, const RingScore &present) {
          " was=" + std::to_string(present.latency_us / 1000);
 }
 
-// Whether peers may choose other algorithms by the costs `now` than by the costs `told`. The choice
-// depends on the latency, and on how much slower the slowest link is than the slowest of the ring.
-// Unknown costs count as latency 0 and as equally fast links.
+// How much of a tensor has another owner with other shares.
+uint64_t Moved(const Shares &from, const Shares &to) {
+  const size_t peers = std::max(from.size(), to.size());
+  uint64_t differences = 0;
+  for (size_t i = 0; i < peers; ++i) {
+    const auto share = [&](const Shares &shares) {
+      return shares.size() == peers ? int64_t{shares[i]} : int64_t{kShareUnits} / int64_t(peers);
+    };
+    differences += static_cast<uint64_t>(std::abs(share(from) - share(to)));
+  }
+  return differences / 2;
+}
+
+// Whether peers would own other parts by the costs `now` than by the costs `told`, or may choose
+// other algorithms. The choice depends on the latency, and on how much faster the ring is than the
+// mesh. Unknown costs count as latency 0 and as equally fast.
 bool TellsMore(const control::LinkCost &told, const control::LinkCost &now) {
+  if (Moved(told.shares, now.shares) >= kTellShareUnits) return true;
   const auto [near, far] = std::minmax(told.latency_us, now.latency_us);
   if (far - near >= kTellLatencyUs && far / kTellFactor >= near) return true;
   const auto unevenness = [](const control::LinkCost &cost) {
-    if (cost.bytes_per_second == 0 || cost.ring_bytes_per_second == 0) return 1.0;
+    if (cost.mesh_bytes_per_second == 0 || cost.ring_bytes_per_second == 0) return 1.0;
     return static_cast<double>(cost.ring_bytes_per_second) /
-           static_cast<double>(cost.bytes_per_second);
+           static_cast<double>(cost.mesh_bytes_per_second);
   };
   const auto [even, uneven] = std::minmax({unevenness(told), unevenness(now)});
   return uneven >= kTellFactor * even;
+}
+
+std::string SharesText(const Shares &shares) {
+  if (shares.empty()) return "equal";
+  std::string text;
+  for (const uint32_t share : shares) {
+    const uint64_t thousandths = (uint64_t{share} * 1000 + kShareUnits / 2) / kShareUnits;
+    text += (text.empty() ? "" : ",") + std::to_string(thousandths / 10) + "." +
+            std::to_string(thousandths % 10) + "%";
+  }
+  return text;
 }
 
 }  // namespace
 
 std::string CostText(const control::LinkCost &cost) {
   return "latency_us=" + std::to_string(cost.latency_us) +
-         " slowest_mb_s=" + MegabytesText(cost.bytes_per_second) +
-         " ring_mb_s=" + MegabytesText(cost.ring_bytes_per_second);
+         " ring_mb_s=" + MegabytesText(cost.ring_bytes_per_second) +
+         " mesh_mb_s=" + MegabytesText(cost.mesh_bytes_per_second) +
+         " shares=" + SharesText(cost.shares);
 }
 
 void RingChoice::Measured(Tick now) {
-  if (interval_ms_ == 0 || due_ != kNever) return;
+  if (interval_ms_ == 0) return;
+  if (telling_due_ == kNever) {
+    telling_due_ = std::max(now + kTellingSettles, telling_not_before_);
+  }
+  if (due_ != kNever) return;
   due_ = std::max(now + Millis(interval_ms_) / kSettles, not_before_);
 }
 
@@ -83,11 +120,23 @@ std::string RingChoice::Found(const std::vector<PeerId> &ring, const std::vector
     gain_ = GainText(score, present_score);
     return "better ring found ring=" + List(ring, ",", kNamesShownMax) + " " + gain_;
   }
-  if (TellsMore(told_, cost)) {
-    better_ = present;
-    gain_ = CostText(cost);
-  }
+  Compare(present, cost);
   return "";
+}
+
+bool RingChoice::TellingFallsDue(Tick now, size_t peers, bool preparing) {
+  if (telling_due_ > now) return false;
+  telling_due_ = kNever;
+  telling_not_before_ = now + kTellingEvery;
+  if (preparing) telling_due_ = telling_not_before_;
+  // Peers are told all costs when they get the better ring.
+  return !preparing && peers > 2 && better_.empty();
+}
+
+void RingChoice::Compare(const std::vector<PeerId> &present, const control::LinkCost &cost) {
+  if (!TellsMore(told_, cost)) return;
+  better_ = present;
+  gain_ = CostText(cost);
 }
 
 void RingChoice::GiveUp(Tick now) {
@@ -104,6 +153,7 @@ void RingChoice::Ordered(Epoch epoch, Tick now) {
 
 void RingChoice::AddTo(Digester *digest) const {
   digest->Add(better_).Add(told_);
+  digest->Add(telling_due_).Add(telling_not_before_);
   digest->Add(gain_).Add(due_).Add(not_before_).Add(ordered_epoch_).Add(ordered_gain_);
 }
 

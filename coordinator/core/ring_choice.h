@@ -4,6 +4,11 @@
 //   due --(FallsDue)--> the owner has the ring problem solved
 //   solved --(Found)--> better() --(the next boundary)--> Ordered()
 //
+// What links cost is compared with what peers were told much more often, because shares of the mesh
+// depend on it. If it differs by much, better() is the present ring:
+//
+//   Measured() --(a second)--> telling_due --(TellingFallsDue, Compare)--> better()
+//
 // A better ring waits for a boundary at which nothing else is to be done. No member is removed for
 // it. Plain value: no clock, no thread.
 #pragma once
@@ -42,6 +47,13 @@ class RingChoice {
   std::string Found(const std::vector<PeerId> &ring, const std::vector<PeerId> &present,
                     const RingScore &score, const RingScore &present_score,
                     const control::LinkCost &cost);
+  // Returns true when it is time to compare what links cost now with what peers were told. Returns
+  // true once for each time that it falls due.
+  bool TellingFallsDue(Tick now, size_t peers, bool preparing);
+  Tick telling_due() const { return telling_due_; }
+  // Plans an epoch that tells these costs, if they differ by enough from those told before.
+  void Compare(const std::vector<PeerId> &present, const control::LinkCost &cost);
+
   // The peers in a better order; empty: no better order is known. If it is the present order, a new
   // epoch would only bring new link costs to the peers.
   const std::vector<PeerId> &better() const { return better_; }
@@ -70,6 +82,8 @@ class RingChoice {
   control::LinkCost told_;  // as of the last Told(); unknown after a restart
   Tick due_ = kNever;
   Tick not_before_{INT64_MIN / 2};
+  Tick telling_due_ = kNever;
+  Tick telling_not_before_{INT64_MIN / 2};
   Epoch ordered_epoch_;
   std::string ordered_gain_;
 };

@@ -133,7 +133,11 @@ TEST_F(RingOrderTest, AllPeersHearWhatTheLinksCostWhenAnEpochIsPrepared) {
   FindARing();
   Vote();
   for (uint64_t n = 1; n <= 4; ++n) {
-    EXPECT_EQ(h_.Prepared(P(n)).cost, (control::LinkCost{20000, 2 * kMega, 10 * kMega}));
+    const control::LinkCost &cost = h_.Prepared(P(n)).cost;
+    EXPECT_EQ(cost.latency_us, 20000u);
+    EXPECT_EQ(cost.ring_bytes_per_second, 10 * kMega);
+    EXPECT_EQ(cost.even_bytes_per_second, 4 * kMega) << "half a tensor at 2 MB/s";
+    EXPECT_EQ(cost, h_.Prepared(P(1)).cost);
   }
 }
 
@@ -148,9 +152,10 @@ TEST_F(RingOrderTest, WhatLinksCostIsToldAtTheNextBoundaryThoughNoRingIsBetter) 
             (Texts{"Prepare 3 base=2 boundary=3 last_freeze=0 members=m1@1,m2@2,m3@2,m4@2 "
                    "ring=p1,p2,p3,p4",
                    "Commit 3", "VoteResult m1 number=2 epoch=3"}));
-  EXPECT_EQ(h_.Prepared(P(4)).cost, (control::LinkCost{20000, 10 * kMega, 10 * kMega}));
-  EXPECT_EQ(h_.Notices("ring"), Texts{"link costs told epoch=3 latency_us=20000 slowest_mb_s=10.0 "
-                                      "ring_mb_s=10.0"});
+  EXPECT_EQ(h_.Prepared(P(4)).cost,
+            (control::LinkCost{20000, 10 * kMega, 20 * kMega, 20 * kMega, {}}));
+  EXPECT_EQ(h_.Notices("ring"), Texts{"link costs told epoch=3 latency_us=20000 ring_mb_s=10.0 "
+                                      "mesh_mb_s=20.0 shares=equal"});
   EXPECT_EQ(h_.View().ring_epoch, Epoch()) << "the ring is as it was";
 }
 
@@ -169,6 +174,34 @@ TEST_F(RingOrderTest, WhatLinksCostIsToldOnceAndAgainWhenItHasChangedByMuch) {
   EXPECT_EQ(tell(1, 31000), Epoch(4)) << "off the ring, and slow: the mesh would wait for it";
   EXPECT_EQ(tell(1, 31000), Epoch(4));
   EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 2, 3, 4}));
+}
+
+TEST_F(RingOrderTest, SharesAreToldSoonAndWithoutASearchForARing) {
+  Enter(4);
+  const auto slow_third = [](uint64_t mega) {
+    return [mega](uint64_t from, uint64_t to) { return from == 3 || to == 3 ? mega : 10; };
+  };
+  Measure([](uint64_t, uint64_t) { return 10; });
+  h_.Wait(1500);
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(3));
+  EXPECT_EQ(h_.Prepared(P(1)).cost.shares, Shares{});
+  Measure(slow_third(1));
+  h_.Wait(2500);
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(4));
+  const Shares shares = h_.Prepared(P(1)).cost.shares;
+  ASSERT_EQ(shares.size(), 4u);
+  EXPECT_LT(shares[2], kShareUnits / 10);
+  EXPECT_EQ(h_.Stored().last_freeze, Epoch()) << "no op was stopped";
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(4)) << "nothing has changed since";
+  Measure(slow_third(10));
+  h_.Wait(2500);
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(5));
+  EXPECT_EQ(h_.Prepared(P(1)).cost.shares, Shares{});
+  EXPECT_TRUE(h_.ring_orders().size() <= 1);
 }
 
 TEST_F(RingOrderTest, RanksStayWhatTheyAre) {

@@ -12,8 +12,10 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-// The bisection ends when its two ends are this near.
+// The search for the time ends when its two ends are this near.
 constexpr double kPrecision = 1e-3;
+// A search that takes more steps than this ends with the best time so far. None was seen to.
+constexpr int kStepsMax = 64;
 
 // Solves an assignment of least cost by shortest augmenting paths (the Hungarian method), and
 // returns the mean of the potentials of row i and column i for each i. `cost` is symmetric, n x n.
@@ -76,16 +78,53 @@ class Assignment {
   std::vector<size_t> before_;   // the column before this one on the path
 };
 
-// The greatest shares that are possible in time T (for each byte); nullopt: some host cannot even
-// send its input in that time. Their sum is 1 or more if T is enough.
-std::optional<std::vector<double>> GreatestShares(const ShareProblem& problem, double time) {
+double Greatest(size_t hosts) { return static_cast<double>(GreatestShare(hosts)) / kShareUnits; }
+
+// The greatest share of a host in this time (for each byte), as far as the host itself limits it;
+// below 0: it cannot even send its input in that time.
+double MostOf(const ShareProblem& problem, size_t host, double time) {
+  const size_t n = problem.hosts();
+  const double spare = time * problem.host(host) - 1;
+  if (spare < 0) return -1;
+  return n > 2 ? std::min(Greatest(n), spare / static_cast<double>(n - 2)) : 1;
+}
+
+double Sum(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
+// The least time in which each host can send its input.
+double TimeOfInputs(const ShareProblem& problem) {
+  double time = 0;
+  for (size_t i = 0; i < problem.hosts(); ++i) time = std::max(time, 1 / problem.host(i));
+  return time;
+}
+
+// The greatest shares that are possible in this time, if only hosts limit.
+std::vector<double> SharesOfHosts(const ShareProblem& problem, double time) {
+  std::vector<double> shares(problem.hosts());
+  for (size_t i = 0; i < shares.size(); ++i) {
+    shares[i] = std::max(0.0, MostOf(problem, i, time));
+  }
+  return shares;
+}
+
+// The least time, if only hosts limit. `high`: a time that is enough.
+double TimeOfHosts(const ShareProblem& problem, double low, double high) {
+  while (high - low > kPrecision / 100 * high) {
+    const double middle = (low + high) / 2;
+    (Sum(SharesOfHosts(problem, middle)) >= 1 ? high : low) = middle;
+  }
+  return high;
+}
+
+// The greatest shares that are possible in this time, which is at least TimeOfInputs(). Their sum
+// is 1 or more if the time is enough.
+std::vector<double> GreatestShares(const ShareProblem& problem, double time) {
   const size_t n = problem.hosts();
   std::vector<double> most(n);  // of each host alone
   for (size_t i = 0; i < n; ++i) {
-    const double spare = time * problem.host(i) - 1;
-    if (spare < 0) return std::nullopt;
-    // More than the whole tensor is never of use. This also keeps the costs finite.
-    most[i] = n > 2 ? std::min(1.0, spare / static_cast<double>(n - 2)) : 1.0;
+    most[i] = std::max(0.0, MostOf(problem, i, time));
     for (size_t j = 0; j < n; ++j) {
       if (j != i) most[i] = std::min(most[i], time * problem.pair(i, j));
     }
@@ -105,18 +144,12 @@ std::optional<std::vector<double>> GreatestShares(const ShareProblem& problem, d
   return shares;
 }
 
-double Sum(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
-bool IsEnough(const std::optional<std::vector<double>>& shares) {
-  return shares && Sum(*shares) >= 1 - 1e-9;
-}
+bool IsEnough(double sum) { return sum >= 1 - 1e-9; }
 
 // Rounds shares to units with the right sum: the largest remainders are rounded up.
-std::vector<uint32_t> Rounded(const std::vector<double>& shares) {
+Shares Rounded(const std::vector<double>& shares) {
   const double sum = Sum(shares);
-  std::vector<uint32_t> units(shares.size());
+  Shares units(shares.size());
   std::vector<std::pair<double, size_t>> remainders;
   uint32_t left = kShareUnits;
   for (size_t i = 0; i < shares.size(); ++i) {
@@ -128,11 +161,45 @@ std::vector<uint32_t> Rounded(const std::vector<double>& shares) {
   std::sort(remainders.begin(), remainders.end());
   for (size_t k = 0; left > 0; k = (k + 1) % remainders.size()) {
     const size_t i = remainders[k].second;
-    if (shares[i] == 0) continue;  // a host that owns nothing stays so
+    // A host that owns nothing stays so.
+    if (shares[i] == 0 || units[i] >= GreatestShare(shares.size())) continue;
     ++units[i];
     --left;
   }
   return units;
+}
+
+// Returns the greatest shares in the least time, or in one that is longer by kPrecision at most.
+// Empty: no time is enough. `low`: a lower bound of the time. `high`: a time that is enough, or
+// infinite.
+std::vector<double> SharesInLeastTime(const ShareProblem& problem, double low, double high) {
+  const auto sum = [&](double time) { return Sum(GreatestShares(problem, time)); };
+  double below = sum(low);
+  if (IsEnough(below)) return GreatestShares(problem, low);
+  if (high == kInfinite) {
+    // With pairs that cannot exchange anything, the owners are hosts that reach all others.
+    constexpr int kDoublingsMax = 200;
+    int doublings = 0;
+    high = 2 * low;
+    for (double next = sum(high); !IsEnough(next); next = sum(high)) {
+      if (++doublings > kDoublingsMax) return {};
+      low = high;
+      below = next;
+      high *= 2;
+    }
+  }
+  double above = sum(high);
+  for (int step = 0; step < kStepsMax && high - low > kPrecision * high; ++step) {
+    // The chord, and then a time just below it: often the chord has found the least time.
+    double next = low + (high - low) * (1 - below) / std::max(above - below, 1e-12);
+    if (step % 2 == 1) next = std::max(low, high * (1 - 0.9 * kPrecision));
+    if (step % 4 == 2) next = (low + high) / 2;
+    if (next <= low || next >= high) next = (low + high) / 2;
+    const double reached = sum(next);
+    (IsEnough(reached) ? high : low) = next;
+    (IsEnough(reached) ? above : below) = reached;
+  }
+  return GreatestShares(problem, high);
 }
 
 }  // namespace
@@ -152,51 +219,51 @@ void ShareProblem::SetPair(size_t from, size_t to, double rate) {
   }
 }
 
-double SecondsPerByte(const ShareProblem& problem, const std::vector<uint32_t>& units) {
+double SecondsPerByte(const ShareProblem& problem, const Shares& shares) {
   const size_t n = problem.hosts();
+  const auto share = [&](size_t i) {
+    return shares.empty() ? 1 / static_cast<double>(n)
+                          : static_cast<double>(shares[i]) / kShareUnits;
+  };
   double time = 0;
   for (size_t i = 0; n > 1 && i < n; ++i) {
-    const double share = static_cast<double>(units[i]) / kShareUnits;
-    time = std::max(time, (1 + static_cast<double>(n - 2) * share) / problem.host(i));
+    time = std::max(time, (1 + static_cast<double>(n - 2) * share(i)) / problem.host(i));
     for (size_t j = 0; j < i; ++j) {
-      const double both = share + static_cast<double>(units[j]) / kShareUnits;
+      const double both = share(i) + share(j);
       if (both > 0) time = std::max(time, both / problem.pair(i, j));
     }
   }
   return time;
 }
 
-Shares SolveShares(const ShareProblem& problem) {
+ShareSolution SolveShares(const ShareProblem& problem) {
   const size_t n = problem.hosts();
   LH_CHECK(n >= 1 && n <= kShareHostsMax) << n << " hosts";
   // Without anything that limits, or with two hosts, equal shares are as good as any.
-  const std::vector<uint32_t> equal = Rounded(std::vector<double>(n, 1));
-  const double equal_time = SecondsPerByte(problem, equal);
-  double low = 0;  // each host sends its input at least
-  for (size_t i = 0; n > 1 && i < n; ++i) low = std::max(low, 1 / problem.host(i));
-  if (n <= 2 || equal_time == 0) {
-    return equal_time < kInfinite ? Shares{equal, equal_time} : Shares{};
+  const ShareSolution equal{SecondsPerByte(problem, {}) < kInfinite, {},
+                            SecondsPerByte(problem, {})};
+  if (n <= 2 || equal.seconds_per_byte == 0) return equal.possible ? equal : ShareSolution();
+  double low = TimeOfInputs(problem);
+  double high = static_cast<double>(n) * low;  // a host that owns everything needs n - 1
+  ShareSolution best{true, {}, kInfinite};
+  const auto take = [&](const std::vector<double>& shares) {
+    if (Sum(shares) == 0) return;
+    Shares rounded = Rounded(shares);
+    const double time = SecondsPerByte(problem, rounded);
+    if (time < best.seconds_per_byte) best = {true, std::move(rounded), time};
+  };
+  if (low > 0) {
+    low = TimeOfHosts(problem, low, high);
+    take(SharesOfHosts(problem, low));
+  } else {
+    low = 1e-15;
   }
-  double high = equal_time;
-  if (high == kInfinite) {
-    // With pairs that cannot exchange anything, the owners are hosts that reach all others.
-    high = std::max(low, 1e-15);
-    constexpr int kDoublingsMax = 200;
-    int doublings = 0;
-    while (!IsEnough(GreatestShares(problem, high))) {
-      if (++doublings > kDoublingsMax) return {};
-      low = high;
-      high *= 2;
-    }
+  if (best.seconds_per_byte > (1 + kPrecision) * low) {
+    high = std::min(best.seconds_per_byte, equal.seconds_per_byte);
+    take(SharesInLeastTime(problem, low, high));
   }
-  while (high - low > kPrecision * high) {
-    const double middle = (low + high) / 2;
-    (IsEnough(GreatestShares(problem, middle)) ? high : low) = middle;
-  }
-  Shares best{Rounded(*GreatestShares(problem, high)), 0};
-  best.seconds_per_byte = SecondsPerByte(problem, best.units);
-  if (equal_time <= best.seconds_per_byte) return {equal, equal_time};
-  return best;
+  if (equal.possible && equal.seconds_per_byte <= best.seconds_per_byte) return equal;
+  return best.seconds_per_byte < kInfinite ? best : ShareSolution();
 }
 
 }  // namespace longhaul::coordinator

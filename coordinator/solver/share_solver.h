@@ -12,10 +12,13 @@
 // the host or of the pair. This is a linear programme. hivemind solves a similar one for its
 // averager. Chen et al. (arXiv 2606.01680) bound the time with one slow host.
 //
-// Bisection finds T. For a given T, the greatest sum of shares is the dual of an edge cover of
-// least cost. Doubling each host turns the cover into an assignment of least cost, and the
+// If only hosts limit, T follows from one equation, which bisection solves. With slow pairs, a
+// search over T goes on from there. For a given T, the greatest sum of shares is the dual of an edge
+// cover of least cost. Doubling each host turns the cover into an assignment of least cost, and the
 // potentials of the assignment are the shares. Keijsper and Pendavingh ("An efficient algorithm for
-// minimum-weight bibranching", 1998) reduce covers to matchings; Kuhn (1955) solves assignments.
+// minimum-weight bibranching", 1998) reduce covers to matchings; Kuhn (1955) solves assignments. The
+// greatest sum is a concave function of T. So where the chord between a T that is too small and one
+// that is enough reaches 1, T is enough.
 //
 // Pure: no clock, no thread.
 #pragma once
@@ -23,6 +26,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "proto/wire/shares.h"
 
 namespace longhaul::coordinator {
 
@@ -46,25 +51,25 @@ class ShareProblem {
   std::vector<double> pairs_;
 };
 
-// Shares are whole numbers of this part of a tensor.
-inline constexpr uint32_t kShareUnits = 1 << 16;
 inline constexpr size_t kShareHostsMax = 64;
 
-struct Shares {
-  // Of each host, in units of 1 / kShareUnits; their sum is kShareUnits. Empty: the pairs that
-  // cannot exchange anything leave no owner, so the mesh cannot be used.
-  std::vector<uint32_t> units;
-  // The time of an all-reduce in seconds for each byte of the tensor, without latencies.
+struct ShareSolution {
+  // False: the pairs that cannot exchange anything leave too few owners, so the mesh cannot be used.
+  bool possible = false;
+  // Empty: equal shares are as good as any.
+  Shares shares;
+  // The time of an all-reduce in seconds for each byte of the tensor, without latencies. 0: nothing
+  // is known that limits.
   double seconds_per_byte = 0;
 };
 
-// The least time. At most two in a thousand above the optimum, and the shares' rounding. Hosts of
-// equal rates get equal shares if only hosts limit. Aborts the process (LH_CHECK) unless there are
-// 1 to kShareHostsMax hosts.
-Shares SolveShares(const ShareProblem& problem);
+// The shares of least time, of at most GreatestShare() each. The time is at most two in a thousand
+// above the optimum, and the shares' rounding. Aborts the process (LH_CHECK) unless there are 1 to
+// kShareHostsMax hosts.
+ShareSolution SolveShares(const ShareProblem& problem);
 
 // The time that these shares take, in seconds for each byte; infinite if a pair that cannot
 // exchange anything has to.
-double SecondsPerByte(const ShareProblem& problem, const std::vector<uint32_t>& units);
+double SecondsPerByte(const ShareProblem& problem, const Shares& shares);
 
 }  // namespace longhaul::coordinator

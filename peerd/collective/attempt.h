@@ -53,6 +53,7 @@
 #include "peerd/collective/plan.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/op_desc.h"
+#include "proto/wire/shares.h"
 
 namespace longhaul::peerd {
 
@@ -135,6 +136,8 @@ struct AttemptSpec {
   // for each part, all of the root. All-to-all: one for each pair, in the order of the senders,
   // then of the receivers. Broadcast, reduce, send: one.
   std::vector<Cut> cuts;
+  // Mesh, without cuts: what each position owns of every piece. Empty: equal shares.
+  Shares shares;
   // At least one.
   std::vector<Piece> pieces;
   // The tensors of the local members: piece k of member i is at sources[i][k] and targets[i][k].

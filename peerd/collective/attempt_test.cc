@@ -73,6 +73,7 @@ ModelOp::Options RandomOptions(Prng* prng, int size) {
     }
     options.contributes[prng->Below(options.contributes.size())][0] = true;
   }
+  options.shares = RandomShares(prng, size);
   options.grain_bytes = 64 * (1 + prng->Below(4));
   options.window_bytes = 64 << prng->Below(5);
   options.cached = prng->Chance(0.5);
@@ -554,6 +555,42 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
       ASSERT_EQ(ResultsOfFractions(options, &MakeMeshAttempt, prng.Next()), results)
           << Trace(options, i);
     }
+  }
+}
+
+// Whoever owns a part, it is added up in the same order.
+TEST(MeshTest, TheBitsDoNotDependOnTheShares) {
+  Prng prng(6);
+  for (int i = 0; i < 100; ++i) {
+    ModelOp::Options options = RandomOptions(&prng, 2 + static_cast<int>(prng.Below(8)));
+    options.desc.dtype = prng.Chance(0.5) ? DType::kFloat32 : DType::kBfloat16;
+    options.desc.reduce = ReduceOp::kSum;
+    options.pieces.clear();
+    std::set<std::string> results;
+    for (int k = 0; k < 4; ++k) {
+      if (k > 0) options.shares = RandomShares(&prng, options.size);
+      results.merge(ResultsOfFractions(options, &MakeMeshAttempt, prng.Next()));
+    }
+    ASSERT_EQ(results.size(), 1u) << Trace(options, i);
+  }
+}
+
+TEST(MeshTest, APeerSendsItsInputAndItsShareOfTheResultToAllOthers) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp::Options options;
+  options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 1 << 16);
+  options.size = 4;
+  options.shares = {kShareUnits / 2, 0, kShareUnits / 4, kShareUnits / 4};
+  ModelOp op(options);
+  ModelNetwork network(&MakeMeshAttempt, op.specs, pool.get(), 1);
+  ASSERT_TRUE(network.Run());
+  EXPECT_EQ(op.ResultsDiffer(), "");
+  const uint64_t bytes = options.desc.bytes();
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t own = bytes * options.shares[i] / kShareUnits;
+    EXPECT_EQ(network.attempt(i).bytes_sent(), bytes + 2 * own);
+    EXPECT_EQ(network.attempt(i).bytes_received(), bytes + 2 * own);
+    CommitWhole(&network.attempt(i));
   }
 }
 

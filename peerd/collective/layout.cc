@@ -10,9 +10,18 @@ constexpr uint64_t kBlockBytes = 64;
 
 uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by != 0); }
 
+// Returns the sum of the shares up to each position, including its own.
+std::vector<uint64_t> EndsOf(const Shares& shares, int size) {
+  std::vector<uint64_t> ends;
+  uint64_t sum = 0;
+  for (int i = 0; i < size; ++i) ends.push_back(sum += shares.empty() ? 1 : shares[i]);
+  return ends;
+}
+
 }  // namespace
 
 Layout::Layout(const AttemptSpec& spec, int size) {
+  const std::vector<uint64_t> ends = EndsOf(spec.shares, size);
   for (size_t k = 0; k < spec.pieces.size(); ++k) {
     const Piece& piece = spec.pieces[k];
     Chunk like;
@@ -20,29 +29,33 @@ Layout::Layout(const AttemptSpec& spec, int size) {
     like.piece = static_cast<uint32_t>(k);
     like.dtype = piece.dtype;
     if (spec.cuts.empty()) {
-      AddEven(piece.count * SizeOf(piece.dtype), size, like);
+      AddShares(piece.count * SizeOf(piece.dtype), ends, like);
     } else if (piece.count > 0 || spec.desc.unequal) {
       AddCuts(spec, piece, like);
     }
   }
 }
 
-// Position c has the blocks from blocks * c / size to blocks * (c + 1) / size, rounded down. Goes
-// from one chunk that is not empty to the next, because a list may have many small pieces.
-void Layout::AddEven(uint64_t bytes, int size, Chunk like) {
+// Position c has the blocks from blocks * ends[c-1] / ends.back() to blocks * ends[c] / ends.back(),
+// rounded down. Goes from one chunk that is not empty to the next, because a list may have many
+// small pieces.
+void Layout::AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like) {
   const uint64_t blocks = DivideUp(bytes, kBlockBytes);
   const uint64_t begin = like.offset;
+  // In 128 bits, because blocks times units may not fit into 64.
+  const auto end_of = [&](uint64_t units) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(blocks) * units / ends.back());
+  };
   for (uint64_t block = 0; block < blocks;) {
-    // In 128 bits, because blocks times positions may not fit into 64.
-    const auto position = static_cast<uint64_t>(
-        (static_cast<unsigned __int128>(block + 1) * size + blocks - 1) / blocks - 1);
-    const auto end =
-        static_cast<uint64_t>(static_cast<unsigned __int128>(blocks) * (position + 1) / size);
+    const auto owner = std::upper_bound(
+        ends.begin(), ends.end(), block,
+        [&](uint64_t place, uint64_t units) { return place < end_of(units); });
+    const uint64_t end = end_of(*owner);
     Chunk& chunk = chunks_.emplace_back(like);
     chunk.source = chunk.target = block * kBlockBytes;
     chunk.offset = begin + chunk.source;
     chunk.bytes = std::min(end * kBlockBytes, bytes) - chunk.source;
-    chunk.position = static_cast<int>(position);
+    chunk.position = static_cast<int>(owner - ends.begin());
     block = end;
   }
   bytes_ = begin + bytes;

@@ -3,9 +3,9 @@
 // The whole is a tensor that no peer has to have in memory. Its offsets name segments, and the
 // payloads and results of one-shot ops are laid out like it. It has the pieces of the op one after
 // the other, and each piece begins at a multiple of 64 bytes. Within a piece:
-// - If chunks belong to positions (no cuts), there is one for each position. It begins at a
-//   multiple of 64 bytes, so the chunks of aligned tensors are aligned. Chunks differ in length by
-//   at most 64 bytes; the last one may be shorter still.
+// - If chunks belong to positions (no cuts), there is one for each position that has a share. It
+//   begins at a multiple of 64 bytes, so the chunks of aligned tensors are aligned. It differs in
+//   length from the position's share by at most 64 bytes; the last one may be shorter still.
 // - If chunks belong to members (cuts), there is one for each cut, in order, without gaps. So an
 //   all-gather of which members are gone has a shorter whole.
 //
@@ -53,7 +53,7 @@ class Layout {
   Plan MakePlan(uint32_t grain_bytes) const;
 
  private:
-  void AddEven(uint64_t bytes, int size, Chunk like);
+  void AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like);
   void AddCuts(const AttemptSpec& spec, const Piece& piece, Chunk like);
 
   std::vector<Chunk> chunks_;

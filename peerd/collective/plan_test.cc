@@ -103,6 +103,35 @@ TEST_P(PlanTest, EachPositionOwnsAnEqualShareOfTheBlocks) {
   EXPECT_EQ(layout.bytes(), bytes);
 }
 
+// The chunk of position c ends after its share, and those before it, of the blocks.
+TEST_P(PlanTest, EachPositionOwnsItsShareOfTheBlocks) {
+  const auto [bytes, size, grain_bytes] = GetParam();
+  Prng prng(bytes + size);
+  AttemptSpec spec = Spec(OpKind::kAllReduce, {{DType::kUint8, bytes}}, size);
+  spec.shares = RandomShares(&prng, size);
+  if (spec.shares.empty()) return;
+  const Layout layout = LayoutOf(spec);
+  const uint64_t blocks = (bytes + 63) / 64;
+  uint64_t units = 0;
+  uint64_t begin = 0;
+  auto chunk = layout.chunks().begin();
+  for (int c = 0; c < size; ++c) {
+    units += spec.shares[c];
+    const uint64_t end = std::min(blocks * units / kShareUnits * 64, bytes);
+    if (begin == end) continue;
+    ASSERT_NE(chunk, layout.chunks().end());
+    EXPECT_EQ(chunk->offset, begin);
+    EXPECT_EQ(chunk->bytes, end - begin);
+    EXPECT_EQ(chunk->position, c);
+    EXPECT_GT(spec.shares[c], 0u);
+    begin = end;
+    ++chunk;
+  }
+  EXPECT_EQ(chunk, layout.chunks().end());
+  EXPECT_EQ(begin, bytes);
+  EXPECT_EQ(layout.bytes(), bytes);
+}
+
 TEST_P(PlanTest, FindsNothingElse) {
   const auto [bytes, size, grain_bytes] = GetParam();
   const Plan plan = PlanOf(bytes, size, grain_bytes);

@@ -12,9 +12,11 @@ uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t position
   // Each part is rounded up to 64 bytes.
   const auto parts = [](uint64_t others, uint64_t own) { return others * (own + 64); };
   if (Gathers(desc.kind)) {
-    // Each position owns an equal share of each piece, but for a block of 64 bytes.
+    // Each position owns its share of each piece, but for a block of 64 bytes.
     const uint64_t pieces = desc.list == 0 ? 1 : std::min<uint64_t>(whole / 64, LH_PIECES_MAX);
-    return parts(positions - 1, std::min(whole + 64, whole / positions + 64 * pieces));
+    const auto share = static_cast<uint64_t>(static_cast<unsigned __int128>(whole) *
+                                             GreatestShare(positions) / kShareUnits);
+    return parts(positions - 1, std::min(whole + 64, share + 64 * pieces));
   }
   if (!desc.InParts()) return parts(positions - 1, whole);
   // Each member owns one part. All but one of a peer's parts are there at the cost of a peer.

@@ -391,6 +391,25 @@ ModelOp::Values ModelOp::Sums(const Options& options, const std::vector<Values>&
   return sums;
 }
 
+Shares RandomShares(Prng* prng, size_t positions) {
+  if (prng->Chance(0.4)) return {};
+  std::vector<uint64_t> weights;
+  uint64_t sum = 0;
+  for (size_t i = 0; i < positions; ++i) {
+    weights.push_back(prng->Chance(0.4) ? 0 : prng->Below(uint64_t{1} << prng->Below(16)));
+    sum += weights.back();
+  }
+  if (sum == 0) return {};
+  Shares shares;
+  uint32_t left = kShareUnits;
+  for (const uint64_t weight : weights) {
+    shares.push_back(static_cast<uint32_t>(weight * kShareUnits / sum));
+    left -= shares.back();
+  }
+  *std::max_element(shares.begin(), shares.end()) += left;
+  return SharesFault(shares, positions).empty() ? shares : Shares();
+}
+
 ModelOp::ModelOp(const Options& options) : desc_(options.desc), pieces_(options.pieces) {
   Prng prng(options.seed);
   if (pieces_.empty()) pieces_ = {{desc_.dtype, desc_.unequal ? 0 : desc_.count}};
@@ -574,6 +593,7 @@ ModelOp::ModelOp(const Options& options) : desc_(options.desc), pieces_(options.
     spec.members = contributors;
     if (desc_.weighted) spec.weight_sum = weight_sum;
     spec.pieces = pieces_;
+    if (IsShared(kind)) spec.shares = options.shares;
     spec.ring_contributes = ring_contributes;
     spec.order = order;
     spec.grain_bytes = options.grain_bytes;

@@ -101,6 +101,9 @@ class ModelNetwork {
   std::vector<std::unique_ptr<Flight>> flights_;
 };
 
+// Shares for so many positions: of some positions large, small, or nothing. Sometimes empty.
+Shares RandomShares(Prng* prng, size_t positions);
+
 // The inputs, outputs and expected result of one op. Results are computed member by member from
 // what docs/concepts.md promises, without layout.h and without the kernels. The values are such
 // that every order of additions is exact, and that halves would differ if they were rounded more
@@ -124,6 +127,7 @@ struct ModelOp {
     uint32_t grain_bytes = 64;
     uint32_t segment_grains = 4;
     uint64_t window_bytes = 128;
+    Shares shares;          // of an op without cuts
     bool cached = false;    // whether tensor and scratch are taken to be in the caches
     uint64_t misalign = 0;  // bytes; a multiple of the element size
     // The lengths of unequal parts, up to desc.count, and the weights are drawn from it, too.

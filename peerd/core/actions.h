@@ -169,6 +169,8 @@ struct StartAttempt {
   std::vector<int> order;      // the positions in the order in which to add; empty: any order
   std::vector<CutOwner> cuts;  // see CutOwner
   Algorithm algorithm = Algorithm::kRing;  // never kAuto
+  // Of each position, if the algorithm is the mesh and the op IsShared(). Empty: equal shares.
+  Shares shares;
   // One-shot op: the input of each position; empty for this peer's own position.
   std::vector<std::string> payloads;
   // One-shot op: set in place of `payloads` if a participant has the result of an earlier attempt.

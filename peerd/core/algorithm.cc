@@ -18,32 +18,42 @@ Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
   return Wide{bytes} * 1'000'000'000 / bytes_per_second;
 }
 
-control::LinkCost WithDefaults(control::LinkCost cost) {
-  if (cost.latency_us == 0) cost.latency_us = kDefaultLinkCost.latency_us;
-  if (cost.ring_bytes_per_second == 0) cost.ring_bytes_per_second = cost.bytes_per_second;
-  if (cost.ring_bytes_per_second == 0) {
-    cost.ring_bytes_per_second = kDefaultLinkCost.ring_bytes_per_second;
-  }
-  if (cost.bytes_per_second == 0) cost.bytes_per_second = cost.ring_bytes_per_second;
-  return cost;
+// Among equal hosts of which each sends `hop` bytes a second: what the mesh adds up in a second.
+uint64_t EvenMesh(uint64_t hop, uint64_t peers) {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(Wide{hop} * peers / (2 * (peers - 1))));
 }
 
-bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& known) {
-  const control::LinkCost cost = WithDefaults(known);
+struct Rates {
+  uint64_t ring;
+  uint64_t mesh;
+};
+Rates RatesOf(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
+  uint64_t mesh = IsShared(desc.kind) ? cost.mesh_bytes_per_second : cost.even_bytes_per_second;
+  uint64_t ring = cost.ring_bytes_per_second;
+  if (ring == 0 && mesh != 0) {
+    ring = static_cast<uint64_t>(std::min<Wide>(Wide{mesh} * 2 * (peers - 1) / peers, UINT64_MAX));
+  }
+  if (ring == 0) ring = kDefaultLinkCost.ring_bytes_per_second;
+  if (mesh == 0) mesh = EvenMesh(ring, peers);
+  return {ring, mesh};
+}
+
+bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
+  const Rates rates = RatesOf(desc, peers, cost);
   const uint64_t bytes = desc.bytes();
-  const Wide latency = Wide{cost.latency_us} * 1000;
+  const uint32_t us = cost.latency_us != 0 ? cost.latency_us : kDefaultLinkCost.latency_us;
+  const Wide latency = Wide{us} * 1000;
   const Wide others = peers - 1;
   if (desc.kind == OpKind::kBroadcast || desc.kind == OpKind::kReduce) {
-    const Wide whole = Nanoseconds(bytes, cost.ring_bytes_per_second);
+    const Wide whole = Nanoseconds(bytes, rates.ring);
     return latency + others * whole < others * latency + whole;
   }
-  const Wide hop = Nanoseconds(bytes / peers, cost.ring_bytes_per_second);
-  const Wide link = Nanoseconds(bytes / peers, cost.bytes_per_second);
   // Sums of halves travel around the ring as float32, in one of the two phases.
   const bool wide = desc.Sums() && IsHalf(desc.dtype);
+  const Wide hop = Nanoseconds(bytes / peers, rates.ring);
   const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
-  const uint64_t percent = cost.latency_us < kFarUs ? kNearMeshPercent : kFarMeshPercent;
-  const Wide mesh = 2 * latency + std::max(2 * link, 2 * others * hop * percent / 100);
+  const uint64_t percent = us < kFarUs ? kNearMeshPercent : kFarMeshPercent;
+  const Wide mesh = 2 * latency + Nanoseconds(bytes, rates.mesh) * percent / 100;
   return mesh < ring;
 }
 

@@ -8,17 +8,20 @@
 // MPICH", 2005). With N peers and n bytes:
 //
 //   ring  2 (N - 1) (L + n/N / R)
-//   mesh  2 L + max(2 n/N / B, c 2 (N - 1) n/N / R)
+//   mesh  2 L + c n / M
 //
 // L: the latency between the two peers that are farthest apart.
-// R: bytes per second of the ring's slowest hop. Every byte passes that hop.
-// B: bytes per second of the slowest of all links. In the mesh, each link carries n/N bytes twice.
+// R: bytes per second of the ring's slowest hop, or of the slowest host. Every byte passes that hop.
+// M: the bytes of a tensor that the mesh adds up in a second, with the shares that peers own
+//    (proto/wire/shares.h). Hosts and links limit it. The coordinator knows it.
 // c: 1 on long ways; 1.25 if L is below 2.5 ms. On short ways processors are the limit: all peers
 //    send to a receiver at once, and it adds their inputs from memory, not from the cache.
-// The last term of the mesh is the time that a peer needs to send its bytes to all others. The
-// model takes R for the rate of a peer's whole sending, because no better figure is measured.
 //
-// A reduce-scatter or an all-gather has half of the terms. In a broadcast or a reduce, the root
+// Of what was not measured, the fastest is assumed: kDefaultLinkCost, and where only one of R and M
+// is known, the other follows from it as among equal hosts.
+//
+// A reduce-scatter or an all-gather has half of the terms, and M of equal shares, because the caller
+// cuts the tensor. In a broadcast or a reduce, the root
 // sends or gets the whole tensor once in the ring, and once for each other peer in the mesh:
 //
 //   ring  (N - 1) L + n / R
@@ -47,7 +50,11 @@ inline constexpr size_t kMeshPeersMax = 16;
 inline constexpr uint64_t kMeshBytesMax = 64 << 20;
 
 // The cost that is assumed where none was measured: that of a fast link to a near peer.
-inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000'000};
+struct DefaultLinkCost {
+  uint32_t latency_us;
+  uint64_t ring_bytes_per_second;
+};
+inline constexpr DefaultLinkCost kDefaultLinkCost{25, 1'000'000'000};
 
 // Returns the algorithm of an op in which `peers` peers take part: kLocal for one peer, never
 // kAuto. `mesh`: any two of these peers have a straight link with data lanes. If they do not, an op

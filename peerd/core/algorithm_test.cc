@@ -21,6 +21,11 @@ Algorithm Choose(uint64_t bytes, size_t peers, const LinkCost& cost = {}) {
   return ChooseAlgorithm(Of(bytes), peers, /*mesh=*/true, cost);
 }
 
+// The costs of links of which the ring's carry `hop`. `mesh`: 0: as among equal hosts.
+LinkCost Rates(uint32_t latency_us, uint64_t hop, uint64_t mesh = 0) {
+  return {latency_us, hop, mesh, mesh, {}};
+}
+
 // Returns the tensor size in bytes above which the ring is chosen.
 uint64_t MeshUpTo(size_t peers, const LinkCost& cost) {
   uint64_t bytes = LH_ONE_SHOT_BYTES_MAX + 1;
@@ -49,31 +54,52 @@ TEST(ChooseAlgorithm, LatencyDecidesForTheMeshAndBytesForTheRing) {
     }
   }
   // A long way: 40 ms and 500 Mbit/s.
-  EXPECT_EQ(Choose(16 << 20, 4, {40000, 62'500'000, 62'500'000}), Algorithm::kMesh);
-  EXPECT_EQ(Choose(64 << 20, 4, {40000, 62'500'000, 62'500'000}), Algorithm::kMesh);
+  EXPECT_EQ(Choose(16 << 20, 4, Rates(40000, 62'500'000)), Algorithm::kMesh);
+  EXPECT_EQ(Choose(64 << 20, 4, Rates(40000, 62'500'000)), Algorithm::kMesh);
 }
 
 TEST(ChooseAlgorithm, BetweenTwoPeersTheRingIsAsDirect) {
   EXPECT_EQ(Choose(8192, 2), Algorithm::kRing);
-  EXPECT_EQ(Choose(8192, 2, {40000, 1'000'000, 1'000'000}), Algorithm::kRing);
+  EXPECT_EQ(Choose(8192, 2, Rates(40000, 1'000'000)), Algorithm::kRing);
 }
 
 TEST(ChooseAlgorithm, ASlowLinkThatTheRingAvoidsDecidesForTheRing) {
-  const LinkCost even{1000, 100'000'000, 100'000'000};
-  const LinkCost uneven{1000, 1'000'000, 100'000'000};
-  EXPECT_EQ(Choose(1 << 19, 4, even), Algorithm::kMesh);
-  EXPECT_EQ(Choose(1 << 19, 4, uneven), Algorithm::kRing);
+  EXPECT_EQ(Choose(1 << 19, 4, Rates(1000, 100'000'000)), Algorithm::kMesh);
+  EXPECT_EQ(Choose(1 << 19, 4, Rates(1000, 100'000'000, 2'000'000)), Algorithm::kRing);
+}
+
+TEST(ChooseAlgorithm, WithSharesTheMeshOutrunsARingThatASlowHostLimits) {
+  // One of eight hosts has half the rate. The ring sends 7/4 of the tensor over its link.
+  LinkCost cost{20000, 6'250'000, 3'571'428, 6'250'000, {}};
+  EXPECT_EQ(Choose(64 << 20, 8, cost), Algorithm::kMesh);
+  // On a short way the mesh has to be a quarter faster.
+  cost.latency_us = 25;
+  EXPECT_EQ(Choose(64 << 20, 8, cost), Algorithm::kMesh);
+  cost.mesh_bytes_per_second = cost.even_bytes_per_second;
+  EXPECT_EQ(Choose(64 << 20, 8, cost), Algorithm::kRing);
+}
+
+TEST(ChooseAlgorithm, SharesAreForAllReduceAlone) {
+  OpDesc desc = Of(1 << 22);
+  desc.kind = OpKind::kReduceScatter;
+  desc.world = 8;
+  desc.count /= 8;
+  const LinkCost cost{1000, 6'250'000, 1'000'000, 100'000'000, {}};
+  EXPECT_EQ(Choose(1 << 22, 8, cost), Algorithm::kMesh);
+  EXPECT_EQ(ChooseAlgorithm(desc, 8, true, cost), Algorithm::kRing);
 }
 
 TEST(ChooseAlgorithm, WhatIsUnknownIsTakenForTheDefault) {
+  const uint64_t hop = kDefaultLinkCost.ring_bytes_per_second;
   for (uint64_t bytes = 8192; bytes <= kMeshBytesMax; bytes += bytes / 4) {
-    for (const size_t peers : {3, 8, 16}) {
-      EXPECT_EQ(Choose(bytes, peers), Choose(bytes, peers, kDefaultLinkCost));
-      // If one of the two rates is unknown, the other stands for it.
-      EXPECT_EQ(Choose(bytes, peers, {500, 50'000'000, 0}),
-                Choose(bytes, peers, {500, 50'000'000, 50'000'000}));
-      EXPECT_EQ(Choose(bytes, peers, {500, 0, 50'000'000}),
-                Choose(bytes, peers, {500, 50'000'000, 50'000'000}));
+    for (const uint64_t peers : {3, 8, 16}) {
+      EXPECT_EQ(Choose(bytes, peers), Choose(bytes, peers, Rates(kDefaultLinkCost.latency_us, hop)));
+      // If one of the two rates is unknown, the other one stands for it.
+      const uint64_t mesh = 50'000'000 * peers / (2 * (peers - 1));
+      EXPECT_EQ(Choose(bytes, peers, {500, 50'000'000, 0, 0, {}}),
+                Choose(bytes, peers, {500, 50'000'000, mesh, mesh, {}}));
+      EXPECT_EQ(Choose(bytes, peers, {500, 0, mesh, mesh, {}}),
+                Choose(bytes, peers, {500, 50'000'000, mesh, mesh, {}}));
     }
   }
 }
@@ -91,8 +117,8 @@ TEST(ChooseAlgorithm, TheCallerDecidesWhereThereIsAChoice) {
 TEST(ChooseAlgorithm, OpsThatMayUseTheMeshAreKnownBeforehand) {
   for (const Algorithm wanted : {Algorithm::kAuto, Algorithm::kMesh, Algorithm::kRing}) {
     for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, kMeshBytesMax + 1}) {
-      for (const LinkCost& cost : {LinkCost{}, LinkCost{4'000'000'000, 1, 1},
-                                   LinkCost{1, 1, UINT64_MAX}, LinkCost{1, UINT64_MAX, 1}}) {
+      for (const LinkCost& cost :
+           {LinkCost{}, Rates(4'000'000'000, 1), Rates(1, UINT64_MAX, 1), Rates(1, 1, UINT64_MAX)}) {
         for (const size_t peers : {1, 2, 3, 16}) {
           const OpDesc desc = Of(bytes, wanted);
           if (ChooseAlgorithm(desc, peers, true, cost) != Algorithm::kMesh) continue;
@@ -148,7 +174,7 @@ TEST(ChooseAlgorithm, PartsOfUnequalLengthsTakeTheRingUnlessTheCallerWantsTheMes
 }
 
 TEST(ChooseAlgorithm, ABroadcastOrReduceTakesTheMeshWhereLatencyCounts) {
-  const LinkCost far{40000, 62'500'000, 62'500'000};
+  const LinkCost far = Rates(40000, 62'500'000);
   for (const OpKind kind : {OpKind::kBroadcast, OpKind::kReduce}) {
     EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 1 << 20), 4, true, far), Algorithm::kMesh);
     EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 32 << 20), 4, true, far), Algorithm::kRing)
@@ -176,7 +202,7 @@ TEST(ChooseAlgorithm, SumsOfHalvesMakeTheRingSlower) {
 TEST(ChooseAlgorithm, EveryKindThatGetsTheMeshIsKnownBeforehand) {
   for (int i = NamesOf(OpKind()).first; i <= static_cast<int>(NamesOf(OpKind()).last()); ++i) {
     for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, uint64_t{1} << 30}) {
-      for (const LinkCost& cost : {LinkCost{}, LinkCost{4'000'000'000, 1, 1}}) {
+      for (const LinkCost& cost : {LinkCost{}, Rates(4'000'000'000, 1)}) {
         for (const size_t peers : {1, 2, 3, 16}) {
           const OpDesc desc = OfKind(static_cast<OpKind>(i), bytes);
           if (ChooseAlgorithm(desc, peers, true, cost) != Algorithm::kMesh) continue;

@@ -43,6 +43,28 @@ bool AnyBlocked(const std::vector<PeerId>& peers, const control::BlockedPairs& b
   });
 }
 
+// Whether a peer with a share cannot reach another peer, or all peers have shares.
+bool AnyOwnerBlocked(const EpochRecord& record) {
+  if (record.cost.shares.empty()) return true;
+  std::vector<PeerId> none;  // the peers without a share
+  for (size_t i = 0; i < record.ring.size(); ++i) {
+    if (record.cost.shares[i] == 0) none.push_back(record.ring[i]);
+  }
+  return std::any_of(record.blocked.begin(), record.blocked.end(),
+                     [&](const control::BlockedPair& pair) {
+                       return !Contains(none, pair.a) || !Contains(none, pair.b);
+                     });
+}
+
+// Returns the places of these peers in `all`.
+std::vector<size_t> PlacesOf(const std::vector<PeerId>& peers, const std::vector<PeerId>& all) {
+  std::map<PeerId, size_t> place;
+  for (const PeerId peer : all) place.emplace(peer, place.size());
+  std::vector<size_t> places;
+  for (const PeerId peer : peers) places.push_back(place.at(peer));
+  return places;
+}
+
 // Returns the peers that take part in ops of `boundary`, in the ring order of the epoch.
 std::vector<PeerId> OrderAt(Epoch boundary, const EpochRecord& record,
                             const std::map<PeerId, Epoch>& arrival) {
@@ -111,6 +133,26 @@ MemberId Participants::FirstMemberOf(PeerId peer) const {
     if (member.peer == peer) return member.member;
   }
   return MemberId();
+}
+
+void Participants::KeepPeers(const std::function<bool(PeerId)>& stays) {
+  std::vector<size_t> left;
+  for (size_t i = 0; i < ring.size(); ++i) {
+    if (stays(ring[i])) left.push_back(i);
+  }
+  if (left.size() == ring.size()) return;
+  Arrange(left);
+}
+
+void Participants::Arrange(const std::vector<size_t>& places) {
+  std::vector<PeerId> arranged;
+  for (const size_t place : places) arranged.push_back(ring[place]);
+  ring = std::move(arranged);
+  cost.shares = SharesOf(cost.shares, places);
+  // With equal shares, each peer needs a link to each other peer.
+  if (!cost.shares.empty()) return;
+  cost.mesh_bytes_per_second = cost.even_bytes_per_second;
+  mesh_of_owners = mesh;
 }
 
 std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
@@ -231,12 +273,15 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
     if (member.background_until <= boundary) participants->contributors.push_back(member.member);
   }
   participants->hosts = HostsOf(participants->contributors);
-  // Without the peers that came later, a blocked pair may be neighbours in the ring.
-  std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
-  std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
-  participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);
-  participants->ring = ring ? *std::move(ring) : std::move(order);
+  const std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
+  const bool few = record.ring.size() <= kMeshPeersMax;
+  participants->mesh = few && !AnyBlocked(order, record.blocked);
+  participants->mesh_of_owners = participants->mesh || (few && !AnyOwnerBlocked(record));
   participants->cost = record.cost;
+  // Without the peers that came later, a blocked pair may be neighbours in the ring.
+  const std::vector<PeerId> ring = control::RingAvoiding(order, record.blocked).value_or(order);
+  participants->ring = record.ring;
+  participants->Arrange(PlacesOf(ring, record.ring));
   cached = std::move(participants);
   return cached;
 }
@@ -251,8 +296,7 @@ void EpochHistory::AddTo(Digester* digest) const {
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
     for (const auto& [a, b, relay] : record.blocked) digest->Add(a).Add(b).Add(relay);
-    digest->Add(uint64_t{record.cost.latency_us}).Add(record.cost.bytes_per_second);
-    digest->Add(record.cost.ring_bytes_per_second);
+    digest->Add(record.cost);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,6 +54,9 @@ struct Participants {
   uint64_t hosts = 0;                        // HostsOf(contributors)
   // Any two of these peers have a straight link with data lanes.
   bool mesh = false;
+  // The same, except for pairs of peers without a share.
+  bool mesh_of_owners = false;
+  // `cost.shares` are those of the peers in `ring`.
   control::LinkCost cost;
 
   bool HasPeer(PeerId peer) const;
@@ -61,6 +65,10 @@ struct Participants {
   // The first member of the peer in rank order. Error texts name this member in place of the peer.
   // 0 if the peer has none.
   MemberId FirstMemberOf(PeerId peer) const;
+  // Keeps the peers of `ring` for which `stays` is true. Their shares stay in proportion.
+  void KeepPeers(const std::function<bool(PeerId)>& stays);
+  // Takes the peers at these places of `ring`, in this order, for all.
+  void Arrange(const std::vector<size_t>& places);
 };
 
 // Returns what makes no sense in a message to peer `self`, or "".

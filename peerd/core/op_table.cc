@@ -76,9 +76,9 @@ std::shared_ptr<const Participants> Restricted(const Participants& all,
   std::erase_if(some->members,
                 [&](const control::MemberInfo& info) { return outside(info.member); });
   std::erase_if(some->contributors, outside);
-  std::erase_if(some->ring, [&](PeerId peer) {
-    return std::none_of(some->members.begin(), some->members.end(),
-                        [&](const control::MemberInfo& info) { return info.peer == peer; });
+  some->KeepPeers([&](PeerId peer) {
+    return std::any_of(some->members.begin(), some->members.end(),
+                       [&](const control::MemberInfo& info) { return info.peer == peer; });
   });
   some->hosts = history.HostsOf(some->contributors);
   return some;
@@ -713,8 +713,9 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   }
   if (other != op.inputs.end()) op.other_offer = OtherOffer{other->member, other->desc};
   op.differs = op.other_offer.has_value();
-  op.algorithm = ChooseAlgorithm(op.desc, op.participants->ring.size(), op.participants->mesh,
-                                 op.participants->cost);
+  const Participants& all = *op.participants;
+  op.algorithm = ChooseAlgorithm(op.desc, all.ring.size(),
+                                 IsShared(op.desc.kind) ? all.mesh_of_owners : all.mesh, all.cost);
   op.unfit = UnfitnessOf(op);
   op.cuts = op.unfit ? std::vector<CutOwner>() : CutsOf(op);
 
@@ -979,6 +980,9 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   }
   start.algorithm = op.algorithm;
   start.cuts = op.cuts;
+  if (op.algorithm == Algorithm::kMesh && IsShared(op.desc.kind)) {
+    start.shares = op.participants->cost.shares;
+  }
   if (op.result) {
     // The result may be of an older epoch, in which other members took part.
     if (op.desc.kind == OpKind::kAllGather) start.cuts.assign(op.result->members.size(), {});

@@ -318,8 +318,13 @@ void OpRunner::Start(const StartAttempt& action) {
   uint64_t window = 0;
   const bool segments =
       action.algorithm == Algorithm::kRing || action.algorithm == Algorithm::kMesh;
+  const auto owns_nothing = [&](int position) {
+    return !action.shares.empty() && action.shares[position] == 0;
+  };
   for (int to = 0; segments && to < spec.size; ++to) {
     if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
+    // Two positions of which neither owns anything send each other nothing.
+    if (owns_nothing(to) && owns_nothing(spec.position)) continue;
     // A direct op, or an op of a part of the group, may need a link that the epoch has built
     // without data lanes.
     if (to != spec.position) transport_->WantDataLanes(op->links_[to]);
@@ -339,6 +344,7 @@ void OpRunner::Start(const StartAttempt& action) {
   }
   spec.ring_contributes = action.ring_contributes;
   spec.weight_sum = action.weight_sum;
+  spec.shares = action.shares;
   spec.order = action.order;
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)

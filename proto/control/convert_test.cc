@@ -159,7 +159,14 @@ class Generator {
       m.blocked.push_back({PeerId(2), PeerId(5), PeerId(1)});
     m.token = std::string("\0\xff", 2) + Label();
     m.cause = Words();
-    if (prng_.Chance(0.5)) m.cost = {static_cast<uint32_t>(Any()), Any(), prng_.Next()};
+    if (prng_.Chance(0.5)) m.cost = {static_cast<uint32_t>(Any()), Any(), prng_.Next(), Any(), {}};
+    if (prng_.Chance(0.5)) {
+      m.cost.shares.assign(m.peers.size(), 0);
+      for (uint32_t i = 0; i < 4; ++i) {
+        m.cost.shares[prng_.Below(m.peers.size())] += kShareUnits / 4;
+      }
+      if (!SharesFault(m.cost.shares, m.peers.size()).empty()) m.cost.shares.clear();
+    }
     return m;
   }
   CommitEpoch MakeCommitEpoch() {

@@ -70,6 +70,9 @@ std::string PrepareEpoch::Fault() const {
                        (freeze ? "1" : "0"),
                    "above its base and consistent");
   }
+  if (const std::string fault = SharesFault(cost.shares, peers.size()); !fault.empty()) {
+    return Refusal("cost.shares", fault, "the shares of all peers");
+  }
   if (std::string fault = MembersFault(*this); !fault.empty() || blocked.empty()) return fault;
   std::vector<PeerId> ring;
   for (const PeerInfo& peer : peers) ring.push_back(peer.peer);

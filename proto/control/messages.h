@@ -22,6 +22,7 @@
 #include "base/outcome.h"
 #include "proto/control/blocked.h"
 #include "proto/wire/limits.h"
+#include "proto/wire/shares.h"
 
 namespace longhaul::control {
 
@@ -493,10 +494,16 @@ struct PeerInfo {
 // so all of them choose the same algorithms.
 struct LinkCost {
   uint32_t latency_us = 0;             // one way, between the peers farthest apart; 0: unknown
-  uint64_t bytes_per_second = 0;       // of the slowest direction of any link; 0: unknown
   uint64_t ring_bytes_per_second = 0;  // of the slowest hop of the ring; 0: unknown
-  LH_FIELDS(LinkCost, LH_FIELD(latency_us), LH_FIELD(bytes_per_second),
-            LH_FIELD(ring_bytes_per_second));
+  // How many bytes of a tensor the mesh adds up in a second, without latencies, if all peers own
+  // equal shares, and with `shares`. 0: unknown, or the mesh cannot be used.
+  uint64_t even_bytes_per_second = 0;
+  uint64_t mesh_bytes_per_second = 0;
+  // What each peer owns of a tensor in the mesh (proto/wire/shares.h), in ring order.
+  Shares shares;
+  LH_FIELDS(LinkCost, LH_FIELD(latency_us), LH_FIELD(ring_bytes_per_second),
+            LH_FIELD(even_bytes_per_second), LH_FIELD(mesh_bytes_per_second),
+            LH_FIELD(shares, rule::List{0, LH_MEMBERS_MAX}));
 };
 
 // Asks the peer to build the links of the epoch and to answer EpochReady or EpochFailed. Replaces

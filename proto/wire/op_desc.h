@@ -125,6 +125,8 @@ constexpr bool HasRoot(OpKind kind) {
          kind == OpKind::kScatter;
 }
 // Tensors are laid out for a number of members, which may differ from the number that takes part.
+// Whether the peers own shares of the tensor in the mesh (shares.h).
+constexpr bool IsShared(OpKind kind) { return kind == OpKind::kAllReduce; }
 constexpr bool IsInParts(OpKind kind) {
   return kind == OpKind::kReduceScatter || kind == OpKind::kAllGather || kind == OpKind::kGather ||
          kind == OpKind::kScatter || kind == OpKind::kAllToAll;
