@@ -10,11 +10,14 @@ constexpr uint64_t kBlockBytes = 64;
 
 uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by != 0); }
 
-// Returns the sum of the shares up to each position, including its own.
+// Returns the sum of the shares up to each position, including its own. The whole of an op that
+// nobody sends has one position, whatever the shares.
 std::vector<uint64_t> EndsOf(const Shares& shares, int size) {
   std::vector<uint64_t> ends;
   uint64_t sum = 0;
-  for (int i = 0; i < size; ++i) ends.push_back(sum += shares.empty() ? 1 : shares[i]);
+  for (int i = 0; i < size; ++i) {
+    ends.push_back(sum += shares.size() == static_cast<size_t>(size) ? shares[i] : 1);
+  }
   return ends;
 }
 

@@ -6,7 +6,9 @@
 #include <tuple>
 #include <vector>
 
+#include "base/prng.h"
 #include "peerd/collective/layout.h"
+#include "peerd/collective/testing.h"
 
 namespace longhaul::peerd {
 namespace {

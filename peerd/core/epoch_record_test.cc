@@ -148,10 +148,48 @@ TEST(EpochHistory, AnOpKeepsTheCostOfTheEpochThatItRunsIn) {
   auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}});
   history.Add(RecordOf(prepare));
   prepare = MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}});
-  prepare.cost = {40000, 5000000, 7000000};
+  prepare.cost = {40000, 5000000, 7000000, 8000000, {kShareUnits, 0}};
   history.Add(RecordOf(prepare));
   EXPECT_EQ(history.For(Epoch(1))->cost, control::LinkCost{}) << "nothing was known then";
-  EXPECT_EQ(history.For(Epoch(2))->cost, (control::LinkCost{40000, 5000000, 7000000}));
+  EXPECT_EQ(history.For(Epoch(2))->cost, prepare.cost);
+}
+
+TEST(EpochHistory, SharesFollowThePeersThatTakePart) {
+  EpochHistory history;
+  // Peer 4 is new, so ops of boundary 1 are without it.
+  auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {4, 4, 2}, {2, 2, 1}, {3, 3, 1}});
+  prepare.cost = {1, 2, 300, 400, {kShareUnits / 4, kShareUnits / 2, kShareUnits / 4, 0}};
+  history.Add(RecordOf(prepare));
+  EXPECT_EQ(history.For(Epoch(2))->cost, prepare.cost);
+  const auto old = history.For(Epoch(1));
+  EXPECT_EQ(old->ring, Peers({1, 2, 3}));
+  EXPECT_EQ(old->cost.shares, (Shares{kShareUnits / 2, kShareUnits / 2, 0}));
+  EXPECT_EQ(old->cost.mesh_bytes_per_second, 400u);
+  Participants some = *old;
+  some.KeepPeers([](PeerId peer) { return peer != PeerId(1); });
+  EXPECT_EQ(some.ring, Peers({2, 3}));
+  EXPECT_EQ(some.cost.shares, (Shares{kShareUnits, 0}));
+  some.KeepPeers([](PeerId peer) { return peer == PeerId(3); });
+  EXPECT_EQ(some.cost.shares, Shares{}) << "nobody is left who owns anything";
+  EXPECT_EQ(some.cost.mesh_bytes_per_second, 300u);
+}
+
+TEST(EpochHistory, ABlockedPairThatOwnsNothingDoesNotNeedALinkInTheMesh) {
+  auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
+  prepare.cost.shares = {0, kShareUnits / 2, 0, kShareUnits / 2};
+  EpochHistory history;
+  history.Add(RecordOf(prepare));
+  EXPECT_FALSE(history.For(Epoch(2))->mesh);
+  EXPECT_TRUE(history.For(Epoch(2))->mesh_of_owners);
+  // Without the owners, shares are equal, and the mesh would need the blocked link.
+  Participants some = *history.For(Epoch(2));
+  some.KeepPeers([](PeerId peer) { return peer == PeerId(1) || peer == PeerId(3); });
+  EXPECT_FALSE(some.mesh_of_owners);
+  EpochHistory owner;
+  prepare.cost.shares = {kShareUnits / 4, kShareUnits / 2, 0, kShareUnits / 4};
+  owner.Add(RecordOf(prepare));
+  EXPECT_FALSE(owner.For(Epoch(2))->mesh_of_owners);
 }
 
 TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
