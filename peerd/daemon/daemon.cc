@@ -477,6 +477,8 @@ void DaemonImpl::PublishMetrics() {
   snapshot.arena_limit = options_.arena_limit;
   snapshot.scratch_bytes = ops_->scratch_bytes();
   snapshot.scratch_limit = ops_->scratch_limit();
+  snapshot.host_up = host_watch_.up();
+  snapshot.host_down = host_watch_.down();
   snapshot.links = SampleLinks();
   snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;
