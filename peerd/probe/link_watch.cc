@@ -45,8 +45,11 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   // A sample with too little to send, with too few connections, or beside other links is only a
   // lower bound.
   const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
-  const bool may_carry_more = sample.few_connections || (sample.crowded && !held_now);
+  const bool crowded = sample.crowded && !held_now;
+  const bool may_carry_more = sample.few_connections || crowded;
   const bool bound = sample.limited_by_sender || may_carry_more;
+  // What is more than a bound stays so, unless clearly more comes.
+  if (crowded && !link.at_least && sample.bytes_per_second < known + known / 20) return;
   if (bound && sample.bytes_per_second < known) return;
   if (sample.limited_by_sender && known == 0) return;
   while (!link.samples.empty() && link.samples.back().second <= sample.bytes_per_second) {

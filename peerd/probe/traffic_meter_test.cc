@@ -141,9 +141,9 @@ TEST_F(TrafficMeterTest, TellsSlackFromTheFastestStretchOfThisBurst) {
   Pause(1000);
   Move(100 * kMega, 500);
   EXPECT_FALSE(meter_.Slack(Millis(400)));
-  Move(70 * kMega, 300);
+  Move(70 * kMega, 100);
   EXPECT_FALSE(meter_.Slack(Millis(400))) << "not for so long yet";
-  Move(70 * kMega, 200);
+  Move(70 * kMega, 300);
   EXPECT_TRUE(meter_.Slack(Millis(400)));
   EXPECT_FALSE(meter_.Slack(Seconds(2))) << "the burst is younger";
   Move(70 * kMega, 1000);
