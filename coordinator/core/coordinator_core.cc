@@ -728,6 +728,8 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
              ", of which it is no end";
     }
   }
+  const bool host_changed =
+      links_.RecordHost(peer, report.up_bytes_per_second, report.down_bytes_per_second, now_);
   std::vector<PeerId> others;  // the peers whose link to `peer` has changed
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
@@ -742,8 +744,9 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
   }
   for (auto& [key, group] : groups_) {
     if (!group.HasPeer(peer)) continue;
-    const bool concerned = std::any_of(others.begin(), others.end(),
-                                       [&g = group](PeerId other) { return g.HasPeer(other); });
+    const bool concerned =
+        host_changed || std::any_of(others.begin(), others.end(),
+                                    [&g = group](PeerId other) { return g.HasPeer(other); });
     if (concerned) group.LinkMeasured(now_);
   }
   return std::nullopt;
@@ -1242,7 +1245,7 @@ std::optional<DirectionView> CoordinatorCore::Impl::Direction(PeerId from, PeerI
   const auto age_s = static_cast<uint32_t>((now_ - link->at) / Seconds(1));
   return DirectionView{from, to,
                        LinkView{link->bytes_per_second, link->rtt_us, age_s, link->at_least},
-                       link->small_packets};
+                       link->small_packets, link->held};
 }
 
 Overview CoordinatorCore::Impl::GetOverview() const {
@@ -1263,6 +1266,10 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       shown.attached = static_cast<bool>(peer.session);
       if (shown.attached) shown.unheard_ms = UnheardMs(peer.session);
       shown.draining = peer.draining;
+      if (const auto rates = links_.HostOf(id, now_)) {
+        shown.up_bytes_per_second = rates->up;
+        shown.down_bytes_per_second = rates->down;
+      }
       shown.load.group = key;
       const auto load = peer.loads.find(key);
       if (load != peer.loads.end()) shown.load = load->second;

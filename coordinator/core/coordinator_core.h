@@ -139,6 +139,7 @@ struct DirectionView {
   PeerId to;
   LinkView link;
   bool small_packets = false;  // large packets vanish on the way
+  bool held = false;           // the link or the receiver limits the rate, and not the sender
 };
 
 class CoordinatorCore {

@@ -10,14 +10,19 @@ namespace longhaul::coordinator {
 namespace {
 
 // Whether two measurements differ by more than noise: by two steps of the solver (BandwidthStep()),
-// or in `at_least`, or in latency by more than an eighth and more than a millisecond.
+// or in `at_least` or `held`, or in latency by more than an eighth and more than a millisecond.
 bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   const uint32_t step_a = BandwidthStep(a.bytes_per_second);
   const uint32_t step_b = BandwidthStep(b.bytes_per_second);
   if (std::max(step_a, step_b) - std::min(step_a, step_b) >= 2) return true;
-  if (a.at_least != b.at_least) return true;
+  if (a.at_least != b.at_least || a.held != b.held) return true;
   const auto [low, high] = std::minmax(a.rtt_us, b.rtt_us);
   return high - low > std::max(high / 8, 1000u);
+}
+
+bool DiffersByATenth(uint64_t a, uint64_t b) {
+  const auto [low, high] = std::minmax(a, b);
+  return high - low > high / 10;
 }
 
 }  // namespace
@@ -44,10 +49,33 @@ bool LinkTable::Record(const control::LinkMeasure& measure, Tick now) {
   if (measure.bytes_per_second != 0) {
     link.bytes_per_second = measure.bytes_per_second;
     link.at_least = measure.at_least;
+    link.held = measure.held;
   }
   if (measure.rtt_us != 0) link.rtt_us = measure.rtt_us;
   link.small_packets = measure.small_packets;
   return !known || Differs(before, link);
+}
+
+bool LinkTable::RecordHost(PeerId peer, uint64_t up, uint64_t down, Tick now) {
+  if (up == 0 && down == 0) return false;
+  if (!hosts_.contains(peer) && hosts_.size() >= kHostsMax) return false;
+  Host& host = hosts_[peer];
+  if (now - host.at >= kLinkExpires) host = Host{};
+  host.at = now;
+  if (up != 0) host.rates.up = up;
+  if (down != 0) host.rates.down = down;
+  if (!DiffersByATenth(host.rates.up, host.told.up) &&
+      !DiffersByATenth(host.rates.down, host.told.down)) {
+    return false;
+  }
+  host.told = host.rates;
+  return true;
+}
+
+std::optional<HostRates> LinkTable::HostOf(PeerId peer, Tick now) const {
+  const auto host = hosts_.find(peer);
+  if (host == hosts_.end() || now - host->second.at >= kLinkExpires) return std::nullopt;
+  return host->second.rates;
 }
 
 const MeasuredLink* LinkTable::Fresh(PeerId from, PeerId to, Tick now) const {
@@ -83,6 +111,7 @@ std::set<std::pair<PeerId, PeerId>> LinkTable::SmallPackets(const std::vector<Pe
 }
 
 void LinkTable::Forget(PeerId peer) {
+  hosts_.erase(peer);
   if (const auto row = links_.find(peer); row != links_.end()) {
     size_ -= row->second.size();
     links_.erase(row);
@@ -115,23 +144,6 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
     }
   }
   return matrix;
-}
-
-ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) const {
-  ShareProblem problem(ring.size());
-  std::map<PeerId, size_t> place;
-  for (const PeerId peer : ring) place.emplace(peer, place.size());
-  for (const auto& [from, row] : links_) {
-    const auto sender = place.find(from);
-    if (sender == place.end()) continue;
-    for (const auto& [to, link] : row) {
-      const auto receiver = place.find(to);
-      if (receiver == place.end() || now - link.at >= kLinkExpires) continue;
-      if (!link.limits()) continue;
-      problem.SetPair(sender->second, receiver->second, static_cast<double>(link.bytes_per_second));
-    }
-  }
-  return problem;
 }
 
 control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
@@ -173,13 +185,43 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
   return cost;
 }
 
+ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) const {
+  constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+  ShareProblem problem(ring.size());
+  if (ring.size() > kShareHostsMax) return problem;
+  const auto rate = [](uint64_t known) {
+    return known == 0 ? kUnlimited : static_cast<double>(known);
+  };
+  for (size_t to = 0; to < ring.size(); ++to) {
+    std::vector<size_t> held;  // senders
+    for (size_t from = 0; from < ring.size(); ++from) {
+      const MeasuredLink* const link = Fresh(ring[from], ring[to], now);
+      if (link != nullptr && link->held) held.push_back(from);
+    }
+    const HostRates host = HostOf(ring[to], now).value_or(HostRates{});
+    problem.SetHost(to, rate(host.up), held.size() >= 2 ? rate(host.down) : kUnlimited);
+    for (size_t from = 0; from < ring.size(); ++from) {
+      const MeasuredLink* const link = Fresh(ring[from], ring[to], now);
+      if (link == nullptr || !link->limits() || (link->held && held.size() > 1)) continue;
+      problem.SetPair(from, to, rate(link->bytes_per_second));
+    }
+  }
+  return problem;
+}
+
 void LinkTable::AddTo(Digester* digest) const {
   digest->Add(size_);
   for (const auto& [from, row] : links_) {
     for (const auto& [to, link] : row) {
       digest->Add(from).Add(to).Add(link.bytes_per_second).Add(uint64_t{link.rtt_us}).Add(link.at);
-      digest->Add(uint64_t{link.at_least} | uint64_t{link.small_packets} << 1);
+      digest->Add(uint64_t{link.at_least} | uint64_t{link.small_packets} << 1 |
+                  uint64_t{link.held} << 2);
     }
+  }
+  digest->Add(hosts_.size());
+  for (const auto& [peer, host] : hosts_) {
+    digest->Add(peer).Add(host.rates.up).Add(host.rates.down).Add(host.told.up);
+    digest->Add(host.told.down).Add(host.at);
   }
 }
 

@@ -1,7 +1,8 @@
-// What peers have measured of the links between them: the newest measurement of each direction.
+// What peers have measured of the links between them, and of their hosts: the newest measurement of
+// each direction, and what each host can send and receive in all.
 //
 // Plain value, no clock. Nothing here is durable, because each report would cost a write, and peers
-// measure again within minutes. Bounded by kLinksMax.
+// measure again within minutes. Bounded by kLinksMax and kHostsMax.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,8 @@ namespace longhaul::coordinator {
 inline constexpr int64_t kLinkExpires = Seconds(900);
 // The most directions of links in the table. Measurements of further ones are ignored.
 inline constexpr size_t kLinksMax = size_t{1} << 20;
+// The most hosts in the table. Rates of further ones are ignored.
+inline constexpr size_t kHostsMax = size_t{1} << 16;
 
 struct MeasuredLink {
   uint64_t bytes_per_second = 0;  // 0: unknown
@@ -32,9 +35,17 @@ struct MeasuredLink {
   Tick at;                        // when it was measured
   bool at_least = false;          // as in control::LinkMeasure
   bool small_packets = false;     // as in control::LinkMeasure
+  bool held = false;              // as in control::LinkMeasure
   // Whether the link is known to carry no more than measured.
   bool limits() const { return bytes_per_second != 0 && !at_least; }
   friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
+};
+
+// The most that a host was lately seen to send and receive in all, in bytes per second. 0: unknown.
+struct HostRates {
+  uint64_t up = 0;
+  uint64_t down = 0;
+  friend bool operator==(const HostRates&, const HostRates&) = default;
 };
 
 class LinkTable {
@@ -43,16 +54,20 @@ class LinkTable {
   // Returns true if another ring may be the best now: the link was unknown, or the measurement
   // differs from the known one by more than noise.
   bool Record(const control::LinkMeasure& measure, Tick now);
+  // Takes the rates of a peer's host that were reported now. 0: unknown; the known rate stays.
+  // Returns true if a rate differs by more than a tenth from the one for which this last returned
+  // true.
+  bool RecordHost(PeerId peer, uint64_t up, uint64_t down, Tick now);
   // Returns what is known of this direction; nullopt: nothing, or the measurement has expired. If
   // the round trip was not measured in this direction, the other direction's is returned.
   std::optional<MeasuredLink> Find(PeerId from, PeerId to, Tick now) const;
-  // Drops all measurements of links from the peer and to it.
+  // Returns what is known of the peer's host; nullopt: nothing, or the report has expired.
+  std::optional<HostRates> HostOf(PeerId peer, Tick now) const;
+  // Drops all measurements of links from the peer and to it, and the rates of its host.
   void Forget(PeerId peer);
   // Returns the links between these peers. A peer's index is its place in the list. Latencies are
   // round trips.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
-  // Returns what is known to limit these peers in a mesh. A peer's index is its place in the list.
-  ShareProblem Capacities(const std::vector<PeerId>& ring, Tick now) const;
   // Returns the costs of links between the peers of this ring, and the shares that they should own
   // in the mesh. `blocked`: pairs of which the mesh cannot use the link.
   control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
@@ -60,15 +75,30 @@ class LinkTable {
   // Returns the pairs of these peers between which large packets vanish, as one of the two reports.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;
+  // Returns what limits a mesh among the peers of this ring. An index is a place in the ring.
+  //   - A host's rate up is a limit.
+  //   - Its rate down is a limit only if at least two others were held by their link to it.
+  //     Otherwise the host may have received little just because little was sent.
+  //   - A pair's rate is a limit if it is no lower bound, unless several senders were held by their
+  //     links to the same host, which then limits. (While a host is busy with several links, it
+  //     reports lower bounds, because these links share its access link.)
+  // Without any limit if the ring has more than kShareHostsMax peers.
+  ShareProblem Capacities(const std::vector<PeerId>& ring, Tick now) const;
   size_t size() const { return size_; }
 
   void AddTo(Digester* digest) const;
 
  private:
+  struct Host {
+    HostRates rates;
+    HostRates told;  // the rates for which RecordHost() last returned true
+    Tick at;
+  };
   const MeasuredLink* Fresh(PeerId from, PeerId to, Tick now) const;
 
   std::map<PeerId, std::map<PeerId, MeasuredLink>> links_;  // by sender, then receiver
   size_t size_ = 0;
+  std::map<PeerId, Host> hosts_;
 };
 
 }  // namespace longhaul::coordinator

@@ -1,5 +1,7 @@
 #include "coordinator/core/link_table.h"
 
+#include <limits>
+
 #include "gtest/gtest.h"
 
 namespace longhaul::coordinator {
@@ -124,6 +126,86 @@ TEST(LinkTable, IsBounded) {
   EXPECT_FALSE(links.Record({PeerId(9000), kB, 1000, 0}, kNow));
   EXPECT_TRUE(links.Record({kA, PeerId(5000), 9000, 0}, kNow)) << "a known one";
   EXPECT_EQ(links.size(), kLinksMax);
+  for (uint64_t i = 1; i <= kHostsMax; ++i) links.RecordHost(PeerId(i), 1000, 1000, kNow);
+  EXPECT_FALSE(links.RecordHost(PeerId(kHostsMax + 1), 1000, 1000, kNow));
+  EXPECT_FALSE(links.HostOf(PeerId(kHostsMax + 1), kNow));
+  EXPECT_TRUE(links.RecordHost(PeerId(1), 9000, 1000, kNow)) << "a known one";
+}
+
+TEST(LinkTable, TellsWhenAHostsRatesChangeByMoreThanATenth) {
+  LinkTable links;
+  EXPECT_FALSE(links.RecordHost(kA, 0, 0, kNow)) << "nothing is known";
+  EXPECT_FALSE(links.HostOf(kA, kNow));
+  EXPECT_TRUE(links.RecordHost(kA, 1000, 0, kNow));
+  EXPECT_FALSE(links.RecordHost(kA, 930, 0, kNow));
+  EXPECT_TRUE(links.RecordHost(kA, 880, 0, kNow)) << "small steps add up";
+  EXPECT_TRUE(links.RecordHost(kA, 880, 2000, kNow));
+  EXPECT_FALSE(links.RecordHost(kA, 0, 1900, kNow)) << "the rate up stays";
+  EXPECT_EQ(links.HostOf(kA, kNow), (HostRates{880, 1900}));
+  EXPECT_FALSE(links.HostOf(kA, kNow + kLinkExpires));
+  EXPECT_TRUE(links.RecordHost(kA, 880, 0, kNow + kLinkExpires)) << "it was unknown again";
+  EXPECT_EQ(links.HostOf(kA, kNow + kLinkExpires), (HostRates{880, 0}));
+  links.Forget(kA);
+  EXPECT_FALSE(links.HostOf(kA, kNow + kLinkExpires));
+}
+
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+LinkMeasure Held(PeerId from, PeerId to, uint64_t rate) {
+  LinkMeasure measure{from, to, rate, 1000};
+  measure.held = true;
+  return measure;
+}
+
+TEST(LinkTable, AHostCarriesWhatItWasSeenToSend) {
+  LinkTable links;
+  links.RecordHost(kA, 1000, 10, kNow);
+  links.Record({kA, kB, 300, 1000, 0, /*at_least=*/true}, kNow);
+  links.Record({kA, kC, 400, 1000}, kNow);
+  const ShareProblem problem = links.Capacities({kB, kA, kC}, kNow);
+  EXPECT_EQ(problem.host(1), 1000) << "that it received little says nothing";
+  EXPECT_EQ(problem.host(0), kUnlimited) << "unknown";
+  EXPECT_EQ(problem.pair(0, 1), kUnlimited) << "another link may have taken the rest";
+  EXPECT_EQ(problem.pair(1, 2), 400);
+  EXPECT_EQ(links.Capacities({kB, kA, kC}, kNow + kLinkExpires).host(1), kUnlimited);
+}
+
+TEST(LinkTable, AHostThatHoldsTwoSendersCarriesWhatItWasSeenToReceive) {
+  LinkTable links;
+  links.RecordHost(kA, 1000, 200, kNow);
+  EXPECT_TRUE(links.Record({kB, kA, 100, 1000}, kNow));
+  EXPECT_TRUE(links.Record(Held(kB, kA, 100), kNow)) << "that is news";
+  links.Record(Held(kC, kA, 90), kNow);
+  const ShareProblem problem = links.Capacities({kA, kB, kC}, kNow);
+  EXPECT_EQ(problem.host(0), 200);
+  EXPECT_EQ(problem.pair(0, 1), kUnlimited) << "the host limits, not the pair";
+  EXPECT_EQ(links.Capacities({kA, kB}, kNow).host(0), 1000) << "of one group only one sends";
+}
+
+TEST(LinkTable, ALinkThatAloneHoldsItsSenderLimitsThePair) {
+  LinkTable links;
+  links.RecordHost(kA, 1000, 200, kNow);
+  links.Record(Held(kB, kA, 100), kNow);
+  const ShareProblem problem = links.Capacities({kA, kB, kC}, kNow);
+  EXPECT_EQ(problem.host(0), 1000);
+  EXPECT_EQ(problem.pair(0, 1), 100);
+  EXPECT_EQ(problem.pair(0, 2), kUnlimited);
+  LinkMeasure bound = Held(kB, kA, 100);
+  bound.at_least = true;
+  links.Record(bound, kNow);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).pair(0, 1), kUnlimited);
+}
+
+TEST(LinkTable, ALargeRingHasNoLimits) {
+  LinkTable links;
+  std::vector<PeerId> ring;
+  for (uint64_t i = 1; i <= kShareHostsMax + 1; ++i) {
+    ring.push_back(PeerId(i));
+    links.RecordHost(PeerId(i), 1000, 1000, kNow);
+  }
+  EXPECT_EQ(links.Capacities(ring, kNow).host(0), kUnlimited);
+  ring.pop_back();
+  EXPECT_EQ(links.Capacities(ring, kNow).host(0), 1000);
 }
 
 }  // namespace

@@ -252,6 +252,9 @@ struct PeerView {
   uint32_t unheard_ms = 0;  // while attached: since its last message
   bool draining = false;
   control::GroupLoad load;
+  // What its host can send and receive in all. 0: unknown.
+  uint64_t up_bytes_per_second = 0;
+  uint64_t down_bytes_per_second = 0;
   std::optional<LinkView> next = std::nullopt;  // the link to the next peer of the ring
 };
 struct GroupView {

@@ -125,6 +125,18 @@ TEST_F(RingOrderTest, OperatorsAreShownEachMeasuredDirection) {
   EXPECT_EQ(links[1].link.age_s, 2u);
   EXPECT_TRUE(links[1].link.at_least);
   EXPECT_TRUE(links[1].small_packets);
+  EXPECT_FALSE(links[1].held);
+}
+
+TEST_F(RingOrderTest, OperatorsAreShownWhatEachHostCarries) {
+  Enter(3);
+  h_.Say(P(2), control::LinkReport{{}, 5 * kMega, 7 * kMega});
+  const std::vector<PeerView> ring = h_.View().ring;
+  ASSERT_EQ(ring.size(), 3u);
+  EXPECT_EQ(ring[0].up_bytes_per_second, 0u);
+  EXPECT_EQ(ring[1].peer, P(2));
+  EXPECT_EQ(ring[1].up_bytes_per_second, 5 * kMega);
+  EXPECT_EQ(ring[1].down_bytes_per_second, 7 * kMega);
 }
 
 TEST_F(RingOrderTest, AllPeersHearWhatTheLinksCostWhenAnEpochIsPrepared) {

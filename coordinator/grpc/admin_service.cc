@@ -105,6 +105,8 @@ void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->set_bytes_sent(peer.load.bytes_sent);
   status->set_bytes_received(peer.load.bytes_received);
   if (peer.next) Fill(*peer.next, status->mutable_next());
+  status->set_up_bytes_per_second(peer.up_bytes_per_second);
+  status->set_down_bytes_per_second(peer.down_bytes_per_second);
 }
 
 void Fill(const GroupView& group, v1::GroupStatus* status) {
@@ -135,6 +137,7 @@ void Fill(const GroupView& view, const std::vector<DirectionView>& links,
     direction->set_to(ToString(each.to));
     Fill(each.link, direction->mutable_link());
     direction->set_small_packets(each.small_packets);
+    direction->set_held(each.held);
   }
   for (const BlockedRecord& blocked : view.blocked) Fill(blocked, group->add_blocked());
 }

@@ -427,6 +427,15 @@ def links() -> Page:
         ],
     )
     page.lines(
+        "What each host carries",
+        "Bps",
+        "The most that each host was lately seen to send (up) and receive (down) in all, over all its links together.",
+        [
+            (f"longhaul_peerd_host_up_bytes_per_second{{{PEERS}}}", "{{instance}} up"),
+            (f"longhaul_peerd_host_down_bytes_per_second{{{PEERS}}}", "{{instance}} down"),
+        ],
+    )
+    page.lines(
         "Slowest links of each peer",
         "Bps",
         "What the slowest links of each peer can carry, at most four of each; a lower bound while ops send little.",

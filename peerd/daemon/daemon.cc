@@ -39,6 +39,7 @@
 #include "peerd/io/unmapper.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
+#include "peerd/probe/host_watch.h"
 #include "peerd/probe/link_watch.h"
 #include "peerd/probe/probe_plan.h"
 #include "peerd/state/hash_pool.h"
@@ -55,6 +56,10 @@ constexpr int64_t kCloseUs = Seconds(2);
 constexpr std::chrono::seconds kDrainSpare(30);
 // How often links are looked at. Metrics are published at least as often.
 constexpr int64_t kWatchUs = Millis(500);
+// While bytes move, what the host sends and receives is looked at so often, but only when so many
+// bytes have moved since the last look: a look costs a system call for each lane in use.
+constexpr int64_t kLookUs = Millis(100);
+constexpr uint64_t kLookBytes = 512 << 10;
 // The coordinator hears of measured links at most once in this time.
 constexpr int64_t kReportUs = Seconds(2);
 // How many messages of the control client may wait for the reactor.
@@ -105,6 +110,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   void PublishMetrics();
   std::vector<LinkSample> SampleLinks();
   void WatchLinks();
+  void LookAtHost(Tick now);
   void TellWorstLanes();
   void ProbeLinks(const std::vector<LinkStats>& stats, Tick now);
   // Runs on the HTTP server's thread.
@@ -141,6 +147,9 @@ class DaemonImpl final : public Daemon, EngineObserver {
 
   std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), also for other threads
   Tick watch_due_;
+  Tick look_due_;
+  uint64_t moved_ = 0;  // bytes sent and received, at the last LookAtHost()
+  HostWatch host_watch_;
   LinkWatch link_watch_{self_};
   ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
   std::map<LinkKey, uint64_t> sent_before_;  // bytes sent, at the last ProbeLinks()
@@ -271,6 +280,11 @@ absl::Status DaemonImpl::Run() {
     if (watch) {
       WatchLinks();
       TheServiceManager().Alive();
+    } else if (ring_->Now() >= look_due_) {
+      // Nothing wakes the loop for this: while bytes move, it turns anyway.
+      look_due_ = ring_->Now() + kLookUs;
+      const TransportStats stats = transport_->GetStats();
+      if (stats.bytes_sent + stats.bytes_taken - moved_ >= kLookBytes) LookAtHost(ring_->Now());
     }
     engine_->Turn();
     coordinator_up_ = engine_->welcome();
@@ -300,7 +314,10 @@ void DaemonImpl::HandleInbox() {
       engine_->OnStreamDown(down->reason);
     } else {
       auto& message = std::get<control::CoordinatorMessage>(mail);
-      if (std::holds_alternative<control::Welcome>(message)) link_watch_.SayAllAgain();
+      if (std::holds_alternative<control::Welcome>(message)) {
+        link_watch_.SayAllAgain();
+        host_watch_.SayAgain();
+      }
       engine_->OnMessage(std::move(message));
     }
   }
@@ -342,17 +359,34 @@ void DaemonImpl::OnSignal() {
   engine_->OnDrain(ring_->Now() + Millis(options_.drain_timeout_ms));
 }
 
+void DaemonImpl::LookAtHost(Tick now) {
+  look_due_ = now + kLookUs;
+  const TransportStats stats = transport_->GetStats();
+  moved_ = stats.bytes_sent + stats.bytes_taken;
+  const Arrivals arrivals = transport_->PopArrivals();
+  host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us);
+  for (const Arrivals::Waiting& link : arrivals.waiting) {
+    if (host_watch_.Holds(link.us, link.rtt_us)) link_watch_.SetHeld(link.peer);
+  }
+}
+
 void DaemonImpl::WatchLinks() {
   const Tick now = ring_->Now();
   watch_due_ = now + kWatchUs;
+  LookAtHost(now);
   recorder_.OnLanesLost(transport_->GetStats().lanes_lost, now);
   for (const auto& [group, traffic] : ops_->Traffic()) {
     engine_->core().SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }
-  for (const LinkDelivery& seen : transport_->PopDeliveries()) {
+  const std::vector<LinkDelivery> deliveries = transport_->PopDeliveries();
+  uint64_t sent = 0;
+  for (const LinkDelivery& seen : deliveries) sent += seen.bytes_sent;
+  for (const LinkDelivery& seen : deliveries) {
+    const bool crowded = sent - seen.bytes_sent > seen.bytes_sent / 8;
     link_watch_.Add(
         seen.link.peer,
-        {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing}, now);
+        {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing, crowded},
+        now);
     repeated_.bytes += seen.bytes_repeated;
     repeated_by_peer_[seen.link.peer] += seen.bytes_repeated;
   }
@@ -372,8 +406,9 @@ void DaemonImpl::WatchLinks() {
   }
   for (const PeerId peer : peers) link_watch_.SetSmallPackets(peer, small.contains(peer));
   link_watch_.Keep(peers);
-  const control::LinkReport report = link_watch_.PopReport(now);
-  if (!report.links.empty()) control_->Send(report);
+  control::LinkReport report = link_watch_.PopReport(now);
+  const bool host = host_watch_.PopReport(now, &report);
+  if (host || !report.links.empty()) control_->Send(report);
 }
 
 void DaemonImpl::TellWorstLanes() {
@@ -442,6 +477,8 @@ void DaemonImpl::PublishMetrics() {
   snapshot.arena_limit = options_.arena_limit;
   snapshot.scratch_bytes = ops_->scratch_bytes();
   snapshot.scratch_limit = ops_->scratch_limit();
+  snapshot.host_up = host_watch_.up();
+  snapshot.host_down = host_watch_.down();
   snapshot.links = SampleLinks();
   snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;

@@ -62,6 +62,7 @@ class Narrow final : public Transport {
   std::vector<LinkStats> GetLinkStats() const override { return {}; }
   std::vector<LinkWait> PopWaits() override { return {}; }
   std::vector<LinkDelivery> PopDeliveries() override { return {}; }
+  Arrivals PopArrivals() override { return {}; }
   bool StartProbe(const LinkKey&) override { return false; }
   std::optional<LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}

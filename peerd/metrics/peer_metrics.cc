@@ -201,6 +201,12 @@ struct PeerMetrics::Impl {
                      "Memory of the states kept for members that are here or may come back")),
         tunnels(AddGauge(r, "longhaul_peerd_tunnels",
                          "Lanes carried for pairs of peers that cannot reach each other")),
+        host_up(AddGauge(r, "longhaul_peerd_host_up_bytes_per_second",
+                         "The most that this host was lately seen to send in all, over all its "
+                         "links together; 0: not measured yet")),
+        host_down(AddGauge(r, "longhaul_peerd_host_down_bytes_per_second",
+                           "The most that this host was lately seen to receive in all; 0: not "
+                           "measured yet")),
         link_rates(GaugeFamily(r, "longhaul_peerd_link_bytes_per_second",
                                "What the slowest measured links can carry, at most 4 of them, away "
                                "from this peer; a lower bound while ops send little")),
@@ -251,6 +257,8 @@ struct PeerMetrics::Impl {
   Histogram& state_hash_seconds;
   Gauge& state_kept;
   Gauge& tunnels;
+  Gauge& host_up;
+  Gauge& host_down;
   prometheus::Family<Gauge>& link_rates;
   prometheus::Family<Gauge>& link_rtts;
   prometheus::Family<Counter>& link_repeated;
@@ -307,6 +315,8 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.on_epoll.Set(s.on_epoll ? 1 : 0);
   m.state_kept.Set(static_cast<double>(s.state_bytes_kept));
   m.tunnels.Set(s.transport.tunnels);
+  m.host_up.Set(static_cast<double>(s.host_up));
+  m.host_down.Set(static_cast<double>(s.host_down));
   m.ShowLinks(s.links);
   std::map<std::string, CounterTotal> totals;
   for (const CounterTotal& part : s.totals) {

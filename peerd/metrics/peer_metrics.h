@@ -52,6 +52,9 @@ struct PeerSnapshot {
   uint64_t state_bytes_kept = 0;
   bool coordinator_up = false;
   bool on_epoll = false;  // the ring is not io_uring
+  // What the host was lately seen to send and receive in all. 0: unknown.
+  uint64_t host_up = 0;
+  uint64_t host_down = 0;
   std::vector<LinkSample> links;
   std::vector<CounterTotal> totals;  // of all parts of peerd; equal names are added up
 };

@@ -116,6 +116,17 @@ TEST(PeerMetrics, AgesCountFromTheStartUntilSomethingHappens) {
   EXPECT_THAT(PageOf(metrics), HasSubstr("longhaul_peerd_revision 12\n"));
 }
 
+TEST(PeerMetrics, ShowsWhatTheHostCarries) {
+  PeerMetrics metrics([] {});
+  PeerSnapshot snapshot;
+  snapshot.host_up = 5000;
+  snapshot.host_down = 7000;
+  metrics.Publish(snapshot);
+  const std::string page = PageOf(metrics);
+  EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_host_up_bytes_per_second 5000\n"));
+  EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_host_down_bytes_per_second 7000\n"));
+}
+
 TEST(PeerMetrics, OnlyTheSlowestLinksAreShown) {
   PeerMetrics metrics([] {});
   PeerSnapshot snapshot;

@@ -1,6 +1,7 @@
 #include "peerd/probe/link_watch.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace longhaul::peerd {
 namespace {
@@ -32,12 +33,23 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
     link.rtt_us = link.rtts.front().second;
   }
   if (sample.bytes_per_second == 0) return;
+  const bool held_now = std::exchange(link.held_now, false);
+  if (held_now) {
+    link.held_samples = kHeldSamples;
+  } else if (link.held_samples > 0) {
+    --link.held_samples;
+  }
   DropOld(&link.samples, now);
   if (link.samples.empty()) link.since = now;
   if (now - link.at > kForget) link.rate = 0;
-  // A sample with too little to send, or with too few connections, is only a lower bound.
+  // A sample with too little to send, with too few connections, or beside other links is only a
+  // lower bound.
   const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
-  const bool bound = sample.limited_by_sender || sample.few_connections;
+  const bool crowded = sample.crowded && !held_now;
+  const bool may_carry_more = sample.few_connections || crowded;
+  const bool bound = sample.limited_by_sender || may_carry_more;
+  // What is more than a bound stays so, unless clearly more comes.
+  if (crowded && !link.at_least && sample.bytes_per_second < known + known / 20) return;
   if (bound && sample.bytes_per_second < known) return;
   if (sample.limited_by_sender && known == 0) return;
   while (!link.samples.empty() && link.samples.back().second <= sample.bytes_per_second) {
@@ -48,9 +60,13 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   const uint64_t highest = link.samples.front().second;
   const bool confirmed = now - link.since >= kConfirm;
   if (highest < link.rate && !confirmed) return;
-  link.at_least = sample.few_connections || (!confirmed && (link.rate == 0 || link.at_least));
+  link.at_least = may_carry_more || (!confirmed && (link.rate == 0 || link.at_least));
   link.rate = highest;
   link.at = now;
+}
+
+void LinkWatch::SetHeld(PeerId peer) {
+  if (peer != self_) links_[peer].held_now = true;
 }
 
 void LinkWatch::SetSmallPackets(PeerId peer, bool small) {
@@ -80,12 +96,15 @@ control::LinkReport LinkWatch::PopReport(Tick now) {
     const bool measured = link.rate != 0 && now - link.at <= kForget;
     if (!measured && !link.small_packets) continue;
     if (report.links.size() >= control::kLinkMeasuresMax) break;
-    const bool changed =
-        Differs(link.rate, link.said_rate) || Differs(link.rtt_us, link.said_rtt_us) ||
-        link.at_least != link.said_at_least || link.small_packets != link.said_small_packets;
+    const bool held = link.held_samples > 0;
+    const bool changed = Differs(link.rate, link.said_rate) ||
+                         Differs(link.rtt_us, link.said_rtt_us) ||
+                         link.at_least != link.said_at_least ||
+                         link.small_packets != link.said_small_packets || held != link.said_held;
     if (!changed && now - link.said_at < kRepeat) continue;
     link.said_rate = link.rate;
     link.said_at_least = link.at_least;
+    link.said_held = held;
     link.said_rtt_us = link.rtt_us;
     link.said_small_packets = link.small_packets;
     link.said_at = now;
@@ -98,6 +117,7 @@ control::LinkReport LinkWatch::PopReport(Tick now) {
     said.rtt_us = link.rtt_us;
     said.age_ms = static_cast<uint32_t>((now - link.at) / Millis(1));
     said.at_least = link.at_least;
+    said.held = held;
   }
   return report;
 }

@@ -9,6 +9,12 @@
 // other links of this peer share the path. The round trip is the shortest of the last kWindow. So a
 // link that has become slower or longer is noticed after kWindow.
 //
+// While the host sends on other links too, a sample says only what the link carries at least: the
+// links share the host's access link. Exception: the link is held, that is, segments waited for it
+// although the host sent clearly less in all than it can (HostWatch). Then the link or the receiver
+// limits the rate. A link counts as held until kHeldSamples samples in a row have come without
+// that. This takes long, because a coordinator that heeds the limit makes its signs vanish.
+//
 // The first samples after a pause may come from connections that are still slow-starting. For
 // kConfirm such samples do not lower a known rate. A rate that was unknown before is reported as a
 // lower bound during that time.
@@ -37,6 +43,8 @@ struct RateSample {
   uint32_t rtt_us = 0;  // the shortest round trip; 0: unknown
   // More connections may carry more: the sample is from a probe, or the link still adds lanes.
   bool few_connections = false;
+  // The host sent on other links at the same time.
+  bool crowded = false;
 };
 
 class LinkWatch {
@@ -47,11 +55,15 @@ class LinkWatch {
   static constexpr int64_t kRepeat = Seconds(300);
   // A rate that no sample has confirmed for this long is not reported any more.
   static constexpr int64_t kForget = Seconds(600);
+  // Two minutes of traffic: a link in use is sampled twice a second.
+  static constexpr uint32_t kHeldSamples = 240;
   static constexpr size_t kSamplesMax = 64;  // of one link; then the oldest one is dropped
 
   explicit LinkWatch(PeerId self) : self_(self) {}
 
   void Add(PeerId peer, const RateSample& sample, Tick now);
+  // Notes that the link is held. Call it before Add() adds the sample of this time.
+  void SetHeld(PeerId peer);
   // Notes whether the link uses small packets because large ones vanish on its path.
   void SetSmallPackets(PeerId peer, bool small);
   // What is known of the link. 0: unknown.
@@ -79,11 +91,14 @@ class LinkWatch {
     bool at_least = false;                          // the link may carry more than `rate`
     uint32_t rtt_us = 0;                            // last known; 0: none
     Tick at;                                        // when a sample last confirmed `rate`
+    bool held_now = false;                          // since the last sample
+    uint32_t held_samples = 0;                      // for how many more samples it counts as held
     // said_*: the figures of the last report, and its time.
     uint64_t said_rate = 0;
     bool small_packets = false;
     bool said_small_packets = false;
     bool said_at_least = false;
+    bool said_held = false;
     uint32_t said_rtt_us = 0;
     Tick said_at{INT64_MIN / 2};
   };

@@ -145,6 +145,43 @@ TEST(LinkWatch, WhatLanesGetWhileTheirNumberGrowsIsALowerBound) {
   EXPECT_EQ(watch.PopReport(At(55)).links.at(0).bytes_per_second, 20 * kMega);
 }
 
+TEST(LinkWatch, BesideOtherLinksASampleIsALowerBound) {
+  LinkWatch watch(kSelf);
+  RateSample crowded{20 * kMega, false, 1000};
+  crowded.crowded = true;
+  watch.Add(kOther, crowded, At(0));
+  watch.Add(kOther, crowded, At(15));
+  EXPECT_EQ(watch.PopReport(At(15)).links,
+            (std::vector<LinkMeasure>{{kSelf, kOther, 20 * kMega, 1000, 0, /*at_least=*/true}}));
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(16));
+  EXPECT_FALSE(watch.PopReport(At(16)).links.at(0).at_least);
+  watch.Add(kOther, crowded, At(30));
+  watch.Add(kOther, crowded, At(45));
+  EXPECT_TRUE(watch.PopReport(At(45)).links.empty()) << "it makes no link slower";
+}
+
+TEST(LinkWatch, AHeldLinkLimitsTheRateItself) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(0));
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(10));
+  watch.PopReport(At(10));
+  RateSample crowded{20 * kMega, false, 1000};
+  crowded.crowded = true;
+  for (int64_t s = 40; s <= 50; ++s) {
+    watch.SetHeld(kOther);
+    watch.Add(kOther, crowded, At(s));
+  }
+  LinkMeasure said{kSelf, kOther, 20 * kMega, 1000, 0};
+  said.held = true;
+  EXPECT_EQ(watch.PopReport(At(50)).links, (std::vector<LinkMeasure>{said}));
+  for (uint32_t i = 1; i < LinkWatch::kHeldSamples; ++i) {
+    watch.Add(kOther, crowded, At(50));
+    EXPECT_TRUE(watch.PopReport(At(50)).links.empty());
+  }
+  watch.Add(kOther, crowded, At(50));
+  EXPECT_FALSE(watch.PopReport(At(50)).links.at(0).held) << "long without a sign";
+}
+
 TEST(LinkWatch, SaysItAgainBeforeItIsForgotten) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {50 * kMega, false, 1000}, At(0));

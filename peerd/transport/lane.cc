@@ -159,6 +159,7 @@ void Lane::TakeControl(size_t bytes) {
 }
 
 void Lane::TakeData(size_t bytes) {
+  stats_.bytes_taken += bytes;
   const size_t payload = segments_in_.Took(bytes);
   if (segments_in_.kept() && segments_in_.header().type == FrameType::kChunkData) {
     stats_.state_bytes += payload;

@@ -98,6 +98,7 @@ struct LaneStats {
   uint64_t bytes_sent = 0;  // payload of segments
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;
+  uint64_t bytes_taken = 0;  // all that came in on a data lane
   uint64_t state_bytes = 0;  // payload of CHUNK_DATA, incomplete frames included
   uint64_t zero_copy_copied = 0;
 
@@ -105,6 +106,7 @@ struct LaneStats {
     bytes_sent += other.bytes_sent;
     bytes_received += other.bytes_received;
     bytes_discarded += other.bytes_discarded;
+    bytes_taken += other.bytes_taken;
     state_bytes += other.state_bytes;
     zero_copy_copied += other.zero_copy_copied;
   }

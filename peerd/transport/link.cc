@@ -211,6 +211,7 @@ void Link::SendSegment(const OutgoingSegment& segment) {
     owner_->OnLinkSegmentsDropped({segment.cookie});
     return;
   }
+  if (queue_.empty()) waiting_since_ = ring_->Now();
   queue_.Push(segment);
   PullAll();
 }
@@ -606,6 +607,7 @@ void Link::Repeat(const UnackedSegments& lost) {
     segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
     if (segment.cookie != 0) repeated.push_back(segment);
   }
+  if (queue_.empty()) waiting_since_ = ring_->Now();
   queue_.PushFront(repeated);
 }
 
@@ -744,6 +746,7 @@ LinkDelivery Link::PopDelivery() {
   // A few bytes measure nothing: the end of an op uses few lanes, and is slow if packets are lost.
   const uint64_t bytes = stats().bytes_sent;
   const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
+  sum.bytes_sent = fresh;
   sum.limited_by_sender = fresh < kMeasuredBytesMin && queue_.empty();
   for (DataLane& data : data_) {
     const uint64_t sent = data.segments.sent();
@@ -808,6 +811,24 @@ LinkWait Link::PopWait(Tick now, int64_t* us) {
   if (*us < kWaitUsMin) *us = 0;
   return wait;
 }
+
+uint64_t Link::PopArrived(uint32_t* rtt_us) {
+  uint64_t sum = 0;
+  for (DataLane& data : data_) {
+    if (!data.lane) continue;
+    const uint64_t sent = data.segments.sent();
+    const bool used = sent != std::exchange(data.sent_seen, sent);
+    const bool arrived_before = std::exchange(data.all_arrived, data.segments.segments().empty());
+    if (!used && arrived_before) continue;
+    const std::optional<TcpDelivery> lane = data.lane->Delivery();
+    if (!lane || lane->bytes_arrived <= data.arrived_seen) continue;
+    *rtt_us = std::max(*rtt_us, lane->rtt_us);
+    sum += lane->bytes_arrived - std::exchange(data.arrived_seen, lane->bytes_arrived);
+  }
+  return sum;
+}
+
+int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }
 
 uint64_t Link::arrived_bytes() const {
   uint64_t sum = 0;

@@ -211,6 +211,12 @@ class Link final : public LaneOwner {
   // Returns how long this link keeps us waiting, and on which lane. `*us`: the longest of the
   // silence, the stall, and the time that TCP needs for what waits; 0 if nothing is unusual.
   LinkWait PopWait(Tick now, int64_t* us);
+  // Returns how many bytes sent on data lanes have arrived at the peer since the last call, apart
+  // from the last ones on lanes that were lost. Asks only about lanes that were used since then.
+  // Raises `*rtt_us` to the shortest round trip of each of these lanes.
+  uint64_t PopArrived(uint32_t* rtt_us);
+  // Returns for how long segments have waited for a lane without a break. 0: none waits.
+  int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
   uint64_t arrived_bytes() const;
 
@@ -223,7 +229,11 @@ class Link final : public LaneOwner {
     UnackedSegments segments;
     uint64_t sent_measured = 0;  // segments.sent() at the last PopDelivery()
     uint64_t repeated_told = 0;  // by TCP on this lane's socket, at the last PopDelivery()
-    uint64_t sent_dry = 0;       // segments.sent() when the queue was last found empty
+    // As PopArrived() saw the lane last.
+    uint64_t sent_seen = 0;     // segments.sent()
+    uint64_t arrived_seen = 0;  // of TCP
+    bool all_arrived = true;    // no segment was under way
+    uint64_t sent_dry = 0;      // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;
     Tick sent_first;  // when the first segment was put on the lane
     // As PopWait() saw the lane last: what TCP had delivered, and since when it has had bytes and
@@ -332,6 +342,7 @@ class Link final : public LaneOwner {
   BlackHole::Verdict black_hole_verdict_ = BlackHole::Verdict::kWait;  // Work() acts on it
   uint32_t detect_ms_ = 0;                                             // from the last Work()
   SegmentQueue queue_;
+  Tick waiting_since_;     // when a segment last came into the empty queue
   LaneSchedule schedule_;  // for the lanes in data_
   size_t next_lane_ = 0;   // the lane that was offered a segment last
 

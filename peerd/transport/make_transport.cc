@@ -79,6 +79,7 @@ class TransportImpl final : public Transport,
   std::vector<LinkStats> GetLinkStats() const override;
   std::vector<LinkWait> PopWaits() override;
   std::vector<LinkDelivery> PopDeliveries() override;
+  Arrivals PopArrivals() override;
   bool StartProbe(const LinkKey& key) override { return probing_.Start(key); }
   std::optional<LinkProbe> PopProbe() override { return probing_.PopResult(); }
   void Close() override;
@@ -167,7 +168,8 @@ class TransportImpl final : public Transport,
   PinnedMemory memory_;
 
   TransportStats stats_;
-  LaneStats gone_;  // of links that have ended
+  LaneStats gone_;        // of links that have ended
+  uint64_t arrived_ = 0;  // as PopArrivals() returned it last
 };
 
 // ------------------------------------------------------------------------------ start and end
@@ -807,6 +809,7 @@ TransportStats TransportImpl::GetStats() const {
   stats.bytes_sent = sum.bytes_sent;
   stats.bytes_received = sum.bytes_received;
   stats.bytes_discarded = sum.bytes_discarded;
+  stats.bytes_taken = sum.bytes_taken;
   stats.zero_copy_copied = sum.zero_copy_copied;
   return stats;
 }
@@ -841,6 +844,22 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
         result.push_back(delivery);
     }
   }
+  return result;
+}
+
+Arrivals TransportImpl::PopArrivals() {
+  Arrivals result;
+  for (const auto& [name, run] : runs_.all()) {
+    for (const auto& [id, peer] : run.peers) {
+      if (peer.link == nullptr || !peer.link->open()) continue;
+      arrived_ += peer.link->PopArrived(&result.rtt_us);
+      const int64_t us = peer.link->waiting_us();
+      if (us == 0) continue;
+      const int64_t rtt_us = std::clamp<int64_t>(peer.link->rtt_us(), 0, UINT32_MAX);
+      result.waiting.push_back({peer.key.peer, us, static_cast<uint32_t>(rtt_us)});
+    }
+  }
+  result.bytes = arrived_;
   return result;
 }
 

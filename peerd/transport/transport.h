@@ -147,6 +147,7 @@ struct TransportStats {
   uint32_t lanes_used = 0;        // data lanes that we send on
   uint32_t tunnels = 0;           // lanes of other peers that go through this peer
   uint64_t bytes_carried = 0;     // bytes of those lanes
+  uint64_t bytes_taken = 0;       // received on data lanes, incomplete segments included
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
   uint64_t segments_unacked = 0;  // sent and not acknowledged: kept in case their lane is lost
 };
@@ -222,6 +223,20 @@ struct LinkDelivery {
   uint32_t rtt_us = 0;             // the shortest; 0: unknown
   bool lanes_growing = false;      // the search for the best number of lanes goes on
   uint64_t bytes_repeated = 0;     // sent again by TCP since the last call
+  uint64_t bytes_sent = 0;         // given to TCP since the last call
+};
+
+// What has arrived at other peers over all links together, and which links are behind.
+struct Arrivals {
+  uint64_t bytes = 0;   // since the start; never falls
+  uint32_t rtt_us = 0;  // the longest of the links that were used since the last call; 0: unknown
+  // A link for whose lanes segments have waited without a break.
+  struct Waiting {
+    PeerId peer;
+    int64_t us = 0;
+    uint32_t rtt_us = 0;
+  };
+  std::vector<Waiting> waiting;
 };
 
 // How long a link keeps us waiting for the peer, and on which of its lanes.
@@ -327,6 +342,9 @@ class Transport : public Links {
   // Returns the straight links whose data lanes were used since the last call. Each such lane costs
   // a system call.
   virtual std::vector<LinkDelivery> PopDeliveries() = 0;
+  // Returns what the data lanes of all links have delivered. Each lane that was used since the last
+  // call costs a system call.
+  virtual Arrivals PopArrivals() = 0;
   // Returns, for each run, the link that keeps us waiting longest; nothing for a run without such a
   // link. Each lane on which segments are under way costs a system call, up to 32 lanes of a link.
   // What stalls is found by comparison with the last call, so call this at regular times.

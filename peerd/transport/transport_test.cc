@@ -134,6 +134,36 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   EXPECT_TRUE(world->at(1).transport->PopDeliveries().empty()) << "it sent nothing";
 }
 
+TEST_P(TransportTest, CountsWhatHasArrivedOverAllLinks) {
+  auto world = Make(3);
+  if (world->fake != nullptr) world->fake->SetDelivery({5000000, true, 700});
+  constexpr uint32_t kBytes = 200000;
+  for (int i = 0; i < 3; ++i) world->at(i).memory.resize(16 * kBytes);
+  for (int i = 1; i < 3; ++i) {
+    world->Open(0, i);
+    ASSERT_TRUE(world->Until([&] { return world->Linked(0, i); }));
+  }
+  Transport& sender = *world->at(0).transport;
+  const uint64_t before = sender.PopArrivals().bytes;
+  EXPECT_LT(before, kBytes) << "little more than the handshakes";
+  for (int i = 0; i < 16; ++i) {
+    world->at(0).Send(PeerId(2 + i % 2), i * kBytes, kBytes, 1000 + i);
+  }
+  ASSERT_TRUE(world->Until([&] { return world->at(1).segments + world->at(2).segments == 16; }));
+  Arrivals arrivals;
+  ASSERT_TRUE(world->Until([&] {
+    arrivals = sender.PopArrivals();
+    return arrivals.bytes - before >= 16 * kBytes;
+  }));
+  EXPECT_LT(arrivals.bytes - before, 17 * kBytes);
+  EXPECT_TRUE(arrivals.waiting.empty());
+  EXPECT_EQ(sender.PopArrivals().bytes, arrivals.bytes);
+  const uint64_t taken = world->at(1).transport->GetStats().bytes_taken +
+                         world->at(2).transport->GetStats().bytes_taken;
+  EXPECT_GE(taken, 16 * kBytes);
+  EXPECT_LT(taken, 17 * kBytes);
+}
+
 TEST_P(TransportTest, TellsOnceWhatTcpHasSentAgain) {
   auto world = Make(2);
   if (world->fake == nullptr) GTEST_SKIP() << "no packet is lost on loopback";

@@ -83,7 +83,10 @@ class Generator {
     for (uint32_t i = Count(4); i > 0; --i) {
       m.links.push_back({PeerId(i), PeerId(i + 1), Any(), static_cast<uint32_t>(Any()),
                          static_cast<uint32_t>(Any())});
+      m.links.back().held = prng_.Chance(0.5);
     }
+    if (prng_.Chance(0.5)) m.up_bytes_per_second = Any();
+    if (prng_.Chance(0.5)) m.down_bytes_per_second = Any();
     return m;
   }
   EpochReady MakeEpochReady() {
@@ -575,6 +578,9 @@ TEST(GoldenTest, MeasuredLinks) {
   EXPECT_EQ(Serialize(PeerMessage(report)),
             std::string("\x92\x01\x1b\x0a\x19\x09\x01") + std::string(7, '\0') + "\x11\x02" +
                 std::string(7, '\0') + "\x18\xac\x02\x20\x04\x28\x05");
+  EXPECT_EQ(Serialize(PeerMessage(LinkReport{{}, 300, 5})),
+            std::string("\x92\x01\x05\x10\xac\x02\x18\x05"))
+      << "a host whose links have no news";
 }
 
 TEST(RefusalTest, ResultsOfSyncsThatMakeNoSense) {

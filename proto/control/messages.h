@@ -363,21 +363,30 @@ struct LinkMeasure {
   uint32_t age_ms = 0;            // time since the measurement
   bool at_least = false;          // the bandwidth is a lower bound: ops may get more
   bool small_packets = false;     // large packets vanish on the path: lanes use small ones
+  // Segments waited for this link although the sender sent clearly less in all than it can. So the
+  // link or the receiver limits the bandwidth, and not the sender.
+  bool held = false;
   std::pair<PeerId, PeerId> Key() const { return {from, to}; }
   std::string Fault() const;
   LH_FIELDS(LinkMeasure, LH_FIELD(from, rule::Needed{}), LH_FIELD(to, rule::Needed{}),
             LH_FIELD(bytes_per_second), LH_FIELD(rtt_us), LH_FIELD(age_ms), LH_FIELD(at_least),
-            LH_FIELD(small_packets));
+            LH_FIELD(small_packets), LH_FIELD(held));
 };
 
 // Two directions for each link to another peer of a group (LH_MEMBERS_MAX).
 inline constexpr size_t kLinkMeasuresMax = 2048;
 
-// The coordinator orders rings by these measurements, and never waits for them. A peer sends them
-// when they have changed, and again every few minutes, because the coordinator forgets old ones.
+// The coordinator orders rings and divides tensors by these measurements, and never waits for them.
+// A peer sends them when they have changed, and again every few minutes, because the coordinator
+// forgets old ones.
 struct LinkReport {
   std::vector<LinkMeasure> links;  // at most kLinkMeasuresMax
-  LH_MESSAGE(LinkReport, link_report, LH_FIELD(links, rule::List{0, kLinkMeasuresMax}));
+  // The most that the reporting host was lately seen to send and receive in all over its links.
+  // 0: unknown.
+  uint64_t up_bytes_per_second = 0;
+  uint64_t down_bytes_per_second = 0;
+  LH_MESSAGE(LinkReport, link_report, LH_FIELD(links, rule::List{0, kLinkMeasuresMax}),
+             LH_FIELD(up_bytes_per_second), LH_FIELD(down_bytes_per_second));
 };
 
 // The answer to TryPeer.

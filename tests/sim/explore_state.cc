@@ -1016,7 +1016,9 @@ void ExploreState::MeasureLinks() {
       if (i == j) continue;
       const uint64_t rate = j == (i + 1) % peers() ? 1000000 : 9000000;
       report.links.push_back({IdOf(i), IdOf(j), rate, 1000, 0});
+      report.links.back().held = i == 0;
     }
+    report.up_bytes_per_second = 1000000 * static_cast<uint64_t>(i);  // 0: unknown
     StepCoordinator(coordinator::FromPeer{coordinator::SessionId(streams_[i].session), report});
   }
   now_ = now_ + Millis(1);

@@ -1208,6 +1208,10 @@ void PeerHost::ReportLinks() {
       if (!seen.insert(other.peer).second) continue;
       const uint64_t rate = 1000000 * (1 + context_.world->Below(50));
       report.links.push_back({id_, other.peer, rate, 1000, 0});
+      // Made of the number that was drawn, so that old seeds stay the same runs.
+      report.links.back().held = rate % 5000000 == 0;
+      report.up_bytes_per_second += rate;
+      report.down_bytes_per_second = rate % 3000000;  // 0: unknown
     }
   }
   if (!report.links.empty()) SendToCoordinator(report);

@@ -141,9 +141,13 @@ struct Details {
            Describe(m.outcome);
   }
   std::string operator()(const control::LinkReport& m) const {
-    return " links=" + Join(m.links, [](const control::LinkMeasure& l) {
-             return ToString(l.from) + ">" + ToString(l.to) + ":" + Number(l.bytes_per_second);
-           });
+    return " links=" +
+           Join(m.links,
+                [](const control::LinkMeasure& l) {
+                  return ToString(l.from) + ">" + ToString(l.to) + ":" +
+                         Number(l.bytes_per_second) + (l.held ? " held" : "");
+                }) +
+           " up=" + Number(m.up_bytes_per_second) + " down=" + Number(m.down_bytes_per_second);
   }
   std::string operator()(const control::PeerTried& m) const {
     return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer) +

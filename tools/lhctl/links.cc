@@ -17,10 +17,13 @@ namespace {
 using Direction = v1::GetLinksResponse::Direction;
 using Rows = std::vector<std::vector<std::string>>;
 
+std::string MegaBytes(uint64_t bytes_per_second) {
+  if (bytes_per_second == 0) return "?";
+  return absl::StrFormat("%.1f", static_cast<double>(bytes_per_second) / (1 << 20));
+}
+
 std::string MegaBytes(const v1::Link& link) {
-  if (link.bytes_per_second() == 0) return "?";
-  return absl::StrFormat("%.1f%s", static_cast<double>(link.bytes_per_second()) / (1 << 20),
-                         link.at_least() ? "+" : "");
+  return MegaBytes(link.bytes_per_second()) + (link.at_least() ? "+" : "");
 }
 
 std::string RoundTrip(const v1::Link& link) {
@@ -61,6 +64,43 @@ std::string Matrix(const v1::GetLinksResponse::Group& group, const Known& known,
     }
   }
   return RenderTable(rows);
+}
+
+// What hosts carry in all: each, or of a large group the slowest that are known.
+std::string Hosts(const v1::GetLinksResponse::Group& group) {
+  std::vector<const v1::PeerStatus*> all;
+  const auto least = [](const v1::PeerStatus& peer) {
+    // An unknown rate does not count.
+    return std::min(peer.up_bytes_per_second() - 1, peer.down_bytes_per_second() - 1);
+  };
+  for (const v1::PeerStatus& peer : group.peers()) all.push_back(&peer);
+  if (group.peers_size() > kMatrixPeersMax) {
+    std::stable_sort(all.begin(), all.end(),
+                     [&](const auto* a, const auto* b) { return least(*a) < least(*b); });
+    all.resize(kWorstLinksShown);
+  }
+  const auto known = [](const v1::PeerStatus* peer) {
+    return peer->up_bytes_per_second() != 0 || peer->down_bytes_per_second() != 0;
+  };
+  if (std::none_of(all.begin(), all.end(), known)) return "";
+  Rows rows = {{"MIB/S IN ALL", "HOST", "UP", "DOWN"}};
+  for (const v1::PeerStatus* peer : all) {
+    rows.push_back({peer->peer(), Printable(peer->host()), MegaBytes(peer->up_bytes_per_second()),
+                    MegaBytes(peer->down_bytes_per_second())});
+  }
+  return "\n" + RenderTable(rows);
+}
+
+// Sentences about links that hold their senders.
+std::string HeldLinks(const v1::GetLinksResponse::Group& group) {
+  std::string text;
+  size_t held = 0;
+  for (const Direction& each : group.links()) {
+    if (!each.held() || held++ >= kWorstLinksShown) continue;
+    absl::StrAppend(&text, "held: ", each.from(), " could send more; its link to ", each.to(),
+                    ", or ", each.to(), " itself, takes no more\n");
+  }
+  return text;
 }
 
 // A table of the directions for which `value` is not 0, those with the least value first.
@@ -123,7 +163,8 @@ std::string RenderGroup(const v1::GetLinksResponse::Group& group) {
     text += Worst(group, known, "SLOWEST FROM", Rate);
     text += Worst(group, known, "LONGEST FROM", Way);
   }
-  const std::string faults = Faults(group);
+  text += Hosts(group);
+  const std::string faults = HeldLinks(group) + Faults(group);
   return faults.empty() ? text : absl::StrCat(text, "\n", faults);
 }
 

@@ -99,6 +99,38 @@ TEST(Links, OfMoreThanSixteenPeersTheWorstAreListed) {
   EXPECT_THAT(RenderLinks(links), HasSubstr("\nblocked: p0 and p1 cannot reach each other"));
 }
 
+TEST(Links, WhatHostsCarryInAllFollowsAndWhatHoldsThem) {
+  EXPECT_THAT(RenderLinks(Parse(R"(groups {
+                run: "demo" epoch: 7
+                peers { peer: "pa" host: "h1" up_bytes_per_second: 13107200
+                        down_bytes_per_second: 1048576 }
+                peers { peer: "pb" host: "h\n2" up_bytes_per_second: 1048576 }
+                peers { peer: "pc" host: "h3" }
+                links { from: "pa" to: "pb" link { bytes_per_second: 1048576 } held: true }
+              })")),
+              HasSubstr("\n"
+                        "MIB/S IN ALL  HOST  UP    DOWN\n"
+                        "pa            h1    12.5  1.0\n"
+                        "pb            h?2   1.0   ?\n"
+                        "pc            h3    ?     ?\n"
+                        "\n"
+                        "held: pa could send more; its link to pb, or pb itself, takes no more\n"));
+}
+
+TEST(Links, OfMoreThanSixteenPeersTheSlowestHostsAreListed) {
+  v1::GetLinksResponse links = Large(17);
+  for (int i = 0; i < 17; ++i) {
+    v1::PeerStatus* const peer = links.mutable_groups(0)->mutable_peers(i);
+    peer->set_up_bytes_per_second(static_cast<uint64_t>(i) << 20);
+    peer->set_down_bytes_per_second(static_cast<uint64_t>(20 - i) << 20);
+  }
+  const std::string text = RenderLinks(links);
+  EXPECT_THAT(text, HasSubstr("MIB/S IN ALL  HOST  UP    DOWN\n"
+                              "p1                  1.0   19.0\n"
+                              "p2                  2.0   18.0\n"));
+  EXPECT_THAT(text, Not(HasSubstr("p0                  ?")));
+}
+
 TEST(Links, WithoutTwoPeersThereIsNone) {
   EXPECT_EQ(RenderLinks({}), "no links: no group has two peers\n");
   EXPECT_EQ(RenderLinks(Parse(R"(groups { run: "a" peers { peer: "pa" } })")),

@@ -1,0 +1,38 @@
+#include "peerd/probe/host_watch.h"
+
+#include <algorithm>
+
+namespace longhaul::peerd {
+namespace {
+
+bool Differs(uint64_t a, uint64_t b) {
+  const uint64_t high = std::max(a, b);
+  return high - std::min(a, b) > high / 20;
+}
+
+}  // namespace
+
+void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us) {
+  up_.Add(at, arrived, rtt_us);
+  down_.Add(at, received, rtt_us);
+}
+
+bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us) const {
+  const int64_t stretch = std::max(kHeld, kHeldRoundTrips * int64_t{rtt_us});
+  return waiting_us >= 2 * stretch && up_.Slack(stretch);
+}
+
+bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
+  if (up() == 0 && down() == 0) return false;
+  if (!Differs(up(), said_up_) && !Differs(down(), said_down_) && now - said_at_ < kRepeat) {
+    return false;
+  }
+  said_up_ = report->up_bytes_per_second = up();
+  said_down_ = report->down_bytes_per_second = down();
+  said_at_ = now;
+  return true;
+}
+
+void HostWatch::SayAgain() { said_at_ = kNotSaid; }
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,51 @@
+// Knows how much this host sends and receives in all over its links together, and when the
+// coordinator must be told. All links of a host share its access link, so these two rates say what
+// a tensor may be divided by, while the rates of links measured at the same time do not.
+//
+// Plain value: no clock, no thread.
+#pragma once
+
+#include <cstdint>
+
+#include "base/tick.h"
+#include "peerd/probe/traffic_meter.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::peerd {
+
+class HostWatch {
+ public:
+  // How often known rates are reported again, so that the coordinator does not forget them.
+  static constexpr int64_t kRepeat = Seconds(300);
+  // A link's segments must wait for so long, and for so many of its round trips, until the link can
+  // count as held. They wait as long before that: at the start of an op, TCP is slow.
+  static constexpr int64_t kHeld = Millis(400);
+  static constexpr int64_t kHeldRoundTrips = 4;
+
+  // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
+  // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
+  void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us);
+  // The most that this host was lately seen to send and receive. 0: unknown.
+  uint64_t up() const { return up_.bytes_per_second(); }
+  uint64_t down() const { return down_.bytes_per_second(); }
+  // Whether the link or the receiver limits a link whose segments have waited for `waiting_us`: the
+  // host could have sent clearly more in all.
+  bool Holds(int64_t waiting_us, uint32_t rtt_us) const;
+  // Puts the rates into the report if they must be reported: the last report is kRepeat old, or a
+  // rate has changed since then by more than a twentieth. Returns whether it did.
+  bool PopReport(Tick now, control::LinkReport* report);
+  // Makes the next PopReport() put them in. Call it when a coordinator has greeted.
+  void SayAgain();
+
+ private:
+  static constexpr Tick kNotSaid{INT64_MIN / 2};
+
+  TrafficMeter up_;
+  TrafficMeter down_;
+  // The figures of the last report, and its time.
+  uint64_t said_up_ = 0;
+  uint64_t said_down_ = 0;
+  Tick said_at_ = kNotSaid;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,68 @@
+#include "peerd/probe/host_watch.h"
+
+#include "gtest/gtest.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr uint64_t kMega = 1000000;
+
+class HostWatchTest : public ::testing::Test {
+ protected:
+  // The host sends and receives at these rates for `ms`.
+  void Move(uint64_t up, uint64_t down, int64_t ms) {
+    for (int64_t t = 0; t < ms; t += 100) {
+      now_ = now_ + Millis(100);
+      arrived_ += up / 10;
+      received_ += down / 10;
+      watch_.Add(now_, arrived_, received_, 40000);
+    }
+  }
+  bool Report() {
+    report_ = {};
+    return watch_.PopReport(now_, &report_);
+  }
+
+  HostWatch watch_;
+  Tick now_{Seconds(1000)};
+  uint64_t arrived_ = 0;
+  uint64_t received_ = 0;
+  control::LinkReport report_;
+};
+
+TEST_F(HostWatchTest, SaysWhatHasChanged) {
+  EXPECT_FALSE(Report()) << "nothing is known";
+  Move(100 * kMega, 50 * kMega, 1000);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, watch_.up());
+  EXPECT_EQ(report_.down_bytes_per_second, watch_.down());
+  EXPECT_NEAR(static_cast<double>(watch_.up()), 100e6, 4e6);
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 50e6, 2e6);
+  Move(100 * kMega, 50 * kMega, 1000);
+  EXPECT_FALSE(Report()) << "it was said";
+  Move(100 * kMega, 60 * kMega, 1000);
+  EXPECT_TRUE(Report());
+}
+
+TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {
+  Move(100 * kMega, 50 * kMega, 1000);
+  EXPECT_TRUE(Report());
+  now_ = now_ + (HostWatch::kRepeat + -1);
+  EXPECT_FALSE(Report());
+  now_ = now_ + 1;
+  EXPECT_TRUE(Report());
+  watch_.SayAgain();
+  EXPECT_TRUE(Report()) << "another coordinator";
+}
+
+TEST_F(HostWatchTest, ALinkIsHeldIfItsSegmentsWaitWhileTheHostSendsLittle) {
+  Move(100 * kMega, 50 * kMega, 1000);
+  EXPECT_FALSE(watch_.Holds(Millis(1000), 40000)) << "the host sends all it can";
+  Move(60 * kMega, 50 * kMega, 500);
+  EXPECT_TRUE(watch_.Holds(Millis(1000), 40000));
+  EXPECT_FALSE(watch_.Holds(Millis(700), 40000)) << "perhaps it only starts";
+  EXPECT_FALSE(watch_.Holds(Millis(1000), 200000)) << "it starts slowly";
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

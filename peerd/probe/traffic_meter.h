@@ -1,0 +1,75 @@
+// Measures how much a host can send, or receive, in all over its links together, from what it did.
+//
+// The fastest stretch of the traffic counts, because a host that sent less for a while may have had
+// nothing to send, or may have waited for slow receivers. An acknowledgement that waited in a queue
+// makes a stretch look faster than the host is. So each stretch counts as kLate longer. A long
+// stretch loses little by that, so it is preferred where the host was busy all along.
+//
+// Traffic comes in bursts: an op, then a pause. A burst that goes on and on is cut into several.
+// The rate is the highest of the last kWindow and kBursts bursts, whichever is longer. So a host
+// that has become slower is noticed after that. A pause counts as at most a second of the window:
+// it forgets nothing, and bursts that are short and rare are no reason to remember for hours.
+//
+// Plain value: no clock, no thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+
+class TrafficMeter {
+ public:
+  // A rate is taken over at least this long and two round trips, as bytes come in clumps.
+  static constexpr int64_t kStretch = Millis(100);
+  static constexpr int64_t kLate = Millis(25);
+  static constexpr int64_t kWindow = Seconds(5);
+  static constexpr uint64_t kBursts = 3;
+  // A burst that lasts longer is cut.
+  static constexpr int64_t kBurst = Millis(1500);
+  // The traffic pauses if fewer bytes than this have moved in this time. (Lanes are also pinged.)
+  static constexpr int64_t kPause = Millis(400);
+  static constexpr uint64_t kPauseBytes = 16 << 10;
+  static constexpr size_t kSamplesMax = 64;  // of a burst; beyond it the oldest is dropped
+
+  // `bytes` had moved in all at `at`. Neither may fall. `rtt_us`: the longest round trip of the
+  // links in use; 0 while it is not known. Call it often while bytes move, and now and then while
+  // none do: a pause is seen only so.
+  void Add(Tick at, uint64_t bytes, uint32_t rtt_us);
+  // 0: unknown, no stretch was long enough.
+  uint64_t bytes_per_second() const { return figures_.empty() ? 0 : figures_.front().rate; }
+  // Whether the last `us` were all in this burst, and the host sent in them clearly less than it
+  // can: less than kSlackPercent of the fastest stretch of this burst. Earlier bursts do not count,
+  // because the host may have been faster then.
+  static constexpr uint64_t kSlackPercent = 85;
+  bool Slack(int64_t us) const;
+
+ private:
+  // The rate of a stretch that ended when `clock_` and `bursts_` had these values.
+  struct Figure {
+    int64_t clock = 0;
+    uint64_t bursts = 0;
+    uint64_t rate = 0;
+  };
+  using Samples = std::deque<std::pair<Tick, uint64_t>>;  // when, and bytes moved until then
+
+  void Begin(std::pair<Tick, uint64_t> first, uint64_t before);
+  uint64_t FastestUntilNow(uint32_t rtt_us) const;
+  void Keep(uint64_t rate);
+  // The youngest sample that is at least `us` older than the last one; end(): none is.
+  Samples::const_iterator Back(int64_t us) const;
+
+  Samples samples_;             // of this burst, the oldest first
+  uint64_t fastest_ = 0;        // of this burst
+  uint64_t before_ = 0;         // the fastest of the burst before it, if no pause lies between
+  std::deque<Figure> figures_;  // falling rates, the highest first
+  Tick figure_at_{INT64_MIN / 2};
+  int64_t clock_ = 0;    // the time so far, in which no pause counts more than a second
+  uint64_t bursts_ = 0;  // that had a stretch
+};
+
+}  // namespace longhaul::peerd
