@@ -1257,9 +1257,15 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       view.waiting_for = "the coordinator hears no peer, so nobody is removed for silence" +
                          (view.waiting_for.empty() ? "" : "; " + view.waiting_for);
     }
-    for (PeerId id : group.Ring()) {
+    const std::vector<PeerId> ring = group.Ring();
+    view.pace = links_.PaceOf(ring, group.Blocked(), now_);
+    for (PeerId id : ring) {
       const Peer& peer = peers_.at(id);
       PeerView& shown = view.ring.emplace_back();
+      const Shares& shares = group.ToldShares();
+      shown.share = shares.size() == ring.size()
+                        ? shares[view.ring.size() - 1]
+                        : kShareUnits / static_cast<uint32_t>(ring.size());
       shown.peer = id;
       shown.host = peer.record.host;
       if (!peer.record.endpoints.empty()) shown.endpoint = peer.record.endpoints.front();

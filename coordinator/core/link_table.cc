@@ -209,6 +209,39 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
   return problem;
 }
 
+std::optional<PaceView> LinkTable::PaceOf(const std::vector<PeerId>& ring,
+                                              const control::BlockedPairs& blocked, Tick now) const {
+  if (ring.size() < 3 || ring.size() > kShareHostsMax) return std::nullopt;
+  const ShareProblem problem = Capacities(ring, now);
+  // The slowest host, and the two ends of the slowest pair: nobody else can set the pace.
+  std::set<size_t> slowest;
+  size_t host = 0;
+  std::pair<size_t, size_t> pair{0, 1};
+  for (size_t i = 0; i < ring.size(); ++i) {
+    if (problem.host(i) < problem.host(host)) host = i;
+    for (size_t j = 0; j < i; ++j) {
+      if (problem.pair(i, j) < problem.pair(pair.first, pair.second)) pair = {i, j};
+    }
+  }
+  if (std::isfinite(problem.host(host))) slowest.insert(host);
+  if (std::isfinite(problem.pair(pair.first, pair.second))) {
+    slowest.insert({pair.first, pair.second});
+  }
+  PaceView pace;
+  pace.bytes_per_second = Cost(ring, blocked, now).mesh_bytes_per_second;
+  if (pace.bytes_per_second == 0) return std::nullopt;
+  for (const size_t i : slowest) {
+    std::vector<PeerId> others = ring;
+    others.erase(others.begin() + static_cast<ptrdiff_t>(i));
+    const uint64_t without = Cost(others, blocked, now).mesh_bytes_per_second;
+    if (without <= pace.without) continue;
+    pace.without = without;
+    pace.peer = ring[i];
+  }
+  if (pace.without <= pace.bytes_per_second + pace.bytes_per_second / 20) return std::nullopt;
+  return pace;
+}
+
 void LinkTable::AddTo(Digester* digest) const {
   digest->Add(size_);
   for (const auto& [from, row] : links_) {

@@ -16,6 +16,7 @@
 #include "base/digest.h"
 #include "base/ids.h"
 #include "base/tick.h"
+#include "coordinator/core/records.h"
 #include "coordinator/solver/ring_solver.h"
 #include "coordinator/solver/share_solver.h"
 #include "proto/control/messages.h"
@@ -72,6 +73,10 @@ class LinkTable {
   // in the mesh. `blocked`: pairs of which the mesh cannot use the link.
   control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
                          Tick now) const;
+  // Returns the peer without which the mesh would be fastest; nullopt: no peer slows it down by more
+  // than a twentieth, as far as is known, or there are less than three peers.
+  std::optional<PaceView> PaceOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
+                             Tick now) const;
   // Returns the pairs of these peers between which large packets vanish, as one of the two reports.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;

@@ -196,6 +196,35 @@ TEST(LinkTable, ALinkThatAloneHoldsItsSenderLimitsThePair) {
   EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).pair(0, 1), kUnlimited);
 }
 
+TEST(LinkTable, CostsFollowFromWhatHostsCarry) {
+  LinkTable links;
+  const PeerId d(4);
+  for (const PeerId peer : {kA, kB, kC, d}) links.RecordHost(peer, 1000000, 0, kNow);
+  const control::LinkCost even = links.Cost({kA, kB, kC, d}, {}, kNow);
+  EXPECT_EQ(even, (control::LinkCost{0, 1000000, 666666, 666666, {}}));
+  links.RecordHost(kC, 250000, 0, kNow);
+  const control::LinkCost cost = links.Cost({kA, kC, kB, d}, {}, kNow);
+  EXPECT_EQ(cost.ring_bytes_per_second, 250000u);
+  EXPECT_EQ(cost.even_bytes_per_second, 166666u);
+  EXPECT_GT(cost.mesh_bytes_per_second, 249000u);
+  ASSERT_EQ(cost.shares.size(), 4u);
+  EXPECT_LT(cost.shares[1], kShareUnits / 1000);
+}
+
+TEST(LinkTable, NamesThePeerThatSetsThePace) {
+  LinkTable links;
+  const PeerId d(4);
+  for (const PeerId peer : {kA, kB, kC, d}) links.RecordHost(peer, 1000000, 0, kNow);
+  EXPECT_EQ(links.PaceOf({kA, kB, kC, d}, {}, kNow), std::nullopt) << "all are alike";
+  links.RecordHost(kC, 250000, 0, kNow);
+  const std::optional<PaceView> pace = links.PaceOf({kA, kB, kC, d}, {}, kNow);
+  ASSERT_TRUE(pace);
+  EXPECT_EQ(pace->peer, kC);
+  EXPECT_EQ(pace->bytes_per_second, links.Cost({kA, kB, kC, d}, {}, kNow).mesh_bytes_per_second);
+  EXPECT_EQ(pace->without, 750000u);
+  EXPECT_EQ(links.PaceOf({kA, kC}, {}, kNow), std::nullopt);
+}
+
 TEST(LinkTable, ALargeRingHasNoLimits) {
   LinkTable links;
   std::vector<PeerId> ring;

@@ -255,7 +255,17 @@ struct PeerView {
   // What its host can send and receive in all. 0: unknown.
   uint64_t up_bytes_per_second = 0;
   uint64_t down_bytes_per_second = 0;
+  uint32_t share = 0;  // of a tensor in the mesh, in units of 1 / kShareUnits
   std::optional<LinkView> next = std::nullopt;  // the link to the next peer of the ring
+};
+// The peer whose host or links set the pace of an all-reduce over the mesh.
+struct PaceView {
+  PeerId peer;
+  // How many bytes of a tensor the mesh adds up in a second, without latencies: with the best
+  // shares, and if the peer were not there.
+  uint64_t bytes_per_second = 0;
+  uint64_t without = 0;
+  friend bool operator==(const PaceView&, const PaceView&) = default;
 };
 struct GroupView {
   GroupKey group;
@@ -278,6 +288,7 @@ struct GroupView {
   // it gained.
   Epoch ring_epoch;  // 0: none
   std::string ring_gain;
+  std::optional<PaceView> pace = std::nullopt;
 };
 struct Overview {
   std::string incarnation;

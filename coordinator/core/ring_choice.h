@@ -64,6 +64,7 @@ class RingChoice {
 
   // An epoch was committed, and its peers were told these link costs.
   void Told(const control::LinkCost &cost) { told_ = cost; }
+  const control::LinkCost &told() const { return told_; }
   // The epoch that changed the ring to the better order was committed.
   void Ordered(Epoch epoch, Tick now);
   // The last epoch that brought a better order, and what it gained.

@@ -105,6 +105,7 @@ void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->set_bytes_sent(peer.load.bytes_sent);
   status->set_bytes_received(peer.load.bytes_received);
   if (peer.next) Fill(*peer.next, status->mutable_next());
+  status->set_share(static_cast<double>(peer.share) / kShareUnits);
   status->set_up_bytes_per_second(peer.up_bytes_per_second);
   status->set_down_bytes_per_second(peer.down_bytes_per_second);
 }

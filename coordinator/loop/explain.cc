@@ -374,6 +374,32 @@ void AddVotes(const GroupView& group, std::vector<std::string>* facts) {
   }
 }
 
+std::string Rate(uint64_t bytes_per_second) {
+  return absl::StrFormat("%.1f MB/s", static_cast<double>(bytes_per_second) / 1e6);
+}
+
+// Names the host without which ops would be faster.
+void AddPace(const GroupView& group, std::vector<std::string>* facts) {
+  if (!group.pace) return;
+  const auto slow =
+      std::find_if(group.ring.begin(), group.ring.end(),
+                   [&](const PeerView& peer) { return peer.peer == group.pace->peer; });
+  if (slow == group.ring.end()) return;
+  const auto seconds = [](uint64_t bytes_per_second) {
+    constexpr uint64_t kTensor = 64 << 20;
+    return absl::StrFormat("%.2f s", static_cast<double>(kTensor) /
+                                         static_cast<double>(bytes_per_second));
+  };
+  std::string text = absl::StrCat(PeerName(*slow), " sets the pace: ");
+  if (slow->up_bytes_per_second != 0) {
+    absl::StrAppend(&text, "its host sends at most ", Rate(slow->up_bytes_per_second), "; ");
+  }
+  absl::StrAppend(&text, "an all-reduce of 64 MiB over the mesh takes ",
+                  seconds(group.pace->bytes_per_second), " and the latency, and without this peer ",
+                  seconds(group.pace->without));
+  facts->push_back(std::move(text));
+}
+
 void AddState(const GroupView& group, std::vector<std::string>* facts) {
   if (!group.state) return;
   facts->push_back(absl::StrCat("the shared state of the last sync: revision ",
@@ -424,6 +450,7 @@ Explanation Explain(const GroupView& group, uint32_t detect_ms, uint32_t slow_wr
   AddPeers(group, detect_ms, &explanation.facts);
   AddVotes(group, &explanation.facts);
   AddOps(group, &explanation.facts);
+  AddPace(group, &explanation.facts);
   AddState(group, &explanation.facts);
   AddFaults(group, &explanation.facts);
   return explanation;

@@ -436,6 +436,12 @@ def links() -> Page:
         ],
     )
     page.lines(
+        "What each host owns in the mesh",
+        "percentunit",
+        "The part of a tensor that each host adds up and sends to all others. A slow host owns little, or nothing.",
+        [(f"longhaul_peerd_mesh_share{{{PEERS}}}", "{{instance}}")],
+    )
+    page.lines(
         "Slowest links of each peer",
         "Bps",
         "What the slowest links of each peer can carry, at most four of each; a lower bound while ops send little.",

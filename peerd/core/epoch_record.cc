@@ -99,6 +99,13 @@ std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
 int EpochRecord::RankOf(MemberId member) const { return RankIn(members, member); }
 bool EpochRecord::HasPeer(PeerId peer) const { return Contains(ring, peer); }
 
+double EpochRecord::ShareOf(PeerId peer) const {
+  const auto at = std::find(ring.begin(), ring.end(), peer);
+  if (at == ring.end()) return 0;
+  if (cost.shares.empty()) return 1.0 / static_cast<double>(ring.size());
+  return static_cast<double>(cost.shares[at - ring.begin()]) / kShareUnits;
+}
+
 bool EpochRecord::InBackground(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [member](const control::MemberInfo& info) {
     return info.member == member && info.background_until == control::kInBackground;

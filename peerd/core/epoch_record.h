@@ -41,6 +41,8 @@ struct EpochRecord {
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
   // The relay of the link between the two peers; 0: the link goes straight.
   PeerId RelayOf(PeerId a, PeerId b) const { return control::RelayOf(blocked, a, b); }
+  // What the peer owns of a tensor in the mesh, from 0 to 1. 0 if it is not in the epoch.
+  double ShareOf(PeerId peer) const;
 };
 
 // The members that take part in the ops of one boundary, and their peers. A member takes part if it

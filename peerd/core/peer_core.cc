@@ -789,7 +789,12 @@ std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
 PeerCore::Stats PeerCore::Impl::GetStats() const {
   Stats stats;
   for (const auto& [id, local] : members_.all()) stats.members += local.admitted ? 1 : 0;
-  for (const auto& [key, group] : groups_) stats.ops_open += group->ops.open();
+  for (const auto& [key, group] : groups_) {
+    stats.ops_open += group->ops.open();
+    if (const EpochRecord* const record = group->current()) {
+      stats.mesh_share = std::max(stats.mesh_share, record->ShareOf(config_.peer));
+    }
+  }
   stats.ops_committed = counters_.committed;
   stats.ops_aborted = counters_.aborted;
   stats.ops_refused = counters_.refused;

@@ -94,6 +94,7 @@ class PeerCore {
     uint64_t retries = 0;
     uint64_t frames_stale = 0;    // of an older attempt
     uint64_t frames_refused = 0;  // against the protocol
+    double mesh_share = 0;        // what this peer owns of a tensor in the mesh; of the largest
   };
   Stats GetStats() const;
 

@@ -201,6 +201,9 @@ struct PeerMetrics::Impl {
                      "Memory of the states kept for members that are here or may come back")),
         tunnels(AddGauge(r, "longhaul_peerd_tunnels",
                          "Lanes carried for pairs of peers that cannot reach each other")),
+        mesh_share(AddGauge(r, "longhaul_peerd_mesh_share",
+                            "The part of a tensor that this peer owns in the mesh, from 0 to 1; of "
+                            "its groups, the largest")),
         host_up(AddGauge(r, "longhaul_peerd_host_up_bytes_per_second",
                          "The most that this host was lately seen to send in all, over all its "
                          "links together; 0: not measured yet")),
@@ -257,6 +260,7 @@ struct PeerMetrics::Impl {
   Histogram& state_hash_seconds;
   Gauge& state_kept;
   Gauge& tunnels;
+  Gauge& mesh_share;
   Gauge& host_up;
   Gauge& host_down;
   prometheus::Family<Gauge>& link_rates;
@@ -315,6 +319,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.on_epoll.Set(s.on_epoll ? 1 : 0);
   m.state_kept.Set(static_cast<double>(s.state_bytes_kept));
   m.tunnels.Set(s.transport.tunnels);
+  m.mesh_share.Set(s.core.mesh_share);
   m.host_up.Set(static_cast<double>(s.host_up));
   m.host_down.Set(static_cast<double>(s.host_down));
   m.ShowLinks(s.links);

@@ -119,10 +119,12 @@ TEST(PeerMetrics, AgesCountFromTheStartUntilSomethingHappens) {
 TEST(PeerMetrics, ShowsWhatTheHostCarries) {
   PeerMetrics metrics([] {});
   PeerSnapshot snapshot;
+  snapshot.core.mesh_share = 0.25;
   snapshot.host_up = 5000;
   snapshot.host_down = 7000;
   metrics.Publish(snapshot);
   const std::string page = PageOf(metrics);
+  EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_mesh_share 0.25\n"));
   EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_host_up_bytes_per_second 5000\n"));
   EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_host_down_bytes_per_second 7000\n"));
 }

@@ -83,10 +83,10 @@ std::string Hosts(const v1::GetLinksResponse::Group& group) {
     return peer->up_bytes_per_second() != 0 || peer->down_bytes_per_second() != 0;
   };
   if (std::none_of(all.begin(), all.end(), known)) return "";
-  Rows rows = {{"MIB/S IN ALL", "HOST", "UP", "DOWN"}};
+  Rows rows = {{"MIB/S IN ALL", "HOST", "UP", "DOWN", "SHARE"}};
   for (const v1::PeerStatus* peer : all) {
     rows.push_back({peer->peer(), Printable(peer->host()), MegaBytes(peer->up_bytes_per_second()),
-                    MegaBytes(peer->down_bytes_per_second())});
+                    MegaBytes(peer->down_bytes_per_second()), RenderShare(peer->share())});
   }
   return "\n" + RenderTable(rows);
 }

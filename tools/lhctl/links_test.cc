@@ -109,10 +109,10 @@ TEST(Links, WhatHostsCarryInAllFollowsAndWhatHoldsThem) {
                 links { from: "pa" to: "pb" link { bytes_per_second: 1048576 } held: true }
               })")),
               HasSubstr("\n"
-                        "MIB/S IN ALL  HOST  UP    DOWN\n"
-                        "pa            h1    12.5  1.0\n"
-                        "pb            h?2   1.0   ?\n"
-                        "pc            h3    ?     ?\n"
+                        "MIB/S IN ALL  HOST  UP    DOWN  SHARE\n"
+                        "pa            h1    12.5  1.0   100.0 %\n"
+                        "pb            h?2   1.0   ?     0.0 %\n"
+                        "pc            h3    ?     ?     0.0 %\n"
                         "\n"
                         "held: pa could send more; its link to pb, or pb itself, takes no more\n"));
 }
@@ -125,9 +125,9 @@ TEST(Links, OfMoreThanSixteenPeersTheSlowestHostsAreListed) {
     peer->set_down_bytes_per_second(static_cast<uint64_t>(20 - i) << 20);
   }
   const std::string text = RenderLinks(links);
-  EXPECT_THAT(text, HasSubstr("MIB/S IN ALL  HOST  UP    DOWN\n"
-                              "p1                  1.0   19.0\n"
-                              "p2                  2.0   18.0\n"));
+  EXPECT_THAT(text, HasSubstr("MIB/S IN ALL  HOST  UP    DOWN  SHARE\n"
+                              "p1                  1.0   19.0  0.0 %\n"
+                              "p2                  2.0   18.0  0.0 %\n"));
   EXPECT_THAT(text, Not(HasSubstr("p0                  ?")));
 }
 

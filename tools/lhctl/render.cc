@@ -139,6 +139,8 @@ std::vector<std::string> LinkCells(const v1::PeerStatus& peer) {
           absl::StrCat(link.age_s(), " s ago")};
 }
 
+std::string RenderShare(double share) { return absl::StrFormat("%.1f %%", share * 100); }
+
 std::string RenderBytes(uint64_t bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   if (bytes < 1024) return absl::StrCat(bytes, " B");
@@ -206,7 +208,11 @@ std::string RenderMembers(const v1::GetOverviewResponse& overview) {
 std::string RenderRing(const v1::GetRingResponse& rings) {
   std::vector<std::vector<std::string>> rows = {{"GROUP", "POSITION", "PEER", "HOST", "ENDPOINT",
                                                  "STATE", "OPS", "SETTLED", "SENT", "RECEIVED",
-                                                 "TO NEXT", "RTT", "MEASURED"}};
+                                                 "UP", "DOWN", "SHARE", "TO NEXT", "RTT",
+                                                 "MEASURED"}};
+  const auto rate = [](uint64_t bytes_per_second) {
+    return bytes_per_second == 0 ? "-" : RenderBytes(bytes_per_second) + "/s";
+  };
   std::string changes;
   for (const auto& ring : rings.rings()) {
     if (ring.ring_epoch() != 0) {
@@ -218,7 +224,9 @@ std::string RenderRing(const v1::GetRingResponse& rings) {
       rows.push_back({GroupName(ring.run(), ring.group()), Number(position++), peer.peer(),
                       Printable(peer.host()), Printable(peer.endpoint()), PeerState(peer),
                       Number(peer.ops_open()), Number(peer.ops_settled()),
-                      RenderBytes(peer.bytes_sent()), RenderBytes(peer.bytes_received())});
+                      RenderBytes(peer.bytes_sent()), RenderBytes(peer.bytes_received()),
+                      rate(peer.up_bytes_per_second()), rate(peer.down_bytes_per_second()),
+                      RenderShare(peer.share())});
       for (std::string& cell : LinkCells(peer)) rows.back().push_back(std::move(cell));
     }
   }

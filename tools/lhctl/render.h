@@ -40,5 +40,7 @@ std::vector<std::string> LinkCells(const v1::PeerStatus& peer);
 
 // "1.5 GiB", for instance.
 std::string RenderBytes(uint64_t bytes);
+// As a percentage of a tensor.
+std::string RenderShare(double share);
 
 }  // namespace longhaul

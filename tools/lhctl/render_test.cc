@@ -88,13 +88,16 @@ TEST(Render, Ring) {
   auto* ring = rings.add_rings();
   ring->set_run("demo");
   *ring->mutable_peers() = overview.groups(0).ring();
+  ring->mutable_peers(0)->set_up_bytes_per_second(10 << 20);
+  ring->mutable_peers(0)->set_share(0.625);
+  ring->mutable_peers(1)->set_share(0.375);
   const std::string table =
       "GROUP   POSITION  PEER  HOST  ENDPOINT        STATE     OPS  SETTLED  SENT     RECEIVED  "
-      "TO NEXT       RTT      MEASURED\n"
+      "UP          DOWN  SHARE   TO NEXT       RTT      MEASURED\n"
       "demo/0  0         pa    h1    10.0.0.1:29700  attached  2    100      1.5 KiB  3.0 GiB   "
-      "12.5 MiB/s    40.2 ms  7 s ago\n"
+      "10.0 MiB/s  -     62.5 %  12.5 MiB/s    40.2 ms  7 s ago\n"
       "demo/0  1         pb    h2    10.0.0.2:29700  away      0    0        0 B      0 B       "
-      ">= 1.0 MiB/s  -        3 s ago\n";
+      "-           -     37.5 %  >= 1.0 MiB/s  -        3 s ago\n";
   EXPECT_EQ(RenderRing(rings), table);
   ring->set_ring_epoch(9);
   ring->set_ring_gain("slowest_mb_s=10.0 was=2.0");
