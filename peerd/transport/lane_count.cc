@@ -58,8 +58,8 @@ uint32_t LaneCount::First(int64_t rtt_us) {
   return std::bit_ceil(static_cast<uint32_t>(lanes));
 }
 
-LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us)
-    : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), lanes_(first) {
+LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links)
+    : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), links_(links), lanes_(first) {
   LH_CHECK(first >= 1 && first <= max);
 }
 
@@ -114,7 +114,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
 bool LaneCount::EndBurst(Tick end) {
   const int64_t us = end - burst_begun_;
-  const uint64_t unsent = uint64_t{lanes_} * kUnsentBytes;
+  const uint64_t unsent = uint64_t{lanes_} * links_ * kUnsentBytes;
   if (us > kShort * rtt_us_ || burst_idle_us_ > us / 2) return false;
   if (burst_bytes_ <= kShortMin * unsent) return false;
   if (settle_us_ > 0) {

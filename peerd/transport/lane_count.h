@@ -30,8 +30,9 @@ namespace longhaul::peerd {
 
 class LaneCount {
  public:
-  // `rtt_us`: of the path, without queues. 1 <= first <= max.
-  LaneCount(uint32_t first, uint32_t max, int64_t rtt_us);
+  // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
+  // one sender, and each uses lanes() lanes.
+  LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes to begin with. One connection gets less as round trips grow.
   static uint32_t First(int64_t rtt_us);
@@ -66,6 +67,7 @@ class LaneCount {
 
   const uint32_t max_;
   const int64_t rtt_us_;
+  const uint32_t links_;
   uint32_t lanes_;
   bool trying_ = false;  // lanes_ is twice the number that gave rate_
   bool found_ = false;

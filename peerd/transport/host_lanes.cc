@@ -1,0 +1,83 @@
+#include "peerd/transport/host_lanes.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// Times in round trips.
+constexpr int64_t kPause = 2;     // a longer pause ends a stretch, and a burst
+constexpr int64_t kStretch = 16;  // the longest stretch
+constexpr int64_t kGrace = 4;     // so long the links of the stretch before count, too
+// Shorter round trips count as this long, because of the scheduling of processes.
+constexpr int64_t kRttUsMin = Millis(10);
+
+// All busy links together begin with 1/kFewer of the lanes with which one link alone begins. Too
+// many lanes at first cost repeated bytes; too few cost the time of a search.
+constexpr uint32_t kFewer = 1;
+
+uint32_t FirstLanes(int64_t rtt_us, size_t links) {
+  const uint32_t each = LaneCount::First(rtt_us) / kFewer / static_cast<uint32_t>(links);
+  return std::bit_floor(std::max(each, 1u));
+}
+
+}  // namespace
+
+bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
+  Link& link = links_[id];
+  link.rtt_us = std::max(rtt_us, kRttUsMin);
+  int64_t rtt = 0;
+  for (const auto& [other, l] : links_) rtt = std::max(rtt, l.rtt_us);
+  const bool emptied = std::exchange(emptied_, false);
+  const int64_t us = now - std::exchange(last_, now);
+  if (us > kPause * rtt) {
+    BeginStretch(/*paused=*/true, now);
+  } else {
+    if (!emptied) sum_.us += us;
+    if (now - begun_ > kStretch * rtt) BeginStretch(/*paused=*/false, now);
+  }
+  sum_.bytes += bytes;
+  link.waiting = true;
+  link.bytes += bytes;
+  link.in_burst |= link.bytes >= kBusyBytes;
+  const bool grace = now - begun_ < kGrace * rtt;
+  busy_ = static_cast<size_t>(std::count_if(links_.begin(), links_.end(), [grace](const auto& l) {
+    return l.second.bytes >= kBusyBytes || (grace && l.second.before);
+  }));
+  if (busy_ < 2) return false;
+  const auto links = static_cast<uint32_t>(busy_);
+  LaneCount& count =
+      counts_.try_emplace(busy_, FirstLanes(rtt, busy_), LH_LANES_MAX, rtt, links).first->second;
+  if (emptied) count.QueueEmptied();
+  return count.Sent(bytes, now);
+}
+
+void HostLanes::BeginStretch(bool paused, Tick now) {
+  begun_ = now;
+  for (auto& [id, link] : links_) {
+    link.before = paused ? link.in_burst : link.bytes >= kBusyBytes;
+    link.bytes = 0;
+    if (paused) link.in_burst = false;
+  }
+}
+
+void HostLanes::QueueEmptied(uint64_t id) {
+  const auto link = links_.find(id);
+  if (link == links_.end()) return;
+  link->second.waiting = false;
+  emptied_ |=
+      std::none_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.waiting; });
+}
+
+void HostLanes::Remove(uint64_t id) {
+  links_.erase(id);
+  busy_ = 0;  // until the next Sent()
+}
+
+HostLanes::Busy HostLanes::PopBusy() { return std::exchange(sum_, {}); }
+
+}  // namespace longhaul::peerd
