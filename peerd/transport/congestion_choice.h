@@ -8,7 +8,7 @@
 // The loser is not tried again for a while. The winner is questioned again if it repeats much
 // later, or if its rate has fallen by half.
 //
-// Time and bytes count only while there is something to send. Plain value: no clock.
+// Pauses between ops do not count. Plain value: no clock.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class CongestionChoice {
  public:
   // What the long ways of the host did since the last sample.
   struct Sample {
-    int64_t us = 0;               // in which there was something to send
+    int64_t us = 0;               // without pauses between ops
     uint64_t bytes = 0;           // sent in that time, each counted once
     uint64_t bytes_repeated = 0;  // sent again by TCP
   };

@@ -16,12 +16,13 @@ constexpr int64_t kGrace = 4;     // so long the links of the stretch before cou
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// All busy links together begin with 1/kFewer of the lanes with which one link alone begins. Too
-// many lanes at first cost repeated bytes; too few cost the time of a search.
-constexpr uint32_t kFewer = 1;
+// All busy links together begin with at most so many lanes. Measured at 100 Mbit/s with 4 hosts
+// and ops of 2 s: fewer lanes begin too slowly, and more lanes overrun queues of 50 ms.
+constexpr uint32_t kFirstMax = 16;
 
 uint32_t FirstLanes(int64_t rtt_us, size_t links) {
-  const uint32_t each = LaneCount::First(rtt_us) / kFewer / static_cast<uint32_t>(links);
+  const uint32_t each =
+      std::min(LaneCount::First(rtt_us), kFirstMax) / static_cast<uint32_t>(links);
   return std::bit_floor(std::max(each, 1u));
 }
 
@@ -35,9 +36,10 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const bool emptied = std::exchange(emptied_, false);
   const int64_t us = now - std::exchange(last_, now);
   if (us > kPause * rtt) {
+    sum_.us += rtt;  // until the last bytes before the pause had arrived
     BeginStretch(/*paused=*/true, now);
   } else {
-    if (!emptied) sum_.us += us;
+    sum_.us += us;
     if (now - begun_ > kStretch * rtt) BeginStretch(/*paused=*/false, now);
   }
   sum_.bytes += bytes;

@@ -25,7 +25,7 @@ namespace longhaul::peerd {
 
 class HostLanes {
  public:
-  // What the links sent while at least one of them had something to send.
+  // What the links sent, and the time without the pauses.
   struct Busy {
     int64_t us = 0;
     uint64_t bytes = 0;

@@ -15,6 +15,7 @@ constexpr int64_t kPause = 2;           // a longer pause ends a burst
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
+constexpr int64_t kMeasuredMany = 24;   // the same, of several links
 constexpr int64_t kShort = 5;           // the longest short burst
 constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
 // A short burst counts only if it has more than so many times the bytes that the kernel may hold
@@ -36,6 +37,7 @@ constexpr int64_t kPatienceTrying = 12;
 // agree. Above kGainPercent more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
+constexpr uint64_t kGainPercentMany = 118;  // of several links
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
 // Above this, the path has changed, and the search begins again.
@@ -100,7 +102,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     us_ += us;
     bytes_ += bytes;
   }
-  const int64_t enough = kMeasured * rtt_us_;
+  const int64_t enough = (links_ > 1 ? kMeasuredMany : kMeasured) * rtt_us_;
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
@@ -154,7 +156,8 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
       !Exceeds(rate, before, kSteadyPercent) && !Exceeds(before, rate, kSteadyPercent);
   if ((before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
-  if (std::exchange(trying_, false) && !Exceeds(rate, rate_, kGainPercent)) {
+  if (std::exchange(trying_, false) &&
+      !Exceeds(rate, rate_, links_ > 1 ? kGainPercentMany : kGainPercent)) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
