@@ -46,7 +46,7 @@ TEST_F(CongestionChoiceTest, StaysWithADefaultThatRepeatsLittle) {
 }
 
 TEST_F(CongestionChoiceTest, TakesTheOtherIfItCarriesAsMuchAndRepeatsLess) {
-  Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 5);
+  Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 7);
   EXPECT_EQ(choice_.in_use(), "cubic");
   Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 1000);
   EXPECT_EQ(choice_.in_use(), "cubic");
@@ -61,7 +61,7 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
   EXPECT_THAT(reasons_[1], HasSubstr("cubic is slower"));
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 270);
   EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
-  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 30);
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 50);
   EXPECT_EQ(reasons_.size(), 4u) << "tried again after a while";
   EXPECT_EQ(choice_.in_use(), "bbr");
 }

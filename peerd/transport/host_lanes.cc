@@ -50,10 +50,15 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   busy_ = static_cast<size_t>(std::count_if(links_.begin(), links_.end(), [grace](const auto& l) {
     return l.second.bytes >= kBusyBytes || (grace && l.second.before);
   }));
-  if (busy_ < 2) return false;
+  if (busy_ == 0) return false;
+  // The lanes of one link alone are counted by the link. Only the rate is of use here.
+  if (busy_ == 1) counts_.try_emplace(1, 1, 1, rtt);
   const auto links = static_cast<uint32_t>(busy_);
   LaneCount& count =
       counts_.try_emplace(busy_, FirstLanes(rtt, busy_), LH_LANES_MAX, rtt, links).first->second;
+  if (const auto alone = counts_.find(1); links > 1 && alone != counts_.end()) {
+    count.SetLimit(alone->second.rate());
+  }
   if (emptied) count.QueueEmptied();
   return count.Sent(bytes, now);
 }

@@ -11,6 +11,9 @@
 // in the one before; after a pause, those that were busy at any time before the pause. The search
 // is another one for each number of busy links.
 //
+// A link that is busy alone is measured, too. If several links together send about as much, the
+// access link is full, and more lanes are not tried.
+//
 // Only links on long ways are told. Plain value: no clock.
 #pragma once
 

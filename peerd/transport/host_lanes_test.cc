@@ -52,6 +52,18 @@ TEST_F(HostLanesTest, BeginsWithFewAndAddsNoneWhereTheHostSendsNoMore) {
   EXPECT_NEAR(static_cast<double>(host_.rate()), 12.5e6, 0.1e6);
 }
 
+TEST_F(HostLanesTest, TriesNoMoreWhereTheLinksTogetherSendAsMuchAsOneAlone) {
+  Send(1, 12500, 12500, 2000);
+  Pause();
+  Send(3, 12000, 12500, 10000);
+  EXPECT_EQ(host_.lanes(), 4u);
+  EXPECT_EQ(changes_, 0);
+  EXPECT_TRUE(host_.found());
+  Pause();
+  Send(2, 50000, 1500, 20000);
+  EXPECT_EQ(host_.lanes(), 16u) << "two links together send more than one alone";
+}
+
 TEST_F(HostLanesTest, AddsLanesWhileTheHostSendsMore) {
   Send(3, 60000, 1500, 20000);
   EXPECT_EQ(host_.lanes(), 16u) << "14 are enough";

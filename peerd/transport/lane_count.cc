@@ -40,6 +40,9 @@ constexpr uint64_t kGainPercent = 112;
 constexpr uint64_t kGainPercentMany = 118;  // of several links
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
+// A rate between these percentages of a limit has reached the limit.
+constexpr uint64_t kAtLimitPercent = 75;
+constexpr uint64_t kOverLimitPercent = 115;
 // Above this, the path has changed, and the search begins again.
 constexpr uint64_t kChangePercent = 150;
 constexpr int64_t kAgainUs = Seconds(300);
@@ -170,7 +173,9 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   if (now < found_until_) return false;
   rate_ = rate;
-  if (lanes_ > max_ / 2 || !more) {
+  const bool at_limit = !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
+                        !Exceeds(rate, limit_, kOverLimitPercent);
+  if (lanes_ > max_ / 2 || !more || at_limit) {
     found_ = true;
     return false;
   }

@@ -54,6 +54,9 @@ class LaneCount {
   bool Probed(uint64_t bytes_per_second);
   // `bytes` were put on lanes. Returns whether lanes() has changed.
   bool Sent(uint64_t bytes, Tick now);
+  // Something else than the number of lanes limits the sender to about this rate. While it reaches
+  // the rate, more lanes are not tried. 0: no limit is known.
+  void SetLimit(uint64_t bytes_per_second) { limit_ = bytes_per_second; }
   // A lane could take more, and nothing waited.
   void QueueEmptied() { emptied_ = true; }
 
@@ -74,6 +77,7 @@ class LaneCount {
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;
+  uint64_t limit_ = 0;
   Tick last_;
   Tick skip_until_;
   int64_t settle_us_ = 0;
