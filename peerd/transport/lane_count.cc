@@ -16,6 +16,7 @@ constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which 
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
 constexpr int64_t kMeasuredMany = 24;   // the same, of several links
+constexpr int64_t kTriedMany = 12;      // the same, while they try more lanes
 constexpr int64_t kShort = 5;           // the longest short burst
 constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
 // A short burst counts only if it has more than so many times the bytes that the kernel may hold
@@ -105,7 +106,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     us_ += us;
     bytes_ += bytes;
   }
-  const int64_t enough = (links_ > 1 ? kMeasuredMany : kMeasured) * rtt_us_;
+  const int64_t enough = (links_ == 1 ? kMeasured : trying_ ? kTriedMany : kMeasuredMany) * rtt_us_;
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
@@ -157,10 +158,11 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   const uint64_t before = std::exchange(last_rate_, rate);
   const bool steady =
       !Exceeds(rate, before, kSteadyPercent) && !Exceeds(before, rate, kSteadyPercent);
-  if ((before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
+  const bool gain = Exceeds(rate, rate_, links_ > 1 ? kGainPercentMany : kGainPercent);
+  const bool enough = links_ > 1 && trying_ && !gain;
+  if (!enough && (before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
-  if (std::exchange(trying_, false) &&
-      !Exceeds(rate, rate_, links_ > 1 ? kGainPercentMany : kGainPercent)) {
+  if (std::exchange(trying_, false) && !gain) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);

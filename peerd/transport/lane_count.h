@@ -32,7 +32,8 @@ class LaneCount {
  public:
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
   // one sender, and each uses lanes() lanes. Then rates waver more, because other hosts send
-  // to the same receivers, so measurements are longer.
+  // to the same receivers. So measurements are longer, and a trial ends as soon as one measurement
+  // is no better.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes to begin with. One connection gets less as round trips grow.

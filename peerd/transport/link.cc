@@ -259,7 +259,10 @@ Tick Link::Nudge(Tick now) {
 LinkUse Link::BestUse() const {
   const bool copied = options_.zero_copy == ZeroCopyGate::Use::kNever;
   if (copied && !schedule_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
-  return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
+  // Lanes that are up and not used carry nothing.
+  const uint32_t of_use = schedule_.lanes_of_use();
+  const uint32_t lanes = of_use == 0 ? data_lanes_ : std::min(data_lanes_, of_use);
+  return {std::max(lanes * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
 }
 
 void Link::Probed(uint64_t bytes_per_second) {
