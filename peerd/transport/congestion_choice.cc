@@ -15,8 +15,8 @@ constexpr int64_t kSettlingUs = Seconds(4);
 constexpr uint64_t kMeasuredBytesMin = 4 << 20;
 // From so many repeated bytes on the other control is tried.
 constexpr uint64_t kMuchPerMille = 15;
-// Up to this, two rates are about equal. Two measurements with the same control differ by up to a
-// seventh, because ops and the controls of other hosts differ.
+// Up to this, two controls are about as good. Two measurements with the same control differ by up
+// to a seventh, because ops and the controls of other hosts differ.
 constexpr uint64_t kEqualPercent = 120;
 // The rate has fallen by so much that the choice may be wrong now.
 constexpr uint64_t kFallenPercent = 50;
@@ -54,16 +54,17 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
   }
   trying_ = false;
   try_after_ = now + kAgainUs;
-  const bool faster = measured.rate * 100 > before_.rate * kEqualPercent;
-  const bool slower = before_.rate * 100 > measured.rate * kEqualPercent;
-  if (faster || (!slower && measured.per_mille < before_.per_mille)) {
+  const bool better = measured.worth() * 100 > before_.worth() * kEqualPercent;
+  const bool worse = before_.worth() * 100 > measured.worth() * kEqualPercent;
+  if (better || (!worse && measured.per_mille < before_.per_mille)) {
     rate_won_ = measured.rate;
     return "";
   }
   rate_won_ = before_.rate;
-  return Switch(absl::StrCat(names_[now_],
-                             slower ? " is slower: " : " repeats as much: ", measured.per_mille,
-                             " per mille at ", measured.rate, " bytes/s, not ", before_.rate));
+  return Switch(
+      absl::StrCat(names_[now_], worse ? " is worse: " : " repeats as much: ", measured.per_mille,
+                   " per mille at ", measured.rate, " bytes/s, before: ", before_.per_mille,
+                   " per mille at ", before_.rate));
 }
 
 std::string CongestionChoice::Switch(const std::string& why) {

@@ -3,8 +3,9 @@
 // Begins with the system's default. If it repeats many bytes, the other control is tried: the
 // queues on these paths may be too short for the default. The choice compares one measurement of
 // each:
-//   - the one that carries clearly more bytes a second is kept,
-//   - if both carry about as much, the one that repeats fewer bytes is kept.
+//   - the one that is clearly better is kept. Its worth is the bytes a second that it carries, less
+//     kRepeatCost for each byte that it repeats, since repeated bytes fill queues of other hosts,
+//   - if both are about as good, the one that repeats fewer bytes is kept.
 // The loser is not tried again for a while. The winner is questioned again if it repeats much
 // later, or if its rate has fallen by half.
 //
@@ -36,9 +37,14 @@ class CongestionChoice {
   const std::string& in_use() const { return names_[now_]; }
 
  private:
+  static constexpr uint64_t kRepeatCost = 3;
   struct Measured {
     uint64_t rate = 0;       // bytes a second
     uint64_t per_mille = 0;  // of the bytes, repeated
+    uint64_t worth() const {
+      const uint64_t cost = kRepeatCost * per_mille;
+      return cost < 1000 ? rate / 1000 * (1000 - cost) : 0;
+    }
   };
   std::string Judge(const Measured& measured, Tick now);
   std::string Switch(const std::string& why);

@@ -58,7 +58,7 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 20);
   EXPECT_EQ(choice_.in_use(), "bbr");
   ASSERT_EQ(reasons_.size(), 2u);
-  EXPECT_THAT(reasons_[1], HasSubstr("cubic is slower"));
+  EXPECT_THAT(reasons_[1], HasSubstr("cubic is worse"));
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 270);
   EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 50);
@@ -68,6 +68,11 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
 
 TEST_F(CongestionChoiceTest, KeepsTheFasterOneThoughItRepeatsMore) {
   Send({.rate = 5000000, .per_mille = 20}, {.rate = 12000000, .per_mille = 50}, 20);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, WhatIsRepeatedCostsOtherHostsAsWell) {
+  Send({.rate = 10000000, .per_mille = 190}, {.rate = 8000000, .per_mille = 20}, 20);
   EXPECT_EQ(choice_.in_use(), "cubic");
 }
 

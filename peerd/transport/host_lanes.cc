@@ -12,7 +12,7 @@ namespace {
 // Times in round trips.
 constexpr int64_t kPause = 2;     // a longer pause ends a stretch, and a burst
 constexpr int64_t kStretch = 16;  // the longest stretch
-constexpr int64_t kGrace = 4;     // so long the links of the stretch before count, too
+constexpr int64_t kGrace = 4;     // after a pause, so long the links of the burst before count
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
@@ -33,7 +33,6 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   link.rtt_us = std::max(rtt_us, kRttUsMin);
   int64_t rtt = 0;
   for (const auto& [other, l] : links_) rtt = std::max(rtt, l.rtt_us);
-  const bool emptied = std::exchange(emptied_, false);
   const int64_t us = now - std::exchange(last_, now);
   if (us > kPause * rtt) {
     sum_.us += rtt;  // until the last bytes before the pause had arrived
@@ -43,28 +42,33 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
     if (now - begun_ > kStretch * rtt) BeginStretch(/*paused=*/false, now);
   }
   sum_.bytes += bytes;
-  link.waiting = true;
+  bool idle = !std::exchange(link.waiting, true);
   link.bytes += bytes;
   link.in_burst |= link.bytes >= kBusyBytes;
-  const bool grace = now - begun_ < kGrace * rtt;
-  busy_ = static_cast<size_t>(std::count_if(links_.begin(), links_.end(), [grace](const auto& l) {
-    return l.second.bytes >= kBusyBytes || (grace && l.second.before);
-  }));
-  if (busy_ == 0) return false;
-  // The lanes of one link alone are counted by the link. Only the rate is of use here.
-  if (busy_ == 1) counts_.try_emplace(1, 1, 1, rtt);
-  const auto links = static_cast<uint32_t>(busy_);
-  LaneCount& count =
-      counts_.try_emplace(busy_, FirstLanes(rtt, busy_), LH_LANES_MAX, rtt, links).first->second;
-  if (const auto alone = counts_.find(1); links > 1 && alone != counts_.end()) {
-    count.SetLimit(alone->second.rate());
+  const bool grace = !after_pause_ || now - begun_ < kGrace * rtt;
+  busy_ = 0;
+  for (const auto& [other, l] : links_) {
+    if (l.bytes < kBusyBytes && !(grace && l.before)) continue;
+    ++busy_;
+    idle |= !l.waiting;
   }
-  if (emptied) count.QueueEmptied();
-  return count.Sent(bytes, now);
+  if (busy_ == 0) return false;
+  const auto links = static_cast<uint32_t>(busy_);
+  // The lanes of one link alone are counted by the link. Only the rate is of use here.
+  const uint32_t first = links == 1 ? 1 : FirstLanes(rtt, links);
+  const uint32_t max = links == 1 ? 1 : LH_LANES_MAX;
+  LaneCount& count = counts_.try_emplace(busy_, first, max, rtt, links).first->second;
+  // If one link has nothing to send, the others need not fill the access link.
+  if (idle) count.QueueEmptied();
+  count.SetLimit(alone_rate_);
+  const bool changed = count.Sent(bytes, now);
+  if (links == 1 && count.rate() != 0) alone_rate_ = count.rate();
+  return changed;
 }
 
 void HostLanes::BeginStretch(bool paused, Tick now) {
   begun_ = now;
+  after_pause_ = paused;
   for (auto& [id, link] : links_) {
     link.before = paused ? link.in_burst : link.bytes >= kBusyBytes;
     link.bytes = 0;
@@ -73,11 +77,7 @@ void HostLanes::BeginStretch(bool paused, Tick now) {
 }
 
 void HostLanes::QueueEmptied(uint64_t id) {
-  const auto link = links_.find(id);
-  if (link == links_.end()) return;
-  link->second.waiting = false;
-  emptied_ |=
-      std::none_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.waiting; });
+  if (const auto link = links_.find(id); link != links_.end()) link->second.waiting = false;
 }
 
 void HostLanes::Remove(uint64_t id) {

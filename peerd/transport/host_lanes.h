@@ -6,13 +6,15 @@
 // access link. So while several links are busy, one search counts for all: it doubles the lanes of
 // every busy link only if the host as a whole sends more.
 //
-// A link is busy if it has sent kBusyBytes in the present stretch. A stretch ends with a pause of
-// all links, or after some round trips. At the beginning of a stretch, links count that were busy
-// in the one before; after a pause, those that were busy at any time before the pause. The search
-// is another one for each number of busy links.
+// A link is busy if it has sent kBusyBytes in the present stretch or the one before. A stretch ends
+// with a pause of all links, or after some round trips. So near the end of an op the last link does
+// not take up the many lanes that it would use alone. After a pause, the links of the op before the
+// pause count as busy for a few round trips. The search is another one for each number of busy
+// links.
 //
-// A link that is busy alone is measured, too. If several links together send about as much, the
-// access link is full, and more lanes are not tried.
+// Time counts only while all busy links have something to send. Otherwise a receiver may be the
+// limit. A link that is busy alone is measured, too. If several links together send about as much,
+// the access link is full, and more lanes are not tried.
 //
 // Only links on long ways are told. Plain value: no clock.
 #pragma once
@@ -69,9 +71,10 @@ class HostLanes {
   std::map<uint64_t, Link> links_;
   std::map<size_t, LaneCount> counts_;  // by the number of busy links
   size_t busy_ = 0;
-  Tick begun_;  // of the present stretch
+  Tick begun_;                // of the present stretch
+  bool after_pause_ = false;  // the present stretch began after a pause
   Tick last_;
-  bool emptied_ = false;  // nothing waited on any link since last_
+  uint64_t alone_rate_ = 0;  // the last rate of a link that was busy alone; 0: unknown
   Busy sum_;
 };
 

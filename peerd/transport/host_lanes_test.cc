@@ -84,7 +84,9 @@ TEST_F(HostLanesTest, LinksBusyBeforeAPauseCountFromTheBeginningOfTheNextBurst) 
 
 TEST_F(HostLanesTest, LinksThatStopWithoutAPauseOfTheHostCountNoMore) {
   Send(3, 12500, 12500, 2000);
-  Send(1, 12500, 12500, 2000);
+  Send(1, 12500, 12500, 600);
+  EXPECT_EQ(host_.links(), 3u) << "the end of an op";
+  Send(1, 12500, 12500, 700);
   EXPECT_EQ(host_.links(), 1u);
 }
 
