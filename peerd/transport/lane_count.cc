@@ -15,8 +15,8 @@ constexpr int64_t kPause = 2;           // a longer pause ends a burst
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
-constexpr int64_t kMeasuredMany = 24;   // the same, of several links
-constexpr int64_t kTriedMany = 12;      // the same, while they try more lanes
+constexpr int64_t kMeasuredMany = 12;   // the same, of several links
+constexpr int64_t kTriedMany = 8;       // the same, while they try more lanes
 constexpr int64_t kShort = 5;           // the longest short burst
 constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
 // A short burst counts only if it has more than so many times the bytes that the kernel may hold
@@ -110,11 +110,20 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
-  if (all_us_ >= (trying_ ? kPatienceTrying : kPatience) * enough) {
-    trying_ = false;
-    Restart();
+  if (all_us_ < (trying_ && links_ == 1 ? kPatienceTrying : kPatience) * enough) return false;
+  if (std::exchange(trying_, false) && links_ > 1) {
+    GoBack(now);
+    return true;
   }
+  Restart();
   return false;
+}
+
+// Ends a trial of more lanes.
+void LaneCount::GoBack(Tick now) {
+  found_ = true;
+  found_until_ = now + kAgainUs;
+  Use(lanes_ / 2);
 }
 
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
@@ -163,9 +172,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   if (!enough && (before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
   if (std::exchange(trying_, false) && !gain) {
-    found_ = true;
-    found_until_ = now + kAgainUs;
-    Use(lanes_ / 2);
+    GoBack(now);
     return true;
   }
   const bool changed = Exceeds(rate, rate_, kChangePercent) || Exceeds(rate_, rate, kChangePercent);

@@ -33,7 +33,7 @@ class LaneCount {
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
   // one sender, and each uses lanes() lanes. Then rates waver more, because other hosts send
   // to the same receivers. So measurements are longer, and a trial ends as soon as one measurement
-  // is no better.
+  // is no better, or if segments seldom wait.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes to begin with. One connection gets less as round trips grow.
@@ -67,6 +67,7 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  void GoBack(Tick now);
   void Restart();
   void Use(uint32_t lanes);
 
