@@ -52,10 +52,13 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
     return Switch(absl::StrCat(names_[now_], fallen ? " has become slow: " : " repeats much: ",
                                measured.per_mille, " per mille at ", measured.rate, " bytes/s"));
   }
+  const bool worse = before_.worth() * 100 > measured.worth() * kEqualPercent;
+  // One measurement may be low by chance, for instance because other hosts change their controls.
+  if (worse && !std::exchange(doubted_, true)) return "";
+  doubted_ = false;
   trying_ = false;
   try_after_ = now + kAgainUs;
   const bool better = measured.worth() * 100 > before_.worth() * kEqualPercent;
-  const bool worse = before_.worth() * 100 > measured.worth() * kEqualPercent;
   if (better || (!worse && measured.per_mille < before_.per_mille)) {
     rate_won_ = measured.rate;
     return "";

@@ -6,8 +6,8 @@
 //   - the one that is clearly better is kept. Its worth is the bytes a second that it carries, less
 //     kRepeatCost for each byte that it repeats, since repeated bytes fill queues of other hosts,
 //   - if both are about as good, the one that repeats fewer bytes is kept.
-// The loser is not tried again for a while. The winner is questioned again if it repeats much
-// later, or if its rate has fallen by half.
+// A control under trial loses only by two measurements. The loser is not tried again for a while.
+// The winner is questioned again if it repeats much later, or if its rate has fallen by half.
 //
 // Pauses between ops do not count. Plain value: no clock.
 #pragma once
@@ -52,6 +52,7 @@ class CongestionChoice {
   const std::string names_[2];  // the default and the other
   int now_ = 0;
   bool trying_ = false;
+  bool doubted_ = false;   // trying: the first measurement was worse
   Measured before_;        // trying: of the control that was in use before
   uint64_t rate_won_ = 0;  // of the control in use, when it won; 0: it was never compared
   Tick try_after_;         // no trial until then

@@ -55,7 +55,7 @@ TEST_F(CongestionChoiceTest, TakesTheOtherIfItCarriesAsMuchAndRepeatsLess) {
 }
 
 TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
-  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 20);
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 26);
   EXPECT_EQ(choice_.in_use(), "bbr");
   ASSERT_EQ(reasons_.size(), 2u);
   EXPECT_THAT(reasons_[1], HasSubstr("cubic is worse"));
@@ -64,6 +64,13 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 50);
   EXPECT_EQ(reasons_.size(), 4u) << "tried again after a while";
   EXPECT_EQ(choice_.in_use(), "bbr");
+}
+
+TEST_F(CongestionChoiceTest, OneLowMeasurementDoesNotDecide) {
+  Send({.per_mille = 140}, {.rate = 3000000, .per_mille = 2}, 6 + 4 + 6);
+  ASSERT_EQ(choice_.in_use(), "cubic");
+  Send({.per_mille = 140}, {.per_mille = 2}, 20);
+  EXPECT_EQ(choice_.in_use(), "cubic");
 }
 
 TEST_F(CongestionChoiceTest, KeepsTheFasterOneThoughItRepeatsMore) {
@@ -86,7 +93,7 @@ TEST_F(CongestionChoiceTest, AWinnerThatHasBecomeSlowIsQuestioned) {
   Send({.per_mille = 140}, {.per_mille = 2}, 20);
   ASSERT_EQ(choice_.in_use(), "cubic");
   // Now packets are lost at random.
-  Send({.rate = 12000000, .per_mille = 2}, {.rate = 3000000, .per_mille = 2}, 320);
+  Send({.rate = 12000000, .per_mille = 2}, {.rate = 3000000, .per_mille = 2}, 330);
   EXPECT_EQ(choice_.in_use(), "bbr");
   EXPECT_THAT(reasons_.at(1), HasSubstr("cubic has become slow"));
 }

@@ -38,7 +38,7 @@ constexpr int64_t kPatienceTrying = 12;
 // agree. Above kGainPercent more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
-constexpr uint64_t kGainPercentMany = 118;  // of several links
+constexpr uint64_t kGainPercentMany = 125;  // of several links
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
 // A rate between these percentages of a limit has reached the limit.
