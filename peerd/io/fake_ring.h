@@ -190,6 +190,7 @@ class FakeRing final : public Ring, private Sockets {
   absl::StatusOr<int> Open(int family) override;
   absl::Status Tune(int fd, const StreamTuning& tuning) override;
   void SetLongWay(int fd) override { long_ways_.insert(fd); }
+  std::string Congestion(int fd) override { return Find(fd)->congestion; }
   std::optional<TcpDelivery> Delivery(int fd) override;
   void ShutdownSend(int fd) override;
   void Close(int fd) override;

@@ -24,6 +24,8 @@ absl::Status Handshakes::CheckCongestion(int family) {
     status = tune(options_->congestion);
     loopback_congestion_ = options_->congestion;
   } else {
+    default_congestion_ = ring_->sockets().Congestion(probe);
+    if (!default_congestion_.empty() && tune("cubic").ok()) other_congestion_ = "cubic";
     for (const char* without_pacing : {"cubic", "reno"}) {
       if (!loopback_congestion_.empty() || !tune(without_pacing).ok()) continue;
       loopback_congestion_ = without_pacing;

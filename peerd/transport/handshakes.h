@@ -32,8 +32,13 @@ class Handshakes {
   // Leaks handshakes that the kernel still refers to.
   ~Handshakes();
 
-  // Checks that the kernel has the congestion control of the options. Call this first.
+  // Checks that the kernel has the congestion control of the options, and looks for others. Call
+  // this first.
   absl::Status CheckCongestion(int family);
+  // What long ways may use if the options leave it open: the system's default, and the control to
+  // try; empty: none.
+  const std::string& default_congestion() const { return default_congestion_; }
+  const std::string& other_congestion() const { return other_congestion_; }
   // Returns how to set up a socket to that address.
   StreamTuning TuningFor(const SocketAddress& remote) const;
 
@@ -64,6 +69,8 @@ class Handshakes {
   Alarm* const alarm_;
   NonceSource nonces_;
   std::string loopback_congestion_;
+  std::string default_congestion_;
+  std::string other_congestion_;
   std::map<LaneHandshake*, std::unique_ptr<LaneHandshake>> running_;
 };
 

@@ -44,6 +44,10 @@ void Lane::SetLongWay() {
   if (socket_open_) ring_->sockets().SetLongWay(fd_);
 }
 
+void Lane::SetCongestion(const std::string& congestion) {
+  Tune({.user_timeout_ms = user_timeout_ms_, .congestion = congestion});
+}
+
 std::optional<TcpDelivery> Lane::Delivery() const {
   return socket_open_ ? ring_->sockets().Delivery(fd_) : std::nullopt;
 }

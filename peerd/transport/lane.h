@@ -149,6 +149,7 @@ class Lane {
 
   void Tune(const StreamTuning& tuning);
   void SetLongWay();
+  void SetCongestion(const std::string& congestion);
   // How long sent bytes may be unacknowledged before TCP gives the connection up.
   void SetUserTimeout(uint32_t ms);
   bool open() const { return state_ == State::kOpen; }

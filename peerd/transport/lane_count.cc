@@ -15,6 +15,8 @@ constexpr int64_t kPause = 2;           // a longer pause ends a burst
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
+constexpr int64_t kMeasuredMany = 12;   // the same, of several links
+constexpr int64_t kTriedMany = 8;       // the same, while they try more lanes
 constexpr int64_t kShort = 5;           // the longest short burst
 constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
 // A short burst counts only if it has more than so many times the bytes that the kernel may hold
@@ -36,8 +38,12 @@ constexpr int64_t kPatienceTrying = 12;
 // agree. Above kGainPercent more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
+constexpr uint64_t kGainPercentMany = 125;  // of several links
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
+// A rate between these percentages of a limit has reached the limit.
+constexpr uint64_t kAtLimitPercent = 75;
+constexpr uint64_t kOverLimitPercent = 115;
 // Above this, the path has changed, and the search begins again.
 constexpr uint64_t kChangePercent = 150;
 constexpr int64_t kAgainUs = Seconds(300);
@@ -58,8 +64,8 @@ uint32_t LaneCount::First(int64_t rtt_us) {
   return std::bit_ceil(static_cast<uint32_t>(lanes));
 }
 
-LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us)
-    : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), lanes_(first) {
+LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links)
+    : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), links_(links), lanes_(first) {
   LH_CHECK(first >= 1 && first <= max);
 }
 
@@ -100,21 +106,30 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     us_ += us;
     bytes_ += bytes;
   }
-  const int64_t enough = kMeasured * rtt_us_;
+  const int64_t enough = (links_ == 1 ? kMeasured : trying_ ? kTriedMany : kMeasuredMany) * rtt_us_;
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
-  if (all_us_ >= (trying_ ? kPatienceTrying : kPatience) * enough) {
-    trying_ = false;
-    Restart();
+  if (all_us_ < (trying_ && links_ == 1 ? kPatienceTrying : kPatience) * enough) return false;
+  if (std::exchange(trying_, false) && links_ > 1) {
+    GoBack(now);
+    return true;
   }
+  Restart();
   return false;
+}
+
+// Ends a trial of more lanes.
+void LaneCount::GoBack(Tick now) {
+  found_ = true;
+  found_until_ = now + kAgainUs;
+  Use(lanes_ / 2);
 }
 
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
 bool LaneCount::EndBurst(Tick end) {
   const int64_t us = end - burst_begun_;
-  const uint64_t unsent = uint64_t{lanes_} * kUnsentBytes;
+  const uint64_t unsent = uint64_t{lanes_} * links_ * kUnsentBytes;
   if (us > kShort * rtt_us_ || burst_idle_us_ > us / 2) return false;
   if (burst_bytes_ <= kShortMin * unsent) return false;
   if (settle_us_ > 0) {
@@ -152,12 +167,12 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   const uint64_t before = std::exchange(last_rate_, rate);
   const bool steady =
       !Exceeds(rate, before, kSteadyPercent) && !Exceeds(before, rate, kSteadyPercent);
-  if ((before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
+  const bool gain = Exceeds(rate, rate_, links_ > 1 ? kGainPercentMany : kGainPercent);
+  const bool enough = links_ > 1 && trying_ && !gain;
+  if (!enough && (before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
-  if (std::exchange(trying_, false) && !Exceeds(rate, rate_, kGainPercent)) {
-    found_ = true;
-    found_until_ = now + kAgainUs;
-    Use(lanes_ / 2);
+  if (std::exchange(trying_, false) && !gain) {
+    GoBack(now);
     return true;
   }
   const bool changed = Exceeds(rate, rate_, kChangePercent) || Exceeds(rate_, rate, kChangePercent);
@@ -167,7 +182,9 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   if (now < found_until_) return false;
   rate_ = rate;
-  if (lanes_ > max_ / 2 || !more) {
+  const bool at_limit = !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
+                        !Exceeds(rate, limit_, kOverLimitPercent);
+  if (lanes_ > max_ / 2 || !more || at_limit) {
     found_ = true;
     return false;
   }

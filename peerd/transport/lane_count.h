@@ -30,8 +30,11 @@ namespace longhaul::peerd {
 
 class LaneCount {
  public:
-  // `rtt_us`: of the path, without queues. 1 <= first <= max.
-  LaneCount(uint32_t first, uint32_t max, int64_t rtt_us);
+  // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
+  // one sender, and each uses lanes() lanes. Then rates waver more, because other hosts send
+  // to the same receivers. So measurements are longer, and a trial ends as soon as one measurement
+  // is no better, or if segments seldom wait.
+  LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes to begin with. One connection gets less as round trips grow.
   static uint32_t First(int64_t rtt_us);
@@ -52,6 +55,9 @@ class LaneCount {
   bool Probed(uint64_t bytes_per_second);
   // `bytes` were put on lanes. Returns whether lanes() has changed.
   bool Sent(uint64_t bytes, Tick now);
+  // Something else than the number of lanes limits the sender to about this rate. While it reaches
+  // the rate, more lanes are not tried. 0: no limit is known.
+  void SetLimit(uint64_t bytes_per_second) { limit_ = bytes_per_second; }
   // A lane could take more, and nothing waited.
   void QueueEmptied() { emptied_ = true; }
 
@@ -61,16 +67,19 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  void GoBack(Tick now);
   void Restart();
   void Use(uint32_t lanes);
 
   const uint32_t max_;
   const int64_t rtt_us_;
+  const uint32_t links_;
   uint32_t lanes_;
   bool trying_ = false;  // lanes_ is twice the number that gave rate_
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;
+  uint64_t limit_ = 0;
   Tick last_;
   Tick skip_until_;
   int64_t settle_us_ = 0;

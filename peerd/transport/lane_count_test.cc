@@ -271,6 +271,40 @@ TEST_F(LaneCountTest, BurstsTogetherAreOneMeasurement) {
   EXPECT_EQ(changes_, 3);
 }
 
+TEST_F(LaneCountTest, NoMoreAreTriedAtALimit) {
+  LaneCount count(16, 256, kRttUs);
+  count.SetLimit(50000000);
+  Send(&count, {60000, 3000}, 10000);
+  EXPECT_EQ(changes_, 0) << "16 lanes carry 48000";
+  EXPECT_TRUE(count.found());
+  count.SetLimit(100000000);
+  Send(&count, {60000, 3000}, 10000);
+  EXPECT_EQ(count.lanes(), 32u);
+}
+
+TEST_F(LaneCountTest, SeveralLinksGoBackFromMoreAtTheFirstMeasurementThatIsNoBetter) {
+  LaneCount one(16, 256, kRttUs, 1);
+  Send(&one, {48000, 3000}, 1800);
+  ASSERT_EQ(one.lanes(), 32u);
+  Send(&one, {48000, 3000}, 1300);
+  EXPECT_EQ(one.lanes(), 32u) << "wants two that agree";
+  now_ = now_ + Seconds(10);
+  LaneCount three(16, 256, kRttUs, 3);
+  Send(&three, {48000, 3000}, 2500);
+  ASSERT_EQ(three.lanes(), 32u);
+  Send(&three, {48000, 3000}, 1300);
+  EXPECT_EQ(three.lanes(), 16u);
+  EXPECT_TRUE(three.found());
+}
+
+TEST_F(LaneCountTest, SeveralLinksGoBackFromMoreIfSegmentsSeldomWait) {
+  LaneCount three(16, 256, kRttUs, 3);
+  Send(&three, {60000, 3000}, 2500);
+  ASSERT_EQ(three.lanes(), 32u);
+  Send(&three, {60000, 3000, 10000}, 3000);
+  EXPECT_EQ(three.lanes(), 16u);
+}
+
 TEST_F(LaneCountTest, ShortRoundTripsAreNotMeasuredFasterThanProcessesAreScheduled) {
   LaneCount count(16, 256, 0);
   Send(&count, {60000, 3000}, 150);

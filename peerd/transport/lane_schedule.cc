@@ -37,6 +37,11 @@ void LaneSchedule::SetLongWay(int64_t rtt_us, bool count, uint32_t first) {
   if (count && !count_) count_.emplace(first, LH_LANES_MAX, rtt_us);
 }
 
+void LaneSchedule::SetCrowded(uint32_t lanes, bool found) {
+  crowded_ = lanes;
+  crowded_found_ = found;
+}
+
 void LaneSchedule::Asks(uint32_t index, Tick now) {
   if (!long_way_) return;
   Lane& lane = lanes_[index];
@@ -47,8 +52,9 @@ void LaneSchedule::Asks(uint32_t index, Tick now) {
 }
 
 bool LaneSchedule::Uses(uint32_t index) const {
-  if (!count_ || index < count_->lanes()) return true;
-  const auto end = lanes_.begin() + std::min<size_t>(count_->lanes(), lanes_.size());
+  const uint32_t lanes = lanes_of_use();
+  if (!count_ || index < lanes) return true;
+  const auto end = lanes_.begin() + std::min<size_t>(lanes, lanes_.size());
   return std::none_of(lanes_.begin(), end, [](const Lane& lane) { return lane.stands; });
 }
 
@@ -95,7 +101,8 @@ bool LaneSchedule::Gave(uint32_t index, uint32_t bytes, Tick now) {
   if (!long_way_) return false;
   lanes_[index].given_at = now;
   lanes_[index].given_bytes += bytes;
-  return count_ && count_->Sent(bytes, now);
+  // A crowded link does not judge by its own rate.
+  return count_ && crowded_ == 0 && count_->Sent(bytes, now);
 }
 
 void LaneSchedule::QueueEmptied() {

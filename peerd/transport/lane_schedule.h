@@ -2,7 +2,8 @@
 //
 // On a short path any lane does: the first one that has room. On a long path the lanes differ, and
 // the end of an op waits for the slowest. So there
-//   - only as many lanes are used as are of use (LaneCount),
+//   - only as many lanes are used as are of use (LaneCount; HostLanes while other links are busy,
+//     too),
 //   - a lane that takes several times as long for a segment as the others is left unused for a
 //     while (it rests). Then one segment tries it again. Rests in a row get longer and longer,
 //   - near the end of the queue a lane leaves a segment to lanes that will be done with it sooner
@@ -31,6 +32,10 @@ class LaneSchedule {
   void SetLongWay(int64_t rtt_us, bool count, uint32_t first);
   bool long_way() const { return long_way_; }
 
+  // Other links of this host are busy, too, and `lanes` lanes of each are of use. 0: this link is
+  // busy alone. `found`: no more lanes are being tried.
+  void SetCrowded(uint32_t lanes, bool found);
+
   // The lane asks for a segment: nearly all that it was given before is in the kernel.
   void Asks(uint32_t index, Tick now);
   // Whether the lane is one of the first lanes_of_use(). While none of these is up, every lane is
@@ -50,9 +55,17 @@ class LaneSchedule {
   // Returns how many lanes are up, are used, and do not rest.
   uint32_t used(Tick now) const;
   // 0: all lanes, since the path is short or lanes are not counted.
-  uint32_t lanes_of_use() const { return count_ ? count_->lanes() : 0; }
+  uint32_t lanes_of_use() const {
+    if (!count_) return 0;
+    return crowded_ != 0 ? crowded_ : count_->lanes();
+  }
   uint64_t rate() const { return count_ ? count_->rate() : 0; }
-  bool growing() const { return count_ && !count_->found(); }
+  bool growing() const {
+    if (!count_) return false;
+    return crowded_ != 0 ? !crowded_found_ : !count_->found();
+  }
+  int64_t rtt_us() const { return rtt_us_; }
+  bool counts() const { return count_.has_value(); }
 
  private:
   struct Lane {
@@ -77,6 +90,8 @@ class LaneSchedule {
   bool long_way_ = false;
   int64_t rtt_us_ = 0;  // of the path, without queues
   std::optional<LaneCount> count_;
+  uint32_t crowded_ = 0;
+  bool crowded_found_ = false;
 };
 
 }  // namespace longhaul::peerd

@@ -18,6 +18,8 @@ constexpr size_t kHeldBytesMax = 1 << 20;
 constexpr uint64_t kWindowBytesPerLane = 1 << 20;
 constexpr uint64_t kWindowBytesMin = 8 << 20;
 constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
+constexpr uint64_t kSharedBytesPerLane = 256 << 10;
+constexpr uint64_t kSharedBytesMin = 2 << 20;
 constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
@@ -51,7 +53,8 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
       owner_(owner),
       heard_(ring->Now()),
       last_serial_(LH_LANES_MAX),
-      zero_copy_(options_.zero_copy) {
+      zero_copy_(options_.zero_copy),
+      congestion_(options_.congestion) {
   control_ = MakeControl(fd);
   // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first PING.
   established_ = !options_.dialled;
@@ -59,7 +62,9 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
   SendPings(ring->Now());
 }
 
-Link::~Link() = default;
+Link::~Link() {
+  if (options_.host_lanes != nullptr) options_.host_lanes->Remove(options_.id);
+}
 
 std::unique_ptr<Lane> Link::MakeControl(int fd) {
   return std::make_unique<Lane>(
@@ -146,6 +151,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   data_were_complete_ |= news;
   if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
     data.lane->SetLongWay();
+    if (!congestion_.empty()) data.lane->SetCongestion(congestion_);
     schedule_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
   }
   if (news) Probed(options_.probed_rate);
@@ -230,6 +236,7 @@ uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 // by packets that follow. Without such packets TCP waits for two round trips or more.
 void Link::RanDry(DataLane* data, Tick now) {
   schedule_.QueueEmptied();
+  if (options_.host_lanes != nullptr) options_.host_lanes->QueueEmptied(options_.id);
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
@@ -255,11 +262,29 @@ Tick Link::Nudge(Tick now) {
 LinkUse Link::BestUse() const {
   const bool copied = options_.zero_copy == ZeroCopyGate::Use::kNever;
   if (copied && !schedule_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
-  return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
+  if (const HostLanes* host = options_.host_lanes; host != nullptr && host->lanes() > 0) {
+    // All links share the window.
+    const uint64_t lanes = host->links() * host->lanes();
+    return {std::max(lanes * kSharedBytesPerLane, kSharedBytesMin), schedule_.long_way()};
+  }
+  // Lanes that are up and not used carry nothing.
+  const uint32_t of_use = schedule_.lanes_of_use();
+  const uint32_t lanes = of_use == 0 ? data_lanes_ : std::min(data_lanes_, of_use);
+  return {std::max(lanes * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
 }
 
 void Link::Probed(uint64_t bytes_per_second) {
   if (schedule_.Probed(bytes_per_second)) TellLaneCount();
+}
+
+// While other links are busy, too, all use the number of lanes that is found for the host.
+void Link::CountWithOthers() {
+  const HostLanes* const host = options_.host_lanes;
+  if (host == nullptr || !schedule_.long_way()) return;
+  const uint32_t before = schedule_.lanes_of_use();
+  schedule_.SetCrowded(host->lanes(), host->found());
+  const uint32_t lanes = schedule_.lanes_of_use();
+  if (lanes > before && lanes > data_.size()) TellLaneCount();
 }
 
 void Link::TellLaneCount() {
@@ -271,6 +296,7 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   const uint32_t index = lane->index();
   // Only the first segment of a batch counts as a new request.
   if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
+  CountWithOthers();
   if (!schedule_.Uses(index)) return false;
   // The limit is for segments that may be sent again. A link that is ending sends none again.
   if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
@@ -291,6 +317,10 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
     if (data.segments.sent() == 0) data.sent_first = now;
     data.segments.Add(*segment);
     ++unacked_;
+  }
+  if (options_.host_lanes != nullptr && schedule_.long_way() &&
+      options_.host_lanes->Sent(options_.id, schedule_.rtt_us(), bytes, now)) {
+    owner_->OnHostLaneCount(this);
   }
   if (schedule_.Gave(index, bytes, now)) TellLaneCount();
   return true;
@@ -733,6 +763,14 @@ void Link::PingDataLanes(Tick now, uint32_t detect_ms) {
 
 void Link::Tune(const StreamTuning& tuning) {
   ForEachLane([&tuning](Lane* lane) { lane->Tune(tuning); });
+}
+
+void Link::SetCongestion(const std::string& congestion) {
+  congestion_ = congestion;
+  if (!schedule_.long_way()) return;
+  for (const DataLane& data : data_) {
+    if (data.lane != nullptr) data.lane->SetCongestion(congestion);
+  }
 }
 
 LaneStats Link::stats() const {

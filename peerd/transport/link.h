@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "peerd/transport/black_hole.h"
+#include "peerd/transport/host_lanes.h"
 #include "peerd/transport/lane.h"
 #include "peerd/transport/lane_schedule.h"
 #include "peerd/transport/numbered_frames.h"
@@ -89,6 +90,8 @@ class LinkOwner {
   // From now on the link sends on `lanes` data lanes, or would if it had so many. `rate`: bytes a
   // second measured before. Act on it later, not from within this call.
   virtual void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) = 0;
+  // This link noticed that every busy link of this host should use another number of data lanes.
+  virtual void OnHostLaneCount(Link* link) = 0;
   // Work() is due at `at` or before.
   virtual void OnLinkDue(Link* link, Tick at) = 0;
   // A data lane is far slower than the others. It is left unused for a while.
@@ -113,6 +116,8 @@ struct LinkOptions {
   ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long path, find out how many data lanes are of use. Otherwise all are used.
   bool count_lanes = false;
+  HostLanes* host_lanes = nullptr;  // of all links together; nullptr: this link counts alone
+  std::string congestion;           // of data lanes on a long path; "": as they are
   uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
 };
 
@@ -200,6 +205,9 @@ class Link final : public LaneOwner {
   Tick last_heard() const;
   void ForgiveSilence(int64_t us);
   void Tune(const StreamTuning& tuning);
+  // The congestion control of data lanes, if the path is long.
+  void SetCongestion(const std::string& congestion);
+  bool long_way() const { return schedule_.long_way(); }
   int64_t rtt_us() const { return rtt_us_; }
   // True if a round trip was measured, and no recent one took long.
   bool short_way() const;
@@ -283,6 +291,7 @@ class Link final : public LaneOwner {
   void Repeat(const UnackedSegments& lost);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
+  void CountWithOthers();
   void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
@@ -343,6 +352,7 @@ class Link final : public LaneOwner {
   uint32_t detect_ms_ = 0;                                             // from the last Work()
   SegmentQueue queue_;
   Tick waiting_since_;     // when a segment last came into the empty queue
+  std::string congestion_;
   LaneSchedule schedule_;  // for the lanes in data_
   size_t next_lane_ = 0;   // the lane that was offered a segment last
 

@@ -10,9 +10,11 @@
 #include "base/status_macros.h"
 #include "peerd/transport/admission.h"
 #include "peerd/transport/alarm.h"
+#include "peerd/transport/congestion_choice.h"
 #include "peerd/transport/dialling.h"
 #include "peerd/transport/event_queue.h"
 #include "peerd/transport/handshakes.h"
+#include "peerd/transport/host_lanes.h"
 #include "peerd/transport/link.h"
 #include "peerd/transport/pinned_memory.h"
 #include "peerd/transport/probing.h"
@@ -100,6 +102,7 @@ class TransportImpl final : public Transport,
   void OnLinkSmallPackets(Link* link) override;
   void OnLinkLaneBack(Link* link, const std::string& name) override;
   void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) override;
+  void OnHostLaneCount(Link* link) override;
   void OnLinkDue(Link*, Tick at) override { alarm_.Set(at); }
   void OnLinkLaneRests(Link*) override { ++stats_.lane_rests; }
   void OnLinkLaneEnded(std::unique_ptr<Lane> lane) override;
@@ -143,6 +146,7 @@ class TransportImpl final : public Transport,
   void RetireLink(Peering* p);
   void CancelDials(Peering* p, const char* why);
   ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
+  void ChooseCongestion(uint64_t bytes_repeated);
 
   TransportOptions options_;
   Ring* const ring_;
@@ -153,6 +157,8 @@ class TransportImpl final : public Transport,
     std::unique_ptr<Link> link;
     Tick abort_at;
   };
+  HostLanes host_lanes_;
+  std::optional<CongestionChoice> congestion_;  // nothing: an option decides
   RunTable runs_;
   std::vector<Retired> retired_;
   EventQueue events_;
@@ -185,6 +191,9 @@ absl::Status TransportImpl::Start() {
     address = addresses.front();
   }
   LH_RETURN_IF_ERROR(handshakes_.CheckCongestion(address.family()));
+  if (options_.congestion.empty()) {
+    congestion_.emplace(handshakes_.default_congestion(), handshakes_.other_congestion());
+  }
   return admission_.Listen(address);
 }
 
@@ -540,6 +549,12 @@ void TransportImpl::OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) {
   });
 }
 
+void TransportImpl::OnHostLaneCount(Link*) {
+  Log(LogLevel::kInfo, absl::StrCat("data lanes of all busy links links=", host_lanes_.links(),
+                                    " used_by_each=", host_lanes_.lanes(),
+                                    " before_mbit_per_s=", host_lanes_.rate() * 8 / 1000000));
+}
+
 // Asks the side that dials for data lanes. 0: as many as it chooses.
 void TransportImpl::AskForOptionalLanes(Link* link, uint32_t lanes) {
   FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
@@ -648,6 +663,8 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
                       .count_lanes = options_.lanes == 0,
+                      .host_lanes = &host_lanes_,
+                      .congestion = congestion_ ? congestion_->in_use() : "",
                       .probed_rate = p->probed_rate};
   const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
   const Tick now = ring_->Now();
@@ -835,15 +852,18 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
 
 std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
   std::vector<LinkDelivery> result;
+  uint64_t repeated = 0;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const LinkDelivery delivery = peer.link->PopDelivery();
+      if (peer.link->long_way()) repeated += delivery.bytes_repeated;
       if (delivery.bytes_per_second != 0 || delivery.bytes_repeated != 0)
         result.push_back(delivery);
     }
   }
+  if (congestion_) ChooseCongestion(repeated);
   return result;
 }
 
@@ -861,6 +881,20 @@ Arrivals TransportImpl::PopArrivals() {
   }
   result.bytes = arrived_;
   return result;
+}
+
+// `bytes_repeated`: on long ways since the last call.
+void TransportImpl::ChooseCongestion(uint64_t bytes_repeated) {
+  const HostLanes::Busy busy = host_lanes_.PopBusy();
+  const std::string why = congestion_->Add(
+      {.us = busy.us, .bytes = busy.bytes, .bytes_repeated = bytes_repeated}, ring_->Now());
+  if (why.empty()) return;
+  Log(LogLevel::kInfo,
+      absl::StrCat("congestion control of long ways used=", congestion_->in_use()) +
+          LogField("why", why));
+  ForEachLink([this](Link* link) {
+    if (link->alive()) link->SetCongestion(congestion_->in_use());
+  });
 }
 
 std::vector<LinkWait> TransportImpl::PopWaits() {

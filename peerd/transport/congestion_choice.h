@@ -1,0 +1,63 @@
+// Chooses TCP's congestion control for the long ways of this host by what was measured.
+//
+// Begins with the system's default. If it repeats many bytes, the other control is tried: the
+// queues on these paths may be too short for the default. The choice compares one measurement of
+// each:
+//   - the one that is clearly better is kept. Its worth is the bytes a second that it carries, less
+//     kRepeatCost for each byte that it repeats, since repeated bytes fill queues of other hosts,
+//   - if both are about as good, the one that repeats fewer bytes is kept.
+// A control under trial loses only by two measurements. The loser is not tried again for a while.
+// The winner is questioned again if it repeats much later, or if its rate has fallen by half.
+//
+// Pauses between ops do not count. Plain value: no clock.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+
+class CongestionChoice {
+ public:
+  // What the long ways of the host did since the last sample.
+  struct Sample {
+    int64_t us = 0;               // without pauses between ops
+    uint64_t bytes = 0;           // sent in that time, each counted once
+    uint64_t bytes_repeated = 0;  // sent again by TCP
+  };
+
+  // `other`: the control to try; empty: there is none, and the default stays.
+  CongestionChoice(std::string system_default, std::string other);
+
+  // Returns why in_use() has changed, for the log; empty: it has not.
+  std::string Add(const Sample& sample, Tick now);
+  // The control of long ways from now on.
+  const std::string& in_use() const { return names_[now_]; }
+
+ private:
+  static constexpr uint64_t kRepeatCost = 3;
+  struct Measured {
+    uint64_t rate = 0;       // bytes a second
+    uint64_t per_mille = 0;  // of the bytes, repeated
+    uint64_t worth() const {
+      const uint64_t cost = kRepeatCost * per_mille;
+      return cost < 1000 ? rate / 1000 * (1000 - cost) : 0;
+    }
+  };
+  std::string Judge(const Measured& measured, Tick now);
+  std::string Switch(const std::string& why);
+
+  const std::string names_[2];  // the default and the other
+  int now_ = 0;
+  bool trying_ = false;
+  bool doubted_ = false;   // trying: the first measurement was worse
+  Measured before_;        // trying: of the control that was in use before
+  uint64_t rate_won_ = 0;  // of the control in use, when it won; 0: it was never compared
+  Tick try_after_;         // no trial until then
+  int64_t settle_us_ = 0;
+  Sample sum_;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,123 @@
+#include "peerd/transport/congestion_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using ::testing::HasSubstr;
+
+// How a control fares.
+struct Path {
+  uint64_t rate = 12500000;  // bytes a second
+  uint64_t per_mille = 0;    // repeated
+};
+
+class CongestionChoiceTest : public ::testing::Test {
+ protected:
+  // Sends for so many seconds, in samples of half a second.
+  void Send(const Path& with_default, const Path& with_other, int64_t seconds) {
+    for (int64_t i = 0; i < 2 * seconds; ++i) {
+      const Path& path = choice_.in_use() == "bbr" ? with_default : with_other;
+      const uint64_t bytes = path.rate / 2;
+      const std::string why = choice_.Add(
+          {.us = Seconds(1) / 2, .bytes = bytes, .bytes_repeated = bytes * path.per_mille / 1000},
+          now_);
+      if (!why.empty()) reasons_.push_back(why);
+      now_ = now_ + Seconds(1) / 2;
+    }
+  }
+
+  CongestionChoice choice_{"bbr", "cubic"};
+  Tick now_{Seconds(1000)};
+  std::vector<std::string> reasons_;
+};
+
+TEST_F(CongestionChoiceTest, StaysWithADefaultThatRepeatsLittle) {
+  Send({.per_mille = 5}, {.rate = 50000000}, 1000);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+  EXPECT_TRUE(reasons_.empty());
+}
+
+TEST_F(CongestionChoiceTest, TakesTheOtherIfItCarriesAsMuchAndRepeatsLess) {
+  Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 7);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 1000);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  ASSERT_EQ(reasons_.size(), 1u);
+  EXPECT_THAT(reasons_[0], HasSubstr("bbr repeats much: 140 per mille at 12500000 bytes/s"));
+}
+
+TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 26);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+  ASSERT_EQ(reasons_.size(), 2u);
+  EXPECT_THAT(reasons_[1], HasSubstr("cubic is worse"));
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 270);
+  EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 50);
+  EXPECT_EQ(reasons_.size(), 4u) << "tried again after a while";
+  EXPECT_EQ(choice_.in_use(), "bbr");
+}
+
+TEST_F(CongestionChoiceTest, OneLowMeasurementDoesNotDecide) {
+  Send({.per_mille = 140}, {.rate = 3000000, .per_mille = 2}, 6 + 4 + 6);
+  ASSERT_EQ(choice_.in_use(), "cubic");
+  Send({.per_mille = 140}, {.per_mille = 2}, 20);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, KeepsTheFasterOneThoughItRepeatsMore) {
+  Send({.rate = 5000000, .per_mille = 20}, {.rate = 12000000, .per_mille = 50}, 20);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, WhatIsRepeatedCostsOtherHostsAsWell) {
+  Send({.rate = 10000000, .per_mille = 190}, {.rate = 8000000, .per_mille = 20}, 20);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, GoesBackIfBothRepeatAsMuchAndCarryAsMuch) {
+  Send({.per_mille = 20}, {.per_mille = 20}, 20);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+  EXPECT_THAT(reasons_.at(1), HasSubstr("repeats as much"));
+}
+
+TEST_F(CongestionChoiceTest, AWinnerThatHasBecomeSlowIsQuestioned) {
+  Send({.per_mille = 140}, {.per_mille = 2}, 20);
+  ASSERT_EQ(choice_.in_use(), "cubic");
+  // Now packets are lost at random.
+  Send({.rate = 12000000, .per_mille = 2}, {.rate = 3000000, .per_mille = 2}, 330);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+  EXPECT_THAT(reasons_.at(1), HasSubstr("cubic has become slow"));
+}
+
+TEST_F(CongestionChoiceTest, LittleTrafficSaysNothing) {
+  for (int i = 0; i < 100; ++i) {
+    const CongestionChoice::Sample sample = {
+        .us = Millis(100), .bytes = 10000, .bytes_repeated = 2000};
+    EXPECT_EQ(choice_.Add(sample, now_), "");
+  }
+  EXPECT_EQ(choice_.in_use(), "bbr");
+}
+
+TEST_F(CongestionChoiceTest, WithoutAnOtherControlTheDefaultStays) {
+  for (const std::string other : {"", "bbr"}) {
+    CongestionChoice choice("bbr", other);
+    for (int i = 0; i < 100; ++i) {
+      const CongestionChoice::Sample sample = {
+          .us = Seconds(1), .bytes = 10000000, .bytes_repeated = 2000000};
+      EXPECT_EQ(choice.Add(sample, now_), "");
+    }
+    EXPECT_EQ(choice.in_use(), "bbr");
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

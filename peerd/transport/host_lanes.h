@@ -1,0 +1,81 @@
+// Finds out how many data lanes each link of this host should use while several links are busy.
+//
+// All links of a host share its access link. A link that counts its lanes alone (LaneCount) sees
+// only its own rate. With more lanes it takes a larger part of the access link, so each link adds
+// lanes, the other links do the same, and in the end many lanes overrun the queue in front of the
+// access link. So while several links are busy, one search counts for all: it doubles the lanes of
+// every busy link only if the host as a whole sends more.
+//
+// A link is busy if it has sent kBusyBytes in the present stretch or the one before. A stretch ends
+// with a pause of all links, or after some round trips. So near the end of an op the last link does
+// not take up the many lanes that it would use alone. After a pause, the links of the op before the
+// pause count as busy for a few round trips. The search is another one for each number of busy
+// links.
+//
+// Time counts only while all busy links have something to send. Otherwise a receiver may be the
+// limit. A link that is busy alone is measured, too. If several links together send about as much,
+// the access link is full, and more lanes are not tried.
+//
+// Only links on long ways are told. Plain value: no clock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "base/tick.h"
+#include "peerd/transport/lane_count.h"
+
+namespace longhaul::peerd {
+
+class HostLanes {
+ public:
+  // What the links sent, and the time without the pauses.
+  struct Busy {
+    int64_t us = 0;
+    uint64_t bytes = 0;
+  };
+
+  // A link put `bytes` on a lane. `rtt_us`: of its path, without queues. Returns whether lanes()
+  // has changed because a search went on.
+  bool Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
+  // A lane of the link could take more, and nothing waited.
+  void QueueEmptied(uint64_t link);
+  void Remove(uint64_t link);
+
+  // Returns how many links are busy.
+  size_t links() const { return busy_; }
+  // Returns how many lanes each busy link should use. 0: at most one link is busy, and finds its
+  // number alone.
+  uint32_t lanes() const { return busy_ > 1 ? counts_.at(busy_).lanes() : 0; }
+  // As in LaneCount, of all links together.
+  uint64_t rate() const { return busy_ > 1 ? counts_.at(busy_).rate() : 0; }
+  bool found() const { return busy_ > 1 && counts_.at(busy_).found(); }
+
+  // Returns what was sent since the last call.
+  Busy PopBusy();
+
+  static constexpr uint64_t kBusyBytes = 256 << 10;
+
+ private:
+  struct Link {
+    int64_t rtt_us = 0;
+    uint64_t bytes = 0;     // in the present stretch
+    bool in_burst = false;  // busy at some time since the last pause
+    bool before = false;    // busy before the present stretch
+    bool waiting = false;   // segments wait for lanes
+  };
+
+  void BeginStretch(bool paused, Tick now);
+
+  std::map<uint64_t, Link> links_;
+  std::map<size_t, LaneCount> counts_;  // by the number of busy links
+  size_t busy_ = 0;
+  Tick begun_;                // of the present stretch
+  bool after_pause_ = false;  // the present stretch began after a pause
+  Tick last_;
+  uint64_t alone_rate_ = 0;  // the last rate of a link that was busy alone; 0: unknown
+  Busy sum_;
+};
+
+}  // namespace longhaul::peerd
