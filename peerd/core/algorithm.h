@@ -43,7 +43,9 @@
 namespace longhaul::peerd {
 
 // If an epoch has at most this many peers, all its straight links have data lanes for the mesh.
-inline constexpr size_t kMeshPeersMax = 16;
+inline constexpr size_t kMeshPeersMax = 64;
+// If it has more than this many, links that only the mesh needs begin with one data lane.
+inline constexpr size_t kManyLanesPeersMax = 16;
 
 // Larger ops use the mesh only if the caller asks for it, because it takes twice the scratch
 // memory.

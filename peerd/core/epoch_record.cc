@@ -221,7 +221,9 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
     link.dial = std::pair(arrival.at(self), self) < std::pair(arrival.at(peer.peer), peer.peer);
     link.relay = record.RelayOf(self, peer.peer);
     // The mesh never uses a link through a relay.
-    link.data = (mesh && !link.relay) || neighbours.contains(peer.peer);
+    const bool neighbour = neighbours.contains(peer.peer);
+    link.data = (mesh && !link.relay) || neighbour;
+    link.one_lane = prepare.peers.size() > kManyLanesPeersMax && !neighbour;
     links.push_back(std::move(link));
   }
   return links;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "peerd/core/algorithm.h"
 #include "peerd/core/testing.h"
 
 namespace longhaul::peerd {
@@ -85,12 +86,13 @@ TEST(LinksOf, TheElderDialsThenTheSmallerId) {
 TEST(LinksOf, ManyPeersGetDataLanesToRingNeighboursOnlyAndBothEndsAgree) {
   std::vector<At> members;
   // Every second peer came later. In the ring of an older boundary its two neighbours are adjacent.
-  for (uint64_t i = 1; i <= 20; ++i) members.push_back({i, i, i % 2 == 0 ? 5u : 1u});
+  constexpr uint64_t kPeers = kMeshPeersMax + 2;
+  for (uint64_t i = 1; i <= kPeers; ++i) members.push_back({i, i, i % 2 == 0 ? 5u : 1u});
   const auto prepare = MakePrepare(5, 4, 5, 3, members);
-  for (uint64_t a = 1; a <= 20; ++a) {
+  for (uint64_t a = 1; a <= kPeers; a += 7) {
     for (const LinkWanted& link : LinksOf(prepare, PeerId(a))) {
       const uint64_t b = link.peer.peer.value();
-      const uint64_t distance = std::min((a + 20 - b) % 20, (b + 20 - a) % 20);
+      const uint64_t distance = std::min((a + kPeers - b) % kPeers, (b + kPeers - a) % kPeers);
       EXPECT_EQ(link.data, distance == 1 || (distance == 2 && a % 2 == 1)) << a << " " << b;
       for (const LinkWanted& back : LinksOf(prepare, PeerId(b))) {
         if (back.peer.peer != PeerId(a)) continue;
@@ -101,14 +103,27 @@ TEST(LinksOf, ManyPeersGetDataLanesToRingNeighboursOnlyAndBothEndsAgree) {
   }
 }
 
+TEST(LinksOf, AmongManyPeersLinksThatOnlyTheMeshNeedsBeginWithOneLane) {
+  for (const uint64_t peers : {16, 17, 64}) {
+    std::vector<At> members;
+    for (uint64_t i = 1; i <= peers; ++i) members.push_back({i, i, 1u});
+    size_t one_lane = 0;
+    for (const LinkWanted& link : LinksOf(MakePrepare(1, 0, 1, 0, members), PeerId(1))) {
+      EXPECT_TRUE(link.data);
+      if (link.one_lane) ++one_lane;
+    }
+    EXPECT_EQ(one_lane, peers > 16 ? peers - 3 : 0) << peers;
+  }
+}
+
 TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
-  for (const uint64_t peers : {2, 16, 17}) {
+  for (const uint64_t peers : {2, 17, 64, 65}) {
     std::vector<At> members;
     for (uint64_t i = 1; i <= peers; ++i) members.push_back({i, i, i == peers ? 2u : 1u});
     auto prepare = MakePrepare(2, 1, 2, 0, members);
     bool all_data = true;
     for (const LinkWanted& link : LinksOf(prepare, PeerId(1))) all_data = all_data && link.data;
-    EXPECT_EQ(all_data, peers <= 16);
+    EXPECT_EQ(all_data, peers <= 64);
     EpochHistory history;
     history.Add(RecordOf(prepare));
     EXPECT_EQ(history.For(Epoch(2))->mesh, all_data) << peers;

@@ -37,7 +37,7 @@ void Dialling::BeginLink(Peering* p, const SocketAddress& remote, int64_t rtt_us
   p->control.candidates.clear();
   p->control.gone_since = kNever;
   Peering::DataDialling& data = p->data;
-  data.planned = PlannedLanes(remote, rtt_us);
+  data.planned = PlannedLanes(*p, remote, rtt_us);
   data.optional_until = Tick{};
   data.peer_wants = false;
   data.want_sent = false;
@@ -45,8 +45,10 @@ void Dialling::BeginLink(Peering* p, const SocketAddress& remote, int64_t rtt_us
   data.backoff.Reset(now);
 }
 
-uint32_t Dialling::PlannedLanes(const SocketAddress& address, int64_t rtt_us) const {
+uint32_t Dialling::PlannedLanes(const Peering& p, const SocketAddress& address,
+                                int64_t rtt_us) const {
   if (options_->lanes != 0) return std::min<uint32_t>(options_->lanes, LH_LANES_MAX);
+  if (p.data.one_lane) return 1;
   if (rtt_us >= kLongWayUs) return LaneCount::First(rtt_us);
   return address.loopback() ? kLanesLoopback : kLanesElsewhere;
 }
@@ -59,6 +61,11 @@ void Dialling::Plan(Peering* p, uint32_t lanes) {
   p->link->ExpectDataLanes(lanes);
   p->data.backoff.Reset(ring_->Now());
   alarm_->Set(ring_->Now());
+}
+
+void Dialling::PlanAll(Peering* p) {
+  if (p->link == nullptr || !p->link->options().dialled || p->data.planned != 1) return;
+  Plan(p, PlannedLanes(*p, p->link->options().remote, p->link->rtt_us()));
 }
 
 void Dialling::CancelControl(Peering* p, const char* why) {
@@ -149,7 +156,7 @@ void Dialling::StartControlDial(Peering* p, const Request& request, Tick now) {
   }
   DialSpec spec = handshakes_->Introduce(*p, run.digest, LaneKind::kControl, address, request.relay,
                                          {request.group, request.epoch, *token});
-  spec.hello.lanes = PlannedLanes(address, 0);
+  spec.hello.lanes = PlannedLanes(*p, address, 0);
   control.dial = handshakes_->Dial(std::move(spec), deadline, [this, key = p->key](LaneDial* dial) {
     OnControlDialled(key, dial);
   });

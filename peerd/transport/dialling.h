@@ -43,6 +43,8 @@ class Dialling {
   void BeginLink(Peering* p, const SocketAddress& remote, int64_t rtt_us, Tick now);
   // A sender can use `lanes` data lanes. Raises the number of lanes, and never lowers it.
   void Plan(Peering* p, uint32_t lanes);
+  // The link that began with one lane is to have as many as others.
+  void PlanAll(Peering* p);
   // These start the dials that are due. They return when to call again. WorkData() may break the
   // link.
   Tick WorkControl(Peering* p, Tick now);
@@ -56,7 +58,7 @@ class Dialling {
   static const Request* NextRequest(const Peering& p);
 
  private:
-  uint32_t PlannedLanes(const SocketAddress& address, int64_t rtt_us) const;
+  uint32_t PlannedLanes(const Peering& p, const SocketAddress& address, int64_t rtt_us) const;
   void DialControl(Peering* p, const Request& request, Tick now);
   void StartRound(Peering* p, const Request& request);
   void StartControlDial(Peering* p, const Request& request, Tick now);

@@ -336,6 +336,8 @@ void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch
   for (const LinkRequest& link : links) {
     if (link.peer == options_.self || !link.peer) continue;
     Peering& p = runs_.GetPeering(&run, link.peer);
+    p.data.one_lane = link.one_lane && (p.groups.empty() || p.data.one_lane);
+    if (!p.data.one_lane) dialling_.PlanAll(&p);
     p.groups[group] = link.relay;
     runs_.SetEndpoints(&p, link.endpoints);
     if (p.control.dial != nullptr && !p.Wants(p.control.dial->relay())) {

@@ -84,7 +84,8 @@ struct Peering {
   } control;
 
   struct DataDialling {
-    uint32_t planned = 0;  // how many lanes to have, if we dial them
+    uint32_t planned = 0;   // how many lanes to have, if we dial them
+    bool one_lane = false;  // begin with one: no request wanted more
     bool peer_wants = false;
     bool want_sent = false;
     Tick peer_wants_until;

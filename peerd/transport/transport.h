@@ -123,6 +123,7 @@ struct LinkRequest {
   std::vector<std::string> endpoints;
   bool dial = false;  // false: the peer dials, we accept
   bool data = false;  // the link needs data lanes too
+  bool one_lane = false;  // of which one is enough to begin with
 };
 
 struct TransportStats {
