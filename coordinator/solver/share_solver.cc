@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <optional>
+#include <utility>
 
 #include "base/check.h"
 
@@ -12,26 +12,29 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-// The search for the time ends when its two ends are this near.
+// A time is good enough if it is this near to a lower bound.
 constexpr double kPrecision = 1e-3;
-// A search that takes more steps than this ends with the best time so far. None was seen to.
+// A search that takes more steps than this finds nothing. None was seen to take more than ten.
 constexpr int kStepsMax = 64;
+// The sum of the shares may be below 1 by this much, as rounding makes it 1.
+constexpr double kMissingMax = 1e-9;
 
-// Solves an assignment of least cost by shortest augmenting paths (the Hungarian method), and
-// returns the mean of the potentials of row i and column i for each i. `cost` is symmetric, n x n.
-// For all i and j, the potentials of row i and column j add up to at most cost(i, j), and all of
-// them to the cost of the assignment.
+// Solves an assignment of least cost by shortest augmenting paths (the Hungarian method). `cost` is
+// symmetric, n x n. For all i and j, the potentials of row i and column j add up to at most
+// cost(i, j), and all of them to the cost of the assignment.
 class Assignment {
  public:
   Assignment(size_t n, const std::vector<double>& cost)
       : n_(n), cost_(cost), row_(n + 1), column_(n + 1), matched_(n + 1), before_(n + 1) {}
 
-  std::vector<double> Potentials() {
+  void Solve() {
     for (size_t i = 1; i <= n_; ++i) Augment(i);
-    std::vector<double> mean(n_);
-    for (size_t i = 0; i < n_; ++i) mean[i] = (row_[i + 1] + column_[i + 1]) / 2;
-    return mean;
   }
+
+  // The mean of the potentials of row i and column i.
+  double potential(size_t i) const { return (row_[i + 1] + column_[i + 1]) / 2; }
+  // The row that has column j.
+  size_t row_of(size_t j) const { return matched_[j + 1] - 1; }
 
  private:
   // Matches one more row. Rows and columns count from 1; column 0 is the start of the path.
@@ -80,17 +83,40 @@ class Assignment {
 
 double Greatest(size_t hosts) { return static_cast<double>(GreatestShare(hosts)) / kShareUnits; }
 
-// The greatest share of a host in this time (for each byte), as far as the host itself limits it;
-// below 0: it cannot even send its input in that time.
-double MostOf(const ShareProblem& problem, size_t host, double time) {
-  const size_t n = problem.hosts();
-  const double spare = time * problem.host(host) - 1;
-  if (spare < 0) return -1;
-  return n > 2 ? std::min(Greatest(n), spare / static_cast<double>(n - 2)) : 1;
+// A value that depends on the time: what it is at the time in question, and how fast it grows
+// there. It is the least of several lines, so it never grows faster later on.
+struct Growing {
+  double now;
+  double slope;
+};
+
+Growing Less(Growing a, Growing b) { return a.now <= b.now ? a : b; }
+
+Growing operator+(Growing a, Growing b) { return {a.now + b.now, a.slope + b.slope}; }
+
+// The greatest share of a host among more than two in this time (for each byte), as far as the host
+// itself limits it. `time`: at least TimeOfInputs().
+Growing MostOf(const ShareProblem& problem, size_t host, double time) {
+  const Growing greatest{Greatest(problem.hosts()), 0};
+  const double rate = problem.host(host);
+  if (rate == kInfinite) return greatest;
+  const double others = static_cast<double>(problem.hosts() - 2);
+  return Less(greatest, {std::max(0.0, (time * rate - 1) / others), rate / others});
 }
 
 double Sum(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
+// 1 for each host that can exchange something with all others, 0 for the rest: they own nothing.
+std::vector<double> PossibleOwners(const ShareProblem& problem) {
+  std::vector<double> owners(problem.hosts(), 1);
+  for (size_t i = 0; i < owners.size(); ++i) {
+    for (size_t j = 0; j < owners.size(); ++j) {
+      if (j != i && problem.pair(i, j) == 0) owners[i] = 0;
+    }
+  }
+  return owners;
 }
 
 // The least time in which each host can send its input.
@@ -104,7 +130,7 @@ double TimeOfInputs(const ShareProblem& problem) {
 std::vector<double> SharesOfHosts(const ShareProblem& problem, double time) {
   std::vector<double> shares(problem.hosts());
   for (size_t i = 0; i < shares.size(); ++i) {
-    shares[i] = std::max(0.0, MostOf(problem, i, time));
+    shares[i] = MostOf(problem, i, time).now;
   }
   return shares;
 }
@@ -118,33 +144,47 @@ double TimeOfHosts(const ShareProblem& problem, double low, double high) {
   return high;
 }
 
+struct SharesInTime {
+  std::vector<double> shares;
+  // How fast their sum grows with the time.
+  double slope = 0;
+};
+
 // The greatest shares that are possible in this time, which is at least TimeOfInputs(). Their sum
 // is 1 or more if the time is enough.
-std::vector<double> GreatestShares(const ShareProblem& problem, double time) {
+SharesInTime GreatestShares(const ShareProblem& problem, double time) {
   const size_t n = problem.hosts();
-  std::vector<double> most(n);  // of each host alone
+  const auto pair = [&](size_t i, size_t j) {
+    const double rate = problem.pair(i, j);
+    return Growing{time * rate, rate};
+  };
+  std::vector<Growing> most(n);  // of each host alone
   for (size_t i = 0; i < n; ++i) {
-    most[i] = std::max(0.0, MostOf(problem, i, time));
+    most[i] = MostOf(problem, i, time);
     for (size_t j = 0; j < n; ++j) {
-      if (j != i) most[i] = std::min(most[i], time * problem.pair(i, j));
+      if (j != i) most[i] = Less(most[i], pair(i, j));
     }
   }
   // An assignment must cover each host exactly once, but a cover may do so more often. It never
   // pays more for a pair than for the two hosts alone.
+  const auto cost_of = [&](size_t i, size_t j) {
+    const Growing alone = most[i] + most[j];
+    return i == j ? alone : Less(alone, pair(i, j));
+  };
   std::vector<double> cost(n * n);
   for (size_t i = 0; i < n; ++i) {
-    for (size_t j = 0; j < n; ++j) {
-      const double alone = most[i] + most[j];
-      cost[i * n + j] = i == j ? alone : std::min(alone, time * problem.pair(i, j));
-    }
+    for (size_t j = 0; j < n; ++j) cost[i * n + j] = cost_of(i, j).now;
   }
-  std::vector<double> shares = Assignment(n, cost).Potentials();
-  // A share below 0 may be 0 as well: no other share is greater than its host allows alone.
-  for (double& share : shares) share = std::max(0.0, share);
-  return shares;
+  Assignment assignment(n, cost);
+  assignment.Solve();
+  SharesInTime found;
+  for (size_t i = 0; i < n; ++i) {
+    // A share below 0 may be 0 as well: no other share is greater than its host allows alone.
+    found.shares.push_back(std::max(0.0, assignment.potential(i)));
+    found.slope += cost_of(assignment.row_of(i), i).slope / 2;
+  }
+  return found;
 }
-
-bool IsEnough(double sum) { return sum >= 1 - 1e-9; }
 
 // Rounds shares to units with the right sum: the largest remainders are rounded up.
 Shares Rounded(const std::vector<double>& shares) {
@@ -169,37 +209,16 @@ Shares Rounded(const std::vector<double>& shares) {
   return units;
 }
 
-// Returns the greatest shares in the least time, or in one that is longer by kPrecision at most.
-// Empty: no time is enough. `low`: a lower bound of the time. `high`: a time that is enough, or
-// infinite.
-std::vector<double> SharesInLeastTime(const ShareProblem& problem, double low, double high) {
-  const auto sum = [&](double time) { return Sum(GreatestShares(problem, time)); };
-  double below = sum(low);
-  if (IsEnough(below)) return GreatestShares(problem, low);
-  if (high == kInfinite) {
-    // With pairs that cannot exchange anything, the owners are hosts that reach all others.
-    constexpr int kDoublingsMax = 200;
-    int doublings = 0;
-    high = 2 * low;
-    for (double next = sum(high); !IsEnough(next); next = sum(high)) {
-      if (++doublings > kDoublingsMax) return {};
-      low = high;
-      below = next;
-      high *= 2;
-    }
+// Returns the greatest shares in the least time; empty: they were not found. `time`: a lower bound.
+std::vector<double> SharesInLeastTime(const ShareProblem& problem, double time) {
+  for (int step = 0; step < kStepsMax && time < kInfinite; ++step) {
+    SharesInTime found = GreatestShares(problem, time);
+    const double missing = 1 - Sum(found.shares);
+    if (missing <= kMissingMax) return std::move(found.shares);
+    // The sum never grows faster later on. So this is a lower bound, too.
+    time += missing / found.slope;
   }
-  double above = sum(high);
-  for (int step = 0; step < kStepsMax && high - low > kPrecision * high; ++step) {
-    // The chord, and then a time just below it: often the chord has found the least time.
-    double next = low + (high - low) * (1 - below) / std::max(above - below, 1e-12);
-    if (step % 2 == 1) next = std::max(low, high * (1 - 0.9 * kPrecision));
-    if (step % 4 == 2) next = (low + high) / 2;
-    if (next <= low || next >= high) next = (low + high) / 2;
-    const double reached = sum(next);
-    (IsEnough(reached) ? high : low) = next;
-    (IsEnough(reached) ? above : below) = reached;
-  }
-  return GreatestShares(problem, high);
+  return {};
 }
 
 }  // namespace
@@ -240,30 +259,31 @@ ShareSolution SolveShares(const ShareProblem& problem) {
   const size_t n = problem.hosts();
   LH_CHECK(n >= 1 && n <= kShareHostsMax) << n << " hosts";
   // Without anything that limits, or with two hosts, equal shares are as good as any.
-  const ShareSolution equal{SecondsPerByte(problem, {}) < kInfinite, {},
-                            SecondsPerByte(problem, {})};
+  const ShareSolution equal{
+      SecondsPerByte(problem, {}) < kInfinite, {}, SecondsPerByte(problem, {})};
   if (n <= 2 || equal.seconds_per_byte == 0) return equal.possible ? equal : ShareSolution();
-  double low = TimeOfInputs(problem);
-  double high = static_cast<double>(n) * low;  // a host that owns everything needs n - 1
+  const std::vector<double> owners = PossibleOwners(problem);
+  if (Sum(owners) * Greatest(n) < 1) return {};
   ShareSolution best{true, {}, kInfinite};
   const auto take = [&](const std::vector<double>& shares) {
-    if (Sum(shares) == 0) return;
+    if (shares.empty()) return;
     Shares rounded = Rounded(shares);
     const double time = SecondsPerByte(problem, rounded);
     if (time < best.seconds_per_byte) best = {true, std::move(rounded), time};
   };
+  take(owners);
+  double low = TimeOfInputs(problem);
   if (low > 0) {
-    low = TimeOfHosts(problem, low, high);
+    // A host that owns everything needs n - 1 times the time of its input.
+    low = TimeOfHosts(problem, low, static_cast<double>(n) * low);
     take(SharesOfHosts(problem, low));
   } else {
     low = 1e-15;
   }
   if (best.seconds_per_byte > (1 + kPrecision) * low) {
-    high = std::min(best.seconds_per_byte, equal.seconds_per_byte);
-    take(SharesInLeastTime(problem, low, high));
+    take(SharesInLeastTime(problem, low));
   }
-  if (equal.possible && equal.seconds_per_byte <= best.seconds_per_byte) return equal;
-  return best.seconds_per_byte < kInfinite ? best : ShareSolution();
+  return equal.possible && equal.seconds_per_byte <= best.seconds_per_byte ? equal : best;
 }
 
 }  // namespace longhaul::coordinator

@@ -13,12 +13,14 @@
 // averager. Chen et al. (arXiv 2606.01680) bound the time with one slow host.
 //
 // If only hosts limit, T follows from one equation, which bisection solves. With slow pairs, a
-// search over T goes on from there. For a given T, the greatest sum of shares is the dual of an edge
-// cover of least cost. Doubling each host turns the cover into an assignment of least cost, and the
-// potentials of the assignment are the shares. Keijsper and Pendavingh ("An efficient algorithm for
-// minimum-weight bibranching", 1998) reduce covers to matchings; Kuhn (1955) solves assignments. The
-// greatest sum is a concave function of T. So where the chord between a T that is too small and one
-// that is enough reaches 1, T is enough.
+// search over T goes on from there. For a given T, the greatest sum of shares is the dual of an
+// edge cover of least cost. Doubling each host turns the cover into an assignment of least cost,
+// and the potentials of the assignment are the shares. Keijsper and Pendavingh ("An efficient
+// algorithm for minimum-weight bibranching", 1998) reduce covers to matchings; Kuhn (1955) solves
+// assignments. The greatest sum is a concave function of T: the assignment of one T bounds the sum
+// at every other T. So where the cost of that assignment reaches 1, T is still too small, or is the
+// least one. The search goes on there (Newton's method). It takes a few steps, however many hosts
+// there are.
 //
 // Pure: no clock, no thread.
 #pragma once
@@ -54,7 +56,8 @@ class ShareProblem {
 inline constexpr size_t kShareHostsMax = 64;
 
 struct ShareSolution {
-  // False: the pairs that cannot exchange anything leave too few owners, so the mesh cannot be used.
+  // False: the pairs that cannot exchange anything leave too few owners, so the mesh cannot be
+  // used.
   bool possible = false;
   // Empty: equal shares are as good as any.
   Shares shares;
@@ -64,7 +67,8 @@ struct ShareSolution {
 };
 
 // The shares of least time, of at most GreatestShare() each. The time is at most two in a thousand
-// above the optimum, and the shares' rounding. Aborts the process (LH_CHECK) unless there are 1 to
+// above the optimum, and the shares' rounding. 64 hosts take about a millisecond
+// (tests/solver/test_share_solver.py). Aborts the process (LH_CHECK) unless there are 1 to
 // kShareHostsMax hosts.
 ShareSolution SolveShares(const ShareProblem& problem);
 

@@ -95,6 +95,15 @@ TEST(ShareSolverTest, NobodyGetsMoreThanTheGreatestShare) {
   EXPECT_EQ(thirds.shares[3], 0u);
 }
 
+TEST(ShareSolverTest, WithoutEnoughOwnersThereIsNoMesh) {
+  // Only hosts 0 and 1 reach all others, and each may own a third.
+  ShareProblem problem(13);
+  for (size_t i = 2; i < 13; ++i) {
+    for (size_t j = i + 1; j < 13; ++j) problem.SetPair(i, j, 0);
+  }
+  EXPECT_FALSE(SolveShares(problem).possible);
+}
+
 // The search for pairs agrees with the equation for hosts where pairs do not limit, and with more
 // pairs the time never falls.
 TEST(ShareSolverTest, SlowPairsOnlyAddTime) {
