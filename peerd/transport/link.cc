@@ -18,8 +18,6 @@ constexpr size_t kHeldBytesMax = 1 << 20;
 constexpr uint64_t kWindowBytesPerLane = 1 << 20;
 constexpr uint64_t kWindowBytesMin = 8 << 20;
 constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
-constexpr uint64_t kSharedBytesPerLane = 256 << 10;
-constexpr uint64_t kSharedBytesMin = 2 << 20;
 constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
@@ -262,11 +260,6 @@ Tick Link::Nudge(Tick now) {
 LinkUse Link::BestUse() const {
   const bool copied = options_.zero_copy == ZeroCopyGate::Use::kNever;
   if (copied && !schedule_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
-  if (const HostLanes* host = options_.host_lanes; host != nullptr && host->lanes() > 0) {
-    // All links share the window.
-    const uint64_t lanes = host->links() * host->lanes();
-    return {std::max(lanes * kSharedBytesPerLane, kSharedBytesMin), schedule_.long_way()};
-  }
   // Lanes that are up and not used carry nothing.
   const uint32_t of_use = schedule_.lanes_of_use();
   const uint32_t lanes = of_use == 0 ? data_lanes_ : std::min(data_lanes_, of_use);
