@@ -58,7 +58,7 @@ TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {
 TEST_F(HostWatchTest, ALinkIsHeldIfItsSegmentsWaitWhileTheHostSendsLittle) {
   Move(100 * kMega, 50 * kMega, 1000);
   EXPECT_FALSE(watch_.Holds(Millis(1000), 40000)) << "the host sends all it can";
-  Move(60 * kMega, 50 * kMega, 500);
+  Move(40 * kMega, 50 * kMega, 500);
   EXPECT_TRUE(watch_.Holds(Millis(1000), 40000));
   EXPECT_FALSE(watch_.Holds(Millis(700), 40000)) << "perhaps it only starts";
   EXPECT_FALSE(watch_.Holds(Millis(1000), 200000)) << "it starts slowly";

@@ -53,7 +53,7 @@ class TrafficMeter {
   // Whether the last `us` were all in this burst, and the host sent in them clearly less than it
   // can: less than kSlackPercent of the fastest stretch of this burst. Earlier bursts do not count,
   // because the host may have been faster then.
-  static constexpr uint64_t kSlackPercent = 85;
+  static constexpr uint64_t kSlackPercent = 60;
   bool Slack(int64_t us) const;
 
  private:

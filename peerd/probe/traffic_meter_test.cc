@@ -162,14 +162,14 @@ TEST_F(TrafficMeterTest, TellsSlackFromTheFastestStretchOfThisBurst) {
   Pause(1000);
   Move(100 * kMega, 500);
   EXPECT_FALSE(meter_.Slack(Millis(400)));
-  Move(70 * kMega, 100);
+  Move(50 * kMega, 100);
   EXPECT_FALSE(meter_.Slack(Millis(400))) << "not for so long yet";
-  Move(70 * kMega, 300);
+  Move(50 * kMega, 300);
   EXPECT_TRUE(meter_.Slack(Millis(400)));
   EXPECT_FALSE(meter_.Slack(Seconds(2))) << "the burst is younger";
-  Move(70 * kMega, 1000);
+  Move(50 * kMega, 1000);
   EXPECT_TRUE(meter_.Slack(Millis(400))) << "a burst that is cut goes on";
-  Move(95 * kMega, 500);
+  Move(70 * kMega, 500);
   EXPECT_FALSE(meter_.Slack(Millis(400)));
 }
 
