@@ -148,7 +148,8 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), also for other threads
   Tick watch_due_;
   Tick look_due_;
-  uint64_t moved_ = 0;  // bytes sent and received, at the last LookAtHost()
+  uint64_t moved_ = 0;     // bytes sent and received, at the last LookAtHost()
+  bool op_ended_ = false;  // since the last LookAtHost()
   HostWatch host_watch_;
   LinkWatch link_watch_{self_};
   ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
@@ -326,6 +327,7 @@ void DaemonImpl::HandleInbox() {
 bool DaemonImpl::OnAction(const Action& action) {
   recorder_.OnAction(action, ring_->Now());
   if (const auto* done = std::get_if<PostDone>(&action)) {
+    op_ended_ = true;
     metrics_->ObserveOp(done->outcome.code, done->info, ring_->Now());
   } else if (const auto* step = std::get_if<StepDone>(&action)) {
     if (step->outcome.code == Code::kOk) metrics_->ObserveStep(ring_->Now());
@@ -364,7 +366,8 @@ void DaemonImpl::LookAtHost(Tick now) {
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
   const Arrivals arrivals = transport_->PopArrivals();
-  host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us);
+  host_watch_.Add(now, arrivals.sent, arrivals.received, arrivals.rtt_us,
+                  std::exchange(op_ended_, false));
   for (const Arrivals::Waiting& link : arrivals.waiting) {
     if (host_watch_.Holds(link.us, link.rtt_us)) link_watch_.SetHeld(link.peer);
   }

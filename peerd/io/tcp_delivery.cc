@@ -28,7 +28,9 @@ std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
       .bytes_repeated = info.tcpi_bytes_retrans,
       .bytes_waiting =
           uint64_t{info.tcpi_notsent_bytes} + uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss,
-      .unheard_us = int64_t{info.tcpi_last_ack_recv} * 1000};
+      .unheard_us = int64_t{info.tcpi_last_ack_recv} * 1000,
+      .packets_received = info.tcpi_data_segs_in,
+      .packet_bytes = info.tcpi_rcv_mss};
 }
 
 }  // namespace longhaul::peerd

@@ -12,9 +12,12 @@ bool Differs(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us) {
+void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended) {
   up_.Add(at, arrived, rtt_us);
   down_.Add(at, received, rtt_us);
+  if (!op_ended) return;
+  up_.OpEnded();
+  down_.OpEnded();
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us) const {

@@ -24,7 +24,8 @@ class HostWatch {
 
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
-  void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us);
+  // `op_ended`: an op of a local member has ended since the last call.
+  void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended);
   // The most that this host was lately seen to send and receive. 0: unknown.
   uint64_t up() const { return up_.bytes_per_second(); }
   uint64_t down() const { return down_.bytes_per_second(); }

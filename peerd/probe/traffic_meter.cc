@@ -1,6 +1,7 @@
 #include "peerd/probe/traffic_meter.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace longhaul::peerd {
 
@@ -14,11 +15,16 @@ void TrafficMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us) {
   if (samples_.size() > kSamplesMax) samples_.pop_front();
   const uint64_t rate = FastestUntilNow(rtt_us);
   if (rate == 0) return;
-  if (fastest_ == 0) ++bursts_;
   fastest_ = std::max(fastest_, rate);
   clock_ += std::min(at - figure_at_, Seconds(1));
   figure_at_ = at;
   Keep(rate);
+}
+
+void TrafficMeter::OpEnded() {
+  if (samples_.empty()) return;
+  const uint64_t bytes = samples_.back().second;
+  if (bytes - std::exchange(op_bytes_, bytes) >= kOpBytes) ++ops_;
 }
 
 void TrafficMeter::Begin(std::pair<Tick, uint64_t> first, uint64_t before) {
@@ -38,9 +44,10 @@ uint64_t TrafficMeter::FastestUntilNow(uint32_t rtt_us) const {
   const auto youngest = Back(std::max(kStretch, 2 * int64_t{rtt_us}));
   if (youngest == samples_.end()) return 0;
   const auto [at, bytes] = samples_.back();
+  const int64_t late = std::clamp<int64_t>(rtt_us, kLateMin, kLateMax);
   uint64_t fastest = 0;
   for (auto sample = samples_.begin(); sample <= youngest; ++sample) {
-    const auto us = static_cast<uint64_t>(at - sample->first + kLate);
+    const auto us = static_cast<uint64_t>(at - sample->first + late);
     fastest = std::max(fastest, (bytes - sample->second) * 1000000 / us);
   }
   return fastest;
@@ -48,12 +55,14 @@ uint64_t TrafficMeter::FastestUntilNow(uint32_t rtt_us) const {
 
 void TrafficMeter::Keep(uint64_t rate) {
   while (!figures_.empty() && figures_.back().rate <= rate) figures_.pop_back();
-  figures_.push_back({clock_, bursts_, rate});
-  while (figures_.size() > 1 && clock_ - figures_.front().clock > kWindow &&
-         bursts_ - figures_.front().bursts >= kBursts) {
-    figures_.pop_front();
-  }
+  figures_.push_back({clock_, ops_, rate});
+  while (figures_.size() > 1 && Old(figures_.front())) figures_.pop_front();
   if (figures_.size() > kSamplesMax) figures_.pop_back();
+}
+
+bool TrafficMeter::Old(const Figure& figure) const {
+  const int64_t us = clock_ - figure.clock;
+  return us > kWindowMax || (us > kWindow && ops_ - figure.ops >= kOps);
 }
 
 bool TrafficMeter::Slack(int64_t us) const {

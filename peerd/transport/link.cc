@@ -843,20 +843,24 @@ LinkWait Link::PopWait(Tick now, int64_t* us) {
   return wait;
 }
 
-uint64_t Link::PopArrived(uint32_t* rtt_us) {
-  uint64_t sum = 0;
+void Link::PopArrivals(Arrivals* sum) {
   for (DataLane& data : data_) {
     if (!data.lane) continue;
     const uint64_t sent = data.segments.sent();
+    const uint64_t taken = data.lane->stats().bytes_taken;
     const bool used = sent != std::exchange(data.sent_seen, sent);
+    const bool heard = taken != std::exchange(data.taken_seen, taken);
     const bool arrived_before = std::exchange(data.all_arrived, data.segments.segments().empty());
-    if (!used && arrived_before) continue;
+    if (!used && !heard && arrived_before) continue;
     const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane || lane->bytes_arrived <= data.arrived_seen) continue;
-    *rtt_us = std::max(*rtt_us, lane->rtt_us);
-    sum += lane->bytes_arrived - std::exchange(data.arrived_seen, lane->bytes_arrived);
+    if (!lane) continue;
+    sum->rtt_us = std::max(sum->rtt_us, lane->rtt_us);
+    sum->received += (lane->packets_received - data.packets_seen) * lane->packet_bytes;
+    data.packets_seen = lane->packets_received;
+    if (lane->bytes_arrived <= data.arrived_seen) continue;
+    sum->sent += lane->bytes_arrived - data.arrived_seen;
+    data.arrived_seen = lane->bytes_arrived;
   }
-  return sum;
 }
 
 int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }

@@ -219,10 +219,10 @@ class Link final : public LaneOwner {
   // Returns how long this link keeps us waiting, and on which lane. `*us`: the longest of the
   // silence, the stall, and the time that TCP needs for what waits; 0 if nothing is unusual.
   LinkWait PopWait(Tick now, int64_t* us);
-  // Returns how many bytes sent on data lanes have arrived at the peer since the last call, apart
-  // from the last ones on lanes that were lost. Asks only about lanes that were used since then.
-  // Raises `*rtt_us` to the shortest round trip of each of these lanes.
-  uint64_t PopArrived(uint32_t* rtt_us);
+  // Adds to `sum` what has arrived on data lanes since the last call, apart from the last bytes on
+  // lanes that were lost. Asks only about lanes that were used since then. Raises the round trip to
+  // the shortest one of each of these lanes.
+  void PopArrivals(Arrivals* sum);
   // Returns for how long segments have waited for a lane without a break. 0: none waits.
   int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
@@ -237,9 +237,11 @@ class Link final : public LaneOwner {
     UnackedSegments segments;
     uint64_t sent_measured = 0;  // segments.sent() at the last PopDelivery()
     uint64_t repeated_told = 0;  // by TCP on this lane's socket, at the last PopDelivery()
-    // As PopArrived() saw the lane last.
+    // As PopArrivals() saw the lane last.
     uint64_t sent_seen = 0;     // segments.sent()
-    uint64_t arrived_seen = 0;  // of TCP
+    uint64_t taken_seen = 0;    // by the lane
+    uint64_t arrived_seen = 0;  // of TCP: bytes sent
+    uint64_t packets_seen = 0;  // of TCP: received
     bool all_arrived = true;    // no segment was under way
     uint64_t sent_dry = 0;      // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;

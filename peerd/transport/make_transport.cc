@@ -174,8 +174,8 @@ class TransportImpl final : public Transport,
   PinnedMemory memory_;
 
   TransportStats stats_;
-  LaneStats gone_;        // of links that have ended
-  uint64_t arrived_ = 0;  // as PopArrivals() returned it last
+  LaneStats gone_;     // of links that have ended
+  Arrivals arrivals_;  // as PopArrivals() returned them last
 };
 
 // ------------------------------------------------------------------------------ start and end
@@ -870,18 +870,18 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
 }
 
 Arrivals TransportImpl::PopArrivals() {
-  Arrivals result;
+  Arrivals result{.sent = arrivals_.sent, .received = arrivals_.received};
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      arrived_ += peer.link->PopArrived(&result.rtt_us);
+      peer.link->PopArrivals(&result);
       const int64_t us = peer.link->waiting_us();
       if (us == 0) continue;
       const int64_t rtt_us = std::clamp<int64_t>(peer.link->rtt_us(), 0, UINT32_MAX);
       result.waiting.push_back({peer.key.peer, us, static_cast<uint32_t>(rtt_us)});
     }
   }
-  result.bytes = arrived_;
+  arrivals_ = result;
   return result;
 }
 
