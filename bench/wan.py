@@ -126,14 +126,14 @@ class Worker(Member):
 
 
 class Team:
-    """The trainers of a world. All get the same orders."""
+    """The trainers of a world. All get the same orders. program: their program, with a worker that is a Worker."""
 
-    def __init__(self, wan: Wan, stack: contextlib.ExitStack) -> None:
+    def __init__(self, wan: Wan, stack: contextlib.ExitStack, program: str = __file__) -> None:
         self.pids = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
         self.trainers: list[Trainer] = []
         self.ops = 0
         for host in wan.hosts:
-            self.trainers.append(Trainer(__file__))
+            self.trainers.append(Trainer(program))
             stack.callback(self.trainers[-1].kill)
             self.trainers[-1].start("meet", peerd=host.socket, run="bench-wan", size=len(wan.hosts))
             self.pids.append(self.trainers[-1].process.pid)
