@@ -3,6 +3,7 @@
 
     tools/build && .venv/bin/python bench/unequal.py
     .venv/bin/python bench/unequal.py equal half --hosts=4 --delay=20ms --mib=16
+    .venv/bin/python bench/unequal.py half --hivemind     # hivemind's averager, too
 
 Every host has one access link, which all its traffic shares, up and down. tests/wan joins the hosts. A case says what
 share of the access rate the slow hosts have: `equal`, `70`, `half`, `quarter` (the last host), `two-half` (the last two),
@@ -14,6 +15,9 @@ latencies and packet headers. Target: an op takes at most 1.15 times the bound a
 are equal, and 1.25 times where they are not, and at most 1 % of the bytes are sent again. After a change, ops reach 1.25
 times the new bound and latencies within ten seconds or five ops, whichever is longer; no op is repeated, and every value
 is exact.
+
+With --hivemind, hivemind's averager then reduces as many bytes in the same world (bench/unequal_hivemind.py). Aim: half
+of its time. It is installed into a virtual environment of its own, as for bench/training.py.
 
 Each case prints one line of JSON. `valid` is false if the emulator itself did not keep up (tests/wan/README.md); then
 ignore the figures. Needs root. The exit code is 1 if a target is missed in a valid case, and 77 if this machine cannot
@@ -40,6 +44,8 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
+import training  # noqa: E402
+import unequal_hivemind  # noqa: E402
 import wan as wide  # noqa: E402
 from testbed import Wan, why_not  # noqa: E402
 from workers import MIB, Failure, finish_all, work  # noqa: E402
@@ -58,6 +64,7 @@ CHANGED_SHARE = 0.5
 # After a change, ops may take longer than the target for so long: as many seconds or ops, whichever is longer.
 ADAPT_SECONDS, ADAPT_OPS = 10.0, 5
 EQUAL_TARGET, UNEQUAL_TARGET, REPEATED_TARGET = 1.15, 1.25, 0.01
+HIVEMIND_TARGET = 0.5
 RING_INTERVAL_S = 20
 
 
@@ -207,6 +214,21 @@ def measure(world: World, case: str, delay: str, mib: int, args: argparse.Namesp
     }
 
 
+def beside_hivemind(world: World, python: str, delay: str, mib: int, ops: int, ours: dict[str, Any]) -> dict[str, Any]:
+    """What hivemind adds to our line."""
+    least = bound(world.rates, mib) + 4 * float(delay.removesuffix("ms")) / 1000
+    rates = [min(rate) for rate in world.rates]
+    theirs = unequal_hivemind.measure(world.wan, python, rates, mib, ops, wide.Judge)
+    ratio = ours["op_s"] / theirs["op_s"]
+    return {
+        "hivemind": {"version": training.RIVALS["hivemind"].partition("==")[2], **theirs},
+        "of_hivemind": round(ratio, 3),
+        "of_hivemind_best": round(least / theirs["op_s"], 3),
+        "of_hivemind_target": HIVEMIND_TARGET,
+        "of_hivemind_met": ratio <= HIVEMIND_TARGET,
+    }
+
+
 def adapted(seconds: Sequence[float], within: float) -> int | None:
     """The first op of two in a row that take at most `within` seconds. The op during the change, the first, is none."""
     for i, pair in enumerate(itertools.pairwise(seconds[1:]), start=1):
@@ -301,6 +323,8 @@ def main() -> int:
     parser.add_argument(
         "--change-ops", type=int, default=12, help="ops at most after a change, until they have adapted (default 12)"
     )
+    parser.add_argument("--hivemind", action="store_true", help="hivemind's averager, too (not in `change`)")
+    parser.add_argument("--venv", type=pathlib.Path, default=ROOT / "out" / "bench" / "venv", help="for hivemind")
     parser.add_argument("--queue", default="50ms", help="length of the queue in front of each rate (default 50ms)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, help="add the lines to this file too")
@@ -320,6 +344,7 @@ def main() -> int:
         f"{platform.node()}: {os.cpu_count()} CPUs, Linux {platform.release()}, load {os.getloadavg()[0]:.1f}",
         file=sys.stderr,
     )
+    python = str(training.make_venv(args.venv, [training.RIVALS["hivemind"]])) if args.hivemind else ""
     missed = False
     for hosts in args.hosts:
         for delay in args.delay:
@@ -337,6 +362,9 @@ def main() -> int:
                             else:
                                 line = measure(world, case, delay, mib, args)
                             line = {"bench": "unequal", **line}
+                            if args.hivemind and case != CHANGE:
+                                line |= beside_hivemind(world, python, delay, mib, args.ops, line)
+                                missed |= line["valid"] and line["hivemind"]["valid"] and not line["of_hivemind_met"]
                             print(json.dumps(line), flush=True)
                             if args.json:
                                 with open(args.json, "a") as sink:

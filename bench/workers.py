@@ -90,14 +90,17 @@ def work(worker: Any) -> None:
 
 
 class Trainer:
-    """A process that runs `program --worker`, which calls work(). namespace: the network namespace in which it runs."""
+    """A process that runs `program --worker`, which calls work().
 
-    def __init__(self, program: str, namespace: str = "") -> None:
+    namespace: the network namespace in which it runs. options: further arguments of subprocess.Popen.
+    """
+
+    def __init__(self, program: str, namespace: str = "", python: str = sys.executable, **options: Any) -> None:
         from longhaul.testing import start_tethered
 
         inside = [shutil.which("ip") or "ip", "netns", "exec", namespace] if namespace else []
-        command = [*inside, sys.executable, str(pathlib.Path(program).resolve()), "--worker"]
-        self.process = start_tethered(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [*inside, python, str(pathlib.Path(program).resolve()), "--worker"]
+        self.process = start_tethered(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
         assert self.process.stdin is not None and self.process.stdout is not None
         pipes = (self.process.stdout.fileno(), self.process.stdin.fileno())
         self.line = Line(f"trainer {self.process.pid}", *pipes, self.process)
