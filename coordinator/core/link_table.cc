@@ -192,19 +192,23 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
   const auto rate = [](uint64_t known) {
     return known == 0 ? kUnlimited : static_cast<double>(known);
   };
-  for (size_t to = 0; to < ring.size(); ++to) {
-    std::vector<size_t> held;  // senders
-    for (size_t from = 0; from < ring.size(); ++from) {
-      const MeasuredLink* const link = Fresh(ring[from], ring[to], now);
-      if (link != nullptr && link->held) held.push_back(from);
+  for (size_t i = 0; i < ring.size(); ++i) {
+    size_t held = 0;  // how many others are held by their link to this peer
+    uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
+    for (const PeerId other : ring) {
+      const MeasuredLink* const from = Fresh(other, ring[i], now);
+      if (from != nullptr && from->held) ++held;
+      const MeasuredLink* const to = Fresh(ring[i], other, now);
+      if (to != nullptr && to->limits()) single = std::max(single, to->bytes_per_second);
     }
-    const HostRates host = HostOf(ring[to], now).value_or(HostRates{});
-    problem.SetHost(to, rate(host.up), held.size() >= 2 ? rate(host.down) : kUnlimited);
     for (size_t from = 0; from < ring.size(); ++from) {
-      const MeasuredLink* const link = Fresh(ring[from], ring[to], now);
-      if (link == nullptr || !link->limits() || (link->held && held.size() > 1)) continue;
-      problem.SetPair(from, to, rate(link->bytes_per_second));
+      const MeasuredLink* const link = Fresh(ring[from], ring[i], now);
+      if (link == nullptr || !link->limits() || (link->held && held > 1)) continue;
+      problem.SetPair(from, i, rate(link->bytes_per_second));
     }
+    const HostRates host = HostOf(ring[i], now).value_or(HostRates{});
+    problem.SetHost(i, host.up == 0 ? kUnlimited : rate(std::max(host.up, single)),
+                    held >= 2 ? rate(host.down) : kUnlimited);
   }
   return problem;
 }
@@ -216,9 +220,11 @@ std::optional<PaceView> LinkTable::PaceOf(const std::vector<PeerId>& ring,
   // The slowest host, and the two ends of the slowest pair: nobody else can set the pace.
   std::set<size_t> slowest;
   size_t host = 0;
+  size_t fastest = 0;
   std::pair<size_t, size_t> pair{0, 1};
   for (size_t i = 0; i < ring.size(); ++i) {
     if (problem.host(i) < problem.host(host)) host = i;
+    if (problem.host(i) > problem.host(fastest)) fastest = i;
     for (size_t j = 0; j < i; ++j) {
       if (problem.pair(i, j) < problem.pair(pair.first, pair.second)) pair = {i, j};
     }
@@ -227,18 +233,23 @@ std::optional<PaceView> LinkTable::PaceOf(const std::vector<PeerId>& ring,
   if (std::isfinite(problem.pair(pair.first, pair.second))) {
     slowest.insert({pair.first, pair.second});
   }
+  const auto rate_without = [&](size_t i) {
+    std::vector<PeerId> others = ring;
+    others.erase(others.begin() + static_cast<ptrdiff_t>(i));
+    return Cost(others, blocked, now).mesh_bytes_per_second;
+  };
   PaceView pace;
   pace.bytes_per_second = Cost(ring, blocked, now).mesh_bytes_per_second;
   if (pace.bytes_per_second == 0) return std::nullopt;
   for (const size_t i : slowest) {
-    std::vector<PeerId> others = ring;
-    others.erase(others.begin() + static_cast<ptrdiff_t>(i));
-    const uint64_t without = Cost(others, blocked, now).mesh_bytes_per_second;
+    const uint64_t without = rate_without(i);
     if (without <= pace.without) continue;
     pace.without = without;
     pace.peer = ring[i];
   }
-  if (pace.without <= pace.bytes_per_second + pace.bytes_per_second / 20) return std::nullopt;
+  // Any group is a little faster with one peer less.
+  const uint64_t usual = std::max(pace.bytes_per_second, rate_without(fastest));
+  if (pace.without <= usual + usual / 20) return std::nullopt;
   return pace;
 }
 

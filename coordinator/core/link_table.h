@@ -73,15 +73,16 @@ class LinkTable {
   // in the mesh. `blocked`: pairs of which the mesh cannot use the link.
   control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
                          Tick now) const;
-  // Returns the peer without which the mesh would be fastest; nullopt: no peer slows it down by more
-  // than a twentieth, as far as is known, or there are less than three peers.
+  // Returns the peer without which the mesh would be fastest; nullopt: as far as is known, it would
+  // not be faster by a twentieth than without the fastest peer, or there are less than three peers.
   std::optional<PaceView> PaceOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
                              Tick now) const;
   // Returns the pairs of these peers between which large packets vanish, as one of the two reports.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;
   // Returns what limits a mesh among the peers of this ring. An index is a place in the ring.
-  //   - A host's rate up is a limit.
+  //   - A host's rate up is a limit, but not below what one of its links carries: in a ring, all
+  //     hosts send only as fast as the slowest one.
   //   - Its rate down is a limit only if at least two others were held by their link to it.
   //     Otherwise the host may have received little just because little was sent.
   //   - A pair's rate is a limit if it is no lower bound, unless several senders were held by their

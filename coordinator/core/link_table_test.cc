@@ -170,6 +170,14 @@ TEST(LinkTable, AHostCarriesWhatItWasSeenToSend) {
   EXPECT_EQ(links.Capacities({kB, kA, kC}, kNow + kLinkExpires).host(1), kUnlimited);
 }
 
+TEST(LinkTable, AHostCarriesAtLeastWhatOneOfItsLinksCarries) {
+  LinkTable links;
+  links.RecordHost(kA, 1000, 0, kNow);
+  links.Record({kA, kB, 5000, 1000}, kNow);
+  links.Record({kA, kC, 9000, 1000, 0, /*at_least=*/true}, kNow);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(0), 5000) << "a ring's pace is no limit";
+}
+
 TEST(LinkTable, AHostThatHoldsTwoSendersCarriesWhatItWasSeenToReceive) {
   LinkTable links;
   links.RecordHost(kA, 1000, 200, kNow);

@@ -2279,7 +2279,7 @@ TEST_F(OrderTest, ByRankCannotRunWhereOnlyTheRingIs) {
   Enter(prepare);
   const PostDone done = EndOf(PostOf(1, 7, ByRank()));
   EXPECT_EQ(done.outcome.code, Code::kFailedPrecondition);
-  EXPECT_NE(done.outcome.text.find("order rank needs links between all hosts, at most 16"),
+  EXPECT_NE(done.outcome.text.find("order rank needs links between all hosts, at most 64"),
             std::string::npos)
       << done.outcome.text;
   // A small one needs no ring.

@@ -19,6 +19,7 @@
 // A violation ends the process with a text (see Fail()).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -138,6 +139,8 @@ class Checker {
     uint64_t ok = 0;
     uint64_t by_mesh = 0;  // how many of `ok` used the mesh
     uint64_t by_ring = 0;
+    uint64_t with_shares = 0;  // attempts over the mesh with unequal shares
+    uint64_t with_none = 0;    // of these, with a peer that owns nothing
     uint64_t other_kinds = 0;  // how many of `ok` were no all-reduce
     uint64_t of_parts = 0;     // how many of `ok` were of a part of the group
     uint64_t cancelled = 0;    // how many of `aborted` were cancelled
@@ -165,6 +168,12 @@ class Checker {
   };
   const Counts& counts() const { return counts_; }
   void OnRingOrdered() { ++counts_.rings; }
+  // A peer started an attempt with these shares.
+  void OnShares(const Shares& shares) {
+    if (shares.empty()) return;
+    ++counts_.with_shares;
+    if (std::find(shares.begin(), shares.end(), 0u) != shares.end()) ++counts_.with_none;
+  }
 
  private:
   struct Member {

@@ -690,6 +690,7 @@ struct PeerHost::Noter {
     for (const peerd::PostRef& post : a.posts) {
       h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
     }
+    h->context_.checker->OnShares(a.shares);
     Running& running = h->running_[{a.group, a.ordinal}];
     running.attempt = a.attempt;
     running.complete = false;

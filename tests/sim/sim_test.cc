@@ -54,7 +54,8 @@ struct Totals {
            unfit = 0, refused = 0, too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0,
            fates = 0, tunnels = 0, cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0,
            syncs_refused = 0, syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0,
-           rings = 0, assemblies = 0, of_parts = 0, cancelled = 0;
+           rings = 0, assemblies = 0, of_parts = 0, cancelled = 0, with_shares = 0,
+           with_none = 0;
   int64_t virtual_us = 0;
 };
 
@@ -73,6 +74,8 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->unfit += first.counts.unfit;
   totals->of_parts += first.counts.of_parts;
   totals->cancelled += first.counts.cancelled;
+  totals->with_shares += first.counts.with_shares;
+  totals->with_none += first.counts.with_none;
   totals->aborted += first.counts.aborted;
   totals->refused += first.counts.refused;
   totals->too_few += first.counts.too_few;
@@ -128,6 +131,8 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->unfit += one.unfit;
     totals->of_parts += one.of_parts;
     totals->cancelled += one.cancelled;
+    totals->with_shares += one.with_shares;
+    totals->with_none += one.with_none;
     totals->aborted += one.aborted;
     totals->refused += one.refused;
     totals->too_few += one.too_few;
@@ -226,14 +231,16 @@ int Main(int argc, char** argv) {
               " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
               " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64
               " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64
-              " of_parts=%" PRIu64 " cancelled=%" PRIu64 "\n",
+              " of_parts=%" PRIu64 " cancelled=%" PRIu64 " with_shares=%" PRIu64
+              " with_none=%" PRIu64 "\n",
               totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
               totals.by_mesh, totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit,
               totals.refused, totals.too_few, totals.removed, totals.retries, totals.epochs,
               totals.freezes, totals.fates, totals.tunnels, totals.cohorts, totals.late,
               totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused, totals.syncs_fetched,
               totals.syncs_resumed, totals.background, totals.taken, totals.rings,
-              totals.assemblies, totals.of_parts, totals.cancelled);
+              totals.assemblies, totals.of_parts, totals.cancelled, totals.with_shares,
+              totals.with_none);
   // Among many seeds there are both.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");
@@ -241,6 +248,10 @@ int Main(int argc, char** argv) {
   }
   if (options.seeds >= 50 && (totals.other_kinds == 0 || totals.unfit == 0)) {
     std::printf("no op but all-reduces went well, or none was aborted for its world\n");
+    return 1;
+  }
+  if (options.seeds >= 50 && (totals.with_shares == 0 || totals.with_none == 0)) {
+    std::printf("no attempt had unequal shares, or none had a peer without a share\n");
     return 1;
   }
   if (options.seeds >= 50 && (totals.of_parts == 0 || totals.cancelled == 0)) {

@@ -38,7 +38,7 @@ LAYERS = [
     ),
     Layer(
         r"proto/control/(messages\.h|blocked\.(h|cc))",
-        rf"proto/control/messages\.h|proto/wire/limits\.h|{_BASE_VALUES}",
+        rf"proto/control/messages\.h|proto/wire/(limits|shares)\.h|{_BASE_VALUES}",
         "messages are plain values",
     ),
     Layer(
@@ -48,7 +48,11 @@ LAYERS = [
     ),
     Layer(r"base/http/", r"base/|absl/|httplib\.h", "base is below everything"),
     Layer(r"base/", r"base/|absl/", "base is below everything"),
-    Layer(r"coordinator/solver/", _BASE_VALUES, "the solver sees base values only"),
+    Layer(
+        r"coordinator/solver/",
+        rf"proto/wire/shares\.h|{_BASE_VALUES}",
+        "the solver sees base values only",
+    ),
     Layer(
         r"coordinator/store/",
         r"coordinator/core/records\.h|coordinator/store/|base/|absl/",
