@@ -36,8 +36,9 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   const bool held_now = std::exchange(link.held_now, false);
   if (held_now) {
     link.held_samples = kHeldSamples;
-  } else if (link.held_samples > 0) {
-    --link.held_samples;
+    ++link.held_seen;
+  } else if (link.held_samples > 0 && --link.held_samples == 0) {
+    link.held_seen = 0;
   }
   DropOld(&link.samples, now);
   if (link.samples.empty()) link.since = now;
@@ -96,7 +97,7 @@ control::LinkReport LinkWatch::PopReport(Tick now) {
     const bool measured = link.rate != 0 && now - link.at <= kForget;
     if (!measured && !link.small_packets) continue;
     if (report.links.size() >= control::kLinkMeasuresMax) break;
-    const bool held = link.held_samples > 0;
+    const bool held = link.held_seen >= kHeldSeen;
     const bool changed = Differs(link.rate, link.said_rate) ||
                          Differs(link.rtt_us, link.said_rtt_us) ||
                          link.at_least != link.said_at_least ||

@@ -12,8 +12,9 @@
 // While the host sends on other links too, a sample says only what the link carries at least: the
 // links share the host's access link. Exception: the link is held, that is, segments waited for it
 // although the host sent clearly less in all than it can (HostWatch). Then the link or the receiver
-// limits the rate. A link counts as held until kHeldSamples samples in a row have come without
-// that. This takes long, because a coordinator that heeds the limit makes its signs vanish.
+// limits the rate. A link counts as held after kHeldSeen such samples, until kHeldSamples samples
+// in a row have come without that. This takes long, because a coordinator that heeds the limit
+// makes its signs vanish.
 //
 // The first samples after a pause may come from connections that are still slow-starting. For
 // kConfirm such samples do not lower a known rate. A rate that was unknown before is reported as a
@@ -55,6 +56,7 @@ class LinkWatch {
   static constexpr int64_t kRepeat = Seconds(300);
   // A rate that no sample has confirmed for this long is not reported any more.
   static constexpr int64_t kForget = Seconds(600);
+  static constexpr uint32_t kHeldSeen = 2;
   // Two minutes of traffic: a link in use is sampled twice a second.
   static constexpr uint32_t kHeldSamples = 240;
   static constexpr size_t kSamplesMax = 64;  // of one link; then the oldest one is dropped
@@ -92,7 +94,8 @@ class LinkWatch {
     uint32_t rtt_us = 0;                            // last known; 0: none
     Tick at;                                        // when a sample last confirmed `rate`
     bool held_now = false;                          // since the last sample
-    uint32_t held_samples = 0;                      // for how many more samples it counts as held
+    uint32_t held_seen = 0;                         // how many samples have shown that it is held
+    uint32_t held_samples = 0;                      // for how many more samples that counts
     // said_*: the figures of the last report, and its time.
     uint64_t said_rate = 0;
     bool small_packets = false;
