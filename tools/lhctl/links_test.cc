@@ -103,7 +103,7 @@ TEST(Links, WhatHostsCarryInAllFollowsAndWhatHoldsThem) {
   EXPECT_THAT(RenderLinks(Parse(R"(groups {
                 run: "demo" epoch: 7
                 peers { peer: "pa" host: "h1" up_bytes_per_second: 13107200
-                        down_bytes_per_second: 1048576 }
+                        down_bytes_per_second: 1048576 share: 1 }
                 peers { peer: "pb" host: "h\n2" up_bytes_per_second: 1048576 }
                 peers { peer: "pc" host: "h3" }
                 links { from: "pa" to: "pb" link { bytes_per_second: 1048576 } held: true }
