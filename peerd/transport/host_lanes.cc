@@ -16,13 +16,9 @@ constexpr int64_t kGrace = 4;     // after a pause, so long the links of the bur
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// All busy links together begin with at most so many lanes. Measured at 100 Mbit/s with 4 hosts
-// and ops of 2 s: fewer lanes begin too slowly, and more lanes overrun queues of 50 ms.
-constexpr uint32_t kFirstMax = 16;
-
+// All busy links together begin with as many lanes as one link alone.
 uint32_t FirstLanes(int64_t rtt_us, size_t links) {
-  const uint32_t each =
-      std::min(LaneCount::First(rtt_us), kFirstMax) / static_cast<uint32_t>(links);
+  const uint32_t each = LaneCount::First(rtt_us) / static_cast<uint32_t>(links);
   return std::bit_floor(std::max(each, 1u));
 }
 

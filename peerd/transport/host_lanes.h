@@ -3,8 +3,8 @@
 // All links of a host share its access link. A link that counts its lanes alone (LaneCount) sees
 // only its own rate. With more lanes it takes a larger part of the access link, so each link adds
 // lanes, the other links do the same, and in the end many lanes overrun the queue in front of the
-// access link. So while several links are busy, one search counts for all: it doubles the lanes of
-// every busy link only if the host as a whole sends more.
+// access link. So while several links are busy, one search counts for all: it takes fewer lanes for
+// every busy link while the host as a whole sends as much, and more only if it then sends more.
 //
 // A link is busy if it has sent kBusyBytes in the present stretch or the one before. A stretch ends
 // with a pause of all links, or after some round trips. So near the end of an op the last link does

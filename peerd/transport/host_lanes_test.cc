@@ -95,7 +95,7 @@ TEST_F(HostLanesTest, EachNumberOfBusyLinksHasASearchOfItsOwn) {
   ASSERT_EQ(host_.lanes(), 16u);
   Pause();
   Send(2, 12500, 12500, 20000);
-  EXPECT_EQ(host_.lanes(), 8u);
+  EXPECT_EQ(host_.lanes(), 4u);
   Pause();
   Send(3, 60000, 1500, 2000);
   EXPECT_EQ(host_.lanes(), 16u);

@@ -15,8 +15,6 @@ constexpr int64_t kPause = 2;           // a longer pause ends a burst
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
-constexpr int64_t kMeasuredMany = 12;   // the same, of several links
-constexpr int64_t kTriedMany = 8;       // the same, while they try more lanes
 constexpr int64_t kShort = 5;           // the longest short burst
 constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
 // A short burst counts only if it has more than so many times the bytes that the kernel may hold
@@ -38,7 +36,11 @@ constexpr int64_t kPatienceTrying = 12;
 // agree. Above kGainPercent more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
-constexpr uint64_t kGainPercentMany = 125;  // of several links
+// Of several links, half as many lanes are kept if they carry so much of the rate. If lanes were
+// the limit, they would carry half. Fewer than kFewestTotal lanes in all begin too slowly after a
+// pause.
+constexpr uint64_t kKeptPercent = 70;
+constexpr uint32_t kFewestTotal = 8;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
 // A rate between these percentages of a limit has reached the limit.
@@ -106,24 +108,15 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     us_ += us;
     bytes_ += bytes;
   }
-  const int64_t enough = (links_ == 1 ? kMeasured : trying_ ? kTriedMany : kMeasuredMany) * rtt_us_;
+  const int64_t enough = kMeasured * rtt_us_;
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
-  if (all_us_ < (trying_ && links_ == 1 ? kPatienceTrying : kPatience) * enough) return false;
-  if (std::exchange(trying_, false) && links_ > 1) {
-    GoBack(now);
-    return true;
+  if (all_us_ >= (trying_ ? kPatienceTrying : kPatience) * enough) {
+    trying_ = false;
+    Restart();
   }
-  Restart();
   return false;
-}
-
-// Ends a trial of more lanes.
-void LaneCount::GoBack(Tick now) {
-  found_ = true;
-  found_until_ = now + kAgainUs;
-  Use(lanes_ / 2);
 }
 
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
@@ -158,6 +151,10 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
       Use(lanes_ / 2);
       return true;
     }
+    if (std::exchange(trying_fewer_, false)) {
+      Use(lanes_ * 2);
+      return true;
+    }
   }
   us_ = 0;
   bytes_ = 0;
@@ -167,29 +164,57 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   const uint64_t before = std::exchange(last_rate_, rate);
   const bool steady =
       !Exceeds(rate, before, kSteadyPercent) && !Exceeds(before, rate, kSteadyPercent);
-  const bool gain = Exceeds(rate, rate_, links_ > 1 ? kGainPercentMany : kGainPercent);
-  const bool enough = links_ > 1 && trying_ && !gain;
-  if (!enough && (before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
+  if ((before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
-  if (std::exchange(trying_, false) && !gain) {
-    GoBack(now);
+  if (trying_fewer_) return JudgeFewer(rate, now);
+  const bool tried = std::exchange(trying_, false);
+  if (tried && !Exceeds(rate, rate_, kGainPercent)) {
+    found_ = true;
+    found_until_ = now + kAgainUs;
+    Use(lanes_ / 2);
     return true;
   }
   const bool changed = Exceeds(rate, rate_, kChangePercent) || Exceeds(rate_, rate, kChangePercent);
   if (changed) {
+    if (!tried) fewest_ = fewer_kept_ = false;
     found_ = false;
     found_until_ = now;
   }
   if (now < found_until_) return false;
   rate_ = rate;
+  if (links_ > 1 && !fewest_) {
+    trying_fewer_ = MayTryFewer();
+    fewest_ = !trying_fewer_;
+    if (trying_fewer_) {
+      Use(lanes_ / 2);
+      return true;
+    }
+  }
   const bool at_limit = !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
                         !Exceeds(rate, limit_, kOverLimitPercent);
-  if (lanes_ > max_ / 2 || !more || at_limit) {
+  if (lanes_ > max_ / 2 || !more || at_limit || fewer_kept_) {
     found_ = true;
     return false;
   }
   trying_ = true;
   Use(lanes_ * 2);
+  return true;
+}
+
+bool LaneCount::MayTryFewer() const { return lanes_ > 1 && lanes_ / 2 * links_ >= kFewestTotal; }
+
+// Half as many lanes were tried. rate_ stays the rate of the number that the search began with.
+bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
+  const bool kept = rate * 100 >= rate_ * kKeptPercent;
+  fewer_kept_ |= kept;
+  trying_fewer_ = kept && MayTryFewer();
+  fewest_ = !trying_fewer_;
+  if (fewest_ && fewer_kept_) {
+    found_ = true;
+    found_until_ = now + kAgainUs;
+  }
+  if (kept && fewest_) return false;
+  Use(kept ? lanes_ / 2 : lanes_ * 2);
   return true;
 }
 

@@ -31,9 +31,9 @@ namespace longhaul::peerd {
 class LaneCount {
  public:
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
-  // one sender, and each uses lanes() lanes. Then rates waver more, because other hosts send
-  // to the same receivers. So measurements are longer, and a trial ends as soon as one measurement
-  // is no better, or if segments seldom wait.
+  // one sender, and each uses lanes() lanes. Then too many lanes do
+  // more harm, since all of them share one queue. So half as many lanes are tried first, again and
+  // again, and kept if they carry nearly as much. More are tried only if half as many were too few.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes to begin with. One connection gets less as round trips grow.
@@ -67,7 +67,8 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
-  void GoBack(Tick now);
+  bool MayTryFewer() const;
+  bool JudgeFewer(uint64_t rate, Tick now);
   void Restart();
   void Use(uint32_t lanes);
 
@@ -76,6 +77,11 @@ class LaneCount {
   const uint32_t links_;
   uint32_t lanes_;
   bool trying_ = false;  // lanes_ is twice the number that gave rate_
+  // Of several links: lanes_ is half of the number before, fewer are not tried, and fewer were
+  // kept.
+  bool trying_fewer_ = false;
+  bool fewest_ = false;
+  bool fewer_kept_ = false;
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;

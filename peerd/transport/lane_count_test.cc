@@ -282,27 +282,29 @@ TEST_F(LaneCountTest, NoMoreAreTriedAtALimit) {
   EXPECT_EQ(count.lanes(), 32u);
 }
 
-TEST_F(LaneCountTest, SeveralLinksGoBackFromMoreAtTheFirstMeasurementThatIsNoBetter) {
-  LaneCount one(16, 256, kRttUs, 1);
-  Send(&one, {48000, 3000}, 1800);
-  ASSERT_EQ(one.lanes(), 32u);
-  Send(&one, {48000, 3000}, 1300);
-  EXPECT_EQ(one.lanes(), 32u) << "wants two that agree";
-  now_ = now_ + Seconds(10);
-  LaneCount three(16, 256, kRttUs, 3);
-  Send(&three, {48000, 3000}, 2500);
-  ASSERT_EQ(three.lanes(), 32u);
-  Send(&three, {48000, 3000}, 1300);
-  EXPECT_EQ(three.lanes(), 16u);
-  EXPECT_TRUE(three.found());
+TEST_F(LaneCountTest, SeveralLinksTakeFewerWhileFewerCarryAsMuch) {
+  LaneCount count(16, 256, kRttUs, 3);
+  Send(&count, {60000, 60000}, 30000);
+  EXPECT_EQ(count.lanes(), 4u) << "with 2 each there would be fewer than 8";
+  EXPECT_EQ(most_, 16u);
+  EXPECT_EQ(changes_, 2);
+  EXPECT_TRUE(count.found());
 }
 
-TEST_F(LaneCountTest, SeveralLinksGoBackFromMoreIfSegmentsSeldomWait) {
-  LaneCount three(16, 256, kRttUs, 3);
-  Send(&three, {60000, 3000}, 2500);
-  ASSERT_EQ(three.lanes(), 32u);
-  Send(&three, {60000, 3000, 10000}, 3000);
-  EXPECT_EQ(three.lanes(), 16u);
+TEST_F(LaneCountTest, SeveralLinksGoBackFromFewerThatCarryLessAndTryMore) {
+  LaneCount count(16, 256, kRttUs, 3);
+  Send(&count, {80000, 3000}, 30000);
+  EXPECT_EQ(count.lanes(), 32u) << "27 are enough";
+  EXPECT_EQ(changes_, 5) << "8, 16, 32, 64, 32";
+  EXPECT_TRUE(count.found());
+}
+
+TEST_F(LaneCountTest, FewerAreTriedAgainWhenThePathHasChanged) {
+  LaneCount count(16, 256, kRttUs, 3);
+  Send(&count, {48000, 3000}, 10000);
+  ASSERT_EQ(count.lanes(), 16u);
+  Send(&count, {24000, 3000}, 20000);
+  EXPECT_EQ(count.lanes(), 8u);
 }
 
 TEST_F(LaneCountTest, ShortRoundTripsAreNotMeasuredFasterThanProcessesAreScheduled) {
