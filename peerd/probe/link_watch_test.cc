@@ -170,8 +170,11 @@ TEST(LinkWatch, AHeldLinkLimitsTheRateItself) {
   for (int64_t s = 40; s <= 50; ++s) {
     watch.SetHeld(kOther);
     watch.Add(kOther, crowded, At(s));
-    if (s == 40) EXPECT_TRUE(watch.PopReport(At(s)).links.empty()) << "once is chance";
-    if (s == 41) EXPECT_TRUE(watch.PopReport(At(s)).links.at(0).held);
+    if (s == 40) {
+      EXPECT_TRUE(watch.PopReport(At(s)).links.empty()) << "once is chance";
+    } else if (s == 41) {
+      EXPECT_TRUE(watch.PopReport(At(s)).links.at(0).held);
+    }
   }
   LinkMeasure said{kSelf, kOther, 20 * kMega, 1000, 0};
   said.held = true;
