@@ -51,7 +51,7 @@ constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
     {"one_mesh_op", 2, 60, 50000},
-    {"cancel", 1, 100, 180000},  // early: no other scenario shows cancel_forgotten
+    {"cancel", 1, 100, 110000},  // early: no other scenario shows cancel_forgotten
     {"abort_on_fault", 2, 20, 30000},
     {"given_up", 1, 100, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},
@@ -81,7 +81,7 @@ constexpr Default kDefaults[] = {
     {"all_gather_of_three", 1, 1000, 45000},
     {"unequal_all_gather", 1, 1, 5500},
     {"broadcast", 1, 1, 5000},
-    {"reduce_and_gather", 1, 300, 55000},
+    {"reduce_and_gather", 1, 300, 28000},
     {"all_to_all_of_three", 1, 30000, 5000},
     {"scatter", 1, 1, 3500},
     {"barrier", 1, 1, 4900},
