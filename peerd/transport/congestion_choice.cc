@@ -15,8 +15,8 @@ constexpr int64_t kSettlingUs = Seconds(4);
 constexpr uint64_t kMeasuredBytesMin = 4 << 20;
 // From so many repeated bytes on the other control is tried.
 constexpr uint64_t kMuchPerMille = 15;
-// Up to this, two controls are about as good. Two measurements with the same control differ by up
-// to a seventh, because ops and the controls of other hosts differ.
+// Up to this, two controls are about as good: measurements also differ because their ops and the
+// controls of other hosts differ.
 constexpr uint64_t kEqualPercent = 120;
 // The rate has fallen by so much that the choice may be wrong now.
 constexpr uint64_t kFallenPercent = 50;
