@@ -1263,9 +1263,8 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       const Peer& peer = peers_.at(id);
       PeerView& shown = view.ring.emplace_back();
       const Shares& shares = group.ToldShares();
-      shown.share = shares.size() == ring.size()
-                        ? shares[view.ring.size() - 1]
-                        : kShareUnits / static_cast<uint32_t>(ring.size());
+      shown.share = shares.size() == ring.size() ? shares[view.ring.size() - 1]
+                                                 : kShareUnits / static_cast<uint32_t>(ring.size());
       shown.peer = id;
       shown.host = peer.record.host;
       if (!peer.record.endpoints.empty()) shown.endpoint = peer.record.endpoints.front();

@@ -191,8 +191,8 @@ class Group {
   Tick OrderDue() const { return ring_choice_.due(); }
   // Returns what operators see of the group. The owner adds what it knows of peers and links.
   GroupView View() const;
-  // The shares of the peers of Ring(), as of the last epoch. Unknown after a restart, and then equal
-  // until the next epoch.
+  // The shares of the peers of Ring(), as of the last epoch. Unknown after a restart, and then
+  // equal until the next epoch.
   const Shares &ToldShares() const { return ring_choice_.told().shares; }
   // Pairs of the peers of Ring() that cannot reach each other.
   control::BlockedPairs Blocked() const { return BlockedAmong(record_, Ring()); }

@@ -193,7 +193,7 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
     return known == 0 ? kUnlimited : static_cast<double>(known);
   };
   for (size_t i = 0; i < ring.size(); ++i) {
-    size_t held = 0;  // how many others are held by their link to this peer
+    size_t held = 0;      // how many others are held by their link to this peer
     uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
     for (const PeerId other : ring) {
       const MeasuredLink* const from = Fresh(other, ring[i], now);
@@ -214,7 +214,7 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
 }
 
 std::optional<PaceView> LinkTable::PaceOf(const std::vector<PeerId>& ring,
-                                              const control::BlockedPairs& blocked, Tick now) const {
+                                          const control::BlockedPairs& blocked, Tick now) const {
   if (ring.size() < 3 || ring.size() > kShareHostsMax) return std::nullopt;
   const ShareProblem problem = Capacities(ring, now);
   // The slowest host, and the two ends of the slowest pair: nobody else can set the pace.

@@ -75,8 +75,8 @@ class LinkTable {
                          Tick now) const;
   // Returns the peer without which the mesh would be fastest; nullopt: as far as is known, it would
   // not be faster by a twentieth than without the fastest peer, or there are less than three peers.
-  std::optional<PaceView> PaceOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
-                             Tick now) const;
+  std::optional<PaceView> PaceOf(const std::vector<PeerId>& ring,
+                                 const control::BlockedPairs& blocked, Tick now) const;
   // Returns the pairs of these peers between which large packets vanish, as one of the two reports.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;

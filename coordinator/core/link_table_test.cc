@@ -51,10 +51,12 @@ TEST(LinkTable, AProbeWithFewConnectionsOrdersRingsAndSaysNothingOfWhatOpsWouldG
   LinkTable links;
   links.Record({kA, kB, 9000000, 70000}, kNow);
   EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000, 0, /*at_least=*/true}, kNow));
-  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow), (control::LinkCost{35000, 9000000, 9000000, 9000000, {}}));
+  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow),
+            (control::LinkCost{35000, 9000000, 9000000, 9000000, {}}));
   EXPECT_EQ(links.Matrix({kA, kB}, kNow).At(1, 0), (LinkQuality{1000000, 70000, false}));
   EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000}, kNow)) << "an op got no more";
-  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow), (control::LinkCost{35000, 1000000, 1000000, 1000000, {}}));
+  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow),
+            (control::LinkCost{35000, 1000000, 1000000, 1000000, {}}));
 }
 
 TEST(LinkTable, NamesThePairsBetweenWhichLargePacketsVanish) {

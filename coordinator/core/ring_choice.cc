@@ -18,8 +18,8 @@ constexpr int64_t kEvery = 10;
 // long after they were compared last.
 constexpr int64_t kTellingSettles = Seconds(1);
 constexpr int64_t kTellingEvery = Seconds(2);
-// New link costs get an epoch only if they differ from the told costs by at least this much. Shares:
-// this part of the tensor would have other owners.
+// New link costs get an epoch only if they differ from the told costs by at least this much.
+// Shares: this part of the tensor would have other owners.
 constexpr uint32_t kTellLatencyUs = 1000;
 constexpr uint32_t kTellFactor = 2;
 constexpr uint64_t kTellShareUnits = kShareUnits / 20;

@@ -145,7 +145,7 @@ TEST_F(RingOrderTest, AllPeersHearWhatTheLinksCostWhenAnEpochIsPrepared) {
   FindARing();
   Vote();
   for (uint64_t n = 1; n <= 4; ++n) {
-    const control::LinkCost &cost = h_.Prepared(P(n)).cost;
+    const control::LinkCost& cost = h_.Prepared(P(n)).cost;
     EXPECT_EQ(cost.latency_us, 20000u);
     EXPECT_EQ(cost.ring_bytes_per_second, 10 * kMega);
     EXPECT_EQ(cost.even_bytes_per_second, 4 * kMega) << "half a tensor at 2 MB/s";

@@ -381,14 +381,14 @@ std::string Rate(uint64_t bytes_per_second) {
 // Names the host without which ops would be faster.
 void AddPace(const GroupView& group, std::vector<std::string>* facts) {
   if (!group.pace) return;
-  const auto slow =
-      std::find_if(group.ring.begin(), group.ring.end(),
-                   [&](const PeerView& peer) { return peer.peer == group.pace->peer; });
+  const auto slow = std::find_if(group.ring.begin(), group.ring.end(), [&](const PeerView& peer) {
+    return peer.peer == group.pace->peer;
+  });
   if (slow == group.ring.end()) return;
   const auto seconds = [](uint64_t bytes_per_second) {
     constexpr uint64_t kTensor = 64 << 20;
-    return absl::StrFormat("%.2f s", static_cast<double>(kTensor) /
-                                         static_cast<double>(bytes_per_second));
+    return absl::StrFormat("%.2f s",
+                           static_cast<double>(kTensor) / static_cast<double>(bytes_per_second));
   };
   std::string text = absl::StrCat(PeerName(*slow), " sets the pace: ");
   if (slow->up_bytes_per_second != 0) {

@@ -108,10 +108,10 @@ TEST(Explain, NamesTheHostThatSetsThePaceAndWhatOpsTakeWithoutIt) {
   const std::vector<std::string> facts = Explain(group, 1500).facts;
   ASSERT_EQ(facts.size(), 1u);
   EXPECT_THAT(facts[0], testing::StartsWith("peer pb (host "));
-  EXPECT_THAT(facts[0],
-              testing::EndsWith(") sets the pace: its host sends at most 6.2 MB/s; an all-reduce of "
-                                "64 MiB over the mesh takes 10.74 s and the latency, and without "
-                                "this peer 5.37 s"));
+  EXPECT_THAT(facts[0], testing::EndsWith(
+                            ") sets the pace: its host sends at most 6.2 MB/s; an all-reduce of "
+                            "64 MiB over the mesh takes 10.74 s and the latency, and without "
+                            "this peer 5.37 s"));
 }
 
 // ------------------------------------------------------------------------------ the cause

@@ -10,9 +10,7 @@
 namespace longhaul::coordinator {
 namespace {
 
-uint32_t Sum(const Shares& units) {
-  return std::accumulate(units.begin(), units.end(), 0u);
-}
+uint32_t Sum(const Shares& units) { return std::accumulate(units.begin(), units.end(), 0u); }
 
 ShareProblem HostsOf(const std::vector<double>& rates) {
   ShareProblem problem(rates.size());

@@ -39,9 +39,9 @@ Layout::Layout(const AttemptSpec& spec, int size) {
   }
 }
 
-// Position c has the blocks from blocks * ends[c-1] / ends.back() to blocks * ends[c] / ends.back(),
-// rounded down. Goes from one chunk that is not empty to the next, because a list may have many
-// small pieces.
+// Position c has the blocks from blocks * ends[c-1] / ends.back() to blocks * ends[c] /
+// ends.back(), rounded down. Goes from one chunk that is not empty to the next, because a list may
+// have many small pieces.
 void Layout::AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like) {
   const uint64_t blocks = DivideUp(bytes, kBlockBytes);
   const uint64_t begin = like.offset;
@@ -50,9 +50,9 @@ void Layout::AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk 
     return static_cast<uint64_t>(static_cast<unsigned __int128>(blocks) * units / ends.back());
   };
   for (uint64_t block = 0; block < blocks;) {
-    const auto owner = std::upper_bound(
-        ends.begin(), ends.end(), block,
-        [&](uint64_t place, uint64_t units) { return place < end_of(units); });
+    const auto owner =
+        std::upper_bound(ends.begin(), ends.end(), block,
+                         [&](uint64_t place, uint64_t units) { return place < end_of(units); });
     const uint64_t end = end_of(*owner);
     Chunk& chunk = chunks_.emplace_back(like);
     chunk.source = chunk.target = block * kBlockBytes;

@@ -84,9 +84,9 @@ struct MemberGone {
 // A link that an epoch needs.
 struct LinkWanted {
   control::PeerInfo peer;
-  PeerId relay;       // the link goes through this peer, which `links` names, too; 0: straight
-  bool dial = false;  // this peer dials; false: the other peer dials
-  bool data = false;  // data lanes too, not only the control lane
+  PeerId relay;           // the link goes through this peer, which `links` names, too; 0: straight
+  bool dial = false;      // this peer dials; false: the other peer dials
+  bool data = false;      // data lanes too, not only the control lane
   bool one_lane = false;  // begin with a single data lane: the epoch needs very many links
 };
 // Build these links. LinkUp follows for each link that is up or comes up, also if it was up before.

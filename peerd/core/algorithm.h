@@ -11,8 +11,8 @@
 //   mesh  2 L + c n / M
 //
 // L: the latency between the two peers that are farthest apart.
-// R: bytes per second of the ring's slowest hop, or of the slowest host. Every byte passes that hop.
-// M: the bytes of a tensor that the mesh adds up in a second, with the shares that peers own
+// R: bytes per second of the ring's slowest hop, or of the slowest host. Every byte passes that
+// hop. M: the bytes of a tensor that the mesh adds up in a second, with the shares that peers own
 //    (proto/wire/shares.h). Hosts and links limit it. The coordinator knows it.
 // c: 1 on long ways; 1.25 if L is below 2.5 ms. On short ways processors are the limit: all peers
 //    send to a receiver at once, and it adds their inputs from memory, not from the cache.
@@ -20,9 +20,9 @@
 // Of what was not measured, the fastest is assumed: kDefaultLinkCost, and where only one of R and M
 // is known, the other follows from it as among equal hosts.
 //
-// A reduce-scatter or an all-gather has half of the terms, and M of equal shares, because the caller
-// cuts the tensor. In a broadcast or a reduce, the root
-// sends or gets the whole tensor once in the ring, and once for each other peer in the mesh:
+// A reduce-scatter or an all-gather has half of the terms, and M of equal shares, because the
+// caller cuts the tensor. In a broadcast or a reduce, the root sends or gets the whole tensor once
+// in the ring, and once for each other peer in the mesh:
 //
 //   ring  (N - 1) L + n / R
 //   mesh  L + (N - 1) n / R

@@ -93,7 +93,8 @@ TEST(ChooseAlgorithm, WhatIsUnknownIsTakenForTheDefault) {
   const uint64_t hop = kDefaultLinkCost.ring_bytes_per_second;
   for (uint64_t bytes = 8192; bytes <= kMeshBytesMax; bytes += bytes / 4) {
     for (const uint64_t peers : {3, 8, 16}) {
-      EXPECT_EQ(Choose(bytes, peers), Choose(bytes, peers, Rates(kDefaultLinkCost.latency_us, hop)));
+      EXPECT_EQ(Choose(bytes, peers),
+                Choose(bytes, peers, Rates(kDefaultLinkCost.latency_us, hop)));
       // If one of the two rates is unknown, the other one stands for it.
       const uint64_t mesh = 50'000'000 * peers / (2 * (peers - 1));
       EXPECT_EQ(Choose(bytes, peers, {500, 50'000'000, 0, 0, {}}),
@@ -117,8 +118,8 @@ TEST(ChooseAlgorithm, TheCallerDecidesWhereThereIsAChoice) {
 TEST(ChooseAlgorithm, OpsThatMayUseTheMeshAreKnownBeforehand) {
   for (const Algorithm wanted : {Algorithm::kAuto, Algorithm::kMesh, Algorithm::kRing}) {
     for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, kMeshBytesMax + 1}) {
-      for (const LinkCost& cost :
-           {LinkCost{}, Rates(4'000'000'000, 1), Rates(1, UINT64_MAX, 1), Rates(1, 1, UINT64_MAX)}) {
+      for (const LinkCost& cost : {LinkCost{}, Rates(4'000'000'000, 1), Rates(1, UINT64_MAX, 1),
+                                   Rates(1, 1, UINT64_MAX)}) {
         for (const size_t peers : {1, 2, 3, 16}) {
           const OpDesc desc = Of(bytes, wanted);
           if (ChooseAlgorithm(desc, peers, true, cost) != Algorithm::kMesh) continue;

@@ -39,7 +39,7 @@ constexpr uint64_t kGainPercent = 112;
 // Of several links, half as many lanes are kept if they carry so much of the rate. If lanes were
 // the limit, they would carry half. Fewer than kFewestTotal lanes in all begin too slowly after a
 // pause.
-constexpr uint64_t kKeptPercent = 70;
+constexpr uint64_t kKeptPercent = 85;
 constexpr uint32_t kFewestTotal = 8;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;

@@ -353,7 +353,7 @@ class Link final : public LaneOwner {
   BlackHole::Verdict black_hole_verdict_ = BlackHole::Verdict::kWait;  // Work() acts on it
   uint32_t detect_ms_ = 0;                                             // from the last Work()
   SegmentQueue queue_;
-  Tick waiting_since_;     // when a segment last came into the empty queue
+  Tick waiting_since_;  // when a segment last came into the empty queue
   std::string congestion_;
   LaneSchedule schedule_;  // for the lanes in data_
   size_t next_lane_ = 0;   // the lane that was offered a segment last

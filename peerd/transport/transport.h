@@ -121,8 +121,8 @@ struct LinkRequest {
   // Endpoints of the relay if there is one, else of the peer. They are tried in order, again and
   // again until `deadline`.
   std::vector<std::string> endpoints;
-  bool dial = false;  // false: the peer dials, we accept
-  bool data = false;  // the link needs data lanes too
+  bool dial = false;      // false: the peer dials, we accept
+  bool data = false;      // the link needs data lanes too
   bool one_lane = false;  // of which one is enough to begin with
 };
 

@@ -3,8 +3,8 @@
 // The owner of a part of the tensor gets this part from all other positions, adds it up, and sends
 // the sum to all. With N positions and a tensor of S bytes, a position with share w sends and
 // receives (1 + (N-2) w) S bytes. So a slow host has a small share, or none
-// (docs/adr/0034-unequal-shares.md). The coordinator chooses the shares, and tells them to all peers
-// in the epoch. Coordinator and peers use the same pure functions, so that they agree.
+// (docs/adr/0034-unequal-shares.md). The coordinator chooses the shares, and tells them to all
+// peers in the epoch. Coordinator and peers use the same pure functions, so that they agree.
 #pragma once
 
 #include <cstddef>

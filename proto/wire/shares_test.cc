@@ -11,9 +11,9 @@ TEST(SharesTest, ThePositionsThatAreLeftKeepTheirProportions) {
   const Shares all{kShareUnits / 2, 0, kShareUnits / 4, kShareUnits / 4};
   EXPECT_EQ(SharesOf(all, {0, 1, 2, 3}), all);
   EXPECT_EQ(SharesOf(all, {3, 1, 2}), (Shares{kShareUnits / 2, 0, kShareUnits / 2}));
-  const Shares three = SharesOf({kShareUnits / 2, kShareUnits / 8, kShareUnits / 8,
-                                 kShareUnits / 8, kShareUnits / 8},
-                                {1, 2, 4});
+  const Shares three = SharesOf(
+      {kShareUnits / 2, kShareUnits / 8, kShareUnits / 8, kShareUnits / 8, kShareUnits / 8},
+      {1, 2, 4});
   EXPECT_EQ(std::accumulate(three.begin(), three.end(), 0u), kShareUnits);
   EXPECT_EQ(three, (Shares{kShareUnits - 2 * (kShareUnits / 3), kShareUnits / 3, kShareUnits / 3}));
 }

@@ -54,8 +54,7 @@ struct Totals {
            unfit = 0, refused = 0, too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0,
            fates = 0, tunnels = 0, cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0,
            syncs_refused = 0, syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0,
-           rings = 0, assemblies = 0, of_parts = 0, cancelled = 0, with_shares = 0,
-           with_none = 0;
+           rings = 0, assemblies = 0, of_parts = 0, cancelled = 0, with_shares = 0, with_none = 0;
   int64_t virtual_us = 0;
 };
 
@@ -223,24 +222,23 @@ int Main(int argc, char** argv) {
   if (options.all_plants) return FindAllPlants() ? 0 : 1;
   Totals totals;
   const uint64_t failed = RunSeeds(20, &totals);
-  std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
-              " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " other_kinds=%" PRIu64
-              " aborted=%" PRIu64 " unfit=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
-              " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
-              " ops_committed_by_fate=%" PRIu64 " tunnels=%" PRIu64 " cohorts=%" PRIu64
-              " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
-              " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64
-              " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64
-              " of_parts=%" PRIu64 " cancelled=%" PRIu64 " with_shares=%" PRIu64
-              " with_none=%" PRIu64 "\n",
-              totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
-              totals.by_mesh, totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit,
-              totals.refused, totals.too_few, totals.removed, totals.retries, totals.epochs,
-              totals.freezes, totals.fates, totals.tunnels, totals.cohorts, totals.late,
-              totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused, totals.syncs_fetched,
-              totals.syncs_resumed, totals.background, totals.taken, totals.rings,
-              totals.assemblies, totals.of_parts, totals.cancelled, totals.with_shares,
-              totals.with_none);
+  std::printf(
+      "seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
+      " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " other_kinds=%" PRIu64
+      " aborted=%" PRIu64 " unfit=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
+      " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
+      " ops_committed_by_fate=%" PRIu64 " tunnels=%" PRIu64 " cohorts=%" PRIu64
+      " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
+      " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64
+      " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64
+      " of_parts=%" PRIu64 " cancelled=%" PRIu64 " with_shares=%" PRIu64 " with_none=%" PRIu64 "\n",
+      totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok, totals.by_mesh,
+      totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit, totals.refused,
+      totals.too_few, totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
+      totals.tunnels, totals.cohorts, totals.late, totals.syncs_ok, totals.syncs_aborted,
+      totals.syncs_refused, totals.syncs_fetched, totals.syncs_resumed, totals.background,
+      totals.taken, totals.rings, totals.assemblies, totals.of_parts, totals.cancelled,
+      totals.with_shares, totals.with_none);
   // Among many seeds there are both.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");

@@ -206,10 +206,9 @@ std::string RenderMembers(const v1::GetOverviewResponse& overview) {
 }
 
 std::string RenderRing(const v1::GetRingResponse& rings) {
-  std::vector<std::vector<std::string>> rows = {{"GROUP", "POSITION", "PEER", "HOST", "ENDPOINT",
-                                                 "STATE", "OPS", "SETTLED", "SENT", "RECEIVED",
-                                                 "UP", "DOWN", "SHARE", "TO NEXT", "RTT",
-                                                 "MEASURED"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"GROUP", "POSITION", "PEER", "HOST", "ENDPOINT", "STATE", "OPS", "SETTLED", "SENT",
+       "RECEIVED", "UP", "DOWN", "SHARE", "TO NEXT", "RTT", "MEASURED"}};
   const auto rate = [](uint64_t bytes_per_second) {
     return bytes_per_second == 0 ? "-" : RenderBytes(bytes_per_second) + "/s";
   };
