@@ -90,6 +90,7 @@ class ModelTransport final : public peerd::Transport {
   std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
   std::vector<peerd::LinkWait> PopWaits() override { return {}; }
   std::vector<peerd::LinkDelivery> PopDeliveries() override { return {}; }
+  peerd::Arrivals PopArrivals() override { return {}; }
   bool StartProbe(const peerd::LinkKey&) override { return false; }
   std::optional<peerd::LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}
