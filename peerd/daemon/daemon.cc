@@ -369,7 +369,9 @@ void DaemonImpl::LookAtHost(Tick now) {
   host_watch_.Add(now, arrivals.sent, arrivals.received, arrivals.rtt_us,
                   std::exchange(op_ended_, false));
   for (const Arrivals::Waiting& link : arrivals.waiting) {
-    if (host_watch_.Holds(link.us, link.rtt_us)) link_watch_.SetHeld(link.peer);
+    if (host_watch_.Holds(link.us, link.rtt_us, arrivals.waiting.size(), arrivals.links)) {
+      link_watch_.SetHeld(link.peer);
+    }
   }
 }
 

@@ -20,9 +20,10 @@ void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_u
   down_.OpEnded();
 }
 
-bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us) const {
+bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {
   const int64_t stretch = std::max(kHeld, kHeldRoundTrips * int64_t{rtt_us});
-  return waiting_us >= 2 * stretch && up_.Slack(stretch);
+  const double part = kHeldPart * static_cast<double>(waiting) / static_cast<double>(links);
+  return waiting_us >= 2 * stretch && up_.Slack(stretch, part);
 }
 
 bool HostWatch::PopReport(Tick now, control::LinkReport* report) {

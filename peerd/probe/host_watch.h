@@ -5,6 +5,7 @@
 // Plain value: no clock, no thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/tick.h"
@@ -21,6 +22,7 @@ class HostWatch {
   // count as held. They wait as long before that: at the start of an op, TCP is slow.
   static constexpr int64_t kHeld = Millis(400);
   static constexpr int64_t kHeldRoundTrips = 4;
+  static constexpr double kHeldPart = 0.85;
 
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
@@ -29,9 +31,13 @@ class HostWatch {
   // The most that this host was lately seen to send and receive. 0: unknown.
   uint64_t up() const { return up_.bytes_per_second(); }
   uint64_t down() const { return down_.bytes_per_second(); }
-  // Whether the link or the receiver limits a link whose segments have waited for `waiting_us`: the
-  // host could have sent clearly more in all.
-  bool Holds(int64_t waiting_us, uint32_t rtt_us) const;
+  // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
+  // what it carries. `waiting`: how many of the host's `links` have segments waiting.
+  //
+  // All links could share what the host can send. A link is held if the host sends in all clearly
+  // less than the part that the waiting links would have then. If the last of several links is left
+  // alone and TCP is slow to make use of that, the link still carries its part.
+  bool Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const;
   // Puts the rates into the report if they must be reported: the last report is kRepeat old, or a
   // rate has changed since then by more than a twentieth. Returns whether it did.
   bool PopReport(Tick now, control::LinkReport* report);

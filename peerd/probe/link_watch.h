@@ -11,10 +11,10 @@
 //
 // While the host sends on other links too, a sample says only what the link carries at least: the
 // links share the host's access link. Exception: the link is held, that is, segments waited for it
-// although the host sent clearly less in all than it can (HostWatch). Then the link or the receiver
-// limits the rate. A link counts as held after kHeldSeen such samples, until kHeldSamples samples
-// in a row have come without that. This takes long, because a coordinator that heeds the limit
-// makes its signs vanish.
+// although the host sent clearly less in all than it can (HostWatch::Holds()). Then the link or the
+// receiver limits the rate. A link counts as held after kHeldSeen such samples, until kHeldSamples
+// samples in a row have come without that. This takes long, because a coordinator that heeds the
+// limit makes its signs vanish.
 //
 // The first samples after a pause may come from connections that are still slow-starting. For
 // kConfirm such samples do not lower a known rate. A rate that was unknown before is reported as a

@@ -44,7 +44,7 @@ uint64_t TrafficMeter::FastestUntilNow(uint32_t rtt_us) const {
   const auto youngest = Back(std::max(kStretch, 2 * int64_t{rtt_us}));
   if (youngest == samples_.end()) return 0;
   const auto [at, bytes] = samples_.back();
-  const int64_t late = std::clamp<int64_t>(rtt_us, kLateMin, kLateMax);
+  const int64_t late = std::clamp<int64_t>(int64_t{rtt_us} * 3 / 2, kLateMin, kLateMax);
   uint64_t fastest = 0;
   for (auto sample = samples_.begin(); sample <= youngest; ++sample) {
     const auto us = static_cast<uint64_t>(at - sample->first + late);
@@ -65,14 +65,14 @@ bool TrafficMeter::Old(const Figure& figure) const {
   return us > kWindowMax || (us > kWindow && ops_ - figure.ops >= kOps);
 }
 
-bool TrafficMeter::Slack(int64_t us) const {
+bool TrafficMeter::Slack(int64_t us, double part) const {
   if (samples_.empty()) return false;
   const auto first = Back(us);
   if (first == samples_.end()) return false;
   const auto [at, bytes] = samples_.back();
-  const uint64_t rate =
-      (bytes - first->second) * 1000000 / static_cast<uint64_t>(at - first->first);
-  return rate < std::max(fastest_, before_) / 100 * kSlackPercent;
+  const double seconds = static_cast<double>(at - first->first) / 1e6;
+  const auto fastest = static_cast<double>(std::max(fastest_, before_));
+  return static_cast<double>(bytes - first->second) < fastest * part * seconds;
 }
 
 }  // namespace longhaul::peerd

@@ -2,9 +2,9 @@
 //
 // The fastest stretch of the traffic counts, because a host that sent less for a while may have had
 // nothing to send, or may have waited for slow receivers. Bytes that waited in a queue come in a
-// clump, and make a stretch look faster than the host is. So each stretch counts as longer, by the
-// round trip (at least kLateMin, at most kLateMax). A long stretch loses little by that, so it is
-// preferred where the host was busy all along.
+// clump, and make a stretch look faster than the host is. So each stretch counts as longer, by one
+// and a half round trips (at least kLateMin, at most kLateMax). A long stretch loses little by
+// that, so it is preferred where the host was busy all along.
 //
 // The rate is the highest of the last kWindow and kOps ops, whichever is longer. So a host that has
 // become slower is noticed after that. An op may keep a host busy only at its beginning, so a time
@@ -28,7 +28,7 @@ class TrafficMeter {
   // A rate is taken over at least this long and two round trips, as bytes come in clumps.
   static constexpr int64_t kStretch = Millis(100);
   static constexpr int64_t kLateMin = Millis(5);
-  static constexpr int64_t kLateMax = Millis(50);
+  static constexpr int64_t kLateMax = Millis(75);
   static constexpr int64_t kWindow = Seconds(5);
   static constexpr uint64_t kOps = 3;
   // A smaller op does not count: it says nothing of what the host can.
@@ -50,11 +50,10 @@ class TrafficMeter {
   void OpEnded();
   // 0: unknown, no stretch was long enough.
   uint64_t bytes_per_second() const { return figures_.empty() ? 0 : figures_.front().rate; }
-  // Whether the last `us` were all in this burst, and the host sent in them clearly less than it
-  // can: less than kSlackPercent of the fastest stretch of this burst. Earlier bursts do not count,
-  // because the host may have been faster then.
-  static constexpr uint64_t kSlackPercent = 60;
-  bool Slack(int64_t us) const;
+  // Whether the last `us` were all in this burst, and the host sent in them less than this part of
+  // the fastest stretch of this burst. Earlier bursts do not count, because the host may have been
+  // faster then.
+  bool Slack(int64_t us, double part) const;
 
  private:
   // The rate of a stretch that ended when `clock_` and `ops_` had these values.

@@ -875,6 +875,7 @@ Arrivals TransportImpl::PopArrivals() {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
       peer.link->PopArrivals(&result);
+      ++result.links;
       const int64_t us = peer.link->waiting_us();
       if (us == 0) continue;
       const int64_t rtt_us = std::clamp<int64_t>(peer.link->rtt_us(), 0, UINT32_MAX);

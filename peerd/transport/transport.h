@@ -241,6 +241,7 @@ struct Arrivals {
     uint32_t rtt_us = 0;
   };
   std::vector<Waiting> waiting;
+  size_t links = 0;  // that are up
 };
 
 // How long a link keeps us waiting for the peer, and on which of its lanes.
