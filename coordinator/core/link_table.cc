@@ -262,7 +262,6 @@ void LinkTable::AddTo(Digester* digest) const {
                   uint64_t{link.held} << 2);
     }
   }
-  if (hosts_.empty()) return;  // the search of small runs takes its samples by digests
   digest->Add(hosts_.size());
   for (const auto& [peer, host] : hosts_) {
     digest->Add(peer).Add(host.rates.up).Add(host.rates.down).Add(host.told.up);
