@@ -195,9 +195,11 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
   for (size_t i = 0; i < ring.size(); ++i) {
     size_t held = 0;      // how many others are held by their link to this peer
     uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
+    uint64_t coming = 0;  // what all links to this peer were seen to carry
     for (const PeerId other : ring) {
       const MeasuredLink* const from = Fresh(other, ring[i], now);
       if (from != nullptr && from->held) ++held;
+      if (from != nullptr) coming += from->bytes_per_second;
       const MeasuredLink* const to = Fresh(ring[i], other, now);
       if (to != nullptr && to->limits()) single = std::max(single, to->bytes_per_second);
     }
@@ -208,7 +210,7 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
     }
     const HostRates host = HostOf(ring[i], now).value_or(HostRates{});
     problem.SetHost(i, host.up == 0 ? kUnlimited : rate(std::max(host.up, single)),
-                    held >= 2 ? rate(host.down) : kUnlimited);
+                    held >= 2 ? rate(std::max(host.down, coming)) : kUnlimited);
   }
   return problem;
 }

@@ -84,7 +84,9 @@ class LinkTable {
   //   - A host's rate up is a limit, but not below what one of its links carries: in a ring, all
   //     hosts send only as fast as the slowest one.
   //   - Its rate down is a limit only if at least two others were held by their link to it.
-  //     Otherwise the host may have received little just because little was sent.
+  //     Otherwise the host may have received little just because little was sent. It is no limit
+  //     below what its links were seen to carry: a link that seems to be held may have had a bad
+  //     moment.
   //   - A pair's rate is a limit if it is no lower bound, unless several senders were held by their
   //     links to the same host, which then limits. (While a host is busy with several links, it
   //     reports lower bounds, because these links share its access link.)

@@ -188,6 +188,8 @@ TEST(LinkTable, AHostThatHoldsTwoSendersCarriesWhatItWasSeenToReceive) {
   links.Record(Held(kC, kA, 90), kNow);
   const ShareProblem problem = links.Capacities({kA, kB, kC}, kNow);
   EXPECT_EQ(problem.host(0), 200);
+  links.RecordHost(kA, 1000, 50, kNow);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(0), 190) << "its links carry more";
   EXPECT_EQ(problem.pair(0, 1), kUnlimited) << "the host limits, not the pair";
   EXPECT_EQ(links.Capacities({kA, kB}, kNow).host(0), 1000) << "of one group only one sends";
 }
