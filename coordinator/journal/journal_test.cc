@@ -98,7 +98,7 @@ class JournalTest : public ::testing::Test {
     Step(SessionClosed{SessionId(2)}, 1);
     Step(SessionClosed{SessionId(1)}, 1);
     Step(TimePassed{}, 1000);  // it may be time to tell what links cost
-    Step(TimePassed{}, 2000);
+    Step(TimePassed{}, 1000);
     Step(TimePassed{}, 2000);
   }
   std::string Bytes() const {
