@@ -64,7 +64,9 @@ def test_a_newcomer_goes_on_bit_equal_with_an_uninterrupted_run(cluster: LocalCl
     for process in processes.values():
         process.kill()  # the others would wait in vain for one that failed
     ends = {role: process.communicate() for role, process in processes.items()}
-    assert not failed, {role: ends[role][1] for role in failed}
+    for role in failed:
+        print(f"---- {role}\n{ends[role][1]}")  # pytest would cut it
+    assert not failed
     digests = {role: json.loads(out) for role, (out, _) in ends.items()}
     assert len(digests["uninterrupted"]) == 2
     assert digests["joiner"] == digests["uninterrupted"]

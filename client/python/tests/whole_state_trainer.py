@@ -88,7 +88,7 @@ class Trainer:
 
 
 def started(steps_before: int) -> pathlib.Path:
-    """The file that says that the founder is a member."""
+    """The file that says that the founder has done its steps alone."""
     return pathlib.Path(sys.argv[2], f"started-{steps_before}")
 
 
@@ -111,10 +111,10 @@ def founder(steps_before: int, digests: list[str]) -> None:
     trainer = Trainer(seed=1, revision=1)
     comm = lh.join(f"whole-{steps_before}")
     comm.begin_step(TIMEOUT)  # the boundary of its join
-    started(steps_before).touch()  # the joiner must not be the first member
     for _ in range(steps_before):
         with comm.step(trainer.state, TIMEOUT):
             trainer.train()
+    started(steps_before).touch()  # an earlier joiner would take part in one of these steps
     wait_until(lambda: comm.pending > 0)
     for _ in range(STEPS_TOGETHER):
         with comm.step(trainer.state, TIMEOUT) as step:
