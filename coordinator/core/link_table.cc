@@ -149,6 +149,7 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
 control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
                                   const control::BlockedPairs& blocked, Tick now) const {
   control::LinkCost cost;
+  if (ring.size() < 2) return cost;
   std::map<PeerId, PeerId> next;
   for (size_t i = 0; i < ring.size(); ++i) next.emplace(ring[i], ring[(i + 1) % ring.size()]);
   double hop = std::numeric_limits<double>::infinity();  // the slowest one of the ring
@@ -162,13 +163,11 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
       hop = std::min(hop, static_cast<double>(link.bytes_per_second));
     }
   }
-  if (ring.size() < 2 || ring.size() > kShareHostsMax) {
-    if (std::isfinite(hop)) cost.ring_bytes_per_second = static_cast<uint64_t>(hop);
-    return cost;
-  }
+  // Of a larger ring, only the hops are known to limit.
   ShareProblem problem = Capacities(ring, now);
   for (size_t i = 0; i < ring.size(); ++i) hop = std::min(hop, problem.host(i));
   if (std::isfinite(hop)) cost.ring_bytes_per_second = static_cast<uint64_t>(hop);
+  if (ring.size() > kShareHostsMax) return cost;
   for (const control::BlockedPair& pair : blocked) {
     const auto a = std::find(ring.begin(), ring.end(), pair.a);
     const auto b = std::find(ring.begin(), ring.end(), pair.b);

@@ -2,15 +2,9 @@
 
 #include <algorithm>
 
+#include "peerd/probe/news.h"
+
 namespace longhaul::peerd {
-namespace {
-
-bool Differs(uint64_t a, uint64_t b) {
-  const uint64_t high = std::max(a, b);
-  return high - std::min(a, b) > high / 20;
-}
-
-}  // namespace
 
 void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended) {
   up_.Add(at, arrived, rtt_us);
@@ -28,7 +22,7 @@ bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_
 
 bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
   if (up() == 0 && down() == 0) return false;
-  if (!Differs(up(), said_up_) && !Differs(down(), said_down_) && now - said_at_ < kRepeat) {
+  if (!IsNews(up(), said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {
     return false;
   }
   said_up_ = report->up_bytes_per_second = up();

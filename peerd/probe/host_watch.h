@@ -16,8 +16,6 @@ namespace longhaul::peerd {
 
 class HostWatch {
  public:
-  // How often known rates are reported again, so that the coordinator does not forget them.
-  static constexpr int64_t kRepeat = Seconds(300);
   // A link's segments must wait for so long, and for so many of its round trips, until the link can
   // count as held. They wait as long before that: at the start of an op, TCP is slow.
   static constexpr int64_t kHeld = Millis(400);
@@ -38,8 +36,8 @@ class HostWatch {
   // less than the part that the waiting links would have then. If the last of several links is left
   // alone and TCP is slow to make use of that, the link still carries its part.
   bool Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const;
-  // Puts the rates into the report if they must be reported: the last report is kRepeat old, or a
-  // rate has changed since then by more than a twentieth. Returns whether it did.
+  // Puts the rates into the report if they must be reported: the last report is kReportRepeat old,
+  // or a rate has changed since then by more than a twentieth. Returns whether it did.
   bool PopReport(Tick now, control::LinkReport* report);
   // Makes the next PopReport() put them in. Call it when a coordinator has greeted.
   void SayAgain();

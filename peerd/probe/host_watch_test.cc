@@ -1,6 +1,7 @@
 #include "peerd/probe/host_watch.h"
 
 #include "gtest/gtest.h"
+#include "peerd/probe/news.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -47,7 +48,7 @@ TEST_F(HostWatchTest, SaysWhatHasChanged) {
 TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {
   Move(100 * kMega, 50 * kMega, 1000);
   EXPECT_TRUE(Report());
-  now_ = now_ + (HostWatch::kRepeat + -1);
+  now_ = now_ + (kReportRepeat + -1);
   EXPECT_FALSE(Report());
   now_ = now_ + 1;
   EXPECT_TRUE(Report());

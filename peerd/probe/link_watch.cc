@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "peerd/probe/news.h"
+
 namespace longhaul::peerd {
 namespace {
 
 constexpr Tick kNotSaid{INT64_MIN / 2};
-
-bool Differs(uint64_t a, uint64_t b) {
-  const uint64_t high = std::max(a, b);
-  return high - std::min(a, b) > high / 20;
-}
 
 template <class T>
 void DropOld(std::deque<std::pair<Tick, T>>* samples, Tick now) {
@@ -98,11 +95,11 @@ control::LinkReport LinkWatch::PopReport(Tick now) {
     if (!measured && !link.small_packets) continue;
     if (report.links.size() >= control::kLinkMeasuresMax) break;
     const bool held = link.held_seen >= kHeldSeen;
-    const bool changed = Differs(link.rate, link.said_rate) ||
-                         Differs(link.rtt_us, link.said_rtt_us) ||
+    const bool changed = IsNews(link.rate, link.said_rate) ||
+                         IsNews(link.rtt_us, link.said_rtt_us) ||
                          link.at_least != link.said_at_least ||
                          link.small_packets != link.said_small_packets || held != link.said_held;
-    if (!changed && now - link.said_at < kRepeat) continue;
+    if (!changed && now - link.said_at < kReportRepeat) continue;
     link.said_rate = link.rate;
     link.said_at_least = link.at_least;
     link.said_held = held;

@@ -52,8 +52,6 @@ class LinkWatch {
  public:
   static constexpr int64_t kWindow = Seconds(20);
   static constexpr int64_t kConfirm = Seconds(10);
-  // How often a known rate is reported again, so that the coordinator does not forget it.
-  static constexpr int64_t kRepeat = Seconds(300);
   // A rate that no sample has confirmed for this long is not reported any more.
   static constexpr int64_t kForget = Seconds(600);
   static constexpr uint32_t kHeldSeen = 2;
@@ -76,8 +74,8 @@ class LinkWatch {
   Known Look(PeerId peer) const;
   // When the rate was last measured; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
-  // Returns the links that must be reported: those whose last report is kRepeat old, and those
-  // whose figures have changed since then (rate and round trip: by more than a twentieth).
+  // Returns the links that must be reported: those whose last report is kReportRepeat old, and
+  // those whose figures have changed since then (rate and round trip: by more than a twentieth).
   control::LinkReport PopReport(Tick now);
   // Makes the next PopReport() return all known links. Call it when a coordinator has greeted.
   void SayAllAgain();

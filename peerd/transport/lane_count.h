@@ -31,9 +31,9 @@ namespace longhaul::peerd {
 class LaneCount {
  public:
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
-  // one sender, and each uses lanes() lanes. Then too many lanes do
-  // more harm, since all of them share one queue. So half as many lanes are tried first, again and
-  // again, and kept if they carry nearly as much. More are tried only if half as many were too few.
+  // one sender, and each uses lanes() lanes. Then too many lanes do more harm, since all of them
+  // share one queue. So half as many lanes are tried first, again and again, and kept if they carry
+  // nearly as much. More are tried only if half as many were too few.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes to begin with. One connection gets less as round trips grow.

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from testbed import Wan, why_not
-from trainers import PATIENCE_S, Trainer, all_do, check, trainers_of
+from trainers import PATIENCE_S, Trainer, all_do, check, trainers_of, until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
 
@@ -90,6 +90,10 @@ def ops_until(wan: Wan, run: str, trainers: list[Trainer], reached: Callable[[li
         assert time.monotonic() < deadline, f"shares {now}\n{wan.lhctl('links')}"
 
 
+def sent_by_slowest(wan: Wan) -> int:
+    return sum(wan.counters(SLOWEST, host.name).get("delivered_bytes", 0) for host in wan.hosts if host.name != SLOWEST)
+
+
 def slowest_owns_nothing(now: list[float]) -> bool:
     """Its input alone takes longer than anything that the other three do, so these own about equal parts."""
     return now[3] < 0.02 and min(now[:3]) > 0.2
@@ -123,10 +127,13 @@ def test_no_value_is_wrong_when_the_owner_of_the_largest_share_dies(
     ops = 4
     for bit, trainer in enumerate(trainers):
         trainer.do("prepare", bit=bit, ops=ops, count=COUNT)
+    before = sent_by_slowest(wan)
     for trainer in trainers:
         trainer.start("run_ops", members=len(trainers), algorithm="mesh")
-    # The slowest host needs 4 s at least to send its 8 MiB.
-    time.sleep(rng.uniform(0.05, 3))
+    # A host sends only what others have announced, so now an op is in flight everywhere. For the rest of its 8 MiB the
+    # slowest host needs 3 s at least, whatever the machine: nothing gets more than its rate.
+    until(lambda: sent_by_slowest(wan) > before + (1 << 20), "the slowest host sends its input")
+    time.sleep(rng.uniform(0, 1.5))
     peerd = wan.hosts[victim].peerd
     assert peerd is not None
     peerd.kill()
