@@ -133,7 +133,8 @@ def test_the_stats_are_a_flat_dict_of_floats(pair: Members) -> None:
         assert all(type(value) is float for value in after.values())
         return {name: after[name] - before.get(name, 0.0) for name in after}
 
-    for rank, gained in enumerate(pair.all(train)):
+    gains = pair.all(train)
+    for rank, gained in enumerate(gains):
         assert gained["ops"] == 3
         assert gained["ops_all_reduce"] == 2
         assert gained["ops_barrier"] == 1
@@ -144,7 +145,9 @@ def test_the_stats_are_a_flat_dict_of_floats(pair: Members) -> None:
         assert gained["syncs"] == 1
         assert gained["bytes_synced"] == (state_bytes if rank == 0 else 0)
         assert gained["bytes_sent"] > 4000 / 2 and gained["bytes_received"] > 4000 / 2
-        assert gained["seconds_ops"] >= gained["seconds_ops_wait"] > 0
+        assert gained["seconds_ops"] >= gained["seconds_ops_wait"] >= 0
+    # Of the two members, the one that starts an op first waits for the other. It need not be the same one each time.
+    assert sum([gained["seconds_ops_wait"] for gained in gains]) > 0
     assert pair.comms[0].stats()["world_size"] == 2
 
 
