@@ -366,7 +366,7 @@ void DaemonImpl::LookAtHost(Tick now) {
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
   const Arrivals arrivals = transport_->PopArrivals();
-  host_watch_.Add(now, arrivals.sent, arrivals.received, arrivals.rtt_us,
+  host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us,
                   std::exchange(op_ended_, false));
   for (const Arrivals::Waiting& link : arrivals.waiting) {
     if (host_watch_.Holds(link.us, link.rtt_us, arrivals.waiting.size(), arrivals.links)) {

@@ -208,8 +208,6 @@ std::optional<TcpDelivery> FakeRing::Delivery(int fd) {
   TcpDelivery delivery = *delivery_;
   delivery.bytes_acked = delivery.bytes_arrived = socket->out->read;
   delivery.bytes_sent = socket->out->written;
-  delivery.packets_received = socket->in->written;
-  delivery.packet_bytes = 1;
   return delivery;
 }
 

@@ -55,7 +55,7 @@ struct StreamTuning {
 // What a connection of 25 Mbit/s sends in 10 ms.
 inline constexpr int kUnsentBytes = 32 << 10;
 
-// What TCP has measured of one connection, in the sending direction but for the last two fields.
+// What TCP has measured of one connection, in the sending direction.
 struct TcpDelivery {
   uint64_t bytes_per_second = 0;   // the rate at which data was acknowledged lately; 0: unknown
   bool limited_by_sender = false;  // the rate is low only because the sender had too little to send
@@ -64,10 +64,9 @@ struct TcpDelivery {
   uint64_t bytes_arrived = 0;      // arrived, also behind gaps; exact to a packet
   uint64_t bytes_sent = 0;         // sent; a byte that was sent again counts again
   uint64_t bytes_repeated = 0;     // sent again
+  uint32_t usual_rtt_us = 0;       // of lately, smoothed
   uint64_t bytes_waiting = 0;      // not sent, or not acknowledged
   int64_t unheard_us = 0;          // since the last acknowledgement
-  uint64_t packets_received = 0;   // with data, also behind gaps
-  uint64_t packet_bytes = 0;       // the data of the largest one
 };
 
 // Every descriptor is close-on-exec and non-blocking; only listeners block. Threads: the owner of

@@ -45,8 +45,10 @@ class HostWatch {
  private:
   static constexpr Tick kNotSaid{INT64_MIN / 2};
 
-  TrafficMeter up_;
-  TrafficMeter down_;
+  // An acknowledgement may have waited in the queue of the peer's host.
+  TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
+  // The bytes behind a lost packet come when TCP has sent the packet again.
+  TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -41,10 +41,11 @@ TrafficMeter::Samples::const_iterator TrafficMeter::Back(int64_t us) const {
 }
 
 uint64_t TrafficMeter::FastestUntilNow(uint32_t rtt_us) const {
-  const auto youngest = Back(std::max(kStretch, 2 * int64_t{rtt_us}));
+  const auto youngest = Back(std::max(clumps_.stretch, 2 * int64_t{rtt_us}));
   if (youngest == samples_.end()) return 0;
   const auto [at, bytes] = samples_.back();
-  const int64_t late = std::clamp<int64_t>(int64_t{rtt_us} * 3 / 2, kLateMin, kLateMax);
+  const int64_t late =
+      std::clamp(int64_t{rtt_us} * clumps_.late_percent / 100, kLateMin, clumps_.late_max);
   uint64_t fastest = 0;
   for (auto sample = samples_.begin(); sample <= youngest; ++sample) {
     const auto us = static_cast<uint64_t>(at - sample->first + late);

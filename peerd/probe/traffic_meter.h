@@ -2,9 +2,9 @@
 //
 // The fastest stretch of the traffic counts, because a host that sent less for a while may have had
 // nothing to send, or may have waited for slow receivers. Bytes that waited in a queue come in a
-// clump, and make a stretch look faster than the host is. So each stretch counts as longer, by one
-// and a half round trips (at least kLateMin, at most kLateMax). A long stretch loses little by
-// that, so it is preferred where the host was busy all along.
+// clump, and make a stretch look faster than the host is. So each stretch counts as longer
+// (Clumps). A long stretch loses little by that, so it is preferred where the host was busy all
+// along.
 //
 // The rate is the highest of the last kWindow and kOps ops, whichever is longer. So a host that has
 // become slower is noticed after that. An op may keep a host busy only at its beginning, so a time
@@ -25,10 +25,15 @@ namespace longhaul::peerd {
 
 class TrafficMeter {
  public:
-  // A rate is taken over at least this long and two round trips, as bytes come in clumps.
-  static constexpr int64_t kStretch = Millis(100);
+  struct Clumps {
+    // A rate is taken over at least this long and two round trips.
+    int64_t stretch = 0;
+    // A stretch counts as longer by so many percent of a round trip, at least by kLateMin and at
+    // most by `late_max`.
+    int64_t late_percent = 0;
+    int64_t late_max = 0;
+  };
   static constexpr int64_t kLateMin = Millis(5);
-  static constexpr int64_t kLateMax = Millis(75);
   static constexpr int64_t kWindow = Seconds(5);
   static constexpr uint64_t kOps = 3;
   // A smaller op does not count: it says nothing of what the host can.
@@ -41,6 +46,8 @@ class TrafficMeter {
   static constexpr int64_t kPause = Millis(400);
   static constexpr uint64_t kPauseBytes = 16 << 10;
   static constexpr size_t kSamplesMax = 64;  // of a burst; beyond it the oldest is dropped
+
+  explicit TrafficMeter(const Clumps& clumps) : clumps_(clumps) {}
 
   // `bytes` had moved in all at `at`. Neither may fall. `rtt_us`: the longest round trip of the
   // links in use; 0 while it is not known. Call it often while bytes move, and now and then while
@@ -71,6 +78,7 @@ class TrafficMeter {
   // The youngest sample that is at least `us` older than the last one; end(): none is.
   Samples::const_iterator Back(int64_t us) const;
 
+  const Clumps clumps_;
   Samples samples_;             // of this burst, the oldest first
   uint64_t fastest_ = 0;        // of this burst
   uint64_t before_ = 0;         // the fastest of the burst before it, if no pause lies between

@@ -36,7 +36,7 @@ class TrafficMeterTest : public ::testing::Test {
     EXPECT_GE(meter_.bytes_per_second(), rate * 96 / 100);
   }
 
-  TrafficMeter meter_;
+  TrafficMeter meter_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
   Tick now_{Seconds(1000)};
   uint64_t bytes_ = 0;
 };

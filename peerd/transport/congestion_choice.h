@@ -3,9 +3,11 @@
 // Begins with the system's default. If it repeats many bytes, the other control is tried: the
 // queues on these paths may be too short for the default. The choice compares one measurement of
 // each:
-//   - the one that is clearly better is kept. Its worth is the bytes a second that it carries, less
-//     kRepeatCost for each byte that it repeats, since repeated bytes fill queues of other hosts,
-//   - if both are about as good, the one that repeats fewer bytes is kept.
+//   - a control that repeats clearly fewer bytes is kept unless it has only half of the rate. The
+//     hosts of an op wait for each other, so a rate says little of one host's control,
+//   - otherwise the other control is kept unless the default is clearly better. The worth of a
+//     control is the bytes a second that it carries, less kRepeatCost for each byte that it
+//     repeats, since repeated bytes fill queues of other hosts.
 // A control under trial loses only by two measurements. The loser is not tried again for a while.
 // The winner is questioned again if it repeats much later, or if its rate has fallen by half.
 //

@@ -46,7 +46,7 @@ TEST_F(CongestionChoiceTest, StaysWithADefaultThatRepeatsLittle) {
 }
 
 TEST_F(CongestionChoiceTest, TakesTheOtherIfItCarriesAsMuchAndRepeatsLess) {
-  Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 7);
+  Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 3);
   EXPECT_EQ(choice_.in_use(), "cubic");
   Send({.per_mille = 140}, {.rate = 12000000, .per_mille = 2}, 1000);
   EXPECT_EQ(choice_.in_use(), "cubic");
@@ -67,7 +67,7 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
 }
 
 TEST_F(CongestionChoiceTest, OneLowMeasurementDoesNotDecide) {
-  Send({.per_mille = 140}, {.rate = 3000000, .per_mille = 2}, 6 + 4 + 6);
+  Send({.per_mille = 140}, {.rate = 3000000, .per_mille = 2}, 2 + 4 + 6);
   ASSERT_EQ(choice_.in_use(), "cubic");
   Send({.per_mille = 140}, {.per_mille = 2}, 20);
   EXPECT_EQ(choice_.in_use(), "cubic");
@@ -83,10 +83,23 @@ TEST_F(CongestionChoiceTest, WhatIsRepeatedCostsOtherHostsAsWell) {
   EXPECT_EQ(choice_.in_use(), "cubic");
 }
 
-TEST_F(CongestionChoiceTest, GoesBackIfBothRepeatAsMuchAndCarryAsMuch) {
+TEST_F(CongestionChoiceTest, StaysWithTheOtherIfBothAreAsGood) {
   Send({.per_mille = 20}, {.per_mille = 20}, 20);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  EXPECT_EQ(reasons_.size(), 1u);
+}
+
+TEST_F(CongestionChoiceTest, TakesASlowerOneThatRepeatsFewer) {
+  Send({.per_mille = 70}, {.rate = 7000000, .per_mille = 13}, 30);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, WhatRepeatsVeryMuchIsLeftSoon) {
+  Send({.per_mille = 40}, {}, 3);
   EXPECT_EQ(choice_.in_use(), "bbr");
-  EXPECT_THAT(reasons_.at(1), HasSubstr("repeats as much"));
+  choice_ = CongestionChoice("bbr", "cubic");
+  Send({.per_mille = 140}, {}, 3);
+  EXPECT_EQ(choice_.in_use(), "cubic");
 }
 
 TEST_F(CongestionChoiceTest, AWinnerThatHasBecomeSlowIsQuestioned) {

@@ -13,12 +13,14 @@ namespace {
 constexpr int64_t kPause = 2;     // a longer pause ends a stretch, and a burst
 constexpr int64_t kStretch = 16;  // the longest stretch
 constexpr int64_t kGrace = 4;     // after a pause, so long the links of the burst before count
+// A search ends if for so many bursts fewer links were busy together.
+constexpr int kForgottenBursts = 16;
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// All busy links together begin with as many lanes as one link alone.
+// All busy links together begin with about as many lanes as one link alone, rounded down.
 uint32_t FirstLanes(int64_t rtt_us, size_t links) {
-  const uint32_t each = LaneCount::First(rtt_us) / static_cast<uint32_t>(links);
+  const uint32_t each = LaneCount::Usual(rtt_us) / static_cast<uint32_t>(links);
   return std::bit_floor(std::max(each, 1u));
 }
 
@@ -49,20 +51,42 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
     idle |= !l.waiting;
   }
   if (busy_ == 0) return false;
-  const auto links = static_cast<uint32_t>(busy_);
-  // The lanes of one link alone are counted by the link. Only the rate is of use here.
-  const uint32_t first = links == 1 ? 1 : FirstLanes(rtt, links);
-  const uint32_t max = links == 1 ? 1 : LH_LANES_MAX;
-  LaneCount& count = counts_.try_emplace(busy_, first, max, rtt, links).first->second;
-  // If one link has nothing to send, the others need not fill the access link.
-  if (idle) count.QueueEmptied();
-  count.SetLimit(alone_rate_);
-  const bool changed = count.Sent(bytes, now);
-  if (links == 1 && count.rate() != 0) alone_rate_ = count.rate();
-  return changed;
+  if (busy_ == 1) {
+    // The lanes of one link alone are counted by the link. Only the rate is of use here.
+    if (!alone_) alone_.emplace(1, 1, rtt);
+    alone_->Sent(bytes, now);
+    return false;
+  }
+  most_busy_ = std::max(most_busy_, busy_);
+  if (!count_ || busy_ > counted_) BeginSearch(busy_, rtt);
+  // While fewer links are busy, or one has nothing to send, the others need not fill the access
+  // link.
+  if (idle || busy_ < counted_) count_->QueueEmptied();
+  if (alone_) count_->SetLimit(alone_->rate());
+  return count_->Sent(bytes, now);
+}
+
+uint32_t HostLanes::lanes() const {
+  if (!crowded()) return 0;
+  const size_t all = count_->lanes() * counted_;
+  return static_cast<uint32_t>(std::min<size_t>(std::bit_floor(all / busy_), LH_LANES_MAX));
+}
+
+void HostLanes::BeginSearch(size_t links, int64_t rtt_us) {
+  counted_ = links;
+  bursts_ = 0;
+  most_busy_ = 0;
+  const auto n = static_cast<uint32_t>(links);
+  count_.emplace(FirstLanes(rtt_us, links), LH_LANES_MAX, rtt_us, n);
 }
 
 void HostLanes::BeginStretch(bool paused, Tick now) {
+  if (paused && ++bursts_ == kForgottenBursts) {
+    // So many links are no longer busy together.
+    if (most_busy_ < counted_) count_.reset();
+    bursts_ = 0;
+    most_busy_ = 0;
+  }
   begun_ = now;
   after_pause_ = paused;
   for (auto& [id, link] : links_) {
@@ -74,6 +98,10 @@ void HostLanes::BeginStretch(bool paused, Tick now) {
 
 void HostLanes::QueueEmptied(uint64_t id) {
   if (const auto link = links_.find(id); link != links_.end()) link->second.waiting = false;
+}
+
+void HostLanes::Arrived(uint64_t bytes, uint64_t us) {
+  if (busy_ > 1 && busy_ == counted_) count_->Arrived(bytes, us);
 }
 
 void HostLanes::Remove(uint64_t id) {

@@ -9,8 +9,12 @@
 // A link is busy if it has sent kBusyBytes in the present stretch or the one before. A stretch ends
 // with a pause of all links, or after some round trips. So near the end of an op the last link does
 // not take up the many lanes that it would use alone. After a pause, the links of the op before the
-// pause count as busy for a few round trips. The search is another one for each number of busy
-// links.
+// pause count as busy for a few round trips.
+//
+// There is one search, for the greatest number of links that were busy together lately. While fewer
+// are busy, nothing is measured: their receivers differ, so their rates say little about lanes. They
+// use as many lanes in all. The last link of an op, for instance, does not take up the many lanes
+// that it would use if no other link were ever busy.
 //
 // Time counts only while all busy links have something to send. Otherwise a receiver may be the
 // limit. A link that is busy alone is measured, too. If several links together send about as much,
@@ -22,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "base/tick.h"
 #include "peerd/transport/lane_count.h"
@@ -41,16 +46,18 @@ class HostLanes {
   bool Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
   void QueueEmptied(uint64_t link);
+  // `bytes` of all links have arrived. Their packets waited in queues of the path for `us`.
+  void Arrived(uint64_t bytes, uint64_t us);
   void Remove(uint64_t link);
 
   // Returns how many links are busy.
   size_t links() const { return busy_; }
-  // Returns how many lanes each busy link should use. 0: at most one link is busy, and finds its
-  // number alone.
-  uint32_t lanes() const { return busy_ > 1 ? counts_.at(busy_).lanes() : 0; }
+  // Returns how many lanes each busy link should use. 0: no two links were busy together lately, so
+  // each finds its number alone.
+  uint32_t lanes() const;
   // As in LaneCount, of all links together.
-  uint64_t rate() const { return busy_ > 1 ? counts_.at(busy_).rate() : 0; }
-  bool found() const { return busy_ > 1 && counts_.at(busy_).found(); }
+  uint64_t rate() const { return crowded() ? count_->rate() : 0; }
+  bool found() const { return crowded() && count_->found(); }
 
   // Returns what was sent since the last call.
   Busy PopBusy();
@@ -66,15 +73,21 @@ class HostLanes {
     bool waiting = false;   // segments wait for lanes
   };
 
+  bool crowded() const { return busy_ > 0 && count_.has_value(); }
   void BeginStretch(bool paused, Tick now);
+  void BeginSearch(size_t links, int64_t rtt_us);
 
   std::map<uint64_t, Link> links_;
-  std::map<size_t, LaneCount> counts_;  // by the number of busy links
   size_t busy_ = 0;
   Tick begun_;                // of the present stretch
   bool after_pause_ = false;  // the present stretch began after a pause
   Tick last_;
-  uint64_t alone_rate_ = 0;  // the last rate of a link that was busy alone; 0: unknown
+  std::optional<LaneCount> alone_;  // of a link that is busy alone; only its rate is of use
+  // The search, for the greatest number of links that were busy together lately.
+  std::optional<LaneCount> count_;
+  size_t counted_ = 0;    // so many links
+  size_t most_busy_ = 0;  // since the last check whether so many are still busy
+  int bursts_ = 0;        // since then
   Busy sum_;
 };
 

@@ -36,6 +36,8 @@ constexpr int64_t kPatienceTrying = 12;
 // agree. Above kGainPercent more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
+// Of several links: rates vary more, since hosts wait for each other.
+constexpr uint64_t kGainPercentOfSeveral = 125;
 // Of several links, half as many lanes are kept if they carry so much of the rate. If lanes were
 // the limit, they would carry half. Fewer than kFewestTotal lanes in all begin too slowly after a
 // pause.
@@ -43,6 +45,8 @@ constexpr uint64_t kKeptPercent = 85;
 constexpr uint32_t kFewestTotal = 8;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
+// Queues are short if packets wait in them for less than this part of a round trip.
+constexpr uint64_t kShortQueuesPercent = 25;
 // A rate between these percentages of a limit has reached the limit.
 constexpr uint64_t kAtLimitPercent = 75;
 constexpr uint64_t kOverLimitPercent = 115;
@@ -50,7 +54,7 @@ constexpr uint64_t kOverLimitPercent = 115;
 constexpr uint64_t kChangePercent = 150;
 constexpr int64_t kAgainUs = Seconds(300);
 
-// For First(): 32 lanes if a round trip takes 80 ms.
+// For Usual(): 32 lanes if a round trip takes 80 ms.
 constexpr int64_t kRttUsPerLane = 2500;
 constexpr int64_t kFirstMin = 4;
 constexpr int64_t kFirstMax = 64;
@@ -61,10 +65,11 @@ bool Exceeds(uint64_t more, uint64_t less, uint64_t percent) { return more * 100
 
 }  // namespace
 
-uint32_t LaneCount::First(int64_t rtt_us) {
-  const int64_t lanes = std::clamp(rtt_us / kRttUsPerLane, kFirstMin, kFirstMax);
-  return std::bit_ceil(static_cast<uint32_t>(lanes));
+uint32_t LaneCount::Usual(int64_t rtt_us) {
+  return static_cast<uint32_t>(std::clamp(rtt_us / kRttUsPerLane, kFirstMin, kFirstMax));
 }
+
+uint32_t LaneCount::First(int64_t rtt_us) { return std::bit_ceil(Usual(rtt_us)); }
 
 LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links)
     : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), links_(links), lanes_(first) {
@@ -112,11 +117,14 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
-  if (all_us_ >= (trying_ ? kPatienceTrying : kPatience) * enough) {
-    trying_ = false;
-    Restart();
-  }
-  return false;
+  if (all_us_ < (trying_ ? kPatienceTrying : kPatience) * enough) return false;
+  const bool tried = std::exchange(trying_, false);
+  Restart();
+  if (!tried || links_ == 1) return false;
+  found_ = true;
+  found_until_ = now + kAgainUs;
+  Use(lanes_ / 2);
+  return true;
 }
 
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
@@ -141,6 +149,17 @@ bool LaneCount::EndBurst(Tick end) {
   return Judge(Kind::kShort, rate, burst_bytes_ > 2 * kShortMin * unsent, end);
 }
 
+void LaneCount::Arrived(uint64_t bytes, uint64_t us) {
+  if (settle_us_ > 0) return;
+  arrived_ += bytes;
+  queued_ += bytes * us;
+}
+
+bool LaneCount::QueuesAreShort() const {
+  return arrived_ != 0 &&
+         queued_ / arrived_ * 100 < static_cast<uint64_t>(rtt_us_) * kShortQueuesPercent;
+}
+
 bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   if (kind != std::exchange(kind_, kind)) {
     rate_ = 0;
@@ -156,19 +175,18 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
       return true;
     }
   }
-  us_ = 0;
-  bytes_ = 0;
-  all_us_ = 0;
-  short_us_ = 0;
-  short_bytes_ = 0;
+  const bool limited = links_ > 1 && kind == Kind::kLong && QueuesAreShort();
+  BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
-  const bool steady =
-      !Exceeds(rate, before, kSteadyPercent) && !Exceeds(before, rate, kSteadyPercent);
-  if ((before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
+  const bool steady = before != 0 && !Exceeds(rate, before, kSteadyPercent) &&
+                      !Exceeds(before, rate, kSteadyPercent);
+  const uint64_t gain = links_ > 1 ? kGainPercentOfSeveral : kGainPercent;
+  const bool clear = limited && !trying_fewer_ && (!trying_ || Exceeds(rate, rate_, gain));
+  if (!steady && !clear && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
   if (trying_fewer_) return JudgeFewer(rate, now);
   const bool tried = std::exchange(trying_, false);
-  if (tried && !Exceeds(rate, rate_, kGainPercent)) {
+  if (tried && !Exceeds(rate, rate_, gain)) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
@@ -182,6 +200,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   if (now < found_until_) return false;
   rate_ = rate;
+  fewest_ |= clear;
   if (links_ > 1 && !fewest_) {
     trying_fewer_ = MayTryFewer();
     fewest_ = !trying_fewer_;
@@ -190,7 +209,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
       return true;
     }
   }
-  const bool at_limit = !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
+  const bool at_limit = !clear && !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
                         !Exceeds(rate, limit_, kOverLimitPercent);
   if (lanes_ > max_ / 2 || !more || at_limit || fewer_kept_) {
     found_ = true;
@@ -224,12 +243,18 @@ void LaneCount::Use(uint32_t lanes) {
   Restart();
 }
 
-void LaneCount::Restart() {
+void LaneCount::BeginMeasurement() {
   us_ = 0;
   bytes_ = 0;
   all_us_ = 0;
   short_us_ = 0;
   short_bytes_ = 0;
+  arrived_ = 0;
+  queued_ = 0;
+}
+
+void LaneCount::Restart() {
+  BeginMeasurement();
   last_rate_ = 0;
   unsteady_ = 0;
 }

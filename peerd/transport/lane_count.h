@@ -2,8 +2,8 @@
 //
 // One TCP connection gets only a fraction of what a long or lossy path carries, and nobody says how
 // large a fraction. So a sender measures its rate with n lanes, then with 2n. If the rate is
-// clearly higher, the sender keeps 2n lanes and later tries 4n. It also keeps 2n lanes if segments
-// seldom wait for them, so that there is nothing to measure. Otherwise it goes back to n.
+// clearly higher, the sender keeps 2n lanes and later tries 4n. A single link also keeps 2n lanes if
+// segments seldom wait for them, so that there is nothing to measure. Otherwise it goes back to n.
 // Too many lanes do harm: each is slower, and the end of an op waits for the slowest. The sender
 // tries again when its rate has changed by much, and after kAgainUs.
 //
@@ -18,6 +18,10 @@
 // Time counts only while a segment waits for a lane. Otherwise the sender is no faster than its
 // neighbour in the ring, and no number of lanes helps. A rate may also rise or fall by itself, when
 // connections are new or begin to lose packets. So two measurements in a row have to agree.
+//
+// Where several links are one sender, the queues of the path are looked at, too. If packets hardly
+// wait in them, each connection is limited by itself, for instance by random loss, and more lanes
+// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried.
 //
 // Plain value: no clock.
 #pragma once
@@ -36,7 +40,9 @@ class LaneCount {
   // nearly as much. More are tried only if half as many were too few.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
-  // Returns how many lanes to begin with. One connection gets less as round trips grow.
+  // Returns how many lanes are of use on most paths. One connection gets less as round trips grow.
+  static uint32_t Usual(int64_t rtt_us);
+  // Returns how many lanes one link begins with: the usual number or more, a power of two.
   static uint32_t First(int64_t rtt_us);
 
   // How many lanes to send on.
@@ -60,6 +66,8 @@ class LaneCount {
   void SetLimit(uint64_t bytes_per_second) { limit_ = bytes_per_second; }
   // A lane could take more, and nothing waited.
   void QueueEmptied() { emptied_ = true; }
+  // `bytes` have arrived. Their packets waited in queues of the path for `us`.
+  void Arrived(uint64_t bytes, uint64_t us);
 
  private:
   enum class Kind { kLong, kShort };  // of bursts
@@ -67,8 +75,11 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  // Whether packets hardly waited in queues since the last measurement.
+  bool QueuesAreShort() const;
   bool MayTryFewer() const;
   bool JudgeFewer(uint64_t rate, Tick now);
+  void BeginMeasurement();
   void Restart();
   void Use(uint32_t lanes);
 
@@ -98,6 +109,9 @@ class LaneCount {
   int64_t us_ = 0;
   uint64_t bytes_ = 0;
   int64_t all_us_ = 0;
+  // Of the same time: bytes that arrived, and for how long they waited in queues, added up.
+  uint64_t arrived_ = 0;
+  uint64_t queued_ = 0;
   // The burst that goes on. `idle`: time in which there was nothing to send.
   Tick burst_begun_;
   uint64_t burst_bytes_ = 0;

@@ -32,8 +32,10 @@ void LaneSchedule::Add(uint32_t index) {
 void LaneSchedule::Remove(uint32_t index) { lanes_[index] = {}; }
 
 void LaneSchedule::SetLongWay(int64_t rtt_us, bool count, uint32_t first) {
+  // A later lane may have been opened while queues were full.
+  if (!long_way_) rtt_us_ = rtt_us;
+  SawRtt(rtt_us);
   long_way_ = true;
-  rtt_us_ = rtt_us;
   if (count && !count_) count_.emplace(first, LH_LANES_MAX, rtt_us);
 }
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstddef>
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -31,6 +32,10 @@ class LaneSchedule {
   // The path is long. `count`: find out how many lanes are of use, beginning with `first`.
   void SetLongWay(int64_t rtt_us, bool count, uint32_t first);
   bool long_way() const { return long_way_; }
+  // A round trip on a lane was so short. 0: unknown.
+  void SawRtt(int64_t us) {
+    if (us != 0) rtt_us_ = std::min(rtt_us_, us);
+  }
 
   // Other links of this host are busy, too, and `lanes` lanes of each are of use. 0: this link is
   // busy alone. `found`: no more lanes are being tried.

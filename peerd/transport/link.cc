@@ -847,18 +847,18 @@ void Link::PopArrivals(Arrivals* sum) {
   for (DataLane& data : data_) {
     if (!data.lane) continue;
     const uint64_t sent = data.segments.sent();
-    const uint64_t taken = data.lane->stats().bytes_taken;
     const bool used = sent != std::exchange(data.sent_seen, sent);
-    const bool heard = taken != std::exchange(data.taken_seen, taken);
     const bool arrived_before = std::exchange(data.all_arrived, data.segments.segments().empty());
-    if (!used && !heard && arrived_before) continue;
+    if (!used && arrived_before) continue;
     const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane) continue;
+    if (!lane || lane->bytes_arrived <= data.arrived_seen) continue;
     sum->rtt_us = std::max(sum->rtt_us, lane->rtt_us);
-    sum->received += (lane->packets_received - data.packets_seen) * lane->packet_bytes;
-    data.packets_seen = lane->packets_received;
-    if (lane->bytes_arrived <= data.arrived_seen) continue;
-    sum->sent += lane->bytes_arrived - data.arrived_seen;
+    const uint64_t bytes = lane->bytes_arrived - data.arrived_seen;
+    sum->bytes += bytes;
+    // A lane that was opened while queues were full does not know the shortest round trip.
+    schedule_.SawRtt(lane->rtt_us);
+    const int64_t queued_us = int64_t{lane->usual_rtt_us} - schedule_.rtt_us();
+    sum->queued_us += bytes * static_cast<uint64_t>(std::max<int64_t>(queued_us, 0));
     data.arrived_seen = lane->bytes_arrived;
   }
 }

@@ -219,7 +219,7 @@ class Link final : public LaneOwner {
   // Returns how long this link keeps us waiting, and on which lane. `*us`: the longest of the
   // silence, the stall, and the time that TCP needs for what waits; 0 if nothing is unusual.
   LinkWait PopWait(Tick now, int64_t* us);
-  // Adds to `sum` what has arrived on data lanes since the last call, apart from the last bytes on
+  // Adds to `sum` what has arrived at the peer since the last call, apart from the last bytes on
   // lanes that were lost. Asks only about lanes that were used since then. Raises the round trip to
   // the shortest one of each of these lanes.
   void PopArrivals(Arrivals* sum);
@@ -239,9 +239,7 @@ class Link final : public LaneOwner {
     uint64_t repeated_told = 0;  // by TCP on this lane's socket, at the last PopDelivery()
     // As PopArrivals() saw the lane last.
     uint64_t sent_seen = 0;     // segments.sent()
-    uint64_t taken_seen = 0;    // by the lane
-    uint64_t arrived_seen = 0;  // of TCP: bytes sent
-    uint64_t packets_seen = 0;  // of TCP: received
+    uint64_t arrived_seen = 0;  // of TCP
     bool all_arrived = true;    // no segment was under way
     uint64_t sent_dry = 0;      // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;

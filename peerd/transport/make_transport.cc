@@ -174,8 +174,8 @@ class TransportImpl final : public Transport,
   PinnedMemory memory_;
 
   TransportStats stats_;
-  LaneStats gone_;     // of links that have ended
-  Arrivals arrivals_;  // as PopArrivals() returned them last
+  LaneStats gone_;        // of links that have ended
+  uint64_t arrived_ = 0;  // as PopArrivals() returned it last
 };
 
 // ------------------------------------------------------------------------------ start and end
@@ -870,7 +870,7 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
 }
 
 Arrivals TransportImpl::PopArrivals() {
-  Arrivals result{.sent = arrivals_.sent, .received = arrivals_.received};
+  Arrivals result{.bytes = arrived_};
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
@@ -882,7 +882,12 @@ Arrivals TransportImpl::PopArrivals() {
       result.waiting.push_back({peer.key.peer, us, static_cast<uint32_t>(rtt_us)});
     }
   }
-  arrivals_ = result;
+  const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
+  if (bytes != 0) {
+    result.queued_us /= bytes;
+    host_lanes_.Arrived(bytes, result.queued_us);
+  }
+  Log(LogLevel::kInfo, absl::StrCat("QUEUE bytes=", bytes, " us=", result.queued_us, " links=", host_lanes_.links(), " lanes=", host_lanes_.lanes(), " rtt=", result.rtt_us));
   return result;
 }
 

@@ -227,13 +227,12 @@ struct LinkDelivery {
   uint64_t bytes_sent = 0;         // given to TCP since the last call
 };
 
-// What has moved over all links together, and which links are behind.
+// What has arrived at other peers over all links together, and which links are behind.
 struct Arrivals {
-  // Since the start; neither falls. Counted where TCP has them, because the bytes behind a lost
-  // packet reach peerd late and all at once.
-  uint64_t sent = 0;      // arrived at other peers
-  uint64_t received = 0;  // arrived here; small packets count as large ones
-  uint32_t rtt_us = 0;    // the longest of the links that were used since the last call; 0: unknown
+  uint64_t bytes = 0;   // since the start; never falls
+  uint32_t rtt_us = 0;  // the longest of the links that were used since the last call; 0: unknown
+  // How long packets waited in queues lately: the mean over the bytes since the last call.
+  uint64_t queued_us = 0;
   // A link for whose lanes segments have waited without a break.
   struct Waiting {
     PeerId peer;
@@ -347,7 +346,7 @@ class Transport : public Links {
   // Returns the straight links whose data lanes were used since the last call. Each such lane costs
   // a system call.
   virtual std::vector<LinkDelivery> PopDeliveries() = 0;
-  // Returns what has moved over the data lanes of all links. Each lane that was used since the last
+  // Returns what the data lanes of all links have delivered. Each lane that was used since the last
   // call costs a system call.
   virtual Arrivals PopArrivals() = 0;
   // Returns, for each run, the link that keeps us waiting longest; nothing for a run without such a
