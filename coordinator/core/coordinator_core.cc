@@ -42,6 +42,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Overview GetOverview() const;
   // What is known of the link from one peer to another.
   std::optional<DirectionView> Direction(PeerId from, PeerId to) const;
+  std::optional<PaceView> PaceOf(const GroupKey& group) const;
   void CheckInvariants() const;
   uint64_t Digest() const;
 
@@ -1248,6 +1249,12 @@ std::optional<DirectionView> CoordinatorCore::Impl::Direction(PeerId from, PeerI
                        link->small_packets, link->held};
 }
 
+std::optional<PaceView> CoordinatorCore::Impl::PaceOf(const GroupKey& key) const {
+  const auto found = groups_.find(key);
+  if (found == groups_.end()) return std::nullopt;
+  return links_.PaceOf(found->second.Ring(), found->second.Blocked(), now_);
+}
+
 Overview CoordinatorCore::Impl::GetOverview() const {
   Overview overview;
   overview.incarnation = config_.incarnation;
@@ -1258,7 +1265,6 @@ Overview CoordinatorCore::Impl::GetOverview() const {
                          (view.waiting_for.empty() ? "" : "; " + view.waiting_for);
     }
     const std::vector<PeerId> ring = group.Ring();
-    view.pace = links_.PaceOf(ring, group.Blocked(), now_);
     for (PeerId id : ring) {
       const Peer& peer = peers_.at(id);
       PeerView& shown = view.ring.emplace_back();
@@ -1404,6 +1410,9 @@ std::vector<DirectionView> CoordinatorCore::LinksOf(const GroupView& group) cons
     }
   }
   return links;
+}
+std::optional<PaceView> CoordinatorCore::PaceOf(const GroupKey& group) const {
+  return impl_->PaceOf(group);
 }
 void CoordinatorCore::CheckInvariants() const { impl_->CheckInvariants(); }
 uint64_t CoordinatorCore::Digest() const { return impl_->Digest(); }

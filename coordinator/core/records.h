@@ -288,7 +288,7 @@ struct GroupView {
   // it gained.
   Epoch ring_epoch;  // 0: none
   std::string ring_gain;
-  std::optional<PaceView> pace = std::nullopt;
+  std::optional<PaceView> pace = std::nullopt;  // filled in only where it is asked for
 };
 struct Overview {
   std::string incarnation;

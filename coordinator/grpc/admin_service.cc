@@ -384,9 +384,19 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   // Answers with what `fill` makes of the overview. `fill` runs on the loop's thread.
   Unary* Answer(Context* context, std::function<absl::Status(const Overview&)> fill) {
+    return AnswerFromCore(
+        context, [fill = std::move(fill)](const Overview& overview, const CoordinatorCore&) {
+          return fill(overview);
+        });
+  }
+
+  // As Answer(). `fill` may ask the core for more.
+  Unary* AnswerFromCore(Context* context,
+                        std::function<absl::Status(const Overview&, const CoordinatorCore&)> fill) {
     Unary* reactor = context->DefaultReactor();
-    loop_->Query([reactor, fill = std::move(fill)](const absl::StatusOr<Overview>& overview) {
-      reactor->Finish(ToGrpc(overview.ok() ? fill(*overview) : overview.status()));
+    loop_->QueryCore([reactor, fill = std::move(fill)](const absl::StatusOr<Overview>& overview,
+                                                       const CoordinatorCore* core) {
+      reactor->Finish(ToGrpc(overview.ok() ? fill(*overview, *core) : overview.status()));
     });
     return reactor;
   }
@@ -394,10 +404,18 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
   // Answers with what `fill` makes of each selected group.
   Unary* ForEach(Context* context, const v1::Selector& selector,
                  std::function<void(const GroupView&)> fill) {
-    return Answer(context, [&selector, fill = std::move(fill)](const Overview& overview) {
+    return ForEachFromCore(
+        context, selector,
+        [fill = std::move(fill)](const GroupView& group, const CoordinatorCore&) { fill(group); });
+  }
+
+  Unary* ForEachFromCore(Context* context, const v1::Selector& selector,
+                         std::function<void(const GroupView&, const CoordinatorCore&)> fill) {
+    return AnswerFromCore(context, [&selector, fill = std::move(fill)](
+                                       const Overview& overview, const CoordinatorCore& core) {
       const auto groups = Select(selector, overview);
       if (!groups.ok()) return groups.status();
-      for (const GroupView* group : *groups) fill(*group);
+      for (const GroupView* group : *groups) fill(*group, core);
       return absl::OkStatus();
     });
   }
@@ -437,30 +455,24 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   Unary* GetLinks(Context* context, const v1::GetLinksRequest* request,
                   v1::GetLinksResponse* response) override {
-    Unary* reactor = context->DefaultReactor();
-    loop_->QueryLinks([reactor, request, response](const absl::StatusOr<Overview>& overview,
-                                                   const CoordinatorLoop::LinksOf& links_of) {
-      if (!overview.ok()) return reactor->Finish(ToGrpc(overview.status()));
-      const auto groups = Select(request->selector(), *overview);
-      if (groups.ok()) {
-        for (const GroupView* group : *groups) {
-          Fill(*group, links_of(*group), response->add_groups());
-        }
-      }
-      reactor->Finish(ToGrpc(groups.status()));
-    });
-    return reactor;
+    return ForEachFromCore(context, request->selector(),
+                           [response](const GroupView& group, const CoordinatorCore& core) {
+                             Fill(group, core.LinksOf(group), response->add_groups());
+                           });
   }
 
   Unary* Explain(Context* context, const v1::ExplainRequest* request,
                  v1::ExplainResponse* response) override {
     const uint32_t detect_ms = loop_->core_config().detect_ms;
-    return Answer(context, [request, response, detect_ms](const Overview& overview) {
+    return AnswerFromCore(context, [request, response, detect_ms](const Overview& overview,
+                                                                  const CoordinatorCore& core) {
       const auto groups = Select(request->selector(), overview);
       if (!groups.ok()) return groups.status();
       for (const GroupView* group : *groups) {
+        GroupView view = *group;
+        view.pace = core.PaceOf(group->group);
         const Explanation explanation =
-            coordinator::Explain(*group, detect_ms, overview.slow_write_ms);
+            coordinator::Explain(view, detect_ms, overview.slow_write_ms);
         v1::ExplainResponse::Group* proto = response->add_groups();
         proto->set_run(group->group.run);
         proto->set_group(group->group.group);

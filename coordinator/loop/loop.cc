@@ -181,7 +181,7 @@ class CoordinatorLoop::Impl {
     overview.slow_write_ms = slow_writes_.WorstMs(overview.now);
     return overview;
   }
-  std::vector<DirectionView> LinksOf(const GroupView& group) const { return core_.LinksOf(group); }
+  const CoordinatorCore& core() const { return core_; }
   bool HasPeer(PeerId peer) const { return core_.HasPeer(peer); }
   absl::Status StepFor(const Event& event) {
     Step(event);
@@ -520,11 +520,11 @@ void CoordinatorLoop::Query(std::function<void(const absl::StatusOr<Overview>&)>
   });
 }
 
-void CoordinatorLoop::QueryLinks(
-    std::function<void(const absl::StatusOr<Overview>&, const LinksOf&)> done) {
+void CoordinatorLoop::QueryCore(
+    std::function<void(const absl::StatusOr<Overview>&, const CoordinatorCore*)> done) {
   impl_->PostRequest([done = std::move(done)](Impl* loop, const absl::Status& status) {
-    done(loop == nullptr ? absl::StatusOr<Overview>(status) : loop->GetOverview(),
-         [loop](const GroupView& group) { return loop->LinksOf(group); });
+    if (loop == nullptr) return done(status, nullptr);
+    done(loop->GetOverview(), &loop->core());
   });
 }
 

@@ -89,9 +89,8 @@ class CoordinatorLoop {
   void Drain(DrainPeer request, Done done);
   // Asks for an overview of all groups. `done` gets it, or Unavailable as above.
   void Query(std::function<void(const absl::StatusOr<Overview>&)> done);
-  // As Query(), with what CoordinatorCore::LinksOf() tells of a group, for which `done` may ask.
-  using LinksOf = std::function<std::vector<DirectionView>(const GroupView&)>;
-  void QueryLinks(std::function<void(const absl::StatusOr<Overview>&, const LinksOf&)> done);
+  // As Query(). `done` may ask the core for more; nullptr after an error.
+  void QueryCore(std::function<void(const absl::StatusOr<Overview>&, const CoordinatorCore*)> done);
   // As Query(), for a thread that may wait. DeadlineExceeded: the loop did not answer in time.
   absl::StatusOr<Overview> QueryAndWait(std::chrono::milliseconds timeout);
   // Waits until the loop has handled all that was posted before. Errors as for QueryAndWait().

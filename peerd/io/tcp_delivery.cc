@@ -18,18 +18,18 @@ std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
   // All ones: the kernel has measured none.
   const uint32_t rtt_us = info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt;
   // Fields that a kernel before 4.19 does not fill in stay 0.
-  return TcpDelivery{.bytes_per_second = info.tcpi_delivery_rate,
-                     .limited_by_sender = info.tcpi_delivery_rate_app_limited != 0,
-                     .rtt_us = rtt_us,
-                     .bytes_acked = info.tcpi_bytes_acked,
-                     .bytes_arrived = info.tcpi_bytes_acked +
-                                      uint64_t{info.tcpi_sacked} * info.tcpi_snd_mss,
-                     .bytes_sent = info.tcpi_bytes_sent,
-                     .bytes_repeated = info.tcpi_bytes_retrans,
-                     .usual_rtt_us = info.tcpi_rtt,
-                     .bytes_waiting = uint64_t{info.tcpi_notsent_bytes} +
-                                      uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss,
-                     .unheard_us = int64_t{info.tcpi_last_ack_recv} * 1000};
+  return TcpDelivery{
+      .bytes_per_second = info.tcpi_delivery_rate,
+      .limited_by_sender = info.tcpi_delivery_rate_app_limited != 0,
+      .rtt_us = rtt_us,
+      .bytes_acked = info.tcpi_bytes_acked,
+      .bytes_arrived = info.tcpi_bytes_acked + uint64_t{info.tcpi_sacked} * info.tcpi_snd_mss,
+      .bytes_sent = info.tcpi_bytes_sent,
+      .bytes_repeated = info.tcpi_bytes_retrans,
+      .usual_rtt_us = info.tcpi_rtt,
+      .bytes_waiting =
+          uint64_t{info.tcpi_notsent_bytes} + uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss,
+      .unheard_us = int64_t{info.tcpi_last_ack_recv} * 1000};
 }
 
 }  // namespace longhaul::peerd

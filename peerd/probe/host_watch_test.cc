@@ -33,7 +33,7 @@ class HostWatchTest : public ::testing::Test {
 
 TEST_F(HostWatchTest, SaysWhatHasChanged) {
   EXPECT_FALSE(Report()) << "nothing is known";
-  Move(100 * kMega, 50 * kMega, 1000);
+  Move(100 * kMega, 50 * kMega, 4000);
   EXPECT_TRUE(Report());
   EXPECT_EQ(report_.up_bytes_per_second, watch_.up());
   EXPECT_EQ(report_.down_bytes_per_second, watch_.down());

@@ -12,9 +12,9 @@
 // pause count as busy for a few round trips.
 //
 // There is one search, for the greatest number of links that were busy together lately. While fewer
-// are busy, nothing is measured: their receivers differ, so their rates say little about lanes. They
-// use as many lanes in all. The last link of an op, for instance, does not take up the many lanes
-// that it would use if no other link were ever busy.
+// are busy, nothing is measured: their receivers differ, so their rates say little about lanes.
+// They use as many lanes in all. The last link of an op, for instance, does not take up the many
+// lanes that it would use if no other link were ever busy.
 //
 // Time counts only while all busy links have something to send. Otherwise a receiver may be the
 // limit. A link that is busy alone is measured, too. If several links together send about as much,

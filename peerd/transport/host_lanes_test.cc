@@ -60,8 +60,8 @@ TEST_F(HostLanesTest, TriesNoMoreWhereTheLinksTogetherSendAsMuchAsOneAlone) {
   EXPECT_EQ(changes_, 0);
   EXPECT_TRUE(host_.found());
   Pause();
-  Send(2, 50000, 1500, 20000);
-  EXPECT_EQ(host_.lanes(), 16u) << "two links together send more than one alone";
+  Send(3, 50000, 1500, 20000);
+  EXPECT_EQ(host_.lanes(), 16u) << "three links together send more than one alone";
 }
 
 TEST_F(HostLanesTest, AddsLanesWhileTheHostSendsMore) {
@@ -90,16 +90,33 @@ TEST_F(HostLanesTest, LinksThatStopWithoutAPauseOfTheHostCountNoMore) {
   EXPECT_EQ(host_.links(), 1u);
 }
 
-TEST_F(HostLanesTest, EachNumberOfBusyLinksHasASearchOfItsOwn) {
+TEST_F(HostLanesTest, FewerBusyLinksUseAsManyLanesInAll) {
   Send(3, 60000, 1500, 20000);
   ASSERT_EQ(host_.lanes(), 16u);
+  const int changes = changes_;
   Pause();
   Send(2, 12500, 12500, 20000);
-  EXPECT_EQ(host_.lanes(), 4u);
+  EXPECT_EQ(host_.lanes(), 16u) << "48 / 2, rounded down";
+  Send(1, 12500, 12500, 20000);
+  EXPECT_EQ(host_.lanes(), 32u);
+  EXPECT_EQ(changes_, changes) << "nothing is measured";
   Pause();
   Send(3, 60000, 1500, 2000);
   EXPECT_EQ(host_.lanes(), 16u);
   EXPECT_TRUE(host_.found());
+}
+
+TEST_F(HostLanesTest, AfterManyBurstsOfFewerLinksTheSearchBeginsAnew) {
+  Send(3, 60000, 1500, 20000);
+  ASSERT_EQ(host_.lanes(), 16u);
+  for (int i = 0; i < 40; ++i) {
+    Pause();
+    Send(1, 12500, 12500, 100);
+  }
+  EXPECT_EQ(host_.lanes(), 0u) << "a link alone counts by itself";
+  Pause();
+  Send(2, 12500, 12500, 20000);
+  EXPECT_EQ(host_.lanes(), 8u);
 }
 
 TEST_F(HostLanesTest, AFewBytesMakeNoLinkBusy) {

@@ -42,7 +42,7 @@ constexpr uint64_t kGainPercentOfSeveral = 125;
 // the limit, they would carry half. Fewer than kFewestTotal lanes in all begin too slowly after a
 // pause.
 constexpr uint64_t kKeptPercent = 85;
-constexpr uint32_t kFewestTotal = 8;
+constexpr uint32_t kFewestTotal = 16;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
 // Queues are short if packets wait in them for less than this part of a round trip.
@@ -119,8 +119,11 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   }
   if (all_us_ < (trying_ ? kPatienceTrying : kPatience) * enough) return false;
   const bool tried = std::exchange(trying_, false);
+  // Of several links: what was measured decides, though it is little.
+  const uint64_t rate =
+      us_ >= rtt_us_ ? bytes_ * Seconds(1) / static_cast<uint64_t>(us_) : last_rate_;
   Restart();
-  if (!tried || links_ == 1) return false;
+  if (!tried || links_ == 1 || Exceeds(rate, rate_, kGainPercentOfSeveral)) return false;
   found_ = true;
   found_until_ = now + kAgainUs;
   Use(lanes_ / 2);

@@ -2,9 +2,9 @@
 //
 // One TCP connection gets only a fraction of what a long or lossy path carries, and nobody says how
 // large a fraction. So a sender measures its rate with n lanes, then with 2n. If the rate is
-// clearly higher, the sender keeps 2n lanes and later tries 4n. A single link also keeps 2n lanes if
-// segments seldom wait for them, so that there is nothing to measure. Otherwise it goes back to n.
-// Too many lanes do harm: each is slower, and the end of an op waits for the slowest. The sender
+// clearly higher, the sender keeps 2n lanes and later tries 4n. A single link also keeps 2n lanes
+// if segments seldom wait for them, so that there is nothing to measure. Otherwise it goes back to
+// n. Too many lanes do harm: each is slower, and the end of an op waits for the slowest. The sender
 // tries again when its rate has changed by much, and after kAgainUs.
 //
 // A burst is what is sent without a pause of two round trips, for instance an op. Bursts are

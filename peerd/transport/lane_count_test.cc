@@ -26,12 +26,15 @@ class LaneCountTest : public ::testing::Test {
       now_ = now_ + Millis(1);
       const uint64_t carried = std::min(path.rate, count->lanes() * path.lane_rate);
       if (path.supply < carried) count->QueueEmptied();
-      changes_ += count->Sent(std::min(carried, path.supply), now_);
+      const uint64_t bytes = std::min(carried, path.supply);
+      if (queued_us_ >= 0) count->Arrived(bytes, static_cast<uint64_t>(queued_us_));
+      changes_ += count->Sent(bytes, now_);
       most_ = std::max(most_, count->lanes());
     }
   }
 
   Tick now_{Seconds(100)};
+  int64_t queued_us_ = -1;  // how long packets wait in queues; -1: not known
   int changes_ = 0;
   uint32_t most_ = 0;
 };
@@ -285,9 +288,9 @@ TEST_F(LaneCountTest, NoMoreAreTriedAtALimit) {
 TEST_F(LaneCountTest, SeveralLinksTakeFewerWhileFewerCarryAsMuch) {
   LaneCount count(16, 256, kRttUs, 3);
   Send(&count, {60000, 60000}, 30000);
-  EXPECT_EQ(count.lanes(), 4u) << "with 2 each there would be fewer than 8";
+  EXPECT_EQ(count.lanes(), 8u) << "with 4 each there would be fewer than 16";
   EXPECT_EQ(most_, 16u);
-  EXPECT_EQ(changes_, 2);
+  EXPECT_EQ(changes_, 1);
   EXPECT_TRUE(count.found());
 }
 
@@ -305,6 +308,34 @@ TEST_F(LaneCountTest, FewerAreTriedAgainWhenThePathHasChanged) {
   ASSERT_EQ(count.lanes(), 16u);
   Send(&count, {24000, 3000}, 20000);
   EXPECT_EQ(count.lanes(), 8u);
+}
+
+TEST_F(LaneCountTest, SeveralLinksTakeMoreAtOnceWhereQueuesStayShort) {
+  LaneCount count(4, 256, kRttUs, 3);
+  queued_us_ = Millis(5);
+  Send(&count, {72000, 3000}, (3 + 8 + 1) * 80);
+  EXPECT_EQ(count.lanes(), 8u) << "one measurement is enough, and fewer are not tried";
+  Send(&count, {72000, 3000}, 2 * (6 + 8 + 1) * 80);
+  EXPECT_EQ(count.lanes(), 32u);
+  Send(&count, {72000, 3000}, 10000);
+  EXPECT_EQ(count.lanes(), 32u) << "24 are enough";
+  EXPECT_EQ(most_, 64u) << "tried";
+}
+
+TEST_F(LaneCountTest, SeveralLinksNeedTwoMeasurementsWhereQueuesAreLong) {
+  LaneCount count(4, 256, kRttUs, 3);
+  queued_us_ = Millis(50);
+  Send(&count, {60000, 3000}, (3 + 8 + 1) * 80);
+  EXPECT_EQ(count.lanes(), 4u);
+}
+
+TEST_F(LaneCountTest, SeveralLinksDoNotKeepMoreThatWereHardlyMeasured) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {12500, 12500}, 2 * (8 + 2) * 80);
+  ASSERT_EQ(count.lanes(), 8u);
+  Send(&count, {.rate = 12500, .lane_rate = 12500, .supply = 1000}, 12 * 8 * 80 + 1000);
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_TRUE(count.found());
 }
 
 TEST_F(LaneCountTest, ShortRoundTripsAreNotMeasuredFasterThanProcessesAreScheduled) {

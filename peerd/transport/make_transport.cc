@@ -883,11 +883,7 @@ Arrivals TransportImpl::PopArrivals() {
     }
   }
   const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
-  if (bytes != 0) {
-    result.queued_us /= bytes;
-    host_lanes_.Arrived(bytes, result.queued_us);
-  }
-  Log(LogLevel::kInfo, absl::StrCat("QUEUE bytes=", bytes, " us=", result.queued_us, " links=", host_lanes_.links(), " lanes=", host_lanes_.lanes(), " rtt=", result.rtt_us));
+  if (bytes != 0) host_lanes_.Arrived(bytes, result.queued_us / bytes);
   return result;
 }
 

@@ -231,7 +231,7 @@ struct LinkDelivery {
 struct Arrivals {
   uint64_t bytes = 0;   // since the start; never falls
   uint32_t rtt_us = 0;  // the longest of the links that were used since the last call; 0: unknown
-  // How long packets waited in queues lately: the mean over the bytes since the last call.
+  // The time that each byte since the last call waited in queues of the path, added up.
   uint64_t queued_us = 0;
   // A link for whose lanes segments have waited without a break.
   struct Waiting {
