@@ -16,6 +16,9 @@ are equal, and 1.25 times where they are not, and at most 1 % of the bytes are s
 times the new bound and latencies within ten seconds or five ops, whichever is longer; no op is repeated, and every value
 is exact.
 
+With --broadcast, the op is a broadcast from the first host. Its bound is the slower one of what the first host can send
+and what the slowest other host can receive; two latencies are allowed.
+
 With --hivemind, hivemind's averager then reduces as many bytes in the same world (bench/unequal_hivemind.py). Aim: half
 of its time. It is installed into a virtual environment of its own, as for bench/training.py.
 
@@ -82,6 +85,12 @@ def bound(rates_mbit: list[tuple[float, float]], mib: int) -> float:
     return high
 
 
+def broadcast_bound(rates_mbit: list[tuple[float, float]], mib: int) -> float:
+    """The least seconds of a broadcast from the first host: it sends the tensor once, and others receive it once."""
+    slowest = min(rates_mbit[0][0], *(down for _, down in rates_mbit[1:]))
+    return mib * MIB * 8 / (slowest * 1e6)
+
+
 def access(rate: tuple[float, float], queue: str) -> dict[str, str]:
     return {"up": f"{rate[0]:g}mbit", "down": f"{rate[1]:g}mbit", "queue": queue}
 
@@ -104,6 +113,16 @@ class Worker(wide.Worker):
         # Position, rank and op decide each value. All sums are whole numbers that float32 holds.
         self.pattern = (self.np.arange(mib * MIB // 4) % 251).astype("float32")
         self.rank, self.size = rank, size
+
+    def broadcast_op(self) -> tuple[float, str]:
+        self.tensor[:] = self.pattern if self.rank == 0 else 0
+        self.comm.begin_step(self.PATIENCE_S)
+        began = time.monotonic()
+        info = self.comm.broadcast(self.tensor, root=0, timeout=self.PATIENCE_S)
+        took = time.monotonic() - began
+        if not (self.tensor == self.pattern).all():
+            raise Failure(f"rank {self.rank}: a wrong value")
+        return took, info.algorithm
 
     def checked_op(self, number: int) -> dict[str, Any]:
         self.np.add(self.pattern, number % 1000 + self.rank, out=self.tensor)
@@ -167,6 +186,8 @@ class World:
         for host in self.wan.hosts:
             host.start_peerd()
         self.team = Team(self.wan, self.stack, __file__)
+        if args.broadcast:
+            self.team.order = "broadcast_op"
 
     def change(self, host: int, rate: tuple[float, float]) -> None:
         self.rates[host] = rate
@@ -190,10 +211,12 @@ def measure(world: World, case: str, delay: str, mib: int, args: argparse.Namesp
     seconds, algorithm = wide.op_seconds(world.team, args.ops, 0)
     cpu, took = world.team.cpu_seconds() - cpu, time.monotonic() - began
     sent, again = (now - then for now, then in zip(sent_again(world), before))
-    least = bound(world.rates, mib)
+    least = broadcast_bound(world.rates, mib) if args.broadcast else bound(world.rates, mib)
+    latencies = (2 if args.broadcast else 4) * one_way
     median = statistics.median(seconds)
     target = EQUAL_TARGET if case == "equal" else UNEQUAL_TARGET
     return {
+        "op": "broadcast" if args.broadcast else "all-reduce",
         "case": case,
         "hosts": len(world.rates),
         "delay": delay,
@@ -204,10 +227,10 @@ def measure(world: World, case: str, delay: str, mib: int, args: argparse.Namesp
         "op_all_s": [round(each, 3) for each in seconds],
         "bound_s": round(least, 3),
         "times_bound": round(median / least, 3),
-        "times_bound_and_latencies": round(median / (least + 4 * one_way), 3),
+        "times_bound_and_latencies": round(median / (least + latencies), 3),
         "target": target,
         "repeated": round(again / sent, 5) if sent else None,
-        "met": median <= target * (least + 4 * one_way) and again <= REPEATED_TARGET * sent,
+        "met": median <= target * (least + latencies) and again <= REPEATED_TARGET * sent,
         "processors": round(cpu / took, 2),
         **judge.verdict(),
         "lanes_used": wide.lanes_used(world.wan),
@@ -324,6 +347,7 @@ def main() -> int:
         "--change-ops", type=int, default=12, help="ops at most after a change, until they have adapted (default 12)"
     )
     parser.add_argument("--hivemind", action="store_true", help="hivemind's averager, too (not in `change`)")
+    parser.add_argument("--broadcast", action="store_true", help="a broadcast in place of an all-reduce")
     parser.add_argument("--venv", type=pathlib.Path, default=ROOT / "out" / "bench" / "venv", help="for hivemind")
     parser.add_argument("--queue", default="50ms", help="length of the queue in front of each rate (default 50ms)")
     parser.add_argument("--seed", type=int, default=1)
@@ -337,6 +361,8 @@ def main() -> int:
         return 0
     if set(args.case) - set(names) or min(args.hosts) < 3:
         parser.error(f"give cases out of {', '.join(names)}, and --hosts of at least 3")
+    if args.broadcast and (args.hivemind or CHANGE in args.case):
+        parser.error(f"--broadcast is not for --hivemind and {CHANGE}; give other cases")
     if reason := why_not():
         print(f"unequal: skipped: {reason}", file=sys.stderr)
         return 77

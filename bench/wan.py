@@ -128,6 +128,8 @@ class Worker(Member):
 class Team:
     """The trainers of a world. All get the same orders. program: their program, with a worker that is a Worker."""
 
+    order = "op"  #: the worker's method that does an op
+
     def __init__(self, wan: Wan, stack: contextlib.ExitStack, program: str = __file__) -> None:
         self.pids = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
         self.trainers: list[Trainer] = []
@@ -148,7 +150,7 @@ class Team:
         """Does an op. Returns its seconds at the slowest trainer, and the algorithm."""
         self.ops += 1
         for trainer in self.trainers:
-            trainer.start("op")
+            trainer.start(self.order)
         slowest: tuple[float, str] = max(finish_all(self.trainers))
         return slowest
 

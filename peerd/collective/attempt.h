@@ -137,6 +137,7 @@ struct AttemptSpec {
   // then of the receivers. Broadcast, reduce, send: one.
   std::vector<Cut> cuts;
   // Mesh, without cuts: what each position owns of every piece. Empty: equal shares.
+  // Mesh, broadcast: what each position passes on. Empty: the root sends all to everybody itself.
   Shares shares;
   // At least one.
   std::vector<Piece> pieces;

@@ -594,6 +594,58 @@ TEST(MeshTest, APeerSendsItsInputAndItsShareOfTheResultToAllOthers) {
   }
 }
 
+ModelOp::Options PassedOnBroadcast() {
+  ModelOp::Options options;
+  options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 1 << 16);
+  options.desc.kind = OpKind::kBroadcast;
+  options.size = 4;
+  options.root = 2;
+  options.shares = {kShareUnits / 2, kShareUnits / 2, 0, 0};
+  return options;
+}
+
+TEST(MeshTest, ABroadcastIsPassedOnByThoseThatHaveShares) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp op(PassedOnBroadcast());
+  ModelNetwork network(&MakeMeshAttempt, op.specs, pool.get(), 1);
+  ASSERT_TRUE(network.Run());
+  EXPECT_EQ(op.ResultsDiffer(), "");
+  const uint64_t bytes = op.specs[0].desc.bytes();
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(network.attempt(i).bytes_sent(), i == 3 ? 0 : bytes) << i;
+    EXPECT_EQ(network.attempt(i).bytes_received(), i == 2 ? 0 : bytes) << i;
+    CommitWhole(&network.attempt(i));
+  }
+}
+
+TEST(MeshTest, WhatIsPassedOnComesFromOnePositionOnly) {
+  struct Nothing final : AttemptSink {
+    void SendSegment(int, const Segment&, const uint8_t*, uint64_t) override {}
+    void Complete() override {}
+  } sink;
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp op(PassedOnBroadcast());
+  // Position 0 passes the first half on, and position 1 the second.
+  const Segment first{Phase::kGather, 0, kGrainBytes};
+  const Segment second{Phase::kGather, op.specs[0].desc.bytes() / 2, kGrainBytes};
+  const auto from = [&](int position, const Segment& segment) {
+    std::vector<int> senders;
+    for (int sender = 0; sender < 4; ++sender) {
+      const auto made = MakeMeshAttempt(op.specs[position], &sink, pool.get());
+      LH_CHECK(made.ok());
+      (*made)->Start();
+      if ((*made)->Place(sender, segment).ok()) senders.push_back(sender);
+      (*made)->Stop();
+    }
+    return senders;
+  };
+  EXPECT_EQ(from(0, first), (std::vector<int>{2})) << "from the root";
+  EXPECT_EQ(from(1, first), (std::vector<int>{0}));
+  EXPECT_EQ(from(3, first), (std::vector<int>{0}));
+  EXPECT_EQ(from(2, first), std::vector<int>()) << "the root has it";
+  EXPECT_EQ(from(3, second), (std::vector<int>{1}));
+}
+
 TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
   struct Limited final : ScratchPool {
     absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {

@@ -33,6 +33,8 @@ Layout::Layout(const AttemptSpec& spec, int size) {
     like.dtype = piece.dtype;
     if (spec.cuts.empty()) {
       AddShares(piece.count * SizeOf(piece.dtype), ends, like);
+    } else if (!spec.shares.empty()) {
+      AddPassedOn(spec.cuts.front(), piece.count * SizeOf(piece.dtype), ends, like);
     } else if (piece.count > 0 || spec.desc.unequal) {
       AddCuts(spec, piece, like);
     }
@@ -94,6 +96,18 @@ void Layout::AddCuts(const AttemptSpec& spec, const Piece& piece, Chunk like) {
     chunk.target =
         chunk.to_position < 0 ? bytes_ - begin : place(&received, chunk.to_local, chunk.bytes);
     bytes_ += chunk.bytes;
+  }
+}
+
+void Layout::AddPassedOn(const Cut& cut, uint64_t bytes, const std::vector<uint64_t>& ends,
+                         Chunk like) {
+  const size_t before = chunks_.size();
+  AddShares(bytes, ends, like);
+  for (size_t c = before; c < chunks_.size(); ++c) {
+    Chunk& chunk = chunks_[c];
+    if (chunk.position != cut.position) chunk.via = chunk.position;
+    chunk.position = cut.position;
+    chunk.local = cut.local;
   }
 }
 

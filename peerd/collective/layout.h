@@ -8,6 +8,8 @@
 //   length from the position's share by at most 64 bytes; the last one may be shorter still.
 // - If chunks belong to members (cuts), there is one for each cut, in order, without gaps. So an
 //   all-gather of which members are gone has a shorter whole.
+// - If there are both cuts and shares (a broadcast), the cut is divided as above. Each position
+//   passes its chunk on. The owner sends its own chunk itself.
 //
 // Everything but the locals, `source` and `target` is the same at every peer. Pure.
 #pragma once
@@ -34,6 +36,7 @@ class Layout {
     uint64_t target = 0;
     uint32_t piece = 0;
     int position = 0;      // of the owner
+    int via = -1;          // passes the chunk on to everybody; -1: the owner sends it itself
     int local = -1;        // the owner, if it is a local member
     int to_position = -1;  // of the only receiver; -1: every member gets the chunk
     int to_local = -1;     // the only receiver, if it is a local member
@@ -55,6 +58,7 @@ class Layout {
  private:
   void AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like);
   void AddCuts(const AttemptSpec& spec, const Piece& piece, Chunk like);
+  void AddPassedOn(const Cut& cut, uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like);
 
   std::vector<Chunk> chunks_;
   uint64_t bytes_ = 0;

@@ -23,7 +23,7 @@ namespace {
 // in which they arrived, and is equal to that of a one-shot op, bit by bit.
 //
 // Without phase reduce, the owner sends its source to everybody, or to the one receiver of the
-// chunk.
+// chunk, or to the position that passes the chunk on to everybody else.
 class MeshAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, Outline outline,
@@ -60,6 +60,9 @@ class MeshAttempt final : public SegmentAttempt {
       for (const Plan::Grains& own : own_) {
         ForEachFinished(own, [&](const Plan::Grains& grains) { HandResult(position, grains); });
       }
+    }
+    for (const auto& [grains, owner] : passed_) {
+      if (position != owner) HandResult(position, grains);
     }
     HandFresh();
   }
@@ -123,19 +126,22 @@ class MeshAttempt final : public SegmentAttempt {
     const Layout::Chunk& chunk = outline_.layout.chunks()[c];
     const Plan::Grains grains = plan_.GrainsOf(c);
     own_offset_.push_back(own_bytes_);
-    if (chunk.position != spec_.position) {
+    if (chunk.position != spec_.position && !PassesOn(chunk)) {
       if (contributes_[spec_.position]) fresh_[chunk.position].push_back(grains);
       return;
     }
     own_bytes_ += chunk.bytes;
-    if (!spec_.reduces()) {
+    if (PassesOn(chunk)) {
+      sends_open_ += grains.count * (spec_.size - 2);
+    } else if (!spec_.reduces()) {
       if (IsForHere(chunk)) uncopied_.push_back(grains);
       for (int to = 0; to < spec_.size; ++to) {
         if (to == spec_.position) continue;
-        if (IsForEverybody(chunk) || chunk.to_position == to) fresh_[to].push_back(grains);
+        const bool all = IsForEverybody(chunk) && chunk.via < 0;
+        if (all || chunk.via == to || chunk.to_position == to) fresh_[to].push_back(grains);
       }
       // A grain that goes to one position only needs no marks for the others.
-      if (!IsForEverybody(chunk)) return;
+      if (!IsForEverybody(chunk) || chunk.via >= 0) return;
     }
     const uint64_t before = own_.empty() ? 0 : own_index_[own_.back().end() - 1] + uint64_t{1};
     for (uint64_t i = 0; i < grains.count; ++i) {
@@ -144,6 +150,7 @@ class MeshAttempt final : public SegmentAttempt {
     own_.push_back(grains);
   }
 
+  bool PassesOn(const Layout::Chunk& chunk) const { return chunk.via == spec_.position; }
   int Next(int position) const { return (position + 1) % spec_.size; }
   bool IsWide(const Layout::Chunk& chunk, int position) const override {
     return wide_from_[position] && IsHalf(chunk.dtype);
@@ -160,7 +167,8 @@ class MeshAttempt final : public SegmentAttempt {
       if (chunk.position != spec_.position) return "the chunk is not this position's";
       return contributes_[from] ? nullptr : "the sender does not contribute";
     }
-    if (chunk.position != from) return "the chunk is not the sender's";
+    const int sender = chunk.via < 0 || PassesOn(chunk) ? chunk.position : chunk.via;
+    if (sender != from || chunk.position == spec_.position) return "the chunk is not the sender's";
     if (!IsForHere(chunk)) return "the chunk is for another position";
     if (!contributes_[spec_.position]) return nullptr;
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
@@ -179,11 +187,20 @@ class MeshAttempt final : public SegmentAttempt {
   }
 
   void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
-    if (phase != Phase::kReduce) return;
+    if (phase != Phase::kReduce) return PassOn(grains);
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
       --inputs_missing_[own_index_[grain]];
     }
     ForEachFinished(grains, [&](const Plan::Grains& finished) { Finish(finished); });
+  }
+
+  void PassOn(const Plan::Grains& grains) {
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    if (!PassesOn(chunk)) return;
+    passed_.emplace_back(grains, chunk.position);
+    for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
+      if (credit_[to] && to != chunk.position) HandResult(to, grains);
+    }
   }
 
   // Calls `function` for each stretch of these grains that has the inputs of all positions.
@@ -200,7 +217,7 @@ class MeshAttempt final : public SegmentAttempt {
   }
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
-    if (phase != FreshPhase()) return;
+    if (phase != FreshPhase() || PassesOn(ChunkOf(grains))) return;
     // Keep the originals now: they were just read to be sent, so they are in the cache. If they
     // were prepared, what was sent is still in their slots.
     if (!MustAddUp(grains)) Keep(grains);
@@ -343,7 +360,7 @@ class MeshAttempt final : public SegmentAttempt {
   const std::vector<int> order_;
   std::vector<bool> wide_from_;    // by position: its inputs of halves are float32
   std::vector<bool> contributes_;  // by position; none does if the op does not reduce
-  // The own chunks that are added up, or that go to everybody.
+  // The own chunks that are added up, or that go to everybody, and the chunks to pass on.
   std::vector<Plan::Grains> own_;
   std::vector<uint32_t> own_index_;       // by grain: its number among those of own_, or kNotOwn
   std::vector<uint16_t> own_marks_;       // by number, then by position
@@ -353,6 +370,8 @@ class MeshAttempt final : public SegmentAttempt {
   std::vector<uint8_t*> parts_;  // by position: its inputs of the own chunks, one behind the other
   std::vector<bool> credit_;     // by position
   std::vector<std::deque<Plan::Grains>> fresh_;  // by position: what is to be handed over to it
+  // What has arrived of the chunks to pass on, and the position that it came from.
+  std::vector<std::pair<Plan::Grains, int>> passed_;
   std::deque<Plan::Grains> alone_;  // own grains to finish, if no other position contributes
   int turn_;                        // the position that is next in turn
   uint64_t fresh_out_bytes_ = 0;

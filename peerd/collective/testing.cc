@@ -593,7 +593,7 @@ ModelOp::ModelOp(const Options& options) : desc_(options.desc), pieces_(options.
     spec.members = contributors;
     if (desc_.weighted) spec.weight_sum = weight_sum;
     spec.pieces = pieces_;
-    if (IsShared(kind)) spec.shares = options.shares;
+    if (IsShared(kind) || kind == OpKind::kBroadcast) spec.shares = options.shares;
     spec.ring_contributes = ring_contributes;
     spec.order = order;
     spec.grain_bytes = options.grain_bytes;

@@ -170,7 +170,8 @@ struct StartAttempt {
   std::vector<int> order;      // the positions in the order in which to add; empty: any order
   std::vector<CutOwner> cuts;  // see CutOwner
   Algorithm algorithm = Algorithm::kRing;  // never kAuto
-  // Of each position, if the algorithm is the mesh and the op IsShared(). Empty: equal shares.
+  // Of each position in the mesh. If the op IsShared(): what it owns; empty: equal shares. In a
+  // broadcast: what it passes on; empty: nobody passes anything on.
   Shares shares;
   // One-shot op: the input of each position; empty for this peer's own position.
   std::vector<std::string> payloads;

@@ -38,26 +38,62 @@ Rates RatesOf(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost)
   return {ring, mesh};
 }
 
+// The time of a broadcast or a reduce over the mesh, if the root sends or gets all itself.
+Wide StraightTime(uint64_t bytes, uint64_t others, Wide latency, const Rates& rates) {
+  return latency + others * Nanoseconds(bytes, rates.ring);
+}
+
+// The time of a broadcast that is passed on.
+Wide PassedOnTime(uint64_t bytes, uint64_t others, Wide latency, const control::LinkCost& cost,
+                  const Rates& rates) {
+  const uint64_t mesh = cost.mesh_bytes_per_second != 0 ? cost.mesh_bytes_per_second : rates.mesh;
+  const Wide rate = Wide{mesh} * 2 * others / (others + 1);
+  const uint64_t percent = latency < kFarUs * 1000 ? kNearMeshPercent : kFarMeshPercent;
+  return 2 * latency + Nanoseconds(bytes, static_cast<uint64_t>(std::min<Wide>(rate, UINT64_MAX))) *
+                           percent / 100;
+}
+
+Wide LatencyOf(const control::LinkCost& cost) {
+  return Wide{cost.latency_us != 0 ? cost.latency_us : kDefaultLinkCost.latency_us} * 1000;
+}
+
 bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
   const Rates rates = RatesOf(desc, peers, cost);
   const uint64_t bytes = desc.bytes();
-  const uint32_t us = cost.latency_us != 0 ? cost.latency_us : kDefaultLinkCost.latency_us;
-  const Wide latency = Wide{us} * 1000;
-  const Wide others = peers - 1;
+  const Wide latency = LatencyOf(cost);
+  const uint64_t others = peers - 1;
   if (desc.kind == OpKind::kBroadcast || desc.kind == OpKind::kReduce) {
-    const Wide whole = Nanoseconds(bytes, rates.ring);
-    return latency + others * whole < others * latency + whole;
+    Wide mesh = StraightTime(bytes, others, latency, rates);
+    if (desc.kind == OpKind::kBroadcast) {
+      mesh = std::min(mesh, PassedOnTime(bytes, others, latency, cost, rates));
+    }
+    return mesh < others * latency + Nanoseconds(bytes, rates.ring);
   }
   // Sums of halves travel around the ring as float32, in one of the two phases.
   const bool wide = desc.Sums() && IsHalf(desc.dtype);
   const Wide hop = Nanoseconds(bytes / peers, rates.ring);
   const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
-  const uint64_t percent = us < kFarUs ? kNearMeshPercent : kFarMeshPercent;
+  const uint64_t percent = latency < kFarUs * 1000 ? kNearMeshPercent : kFarMeshPercent;
   const Wide mesh = 2 * latency + Nanoseconds(bytes, rates.mesh) * percent / 100;
   return mesh < ring;
 }
 
 }  // namespace
+
+Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::LinkCost& cost) {
+  if (desc.kind != OpKind::kBroadcast || peers <= 2) return {};
+  const Rates rates = RatesOf(desc, peers, cost);
+  const Wide latency = LatencyOf(cost);
+  if (StraightTime(desc.bytes(), peers - 1, latency, rates) <=
+      PassedOnTime(desc.bytes(), peers - 1, latency, cost, rates)) {
+    return {};
+  }
+  Shares shares = cost.shares;
+  if (shares.empty()) shares.assign(peers, 1);
+  shares[root] = 0;
+  const bool any = std::any_of(shares.begin(), shares.end(), [](uint32_t s) { return s != 0; });
+  return any ? shares : Shares();
+}
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {
   if (peers <= 1 || IsOneShot(desc)) return false;

@@ -27,6 +27,12 @@
 //   ring  (N - 1) L + n / R
 //   mesh  L + (N - 1) n / R
 //
+// A broadcast may also be passed on: the root sends each peer its share, and each peer sends what
+// it got to all others. A slow host has a small share, so it sends little. Among equal hosts each
+// peer then sends B = 2 (N - 1) / N M bytes a second:
+//
+//   mesh, passed on  2 L + c n / B
+//
 // Direct ops (IsDirect()) always take the mesh, over whatever links there are. Order::kRank takes
 // the mesh or one-shot, because sums along a ring follow the ring's order.
 //
@@ -39,6 +45,7 @@
 
 #include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
+#include "proto/wire/shares.h"
 
 namespace longhaul::peerd {
 
@@ -64,6 +71,10 @@ inline constexpr DefaultLinkCost kDefaultLinkCost{25, 1'000'000'000};
 // (Order::kRank gets the ring as well, and cannot run there.)
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
+
+// Returns which share of a broadcast over the mesh each position passes on; nothing if the root had
+// better send all to everybody itself. `root`: its position.
+Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::LinkCost& cost);
 
 // Whether ops of this description may use the mesh in an epoch in which at most `peers` take part.
 bool MayUseMesh(const OpDesc& desc, size_t peers);

@@ -178,10 +178,34 @@ TEST(ChooseAlgorithm, ABroadcastOrReduceTakesTheMeshWhereLatencyCounts) {
   const LinkCost far = Rates(40000, 62'500'000);
   for (const OpKind kind : {OpKind::kBroadcast, OpKind::kReduce}) {
     EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 1 << 20), 4, true, far), Algorithm::kMesh);
-    EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 32 << 20), 4, true, far), Algorithm::kRing)
-        << "the root would send it three times";
     EXPECT_EQ(ChooseAlgorithm(OfKind(kind, 1 << 20), 4, false, far), Algorithm::kRing);
   }
+  EXPECT_EQ(ChooseAlgorithm(OfKind(OpKind::kReduce, 32 << 20), 4, true, far), Algorithm::kRing)
+      << "the root would get it three times";
+  EXPECT_EQ(ChooseAlgorithm(OfKind(OpKind::kBroadcast, 32 << 20), 4, true, far), Algorithm::kMesh)
+      << "passed on";
+  EXPECT_EQ(ChooseAlgorithm(OfKind(OpKind::kBroadcast, 32 << 20), 4, true, {}), Algorithm::kRing)
+      << "on short ways the ring is as fast";
+}
+
+TEST(PassedOn, ALongBroadcastIsPassedOnByAllButTheRoot) {
+  const LinkCost far = Rates(40000, 62'500'000);
+  const OpDesc large = OfKind(OpKind::kBroadcast, 32 << 20);
+  EXPECT_EQ(PassedOn(large, 2, 4, far), (Shares{1, 1, 0, 1}));
+  EXPECT_EQ(PassedOn(large, 1, 2, far), Shares()) << "to whom?";
+  EXPECT_EQ(PassedOn(OfKind(OpKind::kBroadcast, 100'000), 2, 4, far), Shares())
+      << "one latency counts for more";
+  EXPECT_EQ(PassedOn(OfKind(OpKind::kReduce, 32 << 20), 2, 4, far), Shares());
+}
+
+TEST(PassedOn, ASlowHostPassesOnItsShare) {
+  LinkCost cost = Rates(40000, 12'500'000, 40'000'000);
+  cost.shares = {kShareUnits / 2, 0, kShareUnits / 4, kShareUnits / 4};
+  const OpDesc large = OfKind(OpKind::kBroadcast, 32 << 20);
+  EXPECT_EQ(ChooseAlgorithm(large, 4, true, cost), Algorithm::kMesh);
+  EXPECT_EQ(PassedOn(large, 2, 4, cost), (Shares{kShareUnits / 2, 0, 0, kShareUnits / 4}));
+  cost.shares = {0, 0, kShareUnits, 0};
+  EXPECT_EQ(PassedOn(large, 2, 4, cost), Shares()) << "nobody but the root has a share";
 }
 
 TEST(ChooseAlgorithm, SumsOfHalvesMakeTheRingSlower) {

@@ -982,6 +982,9 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.cuts = op.cuts;
   if (op.algorithm == Algorithm::kMesh && IsShared(op.desc.kind)) {
     start.shares = op.participants->cost.shares;
+  } else if (op.algorithm == Algorithm::kMesh && op.desc.kind == OpKind::kBroadcast) {
+    start.shares = PassedOn(op.desc, static_cast<size_t>(op.cuts.front().position),
+                            start.ring.size(), op.participants->cost);
   }
   if (op.result) {
     // The result may be of an older epoch, in which other members took part.
