@@ -113,12 +113,17 @@ class Worker(wide.Worker):
         # Position, rank and op decide each value. All sums are whole numbers that float32 holds.
         self.pattern = (self.np.arange(mib * MIB // 4) % 251).astype("float32")
         self.rank, self.size = rank, size
+        # The members' ranks need not be in the order of the hosts.
+        ranks = self.np.zeros(size)
+        ranks[rank] = self.comm.rank
+        self.comm.all_reduce(ranks, timeout=self.PATIENCE_S)
+        self.root = int(ranks[0])
 
     def broadcast_op(self) -> tuple[float, str]:
         self.tensor[:] = self.pattern if self.rank == 0 else 0
         self.comm.begin_step(self.PATIENCE_S)
         began = time.monotonic()
-        info = self.comm.broadcast(self.tensor, root=0, timeout=self.PATIENCE_S)
+        info = self.comm.broadcast(self.tensor, root=self.root, timeout=self.PATIENCE_S)
         took = time.monotonic() - began
         if not (self.tensor == self.pattern).all():
             raise Failure(f"rank {self.rank}: a wrong value")

@@ -980,11 +980,13 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   }
   start.algorithm = op.algorithm;
   start.cuts = op.cuts;
-  if (op.algorithm == Algorithm::kMesh && IsShared(op.desc.kind)) {
-    start.shares = op.participants->cost.shares;
-  } else if (op.algorithm == Algorithm::kMesh && op.desc.kind == OpKind::kBroadcast) {
-    start.shares = PassedOn(op.desc, static_cast<size_t>(op.cuts.front().position),
-                            start.ring.size(), op.participants->cost);
+  if (op.algorithm == Algorithm::kMesh) {
+    const control::LinkCost& cost = op.participants->cost;
+    if (IsShared(op.desc.kind)) start.shares = cost.shares;
+    if (op.desc.kind == OpKind::kBroadcast && !op.result) {
+      const auto root = static_cast<size_t>(op.cuts.front().position);
+      start.shares = PassedOn(op.desc, root, start.ring.size(), cost);
+    }
   }
   if (op.result) {
     // The result may be of an older epoch, in which other members took part.

@@ -45,8 +45,10 @@ constexpr uint64_t kKeptPercent = 85;
 constexpr uint32_t kFewestTotal = 16;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
-// Queues are short if packets wait in them for less than this part of a round trip.
-constexpr uint64_t kShortQueuesPercent = 25;
+// Queues are short if packets wait in them for less than this part of a round trip, and for less
+// than this time: on very long ways, a full queue may be short beside a round trip.
+constexpr int64_t kShortQueuesPercent = 25;
+constexpr int64_t kShortQueuesUsMax = Millis(20);
 // A rate between these percentages of a limit has reached the limit.
 constexpr uint64_t kAtLimitPercent = 75;
 constexpr uint64_t kOverLimitPercent = 115;
@@ -159,8 +161,8 @@ void LaneCount::Arrived(uint64_t bytes, uint64_t us) {
 }
 
 bool LaneCount::QueuesAreShort() const {
-  return arrived_ != 0 &&
-         queued_ / arrived_ * 100 < static_cast<uint64_t>(rtt_us_) * kShortQueuesPercent;
+  const int64_t enough = std::min(rtt_us_ * kShortQueuesPercent / 100, kShortQueuesUsMax);
+  return arrived_ != 0 && queued_ / arrived_ < static_cast<uint64_t>(enough);
 }
 
 bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {

@@ -324,7 +324,7 @@ TEST_F(LaneCountTest, SeveralLinksTakeMoreAtOnceWhereQueuesStayShort) {
 
 TEST_F(LaneCountTest, SeveralLinksNeedTwoMeasurementsWhereQueuesAreLong) {
   LaneCount count(4, 256, kRttUs, 3);
-  queued_us_ = Millis(50);
+  queued_us_ = Millis(25);
   Send(&count, {60000, 3000}, (3 + 8 + 1) * 80);
   EXPECT_EQ(count.lanes(), 4u);
 }
