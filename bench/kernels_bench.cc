@@ -11,6 +11,9 @@
 // adds the same terms two at a time, "weights" multiplies each, "avg" divides. "sum2 wide" adds a
 // term of float32 to one of the dtype, and "to wide" does so in place of the term of float32; their
 // bytes are those in float32.
+//
+// Rows of "int8" and "int4" encode and decode blocks of 128 float32; "sr" is stochastic rounding.
+// The bytes are those of the float32.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,6 +21,7 @@
 #include <functional>
 #include <vector>
 
+#include "peerd/collective/block_codec.h"
 #include "peerd/collective/kernels.h"
 #include "proto/wire/op_desc.h"
 
@@ -55,6 +59,44 @@ void Fill(std::vector<uint8_t>* data, DType dtype) {
   if (dtype == DType::kFloat32) one = 0x3f800000;
   if (dtype == DType::kFloat64) one = 0x3ff0000000000000;
   for (size_t i = 0; i < data->size(); i += width) std::memcpy(data->data() + i, &one, width);
+}
+
+void RunCodecs(double copy_cache, double copy_memory) {
+  std::vector<float> values(kMemoryBytes / sizeof(float));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251) - 125;
+  std::vector<float> out(values.size());
+  std::vector<uint8_t> encoded(kMemoryBytes);
+  for (const BlockFormat format : {BlockFormat::kInt8, BlockFormat::kInt4}) {
+    const char* const name = format == BlockFormat::kInt8 ? "int8" : "int4";
+    const BlockOptions nearest{.format = format};
+    const BlockOptions stochastic{.format = format, .stochastic = true};
+    const auto rows = [&](const char* op,
+                          const std::function<void(const BlockKernels&, uint64_t)>& work) {
+      for (const BlockKernels& kernels : SupportedBlockKernels()) {
+        const auto measure = [&](size_t bytes) {
+          return Measure(bytes, [&] { work(kernels, bytes / sizeof(float)); });
+        };
+        const double cache = measure(kCacheBytes);
+        const double memory = measure(kMemoryBytes);
+        std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", kernels.name, name, op, cache,
+                    cache / copy_cache, memory, memory / copy_memory);
+        std::fflush(stdout);
+      }
+    };
+    rows("encode", [&](const BlockKernels& kernels, uint64_t count) {
+      kernels.encode(nearest, 1, 0, values.data(), count, encoded.data());
+    });
+    rows("encode sr", [&](const BlockKernels& kernels, uint64_t count) {
+      kernels.encode(stochastic, 1, 0, values.data(), count, encoded.data());
+    });
+    Encode(nearest, 1, 0, values.data(), values.size(), encoded.data());
+    rows("decode", [&](const BlockKernels& kernels, uint64_t count) {
+      kernels.decode(nearest, encoded.data(), count, out.data());
+    });
+    rows("decode+add", [&](const BlockKernels& kernels, uint64_t count) {
+      kernels.decode_add(nearest, encoded.data(), count, out.data());
+    });
+  }
 }
 
 void Run() {
@@ -144,6 +186,7 @@ void Run() {
                       ReduceOp::kSum, 0);
     });
   }
+  RunCodecs(copy_cache, copy_memory);
 }
 
 }  // namespace

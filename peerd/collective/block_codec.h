@@ -38,7 +38,7 @@ enum class BlockFormat : uint8_t { kInt8, kInt4 };
 
 struct BlockOptions {
   BlockFormat format = BlockFormat::kInt8;
-  uint32_t block = 256;  // elements: a power of two from kBlockMin to kBlockMax
+  uint32_t block = 128;  // elements: a power of two from kBlockMin to kBlockMax
   bool stochastic = false;
 };
 inline constexpr uint32_t kBlockMin = 32;
@@ -68,6 +68,6 @@ struct BlockKernels {
   void (*decode_add)(const BlockOptions&, const uint8_t*, uint64_t, float*);
 };
 // Those that this processor can run, the fastest first.
-std::span<const BlockKernels> AllBlockKernels();
+std::span<const BlockKernels> SupportedBlockKernels();
 
 }  // namespace longhaul::peerd

@@ -1,4 +1,4 @@
-#include "peerd/codec/codec.h"
+#include "peerd/collective/block_codec.h"
 
 #include <algorithm>
 #include <cmath>
@@ -30,20 +30,20 @@ uint32_t SeedOf(uint64_t seed, uint64_t block) {
 
 namespace generic {
 #define LH_TARGET
-#include "peerd/codec/codec_loops.inc"
+#include "peerd/collective/block_codec_loops.inc"
 #undef LH_TARGET
 }  // namespace generic
 
 #if defined(__x86_64__)
 namespace avx2 {
 #define LH_TARGET __attribute__((target("avx2")))
-#include "peerd/codec/codec_loops.inc"
+#include "peerd/collective/block_codec_loops.inc"
 #undef LH_TARGET
 }  // namespace avx2
 namespace avx512 {
 #define LH_TARGET \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
-#include "peerd/codec/codec_loops.inc"
+#include "peerd/collective/block_codec_loops.inc"
 #undef LH_TARGET
 }  // namespace avx512
 #endif
@@ -75,20 +75,20 @@ uint64_t EncodedBytes(const BlockOptions& options, uint64_t count) {
          (options.format == BlockFormat::kInt4 ? count / 2 + count % 2 : count);
 }
 
-std::span<const BlockKernels> AllBlockKernels() {
+std::span<const BlockKernels> SupportedBlockKernels() {
   static const std::vector<BlockKernels>* const all = new std::vector<BlockKernels>(Usable());
   return *all;
 }
 
 uint64_t Encode(const BlockOptions& options, uint64_t seed, uint64_t first, const float* in,
                 uint64_t count, uint8_t* out) {
-  return AllBlockKernels().front().encode(options, seed, first, in, count, out);
+  return SupportedBlockKernels().front().encode(options, seed, first, in, count, out);
 }
 void Decode(const BlockOptions& options, const uint8_t* in, uint64_t count, float* out) {
-  AllBlockKernels().front().decode(options, in, count, out);
+  SupportedBlockKernels().front().decode(options, in, count, out);
 }
 void DecodeAdd(const BlockOptions& options, const uint8_t* in, uint64_t count, float* out) {
-  AllBlockKernels().front().decode_add(options, in, count, out);
+  SupportedBlockKernels().front().decode_add(options, in, count, out);
 }
 
 }  // namespace longhaul::peerd
