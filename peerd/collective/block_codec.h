@@ -9,13 +9,14 @@
 //   int4   scale = max|x| / 7, numbers from -7 to 7
 //
 // (If the greatest number times the scale would overflow, the scale is the next smaller float.)
-// An element decodes as number * scale, rounded once. Rounding of x / scale, which is itself rounded
-// to float32:
-//   nearest      to the nearest whole number, halves to even. The error is at most half a scale (and
+// An element decodes as number * scale, rounded once. Rounding of x / scale, which is itself
+// rounded to float32:
+//   nearest      to the nearest whole number, halves to even. The error is at most half a scale
+//   (and
 //                a rounding error of float32).
 //   stochastic   up or down by chance, so that the mean error is 0. The chance of "up" is the
-//                fraction, in steps of 2^-15. The error is below one scale. The random numbers depend
-//                on the seed and the position of the element only.
+//                fraction, in steps of 2^-15. The error is below one scale. The random numbers
+//                depend on the seed and the position of the element only.
 //
 // A block with a NaN or an infinity has the scale NaN and all numbers 0. It decodes as NaN. A block
 // whose scale would be denormal has scale and numbers 0, so denormal numbers play no role, whether
@@ -25,8 +26,8 @@
 // and not on the instruction set. Divisions and multiplications are those of IEEE 754, and none is
 // fused with an addition.
 //
-// Literature: stochastic rounding of gradients with a scale, Alistarh et al., "QSGD", 2017; scales for
-// blocks, Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022.
+// Literature: stochastic rounding of gradients with a scale, Alistarh et al., "QSGD", 2017; scales
+// for blocks, Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +49,8 @@ inline constexpr uint32_t kBlockMax = 4096;
 uint64_t EncodedBytes(const BlockOptions& options, uint64_t count);
 
 // Encodes `count` elements into EncodedBytes() bytes. `first`: the position of the first element in
-// its tensor, a multiple of the block; only the random numbers depend on it. Returns how many blocks
-// have an element that is not finite. The ranges do not overlap.
+// its tensor, a multiple of the block; only the random numbers depend on it. Returns how many
+// blocks have an element that is not finite. The ranges do not overlap.
 uint64_t Encode(const BlockOptions& options, uint64_t seed, uint64_t first, const float* in,
                 uint64_t count, uint8_t* out);
 

@@ -164,8 +164,8 @@ TEST_P(CodecTest, ExtremeValuesKeepTheBound) {
     const std::vector<float> out = RoundTrip(GetParam(), in);
     for (const float y : out) {
       ASSERT_TRUE(std::isfinite(y)) << x;
-      ASSERT_LE(std::fabs(double{y} - x), std::max(std::fabs(double{x}) * 1e-6,
-                                                   128 * double{kLeastNormal}))
+      ASSERT_LE(std::fabs(double{y} - x),
+                std::max(std::fabs(double{x}) * 1e-6, 128 * double{kLeastNormal}))
           << x << " " << y;
     }
   }
@@ -214,13 +214,13 @@ TEST_P(StochasticCodecTest, RandomNumbersDependOnSeedAndPositionOnly) {
 }
 
 constexpr Format kNearest[] = {{{BlockFormat::kInt8, 32, false}, 127},
-                              {{BlockFormat::kInt8, 256, false}, 127},
-                              {{BlockFormat::kInt4, 256, false}, 7},
-                              {{BlockFormat::kInt4, 4096, false}, 7}};
+                               {{BlockFormat::kInt8, 256, false}, 127},
+                               {{BlockFormat::kInt4, 256, false}, 7},
+                               {{BlockFormat::kInt4, 4096, false}, 7}};
 constexpr Format kStochastic[] = {{{BlockFormat::kInt8, 256, true}, 127},
-                                 {{BlockFormat::kInt8, 4096, true}, 127},
-                                 {{BlockFormat::kInt4, 32, true}, 7},
-                                 {{BlockFormat::kInt4, 256, true}, 7}};
+                                  {{BlockFormat::kInt8, 4096, true}, 127},
+                                  {{BlockFormat::kInt4, 32, true}, 7},
+                                  {{BlockFormat::kInt4, 256, true}, 7}};
 INSTANTIATE_TEST_SUITE_P(Nearest, CodecTest, testing::ValuesIn(kNearest));
 INSTANTIATE_TEST_SUITE_P(Stochastic, CodecTest, testing::ValuesIn(kStochastic));
 INSTANTIATE_TEST_SUITE_P(Stochastic, StochasticCodecTest, testing::ValuesIn(kStochastic));
