@@ -183,7 +183,7 @@ std::string OpTable::ObjectionTo(const NewPost& post) const {
   const auto local = std::count_if(members.begin(), members.end(),
                                    [this](const auto& info) { return info.peer == self_; });
   const size_t terms = TermsBytes(desc, {post.local.terms});
-  constexpr size_t kTermsBytesMax = LH_OP_TERMS_BYTES_MAX;
+  constexpr auto kTermsBytesMax = static_cast<size_t>(LH_OP_TERMS_BYTES_MAX);
   if (terms * static_cast<size_t>(local) > kTermsBytesMax) {
     return "the lengths of its parts take " + std::to_string(terms) +
            " bytes, and those of all members of a host may take at most " +

@@ -61,7 +61,7 @@ constexpr int64_t kRttUsPerLane = 2500;
 constexpr int64_t kFirstMin = 4;
 constexpr int64_t kFirstMax = 64;
 // A new connection sends so much in its first three round trips: 10, 20 and 40 packets.
-constexpr uint64_t kGrownBytes = 70 * 1460;
+constexpr uint64_t kGrownBytes = uint64_t{70} * 1460;
 
 bool Exceeds(uint64_t more, uint64_t less, uint64_t percent) { return more * 100 > less * percent; }
 
