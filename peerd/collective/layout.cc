@@ -14,6 +14,7 @@ uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by
 // nobody sends has one position, whatever the shares.
 std::vector<uint64_t> EndsOf(const Shares& shares, int size) {
   std::vector<uint64_t> ends;
+  ends.reserve(static_cast<size_t>(size));
   uint64_t sum = 0;
   for (int i = 0; i < size; ++i) {
     ends.push_back(sum += shares.size() == static_cast<size_t>(size) ? shares[i] : 1);

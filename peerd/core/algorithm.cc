@@ -9,10 +9,10 @@ namespace {
 // Nothing overflows.
 using Wide = unsigned __int128;
 
-// The factor c of the header, in percent. A latency below kFarUs is a short way.
+// The factor c of the header, in percent. A latency below kFarNs is a short way.
 constexpr uint64_t kNearMeshPercent = 125;
 constexpr uint64_t kFarMeshPercent = 100;
-constexpr uint32_t kFarUs = 2500;
+constexpr uint32_t kFarNs = 2'500'000;
 
 Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
   return Wide{bytes} * 1'000'000'000 / bytes_per_second;
@@ -20,7 +20,7 @@ Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
 
 // Among equal hosts of which each sends `hop` bytes a second: what the mesh adds up in a second.
 uint64_t EvenMesh(uint64_t hop, uint64_t peers) {
-  return std::max<uint64_t>(1, static_cast<uint64_t>(Wide{hop} * peers / (2 * (peers - 1))));
+  return std::max<uint64_t>(1, static_cast<uint64_t>(Wide{hop} * peers / (Wide{2} * (peers - 1))));
 }
 
 struct Rates {
@@ -48,7 +48,7 @@ Wide PassedOnTime(uint64_t bytes, uint64_t others, Wide latency, const control::
                   const Rates& rates) {
   const uint64_t mesh = cost.mesh_bytes_per_second != 0 ? cost.mesh_bytes_per_second : rates.mesh;
   const Wide rate = Wide{mesh} * 2 * others / (others + 1);
-  const uint64_t percent = latency < kFarUs * 1000 ? kNearMeshPercent : kFarMeshPercent;
+  const uint64_t percent = latency < kFarNs ? kNearMeshPercent : kFarMeshPercent;
   return 2 * latency + Nanoseconds(bytes, static_cast<uint64_t>(std::min<Wide>(rate, UINT64_MAX))) *
                            percent / 100;
 }
@@ -73,7 +73,7 @@ bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& c
   const bool wide = desc.Sums() && IsHalf(desc.dtype);
   const Wide hop = Nanoseconds(bytes / peers, rates.ring);
   const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
-  const uint64_t percent = latency < kFarUs * 1000 ? kNearMeshPercent : kFarMeshPercent;
+  const uint64_t percent = latency < kFarNs ? kNearMeshPercent : kFarMeshPercent;
   const Wide mesh = 2 * latency + Nanoseconds(bytes, rates.mesh) * percent / 100;
   return mesh < ring;
 }
