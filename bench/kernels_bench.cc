@@ -61,7 +61,23 @@ void Fill(std::vector<uint8_t>* data, DType dtype) {
   for (size_t i = 0; i < data->size(); i += width) std::memcpy(data->data() + i, &one, width);
 }
 
-void RunCodecs(double copy_cache, double copy_memory) {
+// The speed of memcpy in GB/s, in the cache and beyond it.
+struct CopySpeed {
+  double cache = 0;
+  double memory = 0;
+};
+
+// Measures `work` on so many bytes, in the cache and beyond it, and prints a row.
+void Row(const char* isa, const char* dtype, const char* op, const CopySpeed& copy,
+         const std::function<void(size_t)>& work) {
+  const double cache = Measure(kCacheBytes, [&] { work(kCacheBytes); });
+  const double memory = Measure(kMemoryBytes, [&] { work(kMemoryBytes); });
+  std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", isa, dtype, op, cache,
+              cache / copy.cache, memory, memory / copy.memory);
+  std::fflush(stdout);
+}
+
+void RunCodecs(const CopySpeed& copy) {
   std::vector<float> values(kMemoryBytes / sizeof(float));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251) - 125;
   std::vector<float> out(values.size());
@@ -73,14 +89,8 @@ void RunCodecs(double copy_cache, double copy_memory) {
     const auto rows = [&](const char* op,
                           const std::function<void(const BlockKernels&, uint64_t)>& work) {
       for (const BlockKernels& kernels : SupportedBlockKernels()) {
-        const auto measure = [&](size_t bytes) {
-          return Measure(bytes, [&] { work(kernels, bytes / sizeof(float)); });
-        };
-        const double cache = measure(kCacheBytes);
-        const double memory = measure(kMemoryBytes);
-        std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", kernels.name, name, op, cache,
-                    cache / copy_cache, memory, memory / copy_memory);
-        std::fflush(stdout);
+        Row(kernels.name, name, op, copy,
+            [&](size_t bytes) { work(kernels, bytes / sizeof(float)); });
       }
     };
     rows("encode", [&](const BlockKernels& kernels, uint64_t count) {
@@ -108,12 +118,11 @@ void Run() {
     return Measure(bytes, [&] { std::memcpy(out.data(), a.data(), bytes); });
   };
   std::fill(a.begin(), a.end(), uint8_t{1});
-  const double copy_cache = copy(kCacheBytes);
-  const double copy_memory = copy(kMemoryBytes);
+  const CopySpeed speed{.cache = copy(kCacheBytes), .memory = copy(kMemoryBytes)};
   std::printf("%-8s %-9s %-13s  %8s %6s  %8s %6s\n", "isa", "dtype", "op", "cache", "ratio",
               "memory", "ratio");
-  std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", "", "memcpy", "", copy_cache, 1.0,
-              copy_memory, 1.0);
+  std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", "", "memcpy", "", speed.cache, 1.0,
+              speed.memory, 1.0);
   for (int d = 0; d < LH_WIRE_DTYPE_COUNT; ++d) {
     const auto dtype = static_cast<DType>(d);
     if (IsFloat8(dtype)) continue;  // never reduced
@@ -123,14 +132,8 @@ void Run() {
     const auto rows = [&](const char* op, const std::function<void(const Kernels&, size_t)>& work) {
       for (const Kernels& kernels : SupportedKernels()) {
         Fill(&a, dtype);
-        const auto measure = [&](size_t bytes) {
-          return Measure(bytes, [&] { work(kernels, bytes / SizeOf(dtype)); });
-        };
-        const double cache = measure(kCacheBytes);
-        const double memory = measure(kMemoryBytes);
-        std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", kernels.name, Name(dtype), op,
-                    cache, cache / copy_cache, memory, memory / copy_memory);
-        std::fflush(stdout);
+        Row(kernels.name, Name(dtype), op, speed,
+            [&](size_t bytes) { work(kernels, bytes / SizeOf(dtype)); });
       }
     };
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin}) {
@@ -186,7 +189,7 @@ void Run() {
                       ReduceOp::kSum, 0);
     });
   }
-  RunCodecs(copy_cache, copy_memory);
+  RunCodecs(speed);
 }
 
 }  // namespace

@@ -515,9 +515,8 @@ void CoordinatorLoop::Drain(DrainPeer request, Done done) {
 }
 
 void CoordinatorLoop::Query(std::function<void(const absl::StatusOr<Overview>&)> done) {
-  impl_->PostRequest([done = std::move(done)](Impl* loop, const absl::Status& status) {
-    done(loop == nullptr ? absl::StatusOr<Overview>(status) : loop->GetOverview());
-  });
+  QueryCore([done = std::move(done)](const absl::StatusOr<Overview>& overview,
+                                     const CoordinatorCore*) { done(overview); });
 }
 
 void CoordinatorLoop::QueryCore(

@@ -198,9 +198,7 @@ class MeshAttempt final : public SegmentAttempt {
     const Layout::Chunk& chunk = ChunkOf(grains);
     if (!PassesOn(chunk)) return;
     passed_.emplace_back(grains, chunk.position);
-    for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
-      if (credit_[to] && to != chunk.position) HandResult(to, grains);
-    }
+    HandResultToOthersThan(chunk.position, grains);
   }
 
   // Calls `function` for each stretch of these grains that has the inputs of all positions.
@@ -345,14 +343,16 @@ class MeshAttempt final : public SegmentAttempt {
         sum(done, std::min(kBlockBytes, all - done), result + done);
       }
     }
-    if (spec_.gathers()) {
-      for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
-        if (credit_[to]) HandResult(to, grains);
-      }
-    }
+    if (spec_.gathers()) HandResultToOthersThan(spec_.position, grains);
     Finished(grains);
   }
 
+  // Hands finished grains to all positions that have credit, but not to `except` or this position.
+  void HandResultToOthersThan(int except, const Plan::Grains& grains) {
+    for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
+      if (credit_[to] && to != except) HandResult(to, grains);
+    }
+  }
   void HandResult(int to, const Plan::Grains& grains) {
     Hand(to, Phase::kGather, grains, ResultOf(grains), /*wide=*/false);
   }

@@ -23,6 +23,11 @@ uint64_t EvenMesh(uint64_t hop, uint64_t peers) {
   return std::max<uint64_t>(1, static_cast<uint64_t>(Wide{hop} * peers / (Wide{2} * (peers - 1))));
 }
 
+// The reverse: what each of equal hosts sends in a second.
+uint64_t HopOf(uint64_t mesh, uint64_t peers) {
+  return static_cast<uint64_t>(std::min<Wide>(Wide{mesh} * 2 * (peers - 1) / peers, UINT64_MAX));
+}
+
 struct Rates {
   uint64_t ring;
   uint64_t mesh;
@@ -30,9 +35,7 @@ struct Rates {
 Rates RatesOf(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
   uint64_t mesh = IsShared(desc.kind) ? cost.mesh_bytes_per_second : cost.even_bytes_per_second;
   uint64_t ring = cost.ring_bytes_per_second;
-  if (ring == 0 && mesh != 0) {
-    ring = static_cast<uint64_t>(std::min<Wide>(Wide{mesh} * 2 * (peers - 1) / peers, UINT64_MAX));
-  }
+  if (ring == 0 && mesh != 0) ring = HopOf(mesh, peers);
   if (ring == 0) ring = kDefaultLinkCost.ring_bytes_per_second;
   if (mesh == 0) mesh = EvenMesh(ring, peers);
   return {ring, mesh};
@@ -43,14 +46,18 @@ Wide StraightTime(uint64_t bytes, uint64_t others, Wide latency, const Rates& ra
   return latency + others * Nanoseconds(bytes, rates.ring);
 }
 
+// The time of an op over the mesh in two phases, which together get so many bytes of the tensor
+// done in a second.
+Wide TwoPhaseTime(uint64_t bytes, uint64_t bytes_per_second, Wide latency) {
+  const uint64_t percent = latency < kFarNs ? kNearMeshPercent : kFarMeshPercent;
+  return 2 * latency + Nanoseconds(bytes, bytes_per_second) * percent / 100;
+}
+
 // The time of a broadcast that is passed on.
-Wide PassedOnTime(uint64_t bytes, uint64_t others, Wide latency, const control::LinkCost& cost,
+Wide PassedOnTime(uint64_t bytes, uint64_t peers, Wide latency, const control::LinkCost& cost,
                   const Rates& rates) {
   const uint64_t mesh = cost.mesh_bytes_per_second != 0 ? cost.mesh_bytes_per_second : rates.mesh;
-  const Wide rate = Wide{mesh} * 2 * others / (others + 1);
-  const uint64_t percent = latency < kFarNs ? kNearMeshPercent : kFarMeshPercent;
-  return 2 * latency + Nanoseconds(bytes, static_cast<uint64_t>(std::min<Wide>(rate, UINT64_MAX))) *
-                           percent / 100;
+  return TwoPhaseTime(bytes, HopOf(mesh, peers), latency);
 }
 
 Wide LatencyOf(const control::LinkCost& cost) {
@@ -65,7 +72,7 @@ bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& c
   if (desc.kind == OpKind::kBroadcast || desc.kind == OpKind::kReduce) {
     Wide mesh = StraightTime(bytes, others, latency, rates);
     if (desc.kind == OpKind::kBroadcast) {
-      mesh = std::min(mesh, PassedOnTime(bytes, others, latency, cost, rates));
+      mesh = std::min(mesh, PassedOnTime(bytes, peers, latency, cost, rates));
     }
     return mesh < others * latency + Nanoseconds(bytes, rates.ring);
   }
@@ -73,9 +80,7 @@ bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& c
   const bool wide = desc.Sums() && IsHalf(desc.dtype);
   const Wide hop = Nanoseconds(bytes / peers, rates.ring);
   const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
-  const uint64_t percent = latency < kFarNs ? kNearMeshPercent : kFarMeshPercent;
-  const Wide mesh = 2 * latency + Nanoseconds(bytes, rates.mesh) * percent / 100;
-  return mesh < ring;
+  return TwoPhaseTime(bytes, rates.mesh, latency) < ring;
 }
 
 }  // namespace
@@ -85,7 +90,7 @@ Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::Li
   const Rates rates = RatesOf(desc, peers, cost);
   const Wide latency = LatencyOf(cost);
   if (StraightTime(desc.bytes(), peers - 1, latency, rates) <=
-      PassedOnTime(desc.bytes(), peers - 1, latency, cost, rates)) {
+      PassedOnTime(desc.bytes(), peers, latency, cost, rates)) {
     return {};
   }
   Shares shares = cost.shares;

@@ -64,7 +64,7 @@ struct TcpDelivery {
   uint64_t bytes_arrived = 0;      // arrived, also behind gaps; exact to a packet
   uint64_t bytes_sent = 0;         // sent; a byte that was sent again counts again
   uint64_t bytes_repeated = 0;     // sent again
-  uint32_t usual_rtt_us = 0;       // of lately, smoothed
+  uint32_t usual_rtt_us = 0;       // the mean of late round trips, as TCP smooths it
   uint64_t bytes_waiting = 0;      // not sent, or not acknowledged
   int64_t unheard_us = 0;          // since the last acknowledgement
 };
