@@ -13,7 +13,8 @@
 // - grain: a chunk is cut into grains of grain_bytes.
 // - segment: one or more consecutive grains of a chunk, which are sent together. The sender chooses
 //   how many. Few large segments cost less; many small ones can be spread over many slow lanes. A
-//   segment is named by its phase, its offset in the whole and its length.
+//   segment is named by its phase, its offset in the whole and its length. The offset counts bytes
+//   of tensors, the length those that are sent.
 //
 // Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 // 2009), without barriers between the steps. Each position sends only to the next one.
@@ -32,6 +33,17 @@
 // - all other kinds are phase gather alone: it begins at the owner, with the owner's input. In some
 //   of them a chunk goes to one member only, straight from its owner, so they take the mesh.
 // Sources are never written to, unless source and target are the same.
+//
+// Codecs (OpDesc::Encodes()). What is sent is encoded, and kept encoded in a scratch buffer until
+// the attempt ends, because a lost segment is sent again from there.
+// - Mesh: the input of a position is encoded once. The owner of a chunk adds in float32, its own
+//   input rounded like all others, and encodes the sum once.
+// - Ring: each position decodes the partial sum, adds its input, and encodes the new sum. So it
+//   rounds size - 1 times before the last time, which the mesh does not.
+// - Phase gather passes the encoded bytes on. All members decode the same bytes, the owner too.
+// - A part that is finished at its owner (reduce-scatter) is not encoded again.
+// Targets are only written to when the result is decoded; those in place, and errors, after
+// Commit(). So there is nothing to undo.
 //
 // Work in slices: no call works on a whole tensor. Work() does everything that takes time in
 // proportion to the tensor, as much at a time as its caller allows: restoring originals, copying
@@ -148,6 +160,13 @@ struct AttemptSpec {
   // with a part; reduce and broadcast may be in place.
   std::vector<std::vector<const uint8_t*>> sources;
   std::vector<std::vector<uint8_t*>> targets;
+  // If desc.Encodes() and the op reduces: errors[i][k] is float32, as long as sources[i][k], and has the error of
+  // member i in piece k; errors[i] is empty if the member keeps none. It is added to the input. If
+  // the op is committed, it becomes what the input has lost by encoding. Empty: nobody keeps any.
+  std::vector<std::vector<float*>> errors;
+  // If desc.Encodes(): for stochastic rounding, a seed for each local member, and one for sums.
+  std::vector<uint64_t> seeds;
+  uint64_t sum_seed = 0;
   // For each source, whether it contributes. Empty: all do.
   std::vector<bool> contributes;
   // For each source, its weight. Empty: 1. A source of weight 0 is not read.
@@ -220,6 +239,9 @@ class Attempt {
   // completely. For a one-shot op: the bytes of its inputs, which travel in other messages.
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
+  // After Commit() and its work: blocks of the result with an element that is not finite, if the op
+  // has encoded it. The same at all members that get the same result.
+  virtual uint64_t blocks_not_finite() const { return 0; }
 };
 
 // Makes an attempt over the ring. `sink` and `pool` must outlive the attempt. ResourceExhausted:
@@ -244,8 +266,9 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec
 // member left is in place. `positions`: at most so many peers take part. `crowded`: a peer may have
 // several members that contribute, or that own a part of a reduce-scatter. `mesh`: the op may take
 // the mesh. `unequal_bytes`: of the whole if desc.unequal, where the description does not say it.
+// `errors`: a local member keeps errors.
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
-                         bool mesh, uint64_t unequal_bytes = 0);
+                         bool mesh, uint64_t unequal_bytes = 0, bool errors = false);
 
 // Computes the result of a one-shot op: the whole, as layout.h lays it out. Every peer has the
 // inputs of all positions and adds them in spec.order, so all get the same bits. payloads[i] is the

@@ -19,6 +19,7 @@ constexpr float kScaleMin = 1.17549435e-38F;  // the least that is not denormal
 constexpr float kFloatMax = 3.40282347e+38F;
 constexpr uint32_t kInfinityBits = 0x7f800000;
 constexpr uint32_t kNanBits = 0x7fc00000;
+constexpr uint32_t kBfloat16Max = 0x7f7f;
 
 // The finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 uint32_t SeedOf(uint64_t seed, uint64_t block) {
@@ -69,10 +70,20 @@ std::vector<BlockKernels> Usable() {
 }  // namespace
 
 uint64_t EncodedBytes(const BlockOptions& options, uint64_t count) {
+  if (options.format == BlockFormat::kBfloat16) return 2 * count;
   const uint64_t blocks = count / options.block + (count % options.block != 0);
   // All blocks but the last have an even number of elements.
   return blocks * sizeof(float) +
          (options.format == BlockFormat::kInt4 ? count / 2 + count % 2 : count);
+}
+
+uint64_t BlocksNotFinite(const BlockOptions& options, const float* in, uint64_t count) {
+  uint64_t blocks = 0;
+  for (uint64_t done = 0; done < count; done += options.block) {
+    const auto n = static_cast<uint32_t>(std::min<uint64_t>(options.block, count - done));
+    blocks += generic::Greatest(in + done, n) >= kInfinityBits ? 1 : 0;
+  }
+  return blocks;
 }
 
 std::span<const BlockKernels> SupportedBlockKernels() {
@@ -84,11 +95,11 @@ uint64_t Encode(const BlockOptions& options, uint64_t seed, uint64_t first, cons
                 uint64_t count, uint8_t* out) {
   return SupportedBlockKernels().front().encode(options, seed, first, in, count, out);
 }
-void Decode(const BlockOptions& options, const uint8_t* in, uint64_t count, float* out) {
-  SupportedBlockKernels().front().decode(options, in, count, out);
+uint64_t Decode(const BlockOptions& options, const uint8_t* in, uint64_t count, float* out) {
+  return SupportedBlockKernels().front().decode(options, in, count, out);
 }
-void DecodeAdd(const BlockOptions& options, const uint8_t* in, uint64_t count, float* out) {
-  SupportedBlockKernels().front().decode_add(options, in, count, out);
+uint64_t DecodeAdd(const BlockOptions& options, const uint8_t* in, uint64_t count, float* out) {
+  return SupportedBlockKernels().front().decode_add(options, in, count, out);
 }
 
 }  // namespace longhaul::peerd

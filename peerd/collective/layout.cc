@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "peerd/collective/local.h"
+
 namespace longhaul::peerd {
 namespace {
 
-constexpr uint64_t kBlockBytes = 64;
+constexpr uint64_t kPieceAlignment = 64;
 
 uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by != 0); }
 
@@ -24,12 +26,13 @@ std::vector<uint64_t> EndsOf(const Shares& shares, int size) {
 
 }  // namespace
 
-Layout::Layout(const AttemptSpec& spec, int size) {
+Layout::Layout(const AttemptSpec& spec, int size)
+    : block_(spec.desc.Encodes() ? CodecOf(spec.desc).block : 0) {
   const std::vector<uint64_t> ends = EndsOf(spec.shares, size);
   for (size_t k = 0; k < spec.pieces.size(); ++k) {
     const Piece& piece = spec.pieces[k];
     Chunk like;
-    like.offset = bytes_ = DivideUp(bytes_, kBlockBytes) * kBlockBytes;
+    like.offset = bytes_ = DivideUp(bytes_, kPieceAlignment) * kPieceAlignment;
     like.piece = static_cast<uint32_t>(k);
     like.dtype = piece.dtype;
     if (spec.cuts.empty()) {
@@ -46,7 +49,8 @@ Layout::Layout(const AttemptSpec& spec, int size) {
 // ends.back(), rounded down. Goes from one chunk that is not empty to the next, because a list may
 // have many small pieces.
 void Layout::AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like) {
-  const uint64_t blocks = DivideUp(bytes, kBlockBytes);
+  const uint64_t block_bytes = BlockBytes(like.dtype);
+  const uint64_t blocks = DivideUp(bytes, block_bytes);
   const uint64_t begin = like.offset;
   // In 128 bits, because blocks times units may not fit into 64.
   const auto end_of = [&](uint64_t units) {
@@ -58,9 +62,9 @@ void Layout::AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk 
                          [&](uint64_t place, uint64_t units) { return place < end_of(units); });
     const uint64_t end = end_of(*owner);
     Chunk& chunk = chunks_.emplace_back(like);
-    chunk.source = chunk.target = block * kBlockBytes;
+    chunk.source = chunk.target = block * block_bytes;
     chunk.offset = begin + chunk.source;
-    chunk.bytes = std::min(end * kBlockBytes, bytes) - chunk.source;
+    chunk.bytes = std::min(end * block_bytes, bytes) - chunk.source;
     chunk.position = static_cast<int>(owner - ends.begin());
     block = end;
   }

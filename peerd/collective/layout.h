@@ -5,7 +5,8 @@
 // the other, and each piece begins at a multiple of 64 bytes. Within a piece:
 // - If chunks belong to positions (no cuts), there is one for each position that has a share. It
 //   begins at a multiple of 64 bytes, so the chunks of aligned tensors are aligned. It differs in
-//   length from the position's share by at most 64 bytes; the last one may be shorter still.
+//   length from the position's share by at most 64 bytes; the last one may be shorter still. If
+//   the op encodes, chunks begin at multiples of an encoded block instead, where those are longer.
 // - If chunks belong to members (cuts), there is one for each cut, in order, without gaps. So an
 //   all-gather of which members are gone has a shorter whole.
 // - If there are both cuts and shares (a broadcast), the cut is divided as above. Each position
@@ -14,6 +15,7 @@
 // Everything but the locals, `source` and `target` is the same at every peer. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -57,9 +59,11 @@ class Layout {
 
  private:
   void AddShares(uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like);
+  uint64_t BlockBytes(DType dtype) const { return std::max<uint64_t>(64, block_ * SizeOf(dtype)); }
   void AddCuts(const AttemptSpec& spec, const Piece& piece, Chunk like);
   void AddPassedOn(const Cut& cut, uint64_t bytes, const std::vector<uint64_t>& ends, Chunk like);
 
+  const uint64_t block_;  // elements of an encoded block; 0: the op does not encode
   std::vector<Chunk> chunks_;
   uint64_t bytes_ = 0;
 };

@@ -20,13 +20,41 @@ Inputs InputsOf(const AttemptSpec& spec) {
   return inputs;
 }
 
+BlockOptions CodecOf(const OpDesc& desc) {
+  BlockOptions options;
+  options.stochastic = desc.rounding == Rounding::kStochastic;
+  options.format = desc.quantization == Quantization::kBf16   ? BlockFormat::kBfloat16
+                   : desc.quantization == Quantization::kInt8 ? BlockFormat::kInt8
+                                                              : BlockFormat::kInt4;
+  // The elements of a bfloat16 block share nothing; a short one lets chunks begin almost anywhere.
+  options.block = desc.block == 0 ? kBlockMin : desc.block;
+  return options;
+}
+
+bool KeepsErrors(const AttemptSpec& spec, const Inputs& inputs) {
+  return !spec.errors.empty() &&
+         std::any_of(inputs.begin(), inputs.end(), [&](const LocalInput& input) {
+           return !spec.errors[input.member].empty();
+         });
+}
+
+float* ErrorOf(const AttemptSpec& spec, int member, const Layout::Chunk& chunk, uint64_t skip) {
+  if (spec.errors.empty() || spec.errors[member].empty()) return nullptr;
+  float* const error = spec.errors[member][chunk.piece];
+  return error == nullptr ? nullptr : error + (chunk.source + skip) / SizeOf(chunk.dtype);
+}
+
 std::vector<Term> TermsOf(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
                           uint64_t skip) {
   std::vector<Term> terms;
-  terms.reserve(inputs.size() + 1);
+  terms.reserve(2 * inputs.size() + 1);
   for (const LocalInput& input : inputs) {
     const uint8_t* const tensor = spec.sources[input.member][chunk.piece];
     terms.push_back({tensor + chunk.source + skip, /*wide=*/false, input.weight});
+    if (const float* const error = ErrorOf(spec, input.member, chunk, skip)) {
+      const bool half = IsHalf(chunk.dtype);
+      terms.push_back({reinterpret_cast<const uint8_t*>(error), /*wide=*/half, 1});
+    }
   }
   return terms;
 }
@@ -64,6 +92,7 @@ std::vector<int> OrderOf(const AttemptSpec& spec) {
 }
 
 bool SumsHalves(const AttemptSpec& spec) {
+  if (spec.desc.Encodes()) return false;
   return spec.desc.Sums() && std::any_of(spec.pieces.begin(), spec.pieces.end(),
                                          [](const Piece& piece) { return IsHalf(piece.dtype); });
 }
@@ -160,10 +189,22 @@ void CheckContributors(const AttemptSpec& spec) {
       << "nobody contributes";
 }
 
+void CheckCodec(const AttemptSpec& spec) {
+  LH_CHECK(spec.desc.Fault().empty()) << ToString(spec.desc) << ": " << spec.desc.Fault();
+  LH_CHECK(spec.seeds.size() == spec.sources.size())
+      << spec.seeds.size() << " seeds of " << spec.sources.size();
+  LH_CHECK(spec.errors.empty() || (spec.reduces() && spec.errors.size() == spec.sources.size()))
+      << spec.errors.size() << " errors of " << spec.sources.size() << ", " << ToString(spec.desc);
+  for (const Piece& piece : spec.pieces) {
+    LH_CHECK(spec.grain_bytes % (CodecOf(spec.desc).block * SizeOf(piece.dtype)) == 0)
+        << "grains of " << spec.grain_bytes << " cut blocks of " << ToString(spec.desc);
+  }
+}
+
 }  // namespace
 
 void CheckSpec(const AttemptSpec& spec) {
-  LH_CHECK(spec.desc.quantization == 0) << ToString(spec.desc);
+  if (spec.desc.Encodes()) CheckCodec(spec);
   LH_CHECK(spec.size >= 1 && spec.position >= 0 && spec.position < spec.size)
       << "position " << spec.position << " of " << spec.size;
   CheckCuts(spec);

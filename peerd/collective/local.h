@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "peerd/collective/attempt.h"
+#include "peerd/collective/block_codec.h"
 #include "peerd/collective/kernels.h"
 #include "peerd/collective/layout.h"
 
@@ -19,9 +20,18 @@ struct LocalInput {
 using Inputs = std::vector<LocalInput>;
 Inputs InputsOf(const AttemptSpec& spec);
 
-// Bytes [skip, skip + ...) of a chunk in each of these inputs, in their order.
+// The codec of an op that encodes.
+BlockOptions CodecOf(const OpDesc& desc);
+
+// Bytes [skip, skip + ...) of a chunk in each of these inputs, in their order. After an input comes
+// its error, if it has one.
 std::vector<Term> TermsOf(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
                           uint64_t skip);
+
+// Whether one of these inputs has an error.
+bool KeepsErrors(const AttemptSpec& spec, const Inputs& inputs);
+// Where the error of this element of a chunk is; nullptr: the member has none.
+float* ErrorOf(const AttemptSpec& spec, int member, const Layout::Chunk& chunk, uint64_t skip);
 
 // out = the sum of the inputs, for the bytes [skip, skip + bytes) of a chunk, not divided. Without
 // inputs: the identity. `wide`: float32 for a chunk of halves. `out` overlaps no input.
@@ -37,7 +47,7 @@ bool PositionContributes(const AttemptSpec& spec, int position);
 // The order in which the inputs of the positions are added.
 std::vector<int> OrderOf(const AttemptSpec& spec);
 
-// Whether there are halves whose sums are computed in float32.
+// Whether there are halves whose sums are float32 on the way. Not if the op encodes.
 bool SumsHalves(const AttemptSpec& spec);
 // Whether such sums are float32 in the ring, and in the input that a position sends in the mesh.
 // The same at every peer.

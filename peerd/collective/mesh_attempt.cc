@@ -40,7 +40,7 @@ class MeshAttempt final : public SegmentAttempt {
       const uint64_t own = OwnBytes(spec, outline.layout);
       for (int i = 0; i < spec.size; ++i) memory.extra_bytes += PartBytes(spec, own, i);
     }
-    if (const absl::Status status = Borrow(outline.layout, &memory, pool); !status.ok()) {
+    if (const absl::Status status = Borrow(spec, outline, &memory, pool); !status.ok()) {
       return status;
     }
     return std::unique_ptr<Attempt>(new MeshAttempt(spec, std::move(outline), sink, pool, memory));
@@ -107,11 +107,16 @@ class MeshAttempt final : public SegmentAttempt {
     OnMade();
   }
 
-  // Bytes of the chunks that this position owns.
+  // Bytes of a chunk in the part for another position, if they are not float32.
+  static uint64_t PartBytesOf(const AttemptSpec& spec, const Layout::Chunk& chunk) {
+    if (!spec.desc.Encodes()) return chunk.bytes;
+    return EncodedBytes(CodecOf(spec.desc), chunk.bytes / SizeOf(chunk.dtype));
+  }
+  // Such bytes of all chunks that this position owns.
   static uint64_t OwnBytes(const AttemptSpec& spec, const Layout& layout) {
     uint64_t bytes = 0;
     for (const Layout::Chunk& chunk : layout.chunks()) {
-      if (chunk.position == spec.position) bytes += chunk.bytes;
+      if (chunk.position == spec.position) bytes += PartBytesOf(spec, chunk);
     }
     return bytes;
   }
@@ -130,7 +135,7 @@ class MeshAttempt final : public SegmentAttempt {
       if (contributes_[spec_.position]) fresh_[chunk.position].push_back(grains);
       return;
     }
-    own_bytes_ += chunk.bytes;
+    own_bytes_ += PartBytesOf(spec_, chunk);
     if (PassesOn(chunk)) {
       sends_open_ += grains.count * (spec_.size - 2);
     } else if (!spec_.reduces()) {
@@ -183,7 +188,7 @@ class MeshAttempt final : public SegmentAttempt {
     const Layout::Chunk& chunk = outline_.layout.chunks()[c];
     // In a part, all chunks are as wide as the widest, so that their places are known.
     return parts_[from] + own_offset_[c] * (wide_from_[from] ? 2 : 1) +
-           SkipOf(chunk, grains) * (IsWide(chunk, from) ? 2 : 1);
+           BytesIn(FormOf(chunk, Phase::kReduce, from), chunk.dtype, SkipOf(chunk, grains));
   }
 
   void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
@@ -219,16 +224,16 @@ class MeshAttempt final : public SegmentAttempt {
     // Keep the originals now: they were just read to be sent, so they are in the cache. If they
     // were prepared, what was sent is still in their slots.
     if (!MustAddUp(grains)) Keep(grains);
-    fresh_out_bytes_ -= WireBytes(grains, IsWideFresh(grains));
+    fresh_out_bytes_ -= WireBytes(grains, FreshFormOf(grains));
     HandFresh();
   }
 
   Phase FreshPhase() const { return spec_.reduces() ? Phase::kReduce : Phase::kGather; }
-  bool IsWideFresh(const Plan::Grains& grains) const {
-    return spec_.reduces() && IsWide(ChunkOf(grains), spec_.position);
+  Form FreshFormOf(const Plan::Grains& grains) const {
+    return FormOf(ChunkOf(grains), FreshPhase(), spec_.position);
   }
   bool MustAddUp(const Plan::Grains& grains) const {
-    return spec_.reduces() && MustPrepare(ChunkOf(grains));
+    return coder_ || (spec_.reduces() && MustPrepare(ChunkOf(grains)));
   }
 
   // Hands over own input of other chunks, or own chunks, as much as the window allows. The
@@ -246,14 +251,14 @@ class MeshAttempt final : public SegmentAttempt {
   }
   Plan::Grains NextFresh(int to) const {
     const Plan::Grains& front = fresh_[to].front();
-    return NextSegment(front.first, front.end(), IsWideFresh(front));
+    return NextSegment(front.first, front.end(), FreshFormOf(front));
   }
   bool MayHandFresh() const {
     if (!started_) return false;
     const int to = NextReceiver();
     if (to == spec_.size) return false;
     const Plan::Grains grains = NextFresh(to);
-    const uint64_t bytes = WireBytes(grains, IsWideFresh(grains));
+    const uint64_t bytes = WireBytes(grains, FreshFormOf(grains));
     return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
   }
   uint64_t HandOneFresh() {
@@ -261,21 +266,25 @@ class MeshAttempt final : public SegmentAttempt {
     const Plan::Grains grains = NextFresh(to);
     const Layout::Chunk& chunk = ChunkOf(grains);
     const Plan::Range range = plan_.RangeOf(grains);
-    const bool wide = IsWideFresh(grains);
-    fresh_out_bytes_ += WireBytes(grains, wide);
+    const Form form = FreshFormOf(grains);
+    fresh_out_bytes_ += WireBytes(grains, form);
     Take(grains, &fresh_[to]);
     turn_ = Next(to);
     const uint8_t* data = nullptr;
-    if (MustAddUp(grains)) {
+    if (coder_) {
+      EncodeInput(grains);
+      data = SlotOf(grains);
+    } else if (MustAddUp(grains)) {
       // In place of the result, or in the slot: both are free until the finished grains arrive.
       uint8_t* const stage = StageOf(grains);
-      SumInputs(spec_, inputs_, chunk, range.offset - chunk.offset, range.bytes, stage, wide);
+      SumInputs(spec_, inputs_, chunk, range.offset - chunk.offset, range.bytes, stage,
+                form == Form::kWide);
       data = stage;
     } else {
       data = SourceOf(grains);
     }
-    Hand(to, FreshPhase(), grains, data, wide);
-    return range.bytes * inputs_.size() + WireBytes(grains, wide);
+    Hand(to, FreshPhase(), grains, data);
+    return range.bytes * std::max<uint64_t>(inputs_.size(), 1) + WireBytes(grains, form);
   }
 
   bool MayGoOn() const override {
@@ -283,7 +292,9 @@ class MeshAttempt final : public SegmentAttempt {
     return MayHandFresh() && MustAddUp(NextFresh(NextReceiver()));
   }
   uint64_t GoOn() override {
-    if (!uncopied_.empty()) return SegmentAttempt::GoOn();
+    // What others wait for comes first.
+    const bool fresh_first = coder_ && MayHandFresh();
+    if (!uncopied_.empty() && !fresh_first) return SegmentAttempt::GoOn();
     if (alone_.empty()) {
       const uint64_t worked = HandOneFresh();
       HandFresh();
@@ -291,7 +302,7 @@ class MeshAttempt final : public SegmentAttempt {
     }
     // No other position contributes, so the grains are finished without segments.
     const Plan::Grains& front = alone_.front();
-    const Plan::Grains grains = NextSegment(front.first, front.end(), /*wide=*/false);
+    const Plan::Grains grains = NextSegment(front.first, front.end(), Form::kPlain);
     Take(grains, &alone_);
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
       --inputs_missing_[own_index_[grain]];
@@ -302,6 +313,31 @@ class MeshAttempt final : public SegmentAttempt {
 
   // Adds up grains of an own chunk, of which all inputs are here.
   void Finish(const Plan::Grains& grains) {
+    if (coder_) {
+      FinishEncoded(grains);
+    } else {
+      FinishPlain(grains);
+    }
+    if (spec_.gathers()) HandResultToOthersThan(spec_.position, grains);
+    Finished(grains);
+  }
+
+  void FinishEncoded(const Plan::Grains& grains) {
+    CodedSum sum;
+    for (const int i : order_) {
+      if (!contributes_[i]) continue;
+      sum.inputs.push_back(i == spec_.position ? nullptr : PlaceOf(i, grains));
+    }
+    sum.own_as_sent = true;
+    sum.divisor = divisor_;
+    sum.seed = spec_.sum_seed;
+    if (contributes_[spec_.position]) sum.error = PendingErrorOf(grains);
+    (spec_.gathers() ? sum.encoded : sum.result) =
+        spec_.gathers() ? SlotOf(grains) : ResultOf(grains);
+    coder_->Add(StretchOf(grains), sum);
+  }
+
+  void FinishPlain(const Plan::Grains& grains) {
     const Layout::Chunk& chunk = ChunkOf(grains);
     const uint64_t skip = SkipOf(chunk, grains);
     // As it would be sent, so that the result does not depend on who owns the chunk.
@@ -343,8 +379,6 @@ class MeshAttempt final : public SegmentAttempt {
         sum(done, std::min(kBlockBytes, all - done), result + done);
       }
     }
-    if (spec_.gathers()) HandResultToOthersThan(spec_.position, grains);
-    Finished(grains);
   }
 
   // Hands finished grains to all positions that have credit, but not to `except` or this position.
@@ -354,7 +388,7 @@ class MeshAttempt final : public SegmentAttempt {
     }
   }
   void HandResult(int to, const Plan::Grains& grains) {
-    Hand(to, Phase::kGather, grains, ResultOf(grains), /*wide=*/false);
+    Hand(to, Phase::kGather, grains, FinishedOf(grains));
   }
 
   const std::vector<int> order_;

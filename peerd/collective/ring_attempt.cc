@@ -42,7 +42,7 @@ class RingAttempt final : public SegmentAttempt {
     if (spec.reduces() && (outline.in_place || wide || !spec.gathers())) {
       memory.slot_width = wide ? 2 : 1;
     }
-    if (const absl::Status status = Borrow(outline.layout, &memory, pool); !status.ok()) {
+    if (const absl::Status status = Borrow(spec, outline, &memory, pool); !status.ok()) {
       return status;
     }
     return std::unique_ptr<Attempt>(new RingAttempt(spec, std::move(outline), sink, pool, memory));
@@ -77,7 +77,7 @@ class RingAttempt final : public SegmentAttempt {
       if (SendsGather(hop)) sends_open_ += grains.count;
       if (hop != fresh_hop_) continue;
       fresh_.push_back(grains);
-      if (spec.reduces() && inputs_.empty()) AddIdentity(chunk, grains);
+      if (spec.reduces() && inputs_.empty() && !coder_) AddIdentity(chunk, grains);
     }
     if (!spec.reduces()) uncopied_ = fresh_;
     MakeLandings();
@@ -115,6 +115,7 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   uint8_t* PlaceOf(int /*from*/, const Plan::Grains& grains) override {
+    if (coder_) return SlotOf(grains);
     const Layout::Chunk& chunk = ChunkOf(grains);
     if (SumsInPlace(chunk, Hop(chunk)) && !IsWide(chunk, previous_)) {
       if (uint8_t* const landing = BorrowLanding(plan_.RangeOf(grains))) return landing;
@@ -125,9 +126,37 @@ class RingAttempt final : public SegmentAttempt {
   void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
     if (phase == Phase::kGather) return PassResult(grains);
     const Layout::Chunk& chunk = ChunkOf(grains);
+    const bool last = IsLast(Hop(chunk));
+    if (coder_) {
+      AddEncoded(grains, last);
+    } else {
+      AddPlain(grains, last);
+    }
+    if (!last) return Pass(Phase::kReduce, grains);
+    PassResult(grains);
+    Finished(grains);
+  }
+
+  // Adds own input to the encoded sum in the slots.
+  void AddEncoded(const Plan::Grains& grains, bool last) {
+    if (!last && inputs_.empty()) return;
+    CodedSum sum;
+    sum.inputs.push_back(SlotOf(grains));
+    if (!inputs_.empty()) {
+      sum.inputs.push_back(nullptr);
+      sum.error = PendingErrorOf(grains);
+    }
+    sum.divisor = last ? divisor_ : 0;
+    sum.seed = last ? spec_.sum_seed : spec_.seeds[inputs_[0].member];
+    (last && !spec_.gathers() ? sum.result : sum.encoded) =
+        last && !spec_.gathers() ? ResultOf(grains) : SlotOf(grains);
+    coder_->Add(StretchOf(grains), sum);
+  }
+
+  void AddPlain(const Plan::Grains& grains, bool last) {
+    const Layout::Chunk& chunk = ChunkOf(grains);
     const Plan::Range range = plan_.RangeOf(grains);
     const bool wide = IsWide(chunk, previous_);
-    const bool last = IsLast(Hop(chunk));
     const uint8_t* const landing = LandingOf(range);
     std::vector<Term> terms = TermsOf(spec_, inputs_, chunk, range.offset - chunk.offset);
     terms.insert(terms.begin(), {landing != nullptr ? landing : StageOf(grains), wide, 1});
@@ -149,9 +178,6 @@ class RingAttempt final : public SegmentAttempt {
     } else if (!inputs_.empty()) {
       sum(terms, range.bytes, StageOf(grains));
     }
-    if (!last) return Pass(Phase::kReduce, grains);
-    PassResult(grains);
-    Finished(grains);
   }
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
@@ -159,18 +185,18 @@ class RingAttempt final : public SegmentAttempt {
     // Keep the originals now: they were just read to be sent, so they are in the cache. If they
     // were prepared, what was sent is still in their slots.
     if (!MustAddUp(grains)) Keep(grains);
-    fresh_out_bytes_ -= WireBytes(grains, IsWideFresh(grains));
+    fresh_out_bytes_ -= WireBytes(grains, FreshFormOf(grains));
     HandFresh();
   }
 
   Phase FreshPhase() const { return spec_.reduces() ? Phase::kReduce : Phase::kGather; }
-  bool IsWideFresh(const Plan::Grains& grains) const {
-    return spec_.reduces() && IsWide(ChunkOf(grains), spec_.position);
+  Form FreshFormOf(const Plan::Grains& grains) const {
+    return FormOf(ChunkOf(grains), FreshPhase(), spec_.position);
   }
   // The next segment of fresh_, which is not empty.
   Plan::Grains NextFresh() const {
     const Plan::Grains& front = fresh_.front();
-    return NextSegment(front.first, front.end(), IsWideFresh(front));
+    return NextSegment(front.first, front.end(), FreshFormOf(front));
   }
 
   // Hands over own input, as much as the window allows. What must be added up or prepared first is
@@ -179,34 +205,38 @@ class RingAttempt final : public SegmentAttempt {
     while (MayHandFresh() && !MustAddUp(fresh_.front())) HandOneFresh();
   }
   bool MustAddUp(const Plan::Grains& grains) const {
-    return !inputs_.empty() && MustPrepare(ChunkOf(grains));
+    return coder_ || (!inputs_.empty() && MustPrepare(ChunkOf(grains)));
   }
   bool MayHandFresh() const {
     if (!started_ || !credit_ || fresh_.empty()) return false;
     const Plan::Grains grains = NextFresh();
-    const uint64_t bytes = WireBytes(grains, IsWideFresh(grains));
+    const uint64_t bytes = WireBytes(grains, FreshFormOf(grains));
     return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
   }
   uint64_t HandOneFresh() {
     const Plan::Grains grains = NextFresh();
     const Layout::Chunk& chunk = ChunkOf(grains);
     const Plan::Range range = plan_.RangeOf(grains);
-    const bool wide = IsWideFresh(grains);
-    fresh_out_bytes_ += WireBytes(grains, wide);
-    if (MustAddUp(grains)) {
+    const Form form = FreshFormOf(grains);
+    fresh_out_bytes_ += WireBytes(grains, form);
+    if (coder_) {
+      EncodeInput(grains);
+    } else if (MustAddUp(grains)) {
       SumInputs(spec_, inputs_, chunk, range.offset - chunk.offset, range.bytes, StageOf(grains),
-                wide);
+                form == Form::kWide);
     }
     Take(grains, &fresh_);
     Pass(FreshPhase(), grains);
-    return range.bytes * inputs_.size() + WireBytes(grains, wide);
+    return range.bytes * std::max<uint64_t>(inputs_.size(), 1) + WireBytes(grains, form);
   }
 
   bool MayGoOn() const override {
     return SegmentAttempt::MayGoOn() || (MayHandFresh() && MustAddUp(fresh_.front()));
   }
   uint64_t GoOn() override {
-    if (!uncopied_.empty()) return SegmentAttempt::GoOn();
+    // What others wait for comes first.
+    const bool fresh_first = coder_ && MayHandFresh();
+    if (!uncopied_.empty() && !fresh_first) return SegmentAttempt::GoOn();
     const uint64_t worked = HandOneFresh();
     HandFresh();
     return worked;
@@ -222,11 +252,10 @@ class RingAttempt final : public SegmentAttempt {
       waiting_.emplace_back(phase, grains);
       return;
     }
-    const Layout::Chunk& chunk = ChunkOf(grains);
-    const bool wide = phase == Phase::kReduce && IsWide(chunk, spec_.position);
-    Hand(next_, phase, grains, DataOf(phase, chunk, grains), wide);
+    Hand(next_, phase, grains, DataOf(phase, ChunkOf(grains), grains));
   }
   const uint8_t* DataOf(Phase phase, const Layout::Chunk& chunk, const Plan::Grains& grains) const {
+    if (coder_) return SlotOf(grains);
     if (phase == Phase::kReduce && Hop(chunk) == 0) {
       if (inputs_.empty()) return identities_.at(chunk.dtype).data();
       return MustPrepare(chunk) ? StageOf(grains) : SourceOf(grains);
@@ -240,13 +269,13 @@ class RingAttempt final : public SegmentAttempt {
 
   // Makes sure that there is a segment of the identity for a chunk that starts here.
   void AddIdentity(const Layout::Chunk& chunk, const Plan::Grains& grains) {
-    const bool wide = IsWide(chunk, spec_.position);
-    const Plan::Grains segment = NextSegment(grains.first, grains.end(), wide);
+    const Form form = FormOf(chunk, Phase::kReduce, spec_.position);
+    const Plan::Grains segment = NextSegment(grains.first, grains.end(), form);
     std::vector<uint8_t>& identity = identities_[chunk.dtype];
-    if (identity.size() >= WireBytes(segment, wide)) return;
-    identity.resize(WireBytes(segment, wide));
+    if (identity.size() >= WireBytes(segment, form)) return;
+    identity.resize(WireBytes(segment, form));
     FillWithIdentity(spec_.desc.reduce, chunk.dtype, plan_.RangeOf(segment).bytes, identity.data(),
-                     wide);
+                     form == Form::kWide);
   }
 
   const bool wide_;  // partial sums of halves are float32

@@ -1,22 +1,42 @@
 #include <algorithm>
 
 #include "peerd/collective/attempt.h"
+#include "peerd/collective/block_codec.h"
+#include "peerd/collective/local.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 namespace {
 
+// The most pieces that are not empty: in the whole, each begins at a multiple of 64 bytes.
+uint64_t PiecesMax(const OpDesc& desc, uint64_t whole) {
+  return desc.list == 0 ? 1 : std::min<uint64_t>(whole / 64 + 1, LH_PIECES_MAX);
+}
+
+// Bytes of chunks when they are encoded. `bytes`: of all of them, in the tensor. Each of the chunks
+// may end with a block of its own.
+uint64_t EncodedBytesMax(const OpDesc& desc, uint64_t bytes, uint64_t chunks) {
+  const BlockOptions options = CodecOf(desc);
+  // A list may have halves among its pieces, and more elements than its first dtype says.
+  const uint64_t count = bytes / (desc.list != 0 ? 2 : SizeOf(desc.dtype));
+  return EncodedBytes(options, count) + chunks * EncodedBytes(options, 1);
+}
+
 // Bytes of a mesh's parts: the inputs of all other positions to the chunks that this one owns.
 // `whole`: of the op, in bytes.
 uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t positions, bool crowded) {
+  const uint64_t pieces = PiecesMax(desc, whole);
+  const uint64_t block = desc.Encodes() ? std::max<uint64_t>(64, CodecOf(desc).block * 4) : 64;
+  const uint64_t chunks = pieces * std::max<uint64_t>(desc.world, 1);
   // Each part is rounded up to 64 bytes.
-  const auto parts = [](uint64_t others, uint64_t own) { return others * (own + 64); };
+  const auto parts = [&](uint64_t others, uint64_t own) {
+    return others * ((desc.Encodes() ? EncodedBytesMax(desc, own, chunks) : own) + 64);
+  };
   if (Gathers(desc.kind)) {
-    // Each position owns its share of each piece, but for a block of 64 bytes.
-    const uint64_t pieces = desc.list == 0 ? 1 : std::min<uint64_t>(whole / 64, LH_PIECES_MAX);
+    // Each position owns its share of each piece, but for a block.
     const auto share = static_cast<uint64_t>(static_cast<unsigned __int128>(whole) *
                                              GreatestShare(positions) / kShareUnits);
-    return parts(positions - 1, std::min(whole + 64, share + 64 * pieces));
+    return parts(positions - 1, std::min(whole + block, share + block * pieces));
   }
   if (!desc.InParts()) return parts(positions - 1, whole);
   // Each member owns one part. All but one of a peer's parts are there at the cost of a peer.
@@ -33,9 +53,18 @@ uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t position
 }  // namespace
 
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
-                         bool mesh, uint64_t unequal_bytes) {
-  if (positions <= 1 || IsOneShot(desc) || !Reduces(desc.kind)) return 0;
+                         bool mesh, uint64_t unequal_bytes, bool errors) {
+  if (positions <= 1 || IsOneShot(desc) || !(Reduces(desc.kind) || desc.Encodes())) return 0;
   const uint64_t whole = desc.unequal ? unequal_bytes : desc.bytes();
+  if (desc.Encodes()) {
+    const uint64_t chunks =
+        PiecesMax(desc, whole) * std::max<uint64_t>(desc.world, positions);
+    const uint64_t count = whole / (desc.list != 0 ? 2 : SizeOf(desc.dtype));
+    const uint64_t parts =
+        mesh && Reduces(desc.kind) ? MeshPartsBytesMax(desc, whole, positions, crowded) : 0;
+    return EncodedBytesMax(desc, whole, chunks) + 64 + parts + 64 +
+           (errors ? count * sizeof(float) : 0);
+  }
   const uint64_t slots = (whole + 63) / 64 * 64;
   // A list may have halves among its pieces.
   const bool halves = desc.Sums() && (IsHalf(desc.dtype) || desc.list != 0);

@@ -40,13 +40,28 @@ Outline::Outline(const AttemptSpec& spec) : layout(spec, spec.size), inputs(Inpu
   in_place = spec.reduces() && lead >= 0 && IsInPlace(spec, lead);
 }
 
-absl::Status SegmentAttempt::Borrow(const Layout& layout, Memory* memory, ScratchPool* pool) {
-  const uint64_t slots = Aligned(layout.bytes()) * memory->slot_width;
-  if (slots + memory->extra_bytes == 0) return absl::OkStatus();
-  const auto scratch = pool->Borrow(slots + memory->extra_bytes);
+absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outline, Memory* memory,
+                                    ScratchPool* pool) {
+  uint64_t slots = Aligned(outline.layout.bytes()) * memory->slot_width;
+  if (spec.desc.Encodes()) {
+    slots = 0;
+    for (const Layout::Chunk& chunk : outline.layout.chunks()) {
+      slots += EncodedBytes(CodecOf(spec.desc), chunk.bytes / SizeOf(chunk.dtype));
+      if (!KeepsErrors(spec, outline.inputs)) continue;
+      memory->error_bytes += sizeof(float) * (chunk.bytes / SizeOf(chunk.dtype));
+    }
+    slots = Aligned(slots);
+    memory->extra_bytes = Aligned(memory->extra_bytes);
+  }
+  const uint64_t bytes = slots + memory->extra_bytes + memory->error_bytes;
+  if (bytes == 0) return absl::OkStatus();
+  const auto scratch = pool->Borrow(bytes);
   if (!scratch.ok()) return scratch.status();
   memory->scratch = *scratch;
   memory->extra = memory->scratch + slots;
+  if (memory->error_bytes > 0) {
+    memory->errors = reinterpret_cast<float*>(memory->extra + memory->extra_bytes);
+  }
   return absl::OkStatus();
 }
 
@@ -58,14 +73,25 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       plan_(outline_.layout.MakePlan(spec.grain_bytes)),
       scratch_(memory.scratch),
       slot_width_(memory.slot_width),
-      in_place_(outline_.in_place),
+      in_place_(outline_.in_place && !spec.desc.Encodes()),
       divisor_(DivisorOf(spec)),
       marks_(plan_.grains()),
       sink_(sink),
       pool_(pool),
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
+      pending_errors_(memory.errors),
       reads_out_(plan_.grains()) {
+  if (spec.desc.Encodes()) coder_.emplace(spec_, inputs_);
+  uint64_t slots = 0;
+  uint64_t errors = 0;
+  for (int c = 0; coder_ && c < plan_.chunks(); ++c) {
+    const Layout::Chunk& chunk = outline_.layout.chunks()[c];
+    slot_begin_.push_back(slots);
+    error_begin_.push_back(errors);
+    slots += coder_->BytesOf(chunk.dtype, chunk.bytes);
+    errors += chunk.bytes / SizeOf(chunk.dtype);
+  }
   bool everybody = false;
   for (int c = 0; c < plan_.chunks(); ++c) {
     const Layout::Chunk& chunk = outline_.layout.chunks()[c];
@@ -73,9 +99,11 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
     everybody = everybody || IsForEverybody(chunk);
   }
   for (int i = 0; everybody && i < static_cast<int>(spec.targets.size()); ++i) {
-    if (i == outline_.lead) continue;
-    // Without phase reduce, what is overwritten is no input.
-    (spec.reduces() && IsInPlace(spec, i) ? late_ : early_).push_back(i);
+    if (i == outline_.lead && !coder_) continue;
+    // Without phase reduce, what is overwritten is no input. But an op that encodes overwrites the
+    // tensor of its root.
+    const bool input = spec.reduces() || (coder_ && spec.cuts.front().local == i);
+    (input && IsInPlace(spec, i) ? late_ : early_).push_back(i);
   }
 }
 
@@ -87,6 +115,10 @@ uint8_t* SegmentAttempt::ResultOf(const Plan::Grains& grains) const {
 
 uint8_t* SegmentAttempt::SlotOf(const Plan::Grains& grains) const {
   const Layout::Chunk& chunk = ChunkOf(grains);
+  if (coder_) {
+    return scratch_ + slot_begin_[plan_.ChunkOf(grains.first)] +
+           coder_->BytesOf(chunk.dtype, SkipOf(chunk, grains));
+  }
   const uint64_t width = IsHalf(chunk.dtype) ? slot_width_ : 1;
   return scratch_ + chunk.offset * slot_width_ + SkipOf(chunk, grains) * width;
 }
@@ -95,6 +127,34 @@ const uint8_t* SegmentAttempt::SourceOf(const Plan::Grains& grains) const {
   const Layout::Chunk& chunk = ChunkOf(grains);
   const int member = spec_.reduces() ? inputs_[0].member : chunk.local;
   return spec_.sources[member][chunk.piece] + chunk.source + SkipOf(chunk, grains);
+}
+
+float* SegmentAttempt::PendingErrorOf(const Plan::Grains& grains) const {
+  if (pending_errors_ == nullptr) return nullptr;
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  return pending_errors_ + error_begin_[plan_.ChunkOf(grains.first)] +
+         SkipOf(chunk, grains) / SizeOf(chunk.dtype);
+}
+
+void SegmentAttempt::EncodeInput(const Plan::Grains& grains) {
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    if (marks_[grain] & kEncoded) continue;
+    marks_[grain] |= kEncoded;
+    const Plan::Grains one{grain, 1};
+    coder_->EncodeInput(StretchOf(one), SlotOf(one), PendingErrorOf(one));
+  }
+}
+
+Plan::Grains SegmentAttempt::NextSegment(uint64_t first, uint64_t end, Form form) const {
+  uint64_t most = segment_grains_;
+  if (form == Form::kWide) most = std::max<uint64_t>(most / 2, 1);
+  if (form == Form::kEncoded) {
+    // About as many bytes are sent at once as if they were not encoded.
+    const DType dtype = ChunkOf({first, 1}).dtype;
+    most *= plan_.grain_bytes() / coder_->BytesOf(dtype, plan_.grain_bytes());
+    most = std::clamp<uint64_t>(most, 1, kSegmentGrainsMax);
+  }
+  return {first, std::min(most, end - first)};
 }
 
 void SegmentAttempt::MakeLandings() {
@@ -123,10 +183,15 @@ void SegmentAttempt::MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before,
 std::optional<Plan::Grains> SegmentAttempt::Find(int from, const Segment& segment) const {
   const int chunk = plan_.ChunkAt(segment.offset);
   if (chunk < 0) return std::nullopt;
-  uint64_t bytes = segment.bytes;
-  if (segment.phase == Phase::kReduce && IsWide(outline_.layout.chunks()[chunk], from)) {
-    if (bytes % 2 != 0) return std::nullopt;
-    bytes /= 2;
+  const Layout::Chunk& of = outline_.layout.chunks()[chunk];
+  const Form form = FormOf(of, segment.phase, from);
+  // A segment has whole grains, or what is left of the chunk.
+  const uint64_t left = of.offset + of.bytes - segment.offset;
+  uint64_t bytes = left;
+  if (BytesIn(form, of.dtype, left) != segment.bytes) {
+    const uint64_t grain = BytesIn(form, of.dtype, plan_.grain_bytes());
+    if (segment.bytes % grain != 0) return std::nullopt;
+    bytes = segment.bytes / grain * plan_.grain_bytes();
   }
   return plan_.FindIn(chunk, {segment.offset, bytes});
 }
@@ -154,7 +219,7 @@ absl::StatusOr<uint8_t*> SegmentAttempt::Place(int from, const Segment& segment)
   for (uint64_t grain = found->first; grain < found->end(); ++grain) MarksOf(grain, from) |= placed;
   if (reduce) return PlaceOf(from, *found);
   Overwrite(*found);
-  return ResultOf(*found);
+  return FinishedOf(*found);
 }
 
 Plan::Grains SegmentAttempt::GrainsOf(int from, const Segment& segment) const {
@@ -195,10 +260,10 @@ uint64_t SegmentAttempt::CookieOf(int to, Phase phase, const Plan::Grains& grain
   return (which * spec_.size + to) * 2 + (phase == Phase::kReduce ? 0 : 1);
 }
 
-void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data,
-                          bool wide) {
+void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data) {
+  const Form form = FormOf(ChunkOf(grains), phase, spec_.position);
   for (uint64_t first = grains.first; first < grains.end();) {
-    const Plan::Grains part = NextSegment(first, grains.end(), wide);
+    const Plan::Grains part = NextSegment(first, grains.end(), form);
     for (uint64_t grain = part.first; grain < part.end(); ++grain) {
       MarksOf(grain, to) |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
       if (phase == Phase::kGather) {
@@ -209,7 +274,7 @@ void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const
       }
     }
     ++out_;
-    const uint64_t bytes = WireBytes(part, wide);
+    const uint64_t bytes = WireBytes(part, form);
     bytes_sent_ += bytes;
     sink_->SendSegment(to, {phase, plan_.RangeOf(part).offset, static_cast<uint32_t>(bytes)}, data,
                        CookieOf(to, phase, part));
@@ -262,7 +327,9 @@ void SegmentAttempt::Commit() {
 
 bool SegmentAttempt::HasWork() const {
   if (stopped_) return !restore_.empty();
-  if (committed_) return !late_.empty() && copied_ < plan_.grains();
+  if (committed_) {
+    return (!late_.empty() || pending_errors_ != nullptr) && copied_ < plan_.grains();
+  }
   return MayGoOn();
 }
 
@@ -292,6 +359,11 @@ uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
   uint64_t worked = 0;
   while (worked < bytes_max && HasWork()) {
     const Plan::Grains grain{copied_++, 1};
+    if (coder_) {
+      // The input in place is overwritten, but its error is known.
+      worked += DecodeTo(late_, grain) + CommitErrors(grain) + sizeof(uint64_t);
+      continue;
+    }
     const Layout::Chunk& chunk = ChunkOf(grain);
     const uint64_t bytes = plan_.RangeOf(grain).bytes;
     const uint8_t* const result = ResultOf(grain);
@@ -304,9 +376,52 @@ uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
   return worked;
 }
 
+uint64_t SegmentAttempt::DecodeTo(const std::vector<int>& members, const Plan::Grains& grains) {
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  if (members.empty() || !IsForEverybody(chunk)) return 0;
+  const Stretch stretch = StretchOf(grains);
+  std::vector<uint8_t*> targets;
+  targets.reserve(members.size());
+  for (const int member : members) {
+    targets.push_back(spec_.targets[member][chunk.piece] + chunk.target + stretch.skip);
+  }
+  coder_->Decode(stretch, SlotOf(grains), targets);
+  return stretch.bytes * targets.size();
+}
+
+uint64_t SegmentAttempt::CommitErrors(const Plan::Grains& grains) {
+  const float* const pending = PendingErrorOf(grains);
+  if (pending == nullptr) return 0;
+  const Stretch stretch = StretchOf(grains);
+  const uint64_t count = stretch.bytes / SizeOf(stretch.chunk->dtype);
+  uint64_t written = 0;
+  // The inputs of a position travel together, so they have one error: the first member that keeps
+  // errors gets it.
+  bool taken = false;
+  const auto commit = [&](int member) {
+    float* const error = ErrorOf(spec_, member, *stretch.chunk, stretch.skip);
+    if (error == nullptr) return;
+    if (std::exchange(taken, true)) {
+      std::fill_n(error, count, 0.0F);
+    } else {
+      std::copy_n(pending, count, error);
+    }
+    written += count * sizeof(float);
+  };
+  for (const LocalInput& input : inputs_) commit(input.member);
+  return written;
+}
+
 uint64_t SegmentAttempt::GoOn() {
   const Plan::Grains range = uncopied_.front();
-  const Plan::Grains grains = NextSegment(range.first, range.end(), /*wide=*/false);
+  if (coder_) {
+    const Plan::Grains grains = NextSegment(range.first, range.end(), Form::kEncoded);
+    EncodeInput(grains);
+    Take(grains, &uncopied_);
+    Finished(grains);
+    return 2 * plan_.RangeOf(grains).bytes;
+  }
+  const Plan::Grains grains = NextSegment(range.first, range.end(), Form::kPlain);
   const uint8_t* const own = SourceOf(grains);
   uint8_t* const result = ResultOf(grains);
   const uint64_t bytes = plan_.RangeOf(grains).bytes;
@@ -320,6 +435,10 @@ void SegmentAttempt::Finished(const Plan::Grains& grains) {
   results_open_ -= grains.count;
   const Layout::Chunk& chunk = ChunkOf(grains);
   if (!IsForEverybody(chunk) || early_.empty()) return;
+  if (coder_) {
+    DecodeTo(early_, grains);
+    return;
+  }
   const uint64_t skip = SkipOf(chunk, grains);
   const uint64_t bytes = plan_.RangeOf(grains).bytes;
   const uint8_t* const result = ResultOf(grains);

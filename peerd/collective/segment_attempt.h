@@ -17,6 +17,11 @@
 // original only when nobody needs what this position had put into the sum. If sums of halves are
 // float32, all slots are twice as wide.
 //
+// If the op encodes, a grain's slot holds what is sent of it: first the own input or the partial
+// sum, then the finished segment. Each is encoded there (coder.h). Nothing is received into targets
+// or computed there. Finished segments are decoded into the targets of all members: in place after
+// Commit(), otherwise at once.
+//
 // Landings. They are used for a large tensor of one local member in place. When a sum replaces an
 // original, the original is written to scratch. The data of others could be received into the same
 // part of scratch. But then that part would be written, read and written again. So the data is
@@ -41,6 +46,7 @@
 
 #include "absl/status/statusor.h"
 #include "peerd/collective/attempt.h"
+#include "peerd/collective/coder.h"
 #include "peerd/collective/layout.h"
 #include "peerd/collective/local.h"
 #include "peerd/collective/plan.h"
@@ -74,6 +80,7 @@ class SegmentAttempt : public Attempt {
   bool Idle() const final { return out_ == 0 && !HasWork(); }
   uint64_t bytes_sent() const final { return bytes_sent_; }
   uint64_t bytes_received() const final { return bytes_received_; }
+  uint64_t blocks_not_finite() const final { return coder_ ? coder_->blocks_not_finite() : 0; }
 
  protected:
   // What has happened to a grain. A mark up to kGatherSent is about the way between this position
@@ -91,20 +98,30 @@ class SegmentAttempt : public Attempt {
     kKept = 1 << 8,         // the original is in the slot
     kOverwritten = 1 << 9,  // the place of the grain may no longer hold the original
     kSumHanded = 1 << 10,   // a partial sum is being sent from the place of the grain
+    kEncoded = 1 << 11,     // own input was encoded into the slot
   };
 
   // Rounds up to 64 bytes: everything in the scratch buffer begins at a multiple of 64.
   static uint64_t Aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+  // How the bytes of a grain travel: as the tensor has them, as float32 in place of halves, or
+  // encoded.
+  enum class Form : uint8_t { kPlain, kWide, kEncoded };
+
   // The scratch memory of an attempt.
   struct Memory {
-    uint64_t slot_width = 0;     // 0: no slots are needed; 1; or 2: halves may be float32 there
+    // 0: no slots are needed; 1; or 2: halves may be float32 there. An op that encodes has slots of
+    // another kind.
+    uint64_t slot_width = 0;
     uint64_t extra_bytes = 0;    // for the attempt's own use
     uint8_t* scratch = nullptr;  // from the pool: the slots, then the rest; nullptr: none is needed
     uint8_t* extra = nullptr;    // 64-byte aligned
+    uint64_t error_bytes = 0;
+    float* errors = nullptr;  // 64-byte aligned; nullptr: nobody keeps errors
   };
   // Borrows the memory of which the sizes are set. ResourceExhausted: the pool has no memory.
-  static absl::Status Borrow(const Layout& layout, Memory* memory, ScratchPool* pool);
+  static absl::Status Borrow(const AttemptSpec& spec, const Outline& outline, Memory* memory,
+                             ScratchPool* pool);
 
   SegmentAttempt(const AttemptSpec& spec, Outline outline, AttemptSink* sink, ScratchPool* pool,
                  const Memory& memory);
@@ -146,6 +163,10 @@ class SegmentAttempt : public Attempt {
   uint8_t* ResultOf(const Plan::Grains& grains) const;
   // Where these grains are in their slots: one behind the other, if they are of one chunk.
   uint8_t* SlotOf(const Plan::Grains& grains) const;
+  // Where finished grains are sent from and received.
+  uint8_t* FinishedOf(const Plan::Grains& grains) const {
+    return coder_ ? SlotOf(grains) : ResultOf(grains);
+  }
   // Where a sum of these grains is built before it is finished: in the slots, if there are any.
   uint8_t* StageOf(const Plan::Grains& grains) const {
     return slot_width_ > 0 ? SlotOf(grains) : ResultOf(grains);
@@ -155,20 +176,36 @@ class SegmentAttempt : public Attempt {
   const uint8_t* SourceOf(const Plan::Grains& grains) const;
   // Whether own input of a chunk must be computed before it is sent in phase reduce.
   bool MustPrepare(const Layout::Chunk& chunk) const {
-    return inputs_.size() != 1 || inputs_[0].weight != 1 || IsWide(chunk, spec_.position);
+    return inputs_.size() != 1 || inputs_[0].weight != 1 || coder_ ||
+           IsWide(chunk, spec_.position);
   }
-  uint64_t WireBytes(const Plan::Grains& grains, bool wide) const {
-    return plan_.RangeOf(grains).bytes * (wide ? 2 : 1);
+  // The form of a chunk's segments in this phase if position `from` sends them.
+  Form FormOf(const Layout::Chunk& chunk, Phase phase, int from) const {
+    if (coder_) return Form::kEncoded;
+    return phase == Phase::kReduce && IsWide(chunk, from) ? Form::kWide : Form::kPlain;
   }
+  // The bytes of some bytes of a tensor in this form.
+  uint64_t BytesIn(Form form, DType dtype, uint64_t bytes) const {
+    if (form == Form::kEncoded) return coder_->BytesOf(dtype, bytes);
+    return form == Form::kWide ? 2 * bytes : bytes;
+  }
+  uint64_t WireBytes(const Plan::Grains& grains, Form form) const {
+    return BytesIn(form, ChunkOf(grains).dtype, plan_.RangeOf(grains).bytes);
+  }
+  Stretch StretchOf(const Plan::Grains& grains) const {
+    const Layout::Chunk& chunk = ChunkOf(grains);
+    return {&chunk, SkipOf(chunk, grains), plan_.RangeOf(grains).bytes};
+  }
+  // Makes sure that own input of these grains is encoded in their slots.
+  void EncodeInput(const Plan::Grains& grains);
+  // Where the errors of these grains are until they are committed; nullptr: nobody keeps them.
+  float* PendingErrorOf(const Plan::Grains& grains) const;
 
-  // Hands grains to the sink, in segments as NextSegment() cuts them. `wide`: they are float32.
-  void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data, bool wide);
+  // Hands grains to the sink, in segments as NextSegment() cuts them.
+  void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data);
   // The grains of the first segment, out of the grains from `first` to `end`, which are of one
   // chunk.
-  Plan::Grains NextSegment(uint64_t first, uint64_t end, bool wide) const {
-    const uint64_t most = wide ? std::max<uint64_t>(segment_grains_ / 2, 1) : segment_grains_;
-    return {first, std::min(most, end - first)};
-  }
+  Plan::Grains NextSegment(uint64_t first, uint64_t end, Form form) const;
   // Takes these grains, with which the first range begins, from a list.
   static void Take(const Plan::Grains& grains, std::deque<Plan::Grains>* list);
   // These grains of the result are finished. Copies them to the targets that get them at once.
@@ -196,6 +233,7 @@ class SegmentAttempt : public Attempt {
   const Outline outline_;
   const Inputs& inputs_;  // the local sources that contribute
   const Plan plan_;
+  std::optional<Coder> coder_;  // set if the op encodes
   uint8_t* scratch_;
   const uint64_t slot_width_;
   const bool in_place_;  // originals are overwritten, and kept in their slots
@@ -224,6 +262,11 @@ class SegmentAttempt : public Attempt {
   uint64_t Restore(uint64_t grain);
   uint64_t RestoreSome(uint64_t bytes_max);
   uint64_t CopySome(uint64_t bytes_max);
+  // Decodes finished grains into the targets of these members. Returns the bytes written.
+  uint64_t DecodeTo(const std::vector<int>& members, const Plan::Grains& grains);
+  // Writes the errors of committed grains to the tensors of the members that keep them. Returns the
+  // bytes written.
+  uint64_t CommitErrors(const Plan::Grains& grains);
   void MaybeComplete();
   void ReleaseScratch();
 
@@ -236,10 +279,16 @@ class SegmentAttempt : public Attempt {
   bool committed_ = false;
   uint64_t landing_bytes_ = 0;
   std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
-  // Local members that get what everybody gets, at once and after Commit(). Without the lead.
+  // Local members that get what everybody gets, at once and after Commit(). Without the lead,
+  // unless the op encodes.
   std::vector<int> early_;
   std::vector<int> late_;
-  uint64_t copied_ = 0;                // grains of the result that were copied to late_
+  // If the op encodes: by chunk, where its slots begin in scratch_, and its errors in
+  // pending_errors_.
+  std::vector<uint64_t> slot_begin_;
+  std::vector<uint64_t> error_begin_;
+  float* pending_errors_ = nullptr;  // nullptr: nobody keeps errors
+  uint64_t copied_ = 0;              // grains of the result that were copied to late_
   std::vector<Plan::Grains> restore_;  // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;

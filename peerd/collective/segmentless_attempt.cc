@@ -25,6 +25,15 @@ void ForEachTarget(const AttemptSpec& spec, const Layout::Chunk& chunk, uint64_t
   for (size_t i = 0; i < spec.targets.size(); ++i) function(place(i));
 }
 
+// What is not encoded loses nothing: the errors of these bytes of a chunk are 0.
+void ClearErrors(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
+                 uint64_t skip, uint64_t bytes) {
+  for (const LocalInput& input : inputs) {
+    float* const error = ErrorOf(spec, input.member, chunk, skip);
+    if (error != nullptr) std::fill_n(error, bytes / SizeOf(chunk.dtype), 0.0F);
+  }
+}
+
 class LocalAttempt final : public SegmentlessAttempt {
  public:
   explicit LocalAttempt(const AttemptSpec& spec)
@@ -50,6 +59,7 @@ class LocalAttempt final : public SegmentlessAttempt {
                 n / SizeOf(chunk.dtype), chunk.dtype, spec_.desc.reduce, DivisorOf(spec_));
       }
       worked += n * std::max<uint64_t>(inputs_.size(), 1);
+      ClearErrors(spec_, inputs_, chunk, done_, n);
       ForEachTarget(spec_, chunk, done_, [&](uint8_t* target) {
         if (target == in_place) return;
         std::memcpy(target, block, n);
@@ -69,7 +79,8 @@ class LocalAttempt final : public SegmentlessAttempt {
   // the owner.
   const uint8_t* InPlace(const Layout::Chunk& chunk) const {
     if (!spec_.reduces()) return spec_.sources[chunk.local][chunk.piece] + chunk.source + done_;
-    const bool same = inputs_.size() == 1 && inputs_[0].weight == 1 && DivisorOf(spec_) == 0;
+    const bool same = inputs_.size() == 1 && inputs_[0].weight == 1 && DivisorOf(spec_) == 0 &&
+                      !KeepsErrors(spec_, inputs_);
     return same ? TermsOf(spec_, inputs_, chunk, done_)[0].data : nullptr;
   }
 
@@ -90,7 +101,9 @@ class OneShotAttempt final : public SegmentlessAttempt {
 
   void Commit() override {
     const Layout layout(spec_, 1);
+    const Inputs inputs = InputsOf(spec_);
     for (const Layout::Chunk& chunk : layout.chunks()) {
+      ClearErrors(spec_, inputs, chunk, 0, chunk.bytes);
       ForEachTarget(spec_, chunk, 0, [&](uint8_t* target) {
         std::memcpy(target, result_.data() + chunk.offset, chunk.bytes);
       });

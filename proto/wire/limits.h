@@ -50,6 +50,10 @@
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 
+/* Elements that share a scale if an op is quantized to int8 or int4. */
+#define LH_QUANTIZE_BLOCK_MIN 32
+#define LH_QUANTIZE_BLOCK_MAX 4096
+
 /* Sources that a sync names to a member that has to fetch the state. */
 #define LH_SYNC_SOURCES_MAX 64
 

@@ -1,6 +1,7 @@
 #include "proto/wire/op_desc.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <string_view>
 #include <type_traits>
@@ -107,7 +108,45 @@ std::string ReductionFault(const OpDesc& desc) {
   return "";
 }
 
+// What is wrong with the codec; or "".
+std::string QuantizationFault(const OpDesc& desc) {
+  const bool blocks =
+      desc.quantization == Quantization::kInt8 || desc.quantization == Quantization::kInt4;
+  const std::string name = Name(desc.quantization);
+  if (!blocks && desc.block != 0) {
+    return Refusal("block", std::to_string(desc.block), "0 with quantization " + name);
+  }
+  if (!desc.Encodes()) {
+    if (desc.rounding == Rounding::kNearest) return "";
+    return Refusal("rounding", Name(desc.rounding), "nearest without quantization");
+  }
+  if (blocks && (!std::has_single_bit(desc.block) || desc.block < LH_QUANTIZE_BLOCK_MIN ||
+                 desc.block > LH_QUANTIZE_BLOCK_MAX)) {
+    return Refusal("block", std::to_string(desc.block), "a power of two from 32 to 4096");
+  }
+  switch (desc.kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter:
+    case OpKind::kAllGather:
+    case OpKind::kBroadcast:
+      break;
+    default:
+      return Refusal("quantization", name, std::string("none for a ") + Name(desc.kind));
+  }
+  if (desc.reduce != ReduceOp::kSum && desc.reduce != ReduceOp::kAvg) {
+    return Refusal("reduce", Name(desc.reduce), "sum or avg with quantization " + name);
+  }
+  return QuantizedDTypeFault(desc.quantization, desc.dtype);
+}
+
 }  // namespace
+
+std::string QuantizedDTypeFault(Quantization quantization, DType dtype) {
+  if (dtype == DType::kFloat32 || IsHalf(dtype)) return "";
+  return Refusal("dtype", Name(dtype),
+                 std::string("float32, float16 or bfloat16 with quantization ") +
+                     Name(quantization));
+}
 
 std::string ReductionFault(DType dtype, ReduceOp reduce, bool weighted) {
   if (IsFloat8(dtype)) {
@@ -128,6 +167,7 @@ std::string OpDesc::Fault() const {
   if (algorithm == Algorithm::kLocal) return Refusal("algorithm", "4", "at most 3");
   if (std::string fault = LayoutFault(*this); !fault.empty()) return fault;
   if (std::string fault = ReductionFault(*this); !fault.empty()) return fault;
+  if (std::string fault = QuantizationFault(*this); !fault.empty()) return fault;
   if (IsDirect(kind) && algorithm == Algorithm::kRing) {
     return Refusal("algorithm", "ring", "auto, oneshot or mesh for this kind");
   }

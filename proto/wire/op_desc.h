@@ -64,6 +64,15 @@ enum class Algorithm : uint8_t {
   kLocal = LH_WIRE_LOCAL,  // only reported for an op that has ended; never in a description
 };
 
+// How elements travel between hosts (peerd/collective/block_codec.h).
+enum class Quantization : uint8_t {
+  kNone = LH_WIRE_UNQUANTIZED,
+  kBf16 = LH_WIRE_QUANTIZE_BF16,
+  kInt8 = LH_WIRE_QUANTIZE_INT8,
+  kInt4 = LH_WIRE_QUANTIZE_INT4,
+};
+enum class Rounding : uint8_t { kNearest = LH_WIRE_NEAREST, kStochastic = LH_WIRE_STOCHASTIC };
+
 constexpr auto NamesOf(DType) {
   return EnumNames{
       0,
@@ -78,6 +87,8 @@ constexpr auto NamesOf(OpKind) {
 }
 constexpr auto NamesOf(Order) { return EnumNames{0, {"any", "rank"}}; }
 constexpr auto NamesOf(OnFault) { return EnumNames{0, {"retry", "abort"}}; }
+constexpr auto NamesOf(Quantization) { return EnumNames{0, {"none", "bf16", "int8", "int4"}}; }
+constexpr auto NamesOf(Rounding) { return EnumNames{0, {"nearest", "stochastic"}}; }
 constexpr auto NamesOf(Algorithm) {
   return EnumNames{0, {"auto", "oneshot", "mesh", "ring", "local"}};
 }
@@ -170,7 +181,7 @@ struct OpDesc {
   DType dtype = DType::kFloat32;  // of a list: that of its first piece
   ReduceOp reduce = ReduceOp::kSum;
   OnFault on_fault = OnFault::kRetry;
-  uint8_t quantization = 0;  // 0: none; other values are reserved
+  Quantization quantization = Quantization::kNone;
   // With fewer members of weight 1 the op ends with kTooFewMembers. 0: any number; never 1.
   uint16_t min_world = 0;
   Algorithm algorithm = Algorithm::kAuto;
@@ -184,6 +195,8 @@ struct OpDesc {
   uint64_t list = 0;      // a digest of the list of tensors; 0: one tensor
   // Of a list: the bytes of the whole, in which every piece begins at a multiple of 64 bytes.
   uint64_t list_bytes = 0;
+  uint16_t block = 0;  // elements that share a scale, if int8 or int4: a power of two
+  Rounding rounding = Rounding::kNearest;
 
   bool InParts() const { return IsInParts(kind); }
   // Bytes of one part; not for a list, nor if `unequal`.
@@ -200,14 +213,17 @@ struct OpDesc {
   bool Sums() const { return Reduces(kind) && reduce <= ReduceOp::kProd; }
   // The attempt needs the READY of every participant before it starts.
   bool NeedsTerms() const { return weighted || unequal; }
+  // Whether elements are encoded before they are sent. A one-shot op sends them as they are.
+  bool Encodes() const { return quantization != Quantization::kNone; }
   std::string Fault() const;
   // READY carries the fields in this order. A new field goes last.
   LH_FIELDS(OpDesc, LH_FIELD(kind), LH_FIELD(dtype), LH_FIELD(reduce), LH_FIELD(on_fault),
-            LH_FIELD(quantization, rule::Range{0, 0}), LH_FIELD(algorithm),
+            LH_FIELD(quantization), LH_FIELD(algorithm),
             LH_FIELD(min_world, rule::Range{0, LH_MEMBERS_MAX}),
             LH_FIELD(count, rule::Range{0, LH_COUNT_MAX}),
             LH_FIELD(world, rule::Range{0, LH_MEMBERS_MAX}), LH_FIELD(root), LH_FIELD(order),
-            LH_FIELD(weighted), LH_FIELD(unequal), LH_FIELD(list), LH_FIELD(list_bytes));
+            LH_FIELD(weighted), LH_FIELD(unequal), LH_FIELD(list), LH_FIELD(list_bytes),
+            LH_FIELD(block), LH_FIELD(rounding));
 
   // The same op but for `world` and `root`. Members that hear of a death at different times may
   // differ in these two, so such a difference ends the op with kAborted.
@@ -247,6 +263,8 @@ uint64_t OneShotPayloadBytes(const OpDesc& desc);
 
 // Returns what is wrong with such a reduction, or "".
 std::string ReductionFault(DType dtype, ReduceOp reduce, bool weighted);
+// Returns what is wrong with a tensor of this dtype in an op that encodes, or "".
+std::string QuantizedDTypeFault(Quantization quantization, DType dtype);
 
 // Returns a text such as "sum of float32 x 1048576 min_world 5", for the error when descriptions
 // differ. Options with their default values are left out.

@@ -65,4 +65,15 @@ enum lh_wire_algorithm {
   LH_WIRE_LOCAL = 4
 };
 
+/* How the elements of an op travel between hosts. INT8 and INT4: whole numbers, with one scale for
+ * each block of elements. */
+enum lh_wire_quantization {
+  LH_WIRE_UNQUANTIZED = 0,
+  LH_WIRE_QUANTIZE_BF16 = 1,
+  LH_WIRE_QUANTIZE_INT8 = 2,
+  LH_WIRE_QUANTIZE_INT4 = 3,
+  LH_WIRE_QUANTIZATION_COUNT = 4
+};
+enum lh_wire_rounding { LH_WIRE_NEAREST = 0, LH_WIRE_STOCHASTIC = 1 };
+
 #endif /* LONGHAUL_PROTO_WIRE_TYPES_H_ */
