@@ -50,10 +50,21 @@
   asked.world = o.world; \
   asked.counts = o.counts
 
+#define TAKE_CODEC()           \
+  asked.quantize = o.quantize; \
+  asked.rounding = o.rounding; \
+  asked.block = o.block
+
+#define TAKE_ERRORS()    \
+  asked.error = o.error; \
+  asked.errors = o.errors
+
 lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options, lh_op **op_out) {
   BEGIN(all_reduce, LH_ALL_REDUCE_OPTIONS_INIT, LH_WIRE_ALL_REDUCE);
   TAKE_COMMON();
   TAKE_REDUCTION();
+  TAKE_CODEC();
+  TAKE_ERRORS();
   return lhi_collective_start(comm, &asked, op_out);
 }
 
@@ -71,6 +82,8 @@ lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_options
   TAKE_COMMON();
   TAKE_REDUCTION();
   TAKE_PARTS();
+  TAKE_CODEC();
+  TAKE_ERRORS();
   return lhi_collective_start(comm, &asked, op_out);
 }
 
@@ -78,6 +91,7 @@ lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options *option
   BEGIN(all_gather, LH_ALL_GATHER_OPTIONS_INIT, LH_WIRE_ALL_GATHER);
   TAKE_COMMON();
   TAKE_PARTS();
+  TAKE_CODEC();
   return lhi_collective_start(comm, &asked, op_out);
 }
 
@@ -85,6 +99,7 @@ lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
   BEGIN(broadcast, LH_BROADCAST_OPTIONS_INIT, LH_WIRE_BROADCAST);
   TAKE_COMMON();
   TAKE_ROOT();
+  TAKE_CODEC();
   return lhi_collective_start(comm, &asked, op_out);
 }
 

@@ -27,6 +27,7 @@ static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
   for (size_t i = 0; i < t->piece_count; ++i) {
     lhi_unpin(&t->pieces[i].source.pin);
     if (t->pieces[i].target.pin.block != NULL) lhi_unpin(&t->pieces[i].target.pin);
+    if (t->pieces[i].error.pin.block != NULL) lhi_unpin(&t->pieces[i].error.pin);
   }
   lhi_give_back_locked(op->client, op->table);
   op->table = NULL;
@@ -39,6 +40,7 @@ static void collect(lh_op *op) {
   for (size_t i = 0; i < t->piece_count; ++i) {
     /* Staged memory has a region and no block; ended() has emptied the other pins. */
     if (t->pieces[i].target.pin.region != NULL) lhi_piece_unpack(t, &t->pieces[i]);
+    if (t->pieces[i].error.pin.region != NULL) lhi_piece_unpack_error(t, &t->pieces[i]);
   }
 }
 
@@ -53,6 +55,7 @@ static void over(lh_op *op, bool good) {
   (void)good;
   unstage_locked(op, &op->staged_source);
   unstage_locked(op, &op->staged_target);
+  unstage_locked(op, &op->staged_error);
 }
 
 static const struct lhi_op_type kType = {ended, arrived, collect, over};
@@ -108,6 +111,39 @@ static lh_status check_options(const struct lhi_collective *o) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; with a weight give LH_SUM or LH_AVG",
                     o->call, (int)o->op);
   }
+  if ((unsigned)o->quantize >= LH_WIRE_QUANTIZATION_COUNT) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: quantize is %d; give an lh_quantization", o->call,
+                    (int)o->quantize);
+  }
+  if ((unsigned)o->rounding > LH_STOCHASTIC) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: rounding is %d; give an lh_rounding", o->call,
+                    (int)o->rounding);
+  }
+  if (o->quantize == LH_UNQUANTIZED && (o->rounding != LH_NEAREST || o->error || o->errors)) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: %s is given without quantize; an operation that is not quantized is exact",
+                    o->call, o->rounding != LH_NEAREST ? "rounding" : "error");
+  }
+  if (o->block != 0 && o->quantize != LH_QUANTIZE_INT8 && o->quantize != LH_QUANTIZE_INT4) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: block is %u; only LH_QUANTIZE_INT8 and LH_QUANTIZE_INT4 have blocks",
+                    o->call, (unsigned)o->block);
+  }
+  if (o->block != 0 && ((o->block & (o->block - 1)) != 0 || o->block < LH_QUANTIZE_BLOCK_MIN ||
+                        o->block > LH_QUANTIZE_BLOCK_MAX)) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: block is %u; give a power of two from %d to %d",
+                    o->call, (unsigned)o->block, LH_QUANTIZE_BLOCK_MIN, LH_QUANTIZE_BLOCK_MAX);
+  }
+  if (o->quantize != LH_UNQUANTIZED && lhi_reduces(o->kind) && o->op != LH_SUM && o->op != LH_AVG) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; with quantize give LH_SUM or LH_AVG",
+                    o->call, (int)o->op);
+  }
+  if (o->error != NULL && o->slices != NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: error is given with slices; give errors", o->call);
+  }
+  if (o->errors != NULL && o->slices == NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: errors is given without slices; give error", o->call);
+  }
   if (o->min_world > LH_MEMBERS_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
                     o->call, (unsigned)o->min_world, LH_MEMBERS_MAX);
@@ -115,8 +151,14 @@ static lh_status check_options(const struct lhi_collective *o) {
   return LH_OK;
 }
 
-/* Checks the dtype of a tensor that is reduced. */
-static lh_status check_reduction(const struct lhi_collective *o, lh_dtype dtype) {
+/* Checks the dtype of a tensor that is reduced or quantized. */
+static lh_status check_dtype(const struct lhi_collective *o, lh_dtype dtype) {
+  if (o->quantize != LH_UNQUANTIZED && dtype != LH_FLOAT32 && dtype != LH_FLOAT16 &&
+      dtype != LH_BFLOAT16) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: dtype is %d; with quantize give LH_FLOAT32, LH_FLOAT16 or LH_BFLOAT16",
+                    o->call, (int)dtype);
+  }
   if (!lhi_reduces(o->kind)) return LH_OK;
   if (dtype == LH_FLOAT8_E4M3 || dtype == LH_FLOAT8_E5M2) {
     return lhi_fail(LH_INVALID_ARGUMENT,
@@ -324,7 +366,7 @@ static lh_status take_one(lh_op *op, const struct lhi_collective *o,
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d; give an lh_dtype", o->call,
                     (int)o->dtype);
   }
-  status = check_reduction(o, o->dtype);
+  status = check_dtype(o, o->dtype);
   if (status != LH_OK) return status;
   if (o->count >
       (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element / (o->counts == NULL ? layout->world : 1))
@@ -358,8 +400,20 @@ static lh_status take_one(lh_op *op, const struct lhi_collective *o,
                     "%s: source and target overlap; they must be equal or must not overlap",
                     o->call);
   }
+  if (o->error != NULL && source > 0) {
+    const size_t error = (size_t)source / element * sizeof(float);
+    if (UINTPTR_MAX - (uintptr_t)o->error < error ||
+        lhi_overlap(o->error, error, o->source, (size_t)source) ||
+        (target > 0 && lhi_overlap(o->error, error, o->target, (size_t)target))) {
+      return lhi_fail(LH_INVALID_ARGUMENT,
+                      "%s: error overlaps source or target, or ends beyond the address space; give "
+                      "it memory of its own, with a float for each element of source",
+                      o->call);
+    }
+  }
   pair.source = o->source;
   pair.target = o->target;
+  pair.error = source > 0 ? o->error : NULL;
   pair.bytes = 0;
   lhi_tensors_one(&op->tensors, layout, &pair, o->dtype, o->counts == NULL ? o->count : 0,
                   (size_t)source, (size_t)target);
@@ -381,10 +435,10 @@ static lh_status take_list(lh_op *op, const struct lhi_collective *o,
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; leave it 0 with slices", o->call,
                     (unsigned long long)o->count);
   }
-  status = lhi_tensors_list(t, o->call, layout, o->slices, o->slice_count);
+  status = lhi_tensors_list(t, o->call, layout, o->slices, o->slice_count, o->errors);
   for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
     const lh_dtype dtype = (lh_dtype)t->pieces[i].dtype;
-    status = check_reduction(o, dtype);
+    status = check_dtype(o, dtype);
     bytes += t->pieces[i].count * lh_dtype_size(dtype);
   }
   if (status == LH_OK && bytes > LH_COUNT_MAX / parts) {
@@ -457,7 +511,10 @@ static lh_status pin_all_locked(lh_op *op, const char *call, bool *in_place) {
     status = pin_locked(op, call, "source", pair->source, element, &piece->source);
     if (status == LH_OK)
       status = pin_locked(op, call, "target", pair->target, element, &piece->target);
+    if (status == LH_OK)
+      status = pin_locked(op, call, "error", pair->error, sizeof(float), &piece->error);
     if (status != LH_OK) return status;
+    piece->error.data = (uint8_t *)pair->error;
     piece->source.data = (uint8_t *)(uintptr_t)pair->source;
     piece->target.data = pair->target;
     if (t->in_parts) {
@@ -498,15 +555,23 @@ static bool needs_stage(const struct lhi_side *side) {
   return side->bytes > 0 && side->pin.region == NULL;
 }
 
-/* Gives all sources, or all targets, that are not in the arena a place in one block. */
-static lh_status stage(lh_op *op, const char *call, bool sources, int64_t deadline_ns) {
+enum side { SOURCE, TARGET, ERROR };
+
+static struct lhi_side *side_of(struct lhi_piece *piece, enum side which) {
+  return which == SOURCE ? &piece->source : which == TARGET ? &piece->target : &piece->error;
+}
+
+/* Gives all sources, all targets or all errors that are not in the arena a place in one block. */
+static lh_status stage(lh_op *op, const char *call, enum side which, int64_t deadline_ns) {
   struct lhi_tensors *const t = &op->tensors;
-  struct lhi_staged *const staged = sources ? &op->staged_source : &op->staged_target;
+  struct lhi_staged *const staged = which == SOURCE   ? &op->staged_source
+                                    : which == TARGET ? &op->staged_target
+                                                      : &op->staged_error;
   struct lhi_region *region = NULL;
   size_t bytes = 0;
   lh_status status;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    const struct lhi_side *const side = sources ? &t->pieces[i].source : &t->pieces[i].target;
+    const struct lhi_side *const side = side_of(&t->pieces[i], which);
     if (needs_stage(side)) bytes += aligned(side->bytes);
   }
   if (bytes == 0) return LH_OK;
@@ -519,7 +584,7 @@ static lh_status stage(lh_op *op, const char *call, bool sources, int64_t deadli
   pthread_mutex_unlock(&op->client->mutex);
   bytes = 0;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    struct lhi_side *const side = sources ? &t->pieces[i].source : &t->pieces[i].target;
+    struct lhi_side *const side = side_of(&t->pieces[i], which);
     if (!needs_stage(side)) continue;
     side->data = (uint8_t *)staged->data + bytes;
     side->pin.region = region;
@@ -543,12 +608,18 @@ static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadli
   for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
     if (t->pieces[i].source.pin.region != NULL) op->reads = true;
     if (t->pieces[i].target.pin.region != NULL) op->writes = true;
+    if (t->pieces[i].error.pin.region != NULL) op->reads = op->writes = true;
   }
   /* An op in place whose tensors are all outside the arena gets a target block of its own, too.
    * With source and target apart, peerd need not keep the original. Keeping it would cost as much
    * memory, and one more copy. */
-  if (status == LH_OK) status = stage(op, o->call, false, deadline_ns);
+  if (status == LH_OK) status = stage(op, o->call, TARGET, deadline_ns);
+  if (status == LH_OK) status = stage(op, o->call, ERROR, deadline_ns);
   if (status != LH_OK) return status;
+  for (size_t i = 0; i < t->piece_count; ++i) {
+    const struct lhi_pin *const pin = &t->pieces[i].error.pin;
+    if (pin->region != NULL && pin->block == NULL) lhi_piece_pack_error(t, &t->pieces[i]);
+  }
   op->copy_back = op->staged && !o->no_result;
   if (in_place) {
     for (size_t i = 0; i < t->piece_count; ++i) {
@@ -560,7 +631,7 @@ static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadli
     }
     return LH_OK;
   }
-  status = stage(op, o->call, true, deadline_ns);
+  status = stage(op, o->call, SOURCE, deadline_ns);
   for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
     struct lhi_piece *const piece = &t->pieces[i];
     if (piece->source.pin.region != NULL && piece->source.pin.block == NULL)
@@ -605,6 +676,7 @@ static lh_status write_table(lh_op *op, const char *call, const struct terms *te
     piece.count = t->pieces[i].count;
     piece.source = range_of(&t->pieces[i].source);
     piece.target = range_of(&t->pieces[i].target);
+    piece.error = range_of(&t->pieces[i].error);
     piece.dtype = t->pieces[i].dtype;
     memcpy(at, &piece, sizeof piece);
     at += sizeof piece;
@@ -631,6 +703,11 @@ static void fill_request(const lh_op *op, const struct lhi_collective *o,
   request->order = (uint8_t)o->order;
   request->unequal = o->counts != NULL;
   request->list = t->digest;
+  request->quantization = (uint8_t)o->quantize;
+  request->rounding = (uint8_t)o->rounding;
+  request->block = (uint16_t)o->block;
+  if (o->block == 0 && (o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4))
+    request->block = LH_BLOCK_DEFAULT;
   if (o->weight != NULL) {
     request->weighted = 1;
     request->weight = *o->weight;
@@ -644,6 +721,7 @@ static void fill_request(const lh_op *op, const struct lhi_collective *o,
   request->count = t->pieces[0].count;
   request->source = range_of(&t->pieces[0].source);
   request->target = range_of(&t->pieces[0].target);
+  request->error = range_of(&t->pieces[0].error);
 }
 
 /* ------------------------------------------------------------------ start of a collective */

@@ -34,6 +34,12 @@ struct lhi_collective {
   uint32_t world;
   const uint64_t *counts;
   const uint64_t *target_counts;
+  /* kinds that can be quantized */
+  lh_quantization quantize;
+  lh_rounding rounding;
+  uint32_t block;
+  float *error;
+  float *const *errors;
   bool no_result; /* nobody wants the result */
 };
 

@@ -65,10 +65,11 @@ enum lhi_op_state {
 struct lhi_pair {
   const uint8_t *source;
   uint8_t *target;
+  float *error; /* NULL: none */
   size_t bytes; /* of one part; only in a list */
 };
 
-/* The source or the target of a piece. */
+/* The source, the target or the error of a piece. */
 struct lhi_side {
   size_t bytes; /* 0: this member has no such tensor */
   /* What peerd uses, in the arena. If the pin has a block, it is the caller's memory, else staged
@@ -81,7 +82,7 @@ struct lhi_side {
 struct lhi_piece {
   uint64_t count;        /* elements; in parts: of one part */
   size_t first, tensors; /* in lhi_tensors.pairs */
-  struct lhi_side source, target;
+  struct lhi_side source, target, error;
   uint8_t dtype;
 };
 
@@ -103,7 +104,7 @@ struct lhi_tensors {
   bool owned;           /* the three arrays have memory of their own */
   struct lhi_pair one_pair;
   struct lhi_piece one_piece;
-  struct lhi_use one_uses[2];
+  struct lhi_use one_uses[3];
 };
 
 /* A block of the arena for copies of tensors. */
@@ -143,10 +144,10 @@ struct lh_op {
   struct lhi_tensors tensors;
   bool staged;
   bool reads, writes; /* peerd uses memory of the caller as a source, as a target */
-  bool copy_back;     /* collect() copies staged targets to the caller */
+  bool copy_back;     /* collect() copies staged targets and errors to the caller */
   bool cancel;        /* lh_op_cancel() came while the request was being sent */
   /* Blocks of the arena; NULL: none. An op in place has one for both, in staged_target. */
-  struct lhi_staged staged_source, staged_target;
+  struct lhi_staged staged_source, staged_target, staged_error;
   void *table; /* lh_ipc_op.table */
 
   /* used only by a sync, and by a step with a sync */

@@ -61,6 +61,7 @@ lh_op_info_t lhi_op_info_locked(const lh_op *op) {
     info.retries = op->reply.info.retries;
     info.epoch = op->reply.info.epoch;
     info.hosts = op->reply.info.hosts;
+    info.blocks_not_finite = op->reply.info.blocks_not_finite;
     info.bytes_sent = op->reply.info.bytes_sent;
     info.bytes_received = op->reply.info.bytes_received;
     info.seconds = (double)op->reply.info.seconds_total_ns * 1e-9;

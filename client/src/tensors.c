@@ -35,10 +35,16 @@ static void add(struct lhi_tensors *t, const void *data, size_t bytes, uint64_t 
   if (bytes > 0) t->uses[t->use_count++] = use;
 }
 
+/* The bytes of the error of a source. */
+static size_t error_bytes(size_t source_bytes, lh_dtype dtype) {
+  return source_bytes / lh_dtype_size(dtype) * sizeof(float);
+}
+
 /* Adds the memory of one tensor of the caller. Source and target that share memory are one range.
  */
-static void add_pair(struct lhi_tensors *t, const struct lhi_pair *pair, size_t source_bytes,
-                     size_t target_bytes, uint64_t slice, bool may_overlap) {
+static void add_pair(struct lhi_tensors *t, const struct lhi_pair *pair, lh_dtype dtype,
+                     size_t source_bytes, size_t target_bytes, uint64_t slice, bool may_overlap) {
+  if (pair->error != NULL) add(t, pair->error, error_bytes(source_bytes, dtype), slice, true);
   if (source_bytes > 0 && target_bytes > 0 &&
       (pair->source == pair->target ||
        (may_overlap && lhi_overlap(pair->source, source_bytes, pair->target, target_bytes)))) {
@@ -100,8 +106,9 @@ void lhi_tensors_one(struct lhi_tensors *t, const struct lhi_layout *layout,
   t->one_piece.tensors = 1;
   t->one_piece.source.bytes = source_bytes;
   t->one_piece.target.bytes = target_bytes;
+  if (pair->error != NULL) t->one_piece.error.bytes = error_bytes(source_bytes, dtype);
   t->piece_count = 1;
-  add_pair(t, pair, source_bytes, target_bytes, 0, layout->in_parts);
+  add_pair(t, pair, dtype, source_bytes, target_bytes, 0, layout->in_parts);
   sort(t->uses, t->use_count);
 }
 
@@ -184,7 +191,7 @@ static lh_status cut(const char *call, struct lhi_tensors *t, const lh_slice *sl
 
 /* Puts the slices with elements in the order of their pieces. */
 static lh_status take(const char *call, struct lhi_tensors *t, const lh_slice *slices,
-                      uint64_t slice_count, uint32_t *piece_of) {
+                      uint64_t slice_count, float *const *errors, uint32_t *piece_of) {
   for (size_t p = 0; p < t->piece_count; ++p) {
     struct lhi_piece *const piece = &t->pieces[p];
     const size_t bytes = piece->source.bytes;
@@ -193,6 +200,8 @@ static lh_status take(const char *call, struct lhi_tensors *t, const lh_slice *s
     piece->tensors = 0;
     piece->source.bytes = bytes * t->source_parts;
     piece->target.bytes = bytes * t->target_parts;
+    if (errors != NULL)
+      piece->error.bytes = error_bytes(piece->source.bytes, (lh_dtype)piece->dtype);
   }
   for (uint64_t i = 0; i < slice_count; ++i) {
     const lh_slice *const slice = &slices[i];
@@ -203,11 +212,19 @@ static lh_status take(const char *call, struct lhi_tensors *t, const lh_slice *s
     if (bytes == 0) continue;
     status = check_slice(call, t, slice, i, bytes);
     if (status != LH_OK) return status;
+    if (errors != NULL && errors[i] == NULL) {
+      return lhi_fail(LH_INVALID_ARGUMENT,
+                      "%s: errors[%llu] is NULL; give an error for each slice with elements, or no "
+                      "errors",
+                      call, (unsigned long long)i);
+    }
     pair = &t->pairs[piece->first + piece->tensors++];
     pair->source = slice->source;
     pair->target = slice->target;
     pair->bytes = bytes;
-    add_pair(t, pair, bytes * t->source_parts, bytes * t->target_parts, i, t->in_parts);
+    pair->error = errors == NULL ? NULL : errors[i];
+    add_pair(t, pair, slice->dtype, bytes * t->source_parts, bytes * t->target_parts, i,
+             t->in_parts);
   }
   return LH_OK;
 }
@@ -219,14 +236,14 @@ static lh_status check_apart(const char *call, const struct lhi_tensors *t) {
     if (a->end <= b->begin) continue;
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: slices %llu and %llu share memory; source and target of a slice may be "
-                    "equal, and else no two may overlap",
+                    "equal, and else no two tensors may overlap, errors included",
                     call, (unsigned long long)a->slice, (unsigned long long)b->slice);
   }
   return LH_OK;
 }
 
 lh_status lhi_tensors_list(struct lhi_tensors *t, const char *call, const struct lhi_layout *layout,
-                           const lh_slice *slices, uint64_t slice_count) {
+                           const lh_slice *slices, uint64_t slice_count, float *const *errors) {
   lh_status status;
   size_t pieces = 0;
   uint32_t *piece_of;
@@ -239,7 +256,7 @@ lh_status lhi_tensors_list(struct lhi_tensors *t, const char *call, const struct
   if (status != LH_OK) return status;
   t->pairs = malloc((size_t)slice_count * sizeof *t->pairs);
   t->pieces = calloc(pieces, sizeof *t->pieces);
-  t->uses = malloc((size_t)slice_count * 2 * sizeof *t->uses);
+  t->uses = malloc((size_t)slice_count * 3 * sizeof *t->uses);
   t->owned = true;
   piece_of = malloc((size_t)slice_count * sizeof *piece_of);
   if (t->pairs == NULL || t->pieces == NULL || t->uses == NULL || piece_of == NULL) {
@@ -247,7 +264,7 @@ lh_status lhi_tensors_list(struct lhi_tensors *t, const char *call, const struct
                       (unsigned long long)slice_count);
   }
   if (status == LH_OK) status = cut(call, t, slices, slice_count, layout->world, piece_of);
-  if (status == LH_OK) status = take(call, t, slices, slice_count, piece_of);
+  if (status == LH_OK) status = take(call, t, slices, slice_count, errors, piece_of);
   free(piece_of);
   if (status != LH_OK) return status;
   sort(t->uses, t->use_count);
@@ -295,6 +312,40 @@ void lhi_piece_unpack(const struct lhi_tensors *t, const struct lhi_piece *piece
     for (size_t i = 0; i < piece->tensors; ++i) {
       lhi_copy(pairs[i].target + part * pairs[i].bytes, from, pairs[i].bytes);
       from += pairs[i].bytes;
+    }
+  }
+}
+
+void lhi_piece_pack_error(const struct lhi_tensors *t, const struct lhi_piece *piece) {
+  const struct lhi_pair *const pairs = &t->pairs[piece->first];
+  const size_t size = lh_dtype_size((lh_dtype)piece->dtype);
+  float *to = (float *)(void *)piece->error.data;
+  if (piece->tensors == 1) {
+    lhi_copy(to, pairs->error, piece->error.bytes);
+    return;
+  }
+  for (size_t part = 0; part < t->source_parts; ++part) {
+    for (size_t i = 0; i < piece->tensors; ++i) {
+      const size_t count = pairs[i].bytes / size;
+      lhi_copy(to, pairs[i].error + part * count, count * sizeof *to);
+      to += count;
+    }
+  }
+}
+
+void lhi_piece_unpack_error(const struct lhi_tensors *t, const struct lhi_piece *piece) {
+  const struct lhi_pair *const pairs = &t->pairs[piece->first];
+  const size_t size = lh_dtype_size((lh_dtype)piece->dtype);
+  const float *from = (const float *)(const void *)piece->error.data;
+  if (piece->tensors == 1) {
+    lhi_copy(pairs->error, from, piece->error.bytes);
+    return;
+  }
+  for (size_t part = 0; part < t->source_parts; ++part) {
+    for (size_t i = 0; i < piece->tensors; ++i) {
+      const size_t count = pairs[i].bytes / size;
+      lhi_copy(pairs[i].error + part * count, from, count * sizeof *from);
+      from += count;
     }
   }
 }

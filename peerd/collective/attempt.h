@@ -160,9 +160,10 @@ struct AttemptSpec {
   // with a part; reduce and broadcast may be in place.
   std::vector<std::vector<const uint8_t*>> sources;
   std::vector<std::vector<uint8_t*>> targets;
-  // If desc.Encodes() and the op reduces: errors[i][k] is float32, as long as sources[i][k], and has the error of
-  // member i in piece k; errors[i] is empty if the member keeps none. It is added to the input. If
-  // the op is committed, it becomes what the input has lost by encoding. Empty: nobody keeps any.
+  // If desc.Encodes() and the op reduces: errors[i][k] is float32, as long as sources[i][k], and
+  // has the error of member i in piece k; errors[i] is empty if the member keeps none. It is added
+  // to the input. If the op is committed, it becomes what the input has lost by encoding. Empty:
+  // nobody keeps any.
   std::vector<std::vector<float*>> errors;
   // If desc.Encodes(): for stochastic rounding, a seed for each local member, and one for sums.
   std::vector<uint64_t> seeds;

@@ -1,10 +1,10 @@
 // Codecs: float32 as bfloat16, or as whole numbers of 8 or 4 bits with one scale for each block.
 // Pure.
 //
-// Format of int8 and int4. `block` consecutive elements are a block; the last block of a range may be shorter. An
-// encoded block is its scale (float32, little-endian), then its numbers: for int8 one byte each, in
-// two's complement; for int4 half a byte each, the first of two in the low half. An odd last number
-// leaves the high half 0. Blocks follow each other without gaps.
+// Format of int8 and int4. `block` consecutive elements are a block; the last block of a range may
+// be shorter. An encoded block is its scale (float32, little-endian), then its numbers: for int8
+// one byte each, in two's complement; for int4 half a byte each, the first of two in the low half.
+// An odd last number leaves the high half 0. Blocks follow each other without gaps.
 //
 //   int8   scale = max|x| / 127, numbers from -127 to 127
 //   int4   scale = max|x| / 7, numbers from -7 to 7

@@ -29,12 +29,9 @@ struct Codec {
   Rounding rounding = Rounding::kNearest;
 };
 constexpr Codec kCodecs[] = {
-    {Quantization::kInt8, 32, Rounding::kNearest},
-    {Quantization::kInt8, 64, Rounding::kStochastic},
-    {Quantization::kInt4, 32, Rounding::kNearest},
-    {Quantization::kInt4, 64, Rounding::kStochastic},
-    {Quantization::kBf16, 0, Rounding::kNearest},
-    {Quantization::kBf16, 0, Rounding::kStochastic},
+    {Quantization::kInt8, 32, Rounding::kNearest}, {Quantization::kInt8, 64, Rounding::kStochastic},
+    {Quantization::kInt4, 32, Rounding::kNearest}, {Quantization::kInt4, 64, Rounding::kStochastic},
+    {Quantization::kBf16, 0, Rounding::kNearest},  {Quantization::kBf16, 0, Rounding::kStochastic},
 };
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
 
@@ -199,8 +196,8 @@ class CodedOp {
         for (const auto& [where, error] : errors_) {
           const auto [position, member, piece] = where;
           const AttemptSpec& spec = op_.specs[position];
-          const bool counts = spec.contributes[member] &&
-                              (spec.weights.empty() || spec.weights[member] != 0);
+          const bool counts =
+              spec.contributes[member] && (spec.weights.empty() || spec.weights[member] != 0);
           if (piece == k && counts) out += error[e];
         }
         // Halves are rounded once more in the target.
@@ -235,10 +232,9 @@ class CodedOp {
 };
 
 void CheckMemory(const AttemptSpec& spec, bool errors, uint64_t borrowed) {
-  const bool crowded =
-      std::any_of(spec.ring_contributes.begin(), spec.ring_contributes.end(),
-                  [](uint32_t members) { return members > 1; }) ||
-      spec.sources.size() > 1;
+  const bool crowded = std::any_of(spec.ring_contributes.begin(), spec.ring_contributes.end(),
+                                   [](uint32_t members) { return members > 1; }) ||
+                       spec.sources.size() > 1;
   const uint64_t most = ScratchBytesMax(spec.desc, /*in_place=*/true, spec.size, crowded,
                                         /*mesh=*/true, /*unequal_bytes=*/0, errors);
   ASSERT_LE(borrowed, most) << ToString(spec.desc);
@@ -254,8 +250,7 @@ ModelOp::Options RandomOptions(Prng* prng, const Codec& codec, DType dtype, int 
   options.size = size;
   if (prng->Chance(0.3)) {
     for (uint64_t left = 1 + prng->Below(5); left > 0; --left) {
-      options.pieces.push_back(
-          {kDTypes[prng->Below(3)], prng->Chance(0.2) ? 0 : prng->Below(300)});
+      options.pieces.push_back({kDTypes[prng->Below(3)], prng->Chance(0.2) ? 0 : prng->Below(300)});
     }
   }
   const bool several = prng->Chance(0.3);
@@ -305,8 +300,8 @@ TEST_P(CodedTest, AllMembersGetTheSameBits) {
   Prng prng(size());
   for (const DType dtype : kDTypes) {
     const uint64_t block = OptionsOf(codec()).block;
-    for (const uint64_t count : {uint64_t{0}, uint64_t{1}, block - 1, block, block + 1,
-                                 7 * block + 3, uint64_t{900}}) {
+    for (const uint64_t count :
+         {uint64_t{0}, uint64_t{1}, block - 1, block, block + 1, 7 * block + 3, uint64_t{900}}) {
       for (const Maker make : {&MakeMeshAttempt, &MakeRingAttempt}) {
         ModelOp::Options options = RandomOptions(&prng, codec(), dtype, size());
         if (options.pieces.empty()) options.desc.count = count;
@@ -389,8 +384,7 @@ TEST_P(CodedTest, AStopLeavesTensorsAndErrorsAsTheyWere) {
 // Each part is encoded once, from its beginning on.
 TEST_P(CodedTest, APartIsRoundedOnceOnTheWayToItsOwner) {
   Prng prng(300 + size());
-  for (const OpKind kind :
-       {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast}) {
+  for (const OpKind kind : {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast}) {
     for (const Maker make : {&MakeMeshAttempt, &MakeRingAttempt}) {
       ModelOp::Options options;
       options.desc.kind = kind;
@@ -412,8 +406,7 @@ TEST_P(CodedTest, APartIsRoundedOnceOnTheWayToItsOwner) {
           const AttemptSpec& spec = op.specs()[cut.position];
           const std::vector<float> part =
               Load(options.desc.dtype, spec.sources[0][0], options.desc.count);
-          expected +=
-              Store(options.desc.dtype, op.RoundTrip(spec.seeds[0], 0, 0, part));
+          expected += Store(options.desc.dtype, op.RoundTrip(spec.seeds[0], 0, 0, part));
         }
       }
       ModelNetwork network(make, op.specs(), &pool, prng.Next());
@@ -468,8 +461,8 @@ TEST_P(CodedTest, ABlockThatIsNotFiniteIsSoEverywhereAndCounted) {
       EXPECT_EQ(network.attempt(spec.position).blocks_not_finite(), 1u);
       const std::vector<float> got = Load(DType::kFloat32, spec.targets[0][0], 500);
       for (uint64_t e = 0; e < 500; ++e) {
-        const bool bad = codec().quantization == Quantization::kBf16 ? e == 70
-                                                                     : e / block == 70 / block;
+        const bool bad =
+            codec().quantization == Quantization::kBf16 ? e == 70 : e / block == 70 / block;
         ASSERT_EQ(std::isnan(got[e]), bad) << e;
       }
     }
@@ -500,8 +493,7 @@ TEST_P(CodedTest, SegmentsThatDoNotFitAreRefused) {
   (*attempt)->Start();
   const uint64_t grain = EncodedBytes(OptionsOf(codec()), OptionsOf(codec()).block);
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, grain - 1, grain + 1, uint64_t{1} << 20}) {
-    EXPECT_FALSE(
-        (*attempt)->Place(1, {Phase::kReduce, 0, static_cast<uint32_t>(bytes)}).ok())
+    EXPECT_FALSE((*attempt)->Place(1, {Phase::kReduce, 0, static_cast<uint32_t>(bytes)}).ok())
         << bytes;
   }
   EXPECT_TRUE((*attempt)->Place(1, {Phase::kReduce, 0, static_cast<uint32_t>(grain)}).ok());

@@ -1,5 +1,5 @@
-// The arithmetic of an op that encodes (OpDesc::Encodes()): from tensors to the bytes that are sent,
-// and back. Pure.
+// The arithmetic of an op that encodes (OpDesc::Encodes()): from tensors to the bytes that are
+// sent, and back. Pure.
 //
 // All sums are float32. A tensor's elements are encoded in blocks (block_codec.h), counted from the
 // beginning of a piece, or of a part that belongs to a member. Chunks begin at blocks. So what a

@@ -33,9 +33,8 @@ BlockOptions CodecOf(const OpDesc& desc) {
 
 bool KeepsErrors(const AttemptSpec& spec, const Inputs& inputs) {
   return !spec.errors.empty() &&
-         std::any_of(inputs.begin(), inputs.end(), [&](const LocalInput& input) {
-           return !spec.errors[input.member].empty();
-         });
+         std::any_of(inputs.begin(), inputs.end(),
+                     [&](const LocalInput& input) { return !spec.errors[input.member].empty(); });
 }
 
 float* ErrorOf(const AttemptSpec& spec, int member, const Layout::Chunk& chunk, uint64_t skip) {

@@ -57,8 +57,7 @@ uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bo
   if (positions <= 1 || IsOneShot(desc) || !(Reduces(desc.kind) || desc.Encodes())) return 0;
   const uint64_t whole = desc.unequal ? unequal_bytes : desc.bytes();
   if (desc.Encodes()) {
-    const uint64_t chunks =
-        PiecesMax(desc, whole) * std::max<uint64_t>(desc.world, positions);
+    const uint64_t chunks = PiecesMax(desc, whole) * std::max<uint64_t>(desc.world, positions);
     const uint64_t count = whole / (desc.list != 0 ? 2 : SizeOf(desc.dtype));
     const uint64_t parts =
         mesh && Reduces(desc.kind) ? MeshPartsBytesMax(desc, whole, positions, crowded) : 0;

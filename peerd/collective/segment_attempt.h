@@ -176,8 +176,7 @@ class SegmentAttempt : public Attempt {
   const uint8_t* SourceOf(const Plan::Grains& grains) const;
   // Whether own input of a chunk must be computed before it is sent in phase reduce.
   bool MustPrepare(const Layout::Chunk& chunk) const {
-    return inputs_.size() != 1 || inputs_[0].weight != 1 || coder_ ||
-           IsWide(chunk, spec_.position);
+    return inputs_.size() != 1 || inputs_[0].weight != 1 || coder_ || IsWide(chunk, spec_.position);
   }
   // The form of a chunk's segments in this phase if position `from` sends them.
   Form FormOf(const Layout::Chunk& chunk, Phase phase, int from) const {
@@ -287,8 +286,8 @@ class SegmentAttempt : public Attempt {
   // pending_errors_.
   std::vector<uint64_t> slot_begin_;
   std::vector<uint64_t> error_begin_;
-  float* pending_errors_ = nullptr;  // nullptr: nobody keeps errors
-  uint64_t copied_ = 0;              // grains of the result that were copied to late_
+  float* pending_errors_ = nullptr;    // nullptr: nobody keeps errors
+  uint64_t copied_ = 0;                // grains of the result that were copied to late_
   std::vector<Plan::Grains> restore_;  // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;

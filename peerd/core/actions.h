@@ -170,6 +170,8 @@ struct StartAttempt {
   std::vector<int> order;      // the positions in the order in which to add; empty: any order
   std::vector<CutOwner> cuts;  // see CutOwner
   Algorithm algorithm = Algorithm::kRing;  // never kAuto
+  // If desc.Encodes(): for random numbers. It depends on the op's name, not on the attempt.
+  uint64_t seed = 0;
   // Of each position in the mesh. If the op IsShared(): what it owns; empty: equal shares. In a
   // broadcast: what it passes on; empty: nobody passes anything on.
   Shares shares;

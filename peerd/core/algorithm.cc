@@ -64,9 +64,25 @@ Wide LatencyOf(const control::LinkCost& cost) {
   return Wide{cost.latency_us != 0 ? cost.latency_us : kDefaultLinkCost.latency_us} * 1000;
 }
 
+// The bytes of the whole as they are sent, but for the scales of blocks.
+uint64_t SentBytes(const OpDesc& desc) {
+  const uint64_t bits = 8 * SizeOf(desc.dtype);
+  switch (desc.quantization) {
+    case Quantization::kNone:
+      return desc.bytes();
+    case Quantization::kBf16:
+      return desc.bytes() / bits * 16;
+    case Quantization::kInt8:
+      return desc.bytes() / bits * 8;
+    case Quantization::kInt4:
+      return desc.bytes() / bits * 4;
+  }
+  return desc.bytes();
+}
+
 bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
   const Rates rates = RatesOf(desc, peers, cost);
-  const uint64_t bytes = desc.bytes();
+  const uint64_t bytes = SentBytes(desc);
   const Wide latency = LatencyOf(cost);
   const uint64_t others = peers - 1;
   if (desc.kind == OpKind::kBroadcast || desc.kind == OpKind::kReduce) {
@@ -89,8 +105,9 @@ Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::Li
   if (desc.kind != OpKind::kBroadcast || peers <= 2) return {};
   const Rates rates = RatesOf(desc, peers, cost);
   const Wide latency = LatencyOf(cost);
-  if (StraightTime(desc.bytes(), peers - 1, latency, rates) <=
-      PassedOnTime(desc.bytes(), peers, latency, cost, rates)) {
+  const uint64_t bytes = SentBytes(desc);
+  if (StraightTime(bytes, peers - 1, latency, rates) <=
+      PassedOnTime(bytes, peers, latency, cost, rates)) {
     return {};
   }
   Shares shares = cost.shares;
@@ -104,9 +121,10 @@ bool MayUseMesh(const OpDesc& desc, size_t peers) {
   if (peers <= 1 || IsOneShot(desc)) return false;
   if (IsDirect(desc.kind)) return true;
   if (desc.order == Order::kRank || desc.algorithm == Algorithm::kMesh) return true;
+  if (desc.algorithm != Algorithm::kAuto || desc.unequal) return false;
   // Between two peers the mesh is never faster. Of unequal parts, the size is not known here.
-  return desc.algorithm == Algorithm::kAuto && peers > 2 && !desc.unequal &&
-         desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;
+  if (peers <= 2 && !desc.Encodes()) return false;
+  return desc.count <= kMeshBytesMax && SentBytes(desc) <= kMeshBytesMax;
 }
 
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
@@ -116,6 +134,8 @@ Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
   if (IsDirect(desc.kind)) return Algorithm::kMesh;
   if (!mesh || !MayUseMesh(desc, peers)) return Algorithm::kRing;
   if (desc.algorithm == Algorithm::kMesh || desc.order == Order::kRank) return Algorithm::kMesh;
+  // The root of a broadcast encodes once, whichever way its bytes go.
+  if (desc.Encodes() && Reduces(desc.kind)) return Algorithm::kMesh;
   return MeshIsFaster(desc, peers, cost) ? Algorithm::kMesh : Algorithm::kRing;
 }
 

@@ -33,6 +33,10 @@
 //
 //   mesh, passed on  2 L + c n / B
 //
+// Of an op that encodes, n counts the encoded bytes. It takes the mesh wherever it can, because the
+// ring encodes every partial sum anew. (Between two peers, too: the result then does not depend on
+// the algorithm.)
+//
 // Direct ops (IsDirect()) always take the mesh, over whatever links there are. Order::kRank takes
 // the mesh or one-shot, because sums along a ring follow the ring's order.
 //

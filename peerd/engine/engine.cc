@@ -110,7 +110,7 @@ struct Engine::Carrier {
   }
   void operator()(PostDone& a) {
     const OpTraffic traffic = ports.ops->EndPost(a.post);
-    ports.trainers->PostDone(a.post, a.outcome, a.info, traffic.bytes_sent, traffic.bytes_received);
+    ports.trainers->PostDone(a.post, a.outcome, a.info, traffic);
   }
   void operator()(WorldChanged& a) {
     ports.states->WhenUnread(

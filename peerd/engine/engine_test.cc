@@ -66,9 +66,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   }
   void SyncProgress(LocalId, const control::FetchProgress&) override {}
   void LeaveDone(LocalId, const Outcome& outcome) override { Answer("leave done", outcome); }
-  void PostDone(const PostRef&, const Outcome& outcome, const OpInfo&, uint64_t sent_bytes,
-                uint64_t) override {
-    Answer("post done sent=" + std::to_string(sent_bytes), outcome);
+  void PostDone(const PostRef&, const Outcome& outcome, const OpInfo&,
+                const OpTraffic& traffic) override {
+    Answer("post done sent=" + std::to_string(traffic.bytes_sent), outcome);
   }
   void WorldChanged(LocalId, const World&) override { told.push_back("world changed"); }
   void MemberGone(LocalId, const Outcome& outcome) override { Answer("member gone", outcome); }

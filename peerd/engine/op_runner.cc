@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/digest.h"
 #include "peerd/core/algorithm.h"
 
 namespace longhaul::peerd {
@@ -189,7 +190,7 @@ OpRunner::~OpRunner() = default;
 void OpRunner::AddPost(const LocalPost& post, PostBuffers buffers) {
   LH_CHECK(!buffers.pieces.empty() && buffers.sources.size() == buffers.pieces.size() &&
            buffers.targets.size() == buffers.pieces.size());
-  Post added{post.desc, post.is_root, post.terms, std::move(buffers), nullptr, {}};
+  Post added{post.desc, post.is_root, post.terms, std::move(buffers), {}, nullptr, {}};
   LH_CHECK(posts_.emplace(post.post, std::move(added)).second);
 }
 
@@ -199,13 +200,17 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
   std::shared_ptr<Scratch> scratch;
   for (const auto& [other, member] : view.together) scratch = posts_.at(other).scratch;
   if (scratch == nullptr) scratch = std::make_shared<Scratch>(this);
+  bool keeps_errors = !added.buffers.errors.empty();
+  for (const auto& [other, member] : view.together) {
+    keeps_errors = keeps_errors || !posts_.at(other).buffers.errors.empty();
+  }
   const bool mesh = MayUseMesh(post.desc, view.peers);
   const size_t positions = mesh ? std::min(view.peers, kMeshPeersMax) : view.peers;
   const uint64_t needed =
       view.peers <= 1 || IsOneShot(post.desc)
           ? 0
           : ScratchBytesMax(post.desc, added.buffers.in_place(), positions, view.crowded, mesh,
-                            WholeBytes(post.desc, post.terms));
+                            WholeBytes(post.desc, post.terms), keeps_errors);
   if (needed > scratch->bytes()) {
     const auto refusal = [&](const std::string& why) {
       return Outcome{Code::kUnavailable,
@@ -223,6 +228,7 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
     }
   }
   added.scratch = std::move(scratch);
+  added.member = view.member;
   return {};
 }
 
@@ -235,18 +241,20 @@ Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const 
     for (size_t k = 0; k < buffers.pieces.size(); ++k) {
       const Piece& piece = buffers.pieces[k];
       const auto range = [&](const char* name, const uint8_t* data, Extent extent,
-                             const std::vector<uint64_t>& lengths) {
+                             const std::vector<uint64_t>& lengths, uint64_t size) {
         uint64_t count = piece.count;
         if (extent == Extent::kWhole && added.desc.InParts()) count *= added.desc.world;
         if (added.desc.unequal) count = std::accumulate(lengths.begin(), lengths.end(), count);
-        if (data != nullptr && count > 0) {
-          ranges.push_back({data, data + count * SizeOf(piece.dtype), name, of});
-        }
+        if (data != nullptr && count > 0) ranges.push_back({data, data + count * size, name, of});
       };
-      range("source", buffers.sources[k], SourceOf(added.desc.kind, added.is_root),
-            added.terms.gives);
+      const Extent source = SourceOf(added.desc.kind, added.is_root);
+      const uint64_t size = SizeOf(piece.dtype);
+      range("source", buffers.sources[k], source, added.terms.gives, size);
       range("target", buffers.targets[k], TargetOf(added.desc.kind, added.is_root),
-            added.terms.gets);
+            added.terms.gets, size);
+      if (buffers.errors.empty()) continue;
+      range("error", reinterpret_cast<const uint8_t*>(buffers.errors[k]), source, added.terms.gives,
+            sizeof(float));
     }
   };
   if (view.together.empty()) return {};
@@ -259,7 +267,7 @@ Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const 
   // that ends last, of all members or of all but its own.
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.data < b.data; });
-  const auto written = [](const Range& range) { return range.name[0] == 't'; };
+  const auto written = [](const Range& range) { return range.name[0] != 's'; };
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (size_t k = i + 1; k < ranges.size() && ranges[k].data < ranges[i].end; ++k) {
       const Range& a = ranges[i].of == 0 ? ranges[i] : ranges[k];
@@ -299,8 +307,17 @@ AttemptSpec OpRunner::MakeSpec(const Action& action) const {
     spec.pieces = buffers.pieces;
     spec.sources.push_back(buffers.sources);
     spec.targets.push_back(buffers.targets);
+    spec.errors.push_back(buffers.errors);
   }
+  const bool errors = std::any_of(spec.errors.begin(), spec.errors.end(),
+                                  [](const auto& each) { return !each.empty(); });
+  if (!errors) spec.errors.clear();
   return spec;
+}
+
+uint64_t OpRunner::SeedOf(uint64_t op_seed, const PostRef& post) const {
+  // Two ops of one name have different calls.
+  return Digester().Add(op_seed).Add(posts_.at(post).member).Add(post.call).value();
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
@@ -344,6 +361,10 @@ void OpRunner::Start(const StartAttempt& action) {
   }
   spec.ring_contributes = action.ring_contributes;
   spec.weight_sum = action.weight_sum;
+  if (spec.desc.Encodes()) {
+    for (const PostRef& post : action.posts) spec.seeds.push_back(SeedOf(action.seed, post));
+    spec.sum_seed = Digester().Add(spec.seeds.front()).Add(uint64_t{1}).value();
+  }
   spec.shares = action.shares;
   spec.order = action.order;
   if (action.algorithm == Algorithm::kOneShot) {
@@ -416,6 +437,14 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   if (op->attempt_->HasWork()) return;
   const OpKey& key = op->key_;
   if (std::exchange(op->answer_finish_, false)) {
+    // Results in place are decoded only now.
+    const uint64_t blocks = op->attempt_->blocks_not_finite();
+    traffic_[key.group].blocks_not_finite += blocks;
+    for (const PostRef& post : op->posts_) {
+      if (const auto it = posts_.find(post); it != posts_.end()) {
+        it->second.traffic.blocks_not_finite = blocks;
+      }
+    }
     events_.push_back(AttemptFinished{key.group, key.ordinal});
   }
   if (!op->Idle()) return;

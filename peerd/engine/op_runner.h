@@ -104,6 +104,7 @@ class OpRunner final : public OpPort, private SegmentListener {
     bool is_root = false;
     OpTerms terms;
     PostBuffers buffers;
+    MemberId member;                   // set when the post is admitted
     std::shared_ptr<Scratch> scratch;  // of its op; null until the post is admitted
     OpTraffic traffic;
   };
@@ -121,6 +122,8 @@ class OpRunner final : public OpPort, private SegmentListener {
   // What SendReady and StartAttempt have in common.
   template <class Action>
   AttemptSpec MakeSpec(const Action& action) const;
+  // For random numbers of a post's input. An op that is redone has the same.
+  uint64_t SeedOf(uint64_t op_seed, const PostRef& post) const;
   // Queues the attempt if it has work, and works on the queue as far as this turn allows.
   void Advance(const std::shared_ptr<Op>& op);
   // Works on the queue, until it is empty or the turn has no bytes left.

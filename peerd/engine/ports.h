@@ -38,11 +38,6 @@ namespace longhaul::peerd {
 
 // ------------------------------------------------------------------------------ bytes
 
-struct OpTraffic {
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;
-};
-
 // Runs the attempts that the core asks for. The daemon has OpRunner here.
 class OpPort {
  public:

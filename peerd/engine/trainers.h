@@ -30,6 +30,7 @@ struct PostBuffers {
   // For each piece, as in AttemptSpec.
   std::vector<const uint8_t*> sources;
   std::vector<uint8_t*> targets;
+  std::vector<float*> errors;                        // empty: none
   std::vector<std::shared_ptr<const void>> holders;  // keep the memory
 
   // Whether results replace inputs: then they do in all pieces.
@@ -39,6 +40,13 @@ struct PostBuffers {
     }
     return false;
   }
+};
+
+// What the attempts of an op have moved, and what they have found.
+struct OpTraffic {
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  uint64_t blocks_not_finite = 0;  // Attempt::blocks_not_finite()
 };
 
 // The requests. The caller numbers the members (LocalId).
@@ -96,7 +104,7 @@ class TrainerPort {
   virtual void SyncProgress(LocalId local, const control::FetchProgress& progress) = 0;
   virtual void LeaveDone(LocalId local, const Outcome& outcome) = 0;
   virtual void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
-                        uint64_t bytes_sent, uint64_t bytes_received) = 0;
+                        const OpTraffic& traffic) = 0;
   virtual void WorldChanged(LocalId local, const World& world) = 0;
   // The member is out. This also answers all its open requests, with `outcome`.
   virtual void MemberGone(LocalId local, const Outcome& outcome) = 0;

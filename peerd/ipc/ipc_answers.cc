@@ -173,7 +173,7 @@ void Server::PutOpMembers(Client& client, uint64_t call, const std::vector<Membe
 }
 
 void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
-                      uint64_t bytes_sent, uint64_t bytes_received) {
+                      const OpTraffic& traffic) {
   Member* const member = Find(post.local);
   if (member == nullptr) return;
   const auto it = member->posts.find(post.call);
@@ -185,8 +185,9 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, post.call, post.local.value(), outcome);
   if (outcome.ok()) {
     reply.u.op.epoch = info.epoch.value();
-    reply.u.op.bytes_sent = bytes_sent;
-    reply.u.op.bytes_received = bytes_received;
+    reply.u.op.bytes_sent = traffic.bytes_sent;
+    reply.u.op.bytes_received = traffic.bytes_received;
+    reply.u.op.blocks_not_finite = traffic.blocks_not_finite;
     reply.u.op.seconds_total_ns = Nanoseconds(info.total_us);
     reply.u.op.seconds_wait_ns = Nanoseconds(info.wait_us);
     reply.u.op.size = static_cast<uint32_t>(info.members.size());

@@ -42,7 +42,7 @@ class Server final : public IpcServer {
   void SyncProgress(LocalId local, const control::FetchProgress& progress) override;
   void LeaveDone(LocalId local, const Outcome& outcome) override;
   void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
-                uint64_t bytes_sent, uint64_t bytes_received) override;
+                const OpTraffic& traffic) override;
   void WorldChanged(LocalId local, const World& world) override;
   void MemberGone(LocalId local, const Outcome& outcome) override;
   IpcStats GetStats() const override;

@@ -26,7 +26,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 14
+#define LH_IPC_VERSION 15
 
 enum lh_ipc_type {
   /* requests */
@@ -119,19 +119,19 @@ struct lh_ipc_op {
   uint64_t count; /* elements; in parts: of one part; 0 with `unequal` or pieces */
   struct lh_ipc_range source;
   struct lh_ipc_range target;
-  uint8_t dtype;    /* lh_wire_dtype */
-  uint8_t reduce;   /* lh_wire_reduce */
-  uint8_t on_fault; /* lh_wire_on_fault */
-  uint8_t quantization;
-  uint32_t min_world; /* 0 or 1: any number of members is enough */
-  uint8_t algorithm;  /* lh_wire_algorithm */
-  uint8_t kind;       /* lh_wire_kind */
-  uint16_t world;     /* in parts: members that the tensors are laid out for */
-  uint8_t order;      /* lh_wire_order */
-  uint8_t weighted;   /* 1: `weight` counts; else `weight` is 0 */
-  uint8_t unequal;    /* 1: the table has the lengths of parts */
-  uint8_t flags;      /* lh_ipc_op_flags */
-  uint64_t root;      /* SEND: the partner */
+  uint8_t dtype;        /* lh_wire_dtype */
+  uint8_t reduce;       /* lh_wire_reduce */
+  uint8_t on_fault;     /* lh_wire_on_fault */
+  uint8_t quantization; /* lh_wire_quantization */
+  uint32_t min_world;   /* 0 or 1: any number of members is enough */
+  uint8_t algorithm;    /* lh_wire_algorithm */
+  uint8_t kind;         /* lh_wire_kind */
+  uint16_t world;       /* in parts: members that the tensors are laid out for */
+  uint8_t order;        /* lh_wire_order */
+  uint8_t weighted;     /* 1: `weight` counts; else `weight` is 0 */
+  uint8_t unequal;      /* 1: the table has the lengths of parts */
+  uint8_t flags;        /* lh_ipc_op_flags */
+  uint64_t root;        /* SEND: the partner */
   double weight;
   uint64_t list; /* a digest of the dtypes and lengths of all tensors of a list; 0: one tensor */
   /* Lies in the arena; region 0: there is no table. It begins at a multiple of 8, and has, one
@@ -141,8 +141,14 @@ struct lh_ipc_op {
       participants; /* ids of the members that take part, rising; 0: all members; not for SEND */
   uint32_t gives;   /* lengths; OpTerms in op_desc.h says which */
   uint32_t gets;
-  uint32_t pieces; /* 0: one tensor */
-  uint8_t zero[8]; /* room for more fields */
+  uint32_t pieces;  /* 0: one tensor */
+  uint16_t block;   /* elements that share a scale, for LH_WIRE_QUANTIZE_INT8 and INT4; else 0 */
+  uint8_t rounding; /* lh_wire_rounding */
+  uint8_t zero[5];  /* room for more fields */
+  /* Float32, as many elements as `source`, if the op is quantized and reduces. It is added to the
+   * source, and becomes what the source loses when it is encoded, if the op ends well. Region 0:
+   * none. A list has them in its pieces: in all of them that have elements, or in none. */
+  struct lh_ipc_range error;
 };
 
 /* A part of a list of tensors: a large tensor, or small tensors of one dtype that the trainer has
@@ -151,7 +157,8 @@ struct lh_ipc_piece {
   uint64_t count; /* elements; in parts: of one part */
   struct lh_ipc_range source;
   struct lh_ipc_range target;
-  uint8_t dtype; /* lh_wire_dtype */
+  struct lh_ipc_range error; /* see lh_ipc_op */
+  uint8_t dtype;             /* lh_wire_dtype */
   uint8_t zero[7];
 };
 
@@ -262,7 +269,8 @@ struct lh_ipc_op_info {
   uint32_t retries;         /* attempts after the first */
   uint32_t algorithm;       /* lh_wire_algorithm of that attempt, never AUTO */
   uint32_t zero;
-  uint64_t hosts; /* a digest of the set of hosts of these `size` members; never 0 */
+  uint64_t hosts;             /* a digest of the set of hosts of these `size` members; never 0 */
+  uint64_t blocks_not_finite; /* of the result, if the op was quantized */
   /* The first of these members, in rank order. The ids from rank LH_IPC_OP_MEMBERS_MAX on
    * come before in LH_IPC_OP_MEMBERS frames, in order. */
   uint64_t member_ids[LH_IPC_OP_MEMBERS_MAX];
@@ -350,7 +358,7 @@ struct lh_ipc_reply {
 static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
 static_assert(sizeof(struct lh_ipc_reply) == 528, "wire size");
 static_assert(sizeof(struct lh_ipc_tensor) == 376, "wire size");
-static_assert(sizeof(struct lh_ipc_piece) == 48, "wire size");
+static_assert(sizeof(struct lh_ipc_piece) == 64, "wire size");
 #endif
 
 #endif /* LONGHAUL_PROTO_WIRE_IPC_H_ */

@@ -119,6 +119,8 @@ std::string RangesFault(const IpcOp& op, const RegionBytes& region_bytes) {
   std::vector<Place> places;
   size_t in_place = 0;
   size_t apart = 0;
+  size_t errors = 0;
+  size_t with_elements = 0;
   for (const IpcPiece& piece : op.pieces) {
     const auto take = [&](const char* name, const lh_ipc_range& range,
                           uint64_t bytes) -> std::string {
@@ -139,6 +141,13 @@ std::string RangesFault(const IpcOp& op, const RegionBytes& region_bytes) {
       return "";
     };
     const uint64_t source_bytes = BytesOf(op.desc, piece, source, op.terms.gives);
+    if (piece.error.region != 0) {
+      const uint64_t error_bytes = source_bytes / SizeOf(piece.dtype) * sizeof(float);
+      if (std::string fault = take("error", piece.error, error_bytes); !fault.empty()) return fault;
+      if (piece.error.offset % sizeof(float) != 0) return "error must be aligned to 4 bytes";
+      ++errors;
+    }
+    with_elements += source_bytes > 0 ? 1 : 0;
     const uint64_t target_bytes = BytesOf(op.desc, piece, target, op.terms.gets);
     if (std::string fault = take("source", piece.source, source_bytes); !fault.empty()) {
       return fault;
@@ -155,12 +164,19 @@ std::string RangesFault(const IpcOp& op, const RegionBytes& region_bytes) {
       return fault;
     }
   }
+  if (errors > 0 && !(op.desc.Encodes() && Reduces(op.desc.kind))) {
+    return "an error, and only a quantized all-reduce or reduce-scatter keeps one";
+  }
+  if (errors > 0 && errors != with_elements) {
+    return "an error for some pieces, and none for others";
+  }
   if (in_place > 0 && apart > 0) return "some pieces are in place, and others are not";
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return std::pair(a.region, a.begin) < std::pair(b.region, b.begin);
   });
   for (size_t i = 1; i < places.size(); ++i) {
     if (places[i - 1].region != places[i].region || places[i - 1].end <= places[i].begin) continue;
+    if (errors > 0) return "source, target and error overlap";
     return may_be_in_place ? "source and target overlap without being equal"
                            : "source and target overlap";
   }
@@ -190,13 +206,17 @@ absl::Status TakePieces(const lh_ipc_op& op, TableReader* table, IpcOp* taken) {
       const std::string fault = ReductionFault(dtype, desc.reduce, desc.weighted);
       if (!fault.empty()) return refuse(fault);
     }
+    if (desc.Encodes()) {
+      const std::string fault = QuantizedDTypeFault(desc.quantization, dtype);
+      if (!fault.empty()) return refuse(fault);
+    }
     if (asked.count > LH_COUNT_MAX / SizeOf(dtype) / std::max<uint64_t>(parts, 1)) {
       return refuse("its " + std::to_string(asked.count) + " elements are too many");
     }
     desc.list_bytes += (asked.count * SizeOf(dtype) * parts + 63) / 64 * 64;
     if (desc.list_bytes > LH_COUNT_MAX) return refuse("the tensors are too large together");
     digest.Add(uint64_t{asked.dtype}).Add(asked.count);
-    taken->pieces.push_back({dtype, asked.count, asked.source, asked.target});
+    taken->pieces.push_back({dtype, asked.count, asked.source, asked.target, asked.error});
   }
   desc.list = std::max<uint64_t>(1, digest.value());
   desc.dtype = taken->pieces.front().dtype;
@@ -251,7 +271,7 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
       return Refuse(op, Refusal("count", std::to_string(op.count), "0 with pieces"));
     LH_RETURN_IF_ERROR(TakePieces(op, &reader, &taken));
   } else {
-    taken.pieces.push_back({desc.dtype, desc.count, op.source, op.target});
+    taken.pieces.push_back({desc.dtype, desc.count, op.source, op.target, op.error});
   }
   taken.terms.weight = op.weight;
   if (!(desc.weighted ? std::isfinite(op.weight) && op.weight >= 0 : op.weight == 0)) {

@@ -21,6 +21,7 @@ struct IpcPiece {
   // Region 0: the member has no such tensor, or the tensor has no elements.
   lh_ipc_range source = {};
   lh_ipc_range target = {};
+  lh_ipc_range error = {};
 };
 
 struct IpcOp {

@@ -143,9 +143,9 @@ std::string QuantizationFault(const OpDesc& desc) {
 
 std::string QuantizedDTypeFault(Quantization quantization, DType dtype) {
   if (dtype == DType::kFloat32 || IsHalf(dtype)) return "";
-  return Refusal("dtype", Name(dtype),
-                 std::string("float32, float16 or bfloat16 with quantization ") +
-                     Name(quantization));
+  return Refusal(
+      "dtype", Name(dtype),
+      std::string("float32, float16 or bfloat16 with quantization ") + Name(quantization));
 }
 
 std::string ReductionFault(DType dtype, ReduceOp reduce, bool weighted) {

@@ -226,7 +226,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
     s->Answered(&s->members_[m].leave_open, "leave", m);
   }
   void PostDone(const peerd::PostRef& post, const Outcome& outcome, const peerd::OpInfo& info,
-                uint64_t, uint64_t) override {
+                const peerd::OpTraffic&) override {
     s->OnPostDone({post, outcome, info});
     if (s->planted_ == Planted::kAnswerTwice) s->OnPostDone({post, outcome, info});
   }

@@ -880,7 +880,7 @@ void PeerHost::LeaveDone(peerd::LocalId local, const Outcome& outcome) {
 }
 
 void PeerHost::PostDone(const peerd::PostRef& post, const Outcome& outcome,
-                        const peerd::OpInfo& info, uint64_t, uint64_t) {
+                        const peerd::OpInfo& info, const peerd::OpTraffic&) {
   if (open_posts_.erase(post) == 0) Twice("PostDone", post.local);
   heard_posts_.erase(post);
   context_.story->TellLater(context_.world->now(), outcome.text, [&] {

@@ -57,7 +57,7 @@ enum class Moment {
 // The buffers of an op on one tensor in place.
 inline peerd::PostBuffers InPlace(const OpDesc& desc,
                                   const std::shared_ptr<std::vector<uint8_t>>& tensor) {
-  return {{{desc.dtype, desc.count}}, {tensor->data()}, {tensor->data()}, {tensor}};
+  return {{{desc.dtype, desc.count}}, {tensor->data()}, {tensor->data()}, {}, {tensor}};
 }
 
 class PeerHost;
@@ -276,7 +276,7 @@ class PeerHost final : private peerd::TransportListener,
   void SyncProgress(peerd::LocalId, const control::FetchProgress&) override {}
   void LeaveDone(peerd::LocalId local, const Outcome& outcome) override;
   void PostDone(const peerd::PostRef& post, const Outcome& outcome, const peerd::OpInfo& info,
-                uint64_t bytes_sent, uint64_t bytes_received) override;
+                const peerd::OpTraffic& traffic) override;
   void WorldChanged(peerd::LocalId local, const peerd::World& world) override;
   void MemberGone(peerd::LocalId local, const Outcome& outcome) override;
 

@@ -117,7 +117,7 @@ class ScriptedHandler : public TrainerRequests {
       for (uint64_t i = 0; i < post.desc.count; ++i) target[i] = 2 * source[i];
     }
     OpInfo info{Epoch(epoch), op_members, 77, 1, 3000, 1000, Algorithm::kMesh};
-    server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
+    server->PostDone(post.post, outcome, info, {post.desc.bytes(), post.desc.bytes(), 0});
   }
 
   // Answers the member's newest sync.

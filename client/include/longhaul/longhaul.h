@@ -144,6 +144,42 @@ typedef enum lh_algorithm {
   LH_LOCAL = 4
 } lh_algorithm;
 
+/* How elements travel between hosts. All members give the same.
+ *
+ * LH_UNQUANTIZED: as they are.
+ * LH_QUANTIZE_BF16: as bfloat16.
+ * LH_QUANTIZE_INT8, LH_QUANTIZE_INT4: as whole numbers of 8 or 4 bits. `block` elements share a
+ * scale, which is their greatest magnitude divided by 127 or 7.
+ *
+ * Float32, float16 and bfloat16 tensors, in all-reduce, reduce-scatter, all-gather and broadcast;
+ * LH_SUM and LH_AVG. Sums are computed in float32. All members get the same bits.
+ *
+ * Error bounds, with s for the scale of an element's block. Each encoding errs by at most s/2 with
+ * LH_NEAREST, and by less than s with LH_STOCHASTIC, whose mean error is 0. (LH_QUANTIZE_BF16: s is
+ * the distance between the two bfloat16 around the element.) An all-reduce encodes the input of
+ * each host once and the sum once, so a sum over N hosts errs by at most N + 1 such errors. With
+ * LH_RING it encodes each partial sum: there are as many errors, but of larger scales. A
+ * reduce-scatter does not encode the sum; an all-gather and a broadcast encode once. What does not
+ * leave a host is not encoded, and nor is an operation of at most 4096 bytes, unless the caller
+ * chooses LH_MESH or LH_RING.
+ *
+ * A block with a NaN or an infinity arrives as NaN at all members; with LH_QUANTIZE_BF16 only these
+ * elements are affected. lh_op_info_t.blocks_not_finite counts such blocks. */
+typedef enum lh_quantization {
+  LH_UNQUANTIZED = 0,
+  LH_QUANTIZE_BF16 = 1,
+  LH_QUANTIZE_INT8 = 2,
+  LH_QUANTIZE_INT4 = 3
+} lh_quantization;
+
+/* LH_NEAREST: to the nearest value. LH_STOCHASTIC: up or down by chance, so that the mean error is
+ * 0. The random numbers depend on the run, the group, the operation and the member; an operation
+ * that is redone sends the same bytes. */
+typedef enum lh_rounding { LH_NEAREST = 0, LH_STOCHASTIC = 1 } lh_rounding;
+
+/* The `block` of LH_QUANTIZE_INT8 and LH_QUANTIZE_INT4 if it is 0. */
+#define LH_BLOCK_DEFAULT 128
+
 typedef struct lh_client lh_client; /* a connection to peerd, and the memory shared with peerd */
 typedef struct lh_comm lh_comm;     /* a communicator: one member of one group */
 typedef struct lh_op lh_op;         /* an operation: something that peerd does for the caller */
@@ -412,11 +448,28 @@ typedef struct lh_all_reduce_options {
    * LH_TOO_FEW_MEMBERS. For floats only. NULL: no weights; either all members give a weight or
    * none. Read within the call. */
   const double *weight;
+  lh_quantization quantize; /* the same at all members, like the next two */
+  lh_rounding rounding;
+  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t zero_block;
+  /* Error feedback, for a quantized operation: as many float32 as `source` has elements. They are
+   * added to the source, also if this member has a weight. When the outcome is LH_OK, they are what
+   * the input and, at the host that adds them up, the sum have lost by encoding, in units of this
+   * member's input; an error that is not finite becomes 0. With any other outcome they are
+   * unchanged. The memory belongs to the operation until it ends, and overlaps neither source nor
+   * target. The inputs of members on one host are encoded together: the first of them that has an
+   * error gets it, and those of the others become 0. Each member decides whether it keeps errors.
+   * NULL: it keeps none. */
+  float *error;
+  /* The same for slices: an array with an error for each, or NULL. Errors of slices without
+   * elements may be NULL. The array is not used any more when the call returns. */
+  float *const *errors;
 } lh_all_reduce_options;
-#define LH_ALL_REDUCE_OPTIONS_INIT                                                    \
-  {                                                                                   \
-    sizeof(lh_all_reduce_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
-        LH_AS_JOINED, LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL                             \
+#define LH_ALL_REDUCE_OPTIONS_INIT                                                                 \
+  {                                                                                                \
+    sizeof(lh_all_reduce_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0,              \
+        LH_AS_JOINED, LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL, LH_UNQUANTIZED, LH_NEAREST, 0, 0, NULL, \
+        NULL                                                                                       \
   }
 
 /* Starts an all-reduce and returns at once. lh_op_wait() gives the outcome.
@@ -532,12 +585,19 @@ typedef struct lh_reduce_scatter_options {
   const double *weight;
   uint32_t world; /* 1 to 1024 */
   uint32_t zero;
-  const uint64_t *counts; /* lengths of the parts of `source`; NULL: all are equal */
+  const uint64_t *counts;   /* lengths of the parts of `source`; NULL: all are equal */
+  lh_quantization quantize; /* the same at all members, like the next two */
+  lh_rounding rounding;
+  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t zero_block;
+  float *error; /* as in an all-reduce */
+  float *const *errors;
 } lh_reduce_scatter_options;
-#define LH_REDUCE_SCATTER_OPTIONS_INIT                                                    \
-  {                                                                                       \
-    sizeof(lh_reduce_scatter_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
-        LH_AS_JOINED, LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL, 0, 0, NULL                     \
+#define LH_REDUCE_SCATTER_OPTIONS_INIT                                                             \
+  {                                                                                                \
+    sizeof(lh_reduce_scatter_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0,          \
+        LH_AS_JOINED, LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL, 0, 0, NULL, LH_UNQUANTIZED, LH_NEAREST, \
+        0, 0, NULL, NULL                                                                           \
   }
 /* Combines the sources of all members element by element, and gives each member its part of the
  * result. Unless the outcome is LH_OK, target is unchanged. */
@@ -560,12 +620,16 @@ typedef struct lh_all_gather_options {
   lh_algorithm algorithm;
   uint32_t world; /* 1 to 1024 */
   uint32_t zero;
-  const uint64_t *counts; /* lengths of the parts in `target`; NULL: all are equal */
+  const uint64_t *counts;   /* lengths of the parts in `target`; NULL: all are equal */
+  lh_quantization quantize; /* the same at all members, like the next two */
+  lh_rounding rounding;
+  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t zero_block;
 } lh_all_gather_options;
 #define LH_ALL_GATHER_OPTIONS_INIT                                                    \
   {                                                                                   \
     sizeof(lh_all_gather_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, \
-        LH_AS_JOINED, LH_AUTO, 0, 0, NULL                                             \
+        LH_AS_JOINED, LH_AUTO, 0, 0, NULL, LH_UNQUANTIZED, LH_NEAREST, 0, 0           \
   }
 /* Puts the sources of all members side by side. The parts come in the order of
  * lh_op_info_t.members, without gaps: the part of a member that has died or is in the background is
@@ -590,11 +654,15 @@ typedef struct lh_broadcast_options {
   uint64_t root_member; /* member id of the root; 0: `root` names it */
   uint32_t root;        /* rank of the root */
   uint32_t zero;
+  lh_quantization quantize; /* the same at all members, like the next two */
+  lh_rounding rounding;
+  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t zero_block;
 } lh_broadcast_options;
 #define LH_BROADCAST_OPTIONS_INIT                                                                  \
   {                                                                                                \
     sizeof(lh_broadcast_options), LH_FLOAT32, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, LH_AS_JOINED, \
-        LH_AUTO, 0, 0, 0                                                                           \
+        LH_AUTO, 0, 0, 0, LH_UNQUANTIZED, LH_NEAREST, 0, 0                                         \
   }
 /* Copies the root's source to the targets of all members. Unless the outcome is LH_OK, a target
  * may hold anything, except that of the root if it is equal to source. */
@@ -959,9 +1027,11 @@ typedef struct lh_op_info_t {
    * group of the run. With it the shards of a host learn whether the operations of their groups had
    * the same hosts: LH_MIN and LH_MAX of it over the shards are equal then. */
   uint64_t hosts;
+  /* Of a quantized operation: blocks of this member's result with an element that is not finite. */
+  uint64_t blocks_not_finite;
 } lh_op_info_t;
 #define LH_OP_INFO_INIT \
-  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0, NULL, 0, 0, 0 }
+  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0, NULL, 0, 0, 0, 0 }
 
 /* What a collective did. If its outcome is not LH_OK, all fields but `staged` are 0.
  * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a

@@ -48,6 +48,7 @@ from ._errors import (
 )
 from ._join import join
 from ._op_info import OpInfo
+from ._quant import Quant
 from ._run import run
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
@@ -69,6 +70,7 @@ __all__ = [
     "MemberInfo",
     "OpInfo",
     "Progress",
+    "Quant",
     "State",
     "StateMismatch",
     "Step",

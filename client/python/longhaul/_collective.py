@@ -14,6 +14,7 @@ from ._device_op import DeviceOp, Staged, Starter
 from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, number_of
 from ._member import Member
 from ._op_info import OpInfo, op_info
+from ._quant import set_quantize
 from ._tensor import Elements, elements_of, numbers, plain_tensors
 from ._work import Op, Work, abandon, result_of
 
@@ -93,6 +94,7 @@ _SETTERS: dict[str, Callable[[Any, Any], None]] = {
     "order": _set_order,
     "min_world": _set_min_world,
     "algorithm": _set_algorithm,
+    "quantize": set_quantize,
 }
 
 
@@ -207,6 +209,32 @@ def _alike(stage: _Stage, options: Any, tensor: Any, out: Any, *, source: bool =
     return _set_tensors(stage, options, several, sources if source else None, targets, [each.count for each in sources])
 
 
+def _set_errors(options: Any, tensor: Any, error: Any, of: _Of) -> _Of:
+    """Fills in the errors of a quantized op. tensor: its input."""
+    if error is None:
+        return of
+    _check_lists(tensor, error, "tensor", "error")
+    several = _is_list(tensor)
+    errors = _side(error, "error", written=True)
+    for i, (source, each) in enumerate(zip(_side(tensor, "tensor", written=False), errors)):
+        name, error_name = _at("tensor", i, several), _at("error", i, several)
+        if each.dtype != "float32" or each.count != source.count:
+            raise InvalidArgument(
+                f"{error_name} is {each.dtype} with {each.count} elements, {name} has {source.count}; "
+                "an error is float32 and has as many elements as its tensor"
+            )
+        if each.copier is not None:
+            raise InvalidArgument(f"{error_name} is on a GPU; keep errors in host memory")
+    addresses = [each.address for each in errors]
+    if several:
+        options.errors = (ctypes.c_void_p * len(errors))(*addresses)
+    else:
+        options.error = addresses[0]
+    owners = (*of.owners, *(each.owner for each in errors))
+    writes: _Places = numbers([*_addresses(of.writes), *filter(None, addresses)])
+    return of._replace(owners=owners, writes=writes)
+
+
 def _lengths(counts: Counts, name: str) -> list[int]:
     return [number_of(each, f"{name}[{i}]", _LENGTH_MAX) for i, each in enumerate(counts)]
 
@@ -283,7 +311,9 @@ class Collectives:
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
         options = _native.AllReduceOptions()
         options.op = code_of(_native.REDUCE_OPS, op, "op")
-        return self._start("all_reduce", owner, options, _alike(self._stage, options, tensor, out), **more)
+        of = _alike(self._stage, options, tensor, out)
+        of = _set_errors(options, tensor, more.pop("error", None), of)
+        return self._start("all_reduce", owner, options, of, **more)
 
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
@@ -298,7 +328,9 @@ class Collectives:
     ) -> OpInfo | Work:
         options = _native.ReduceScatterOptions()
         options.op = code_of(_native.REDUCE_OPS, op, "op")
+        error = more.pop("error", None)
         of = self._parts(options, (tensor, "tensor"), (out, "out"), counts, more)
+        of = _set_errors(options, tensor, error, of)
         return self._start("reduce_scatter", owner, options, of, **more)
 
     def all_gather(

@@ -36,7 +36,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Unpack
 
-    from ._options import OpStart, OpWait, ReduceStart, ReduceWait, SendStart, SendWait
+    from ._options import (
+        GatherStart,
+        GatherWait,
+        OpStart,
+        OpWait,
+        QuantizedStart,
+        QuantizedWait,
+        ReduceStart,
+        SendStart,
+        SendWait,
+    )
 
 #: Default tag of `Comm.agree`: the highest.
 AGREE_TAG = (1 << 64) - 1
@@ -469,9 +479,13 @@ class Comm:
     # What an op does after a fault, and the options of all ops, are documented at all_reduce().
 
     @overload
-    def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Unpack[ReduceWait]) -> OpInfo: ...
+    def all_reduce(
+        self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Unpack[QuantizedWait]
+    ) -> OpInfo: ...
     @overload
-    def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Unpack[ReduceStart]) -> Work: ...
+    def all_reduce(
+        self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Unpack[QuantizedStart]
+    ) -> Work: ...
     def all_reduce(self, tensor: Any, op: str = "sum", *, out: Any = None, **options: Any) -> OpInfo | Work:
         """All-reduce: combines the tensors of all members, element by element. All get the same bits.
 
@@ -498,6 +512,23 @@ class Comm:
         order: "any": inputs are added in the fastest order. "rank": the result depends on the inputs and ranks alone,
             not on the algorithm, the links or the time. Not with "ring", nor for groups without a mesh. Same at all
             members.
+
+        Options of all-reduce, reduce-scatter, all-gather and broadcast:
+        quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
+            explains them. Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All members get
+            the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an op of at
+            most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
+            each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the
+            sum). "ring" encodes each partial sum, whose scales are larger; "auto" therefore takes the mesh where there
+            is one, and above 64 MiB of encoded bytes the ring. A block with a NaN or an infinity arrives as NaN
+            everywhere (`OpInfo.blocks_not_finite`).
+
+        Option of all-reduce and reduce-scatter:
+        error: error feedback, with quantize: a float32 array in host memory with as many elements as `tensor`; for a list,
+            a list. It is added to the tensor (after `weight`). If the op ends well, it becomes what this member's input,
+            and the sums that its host encodes, have lost: pass it to the same op of the next step. Begin with zeros. If
+            the op raises, it is unchanged. It is a part of the trainer's state: keep it in checkpoints. Members on one
+            host share one error, which the first of them gets. Each member decides whether it keeps an error.
 
         Options of all ops:
         participants: the ids of the members that take part (`members`), this one among them; only they call it, all
@@ -556,7 +587,7 @@ class Comm:
         *,
         root_member: int | None = None,
         out: Any = None,
-        **options: Unpack[ReduceWait],
+        **options: Unpack[QuantizedWait],
     ) -> OpInfo: ...
     @overload
     def reduce(
@@ -594,11 +625,11 @@ class Comm:
 
     @overload
     def reduce_scatter(
-        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[ReduceWait]
+        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[QuantizedWait]
     ) -> OpInfo: ...
     @overload
     def reduce_scatter(
-        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[ReduceStart]
+        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[QuantizedStart]
     ) -> Work: ...
     def reduce_scatter(
         self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Any
@@ -622,11 +653,11 @@ class Comm:
 
     @overload
     def all_gather(
-        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[OpWait]
+        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[GatherWait]
     ) -> OpInfo: ...
     @overload
     def all_gather(
-        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[OpStart]
+        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[GatherStart]
     ) -> Work: ...
     def all_gather(self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Any) -> OpInfo | Work:
         """All-gather: puts the tensors of all members side by side. All get the same bits.
@@ -647,11 +678,23 @@ class Comm:
 
     @overload
     def broadcast(
-        self, tensor: Any, root: int = 0, *, root_member: int | None = None, out: Any = None, **options: Unpack[OpWait]
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        **options: Unpack[GatherWait],
     ) -> OpInfo: ...
     @overload
     def broadcast(
-        self, tensor: Any, root: int = 0, *, root_member: int | None = None, out: Any = None, **options: Unpack[OpStart]
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        root_member: int | None = None,
+        out: Any = None,
+        **options: Unpack[GatherStart],
     ) -> Work: ...
     def broadcast(
         self, tensor: Any, root: int = 0, *, root_member: int | None = None, out: Any = None, **options: Any
@@ -681,7 +724,7 @@ class Comm:
         root_member: int | None = None,
         out: Any = None,
         counts: Counts | None = None,
-        **options: Unpack[OpWait],
+        **options: Unpack[GatherWait],
     ) -> OpInfo: ...
     @overload
     def gather(

@@ -61,6 +61,8 @@ REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 ON_FAULT = {"retry": 0, "abort": 1}
 AS_JOINED = 2
 ORDERS = {"any": 0, "rank": 1}
+QUANTIZATIONS = {"bf16": 1, "int8": 2, "int4": 3, "min-max": 2, "zero-point-scale": 2}
+ROUNDINGS = {"nearest": 0, "stochastic": 1}
 ALGORITHMS = {"auto": 0, "oneshot": 1, "mesh": 2, "ring": 3}
 ALGORITHM_NAMES = {**{code: name for name, code in ALGORITHMS.items()}, 4: "local"}
 
@@ -142,6 +144,8 @@ _MEMBERS: _Fields = [("participants", POINTER(c_uint64)), ("participant_count", 
 _FAULT: _Fields = [("on_fault", c_int), ("algorithm", c_int)]
 _COMMON = _HEAD + _SOURCE + _TARGET + _LIST + _MEMBERS + _FAULT
 _REDUCTION: _Fields = [("op", c_int), ("order", c_int), ("weight", POINTER(c_double))]
+_CODEC: _Fields = [("quantize", c_int), ("rounding", c_int), ("block", c_uint32), ("zero_block", c_uint32)]
+_ERRORS: _Fields = [("error", c_void_p), ("errors", POINTER(c_void_p))]
 _ROOT: _Fields = [("root_member", c_uint64), ("root", c_uint32)]
 _ZERO: _Fields = [("zero", c_uint32)]
 _WORLD: _Fields = [("world", c_uint32)]
@@ -149,7 +153,7 @@ _COUNTS: _Fields = [("counts", POINTER(c_uint64))]
 
 
 class AllReduceOptions(_Sized):
-    _fields_ = _COMMON + _REDUCTION
+    _fields_ = _COMMON + _REDUCTION + _CODEC + _ERRORS
 
 
 class ReduceOptions(_Sized):
@@ -157,15 +161,15 @@ class ReduceOptions(_Sized):
 
 
 class ReduceScatterOptions(_Sized):
-    _fields_ = _COMMON + _REDUCTION + _WORLD + _ZERO + _COUNTS
+    _fields_ = _COMMON + _REDUCTION + _WORLD + _ZERO + _COUNTS + _CODEC + _ERRORS
 
 
 class AllGatherOptions(_Sized):
-    _fields_ = _COMMON + _WORLD + _ZERO + _COUNTS
+    _fields_ = _COMMON + _WORLD + _ZERO + _COUNTS + _CODEC
 
 
 class BroadcastOptions(_Sized):
-    _fields_ = _COMMON + _ROOT + _ZERO
+    _fields_ = _COMMON + _ROOT + _ZERO + _CODEC
 
 
 class GatherOptions(_Sized):
@@ -225,6 +229,7 @@ class OpInfoStruct(_Sized):
         ("members_capacity", c_uint32),
         ("zero2", c_uint32),
         ("hosts", c_uint64),
+        ("blocks_not_finite", c_uint64),
     ]
 
     def __init__(self) -> None:

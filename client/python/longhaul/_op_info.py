@@ -24,6 +24,8 @@ class OpInfo(NamedTuple):
     #: A digest of the set of these members' hosts: equal for ops with the same hosts, in any group (`Comm.agree`).
     hosts: int
     algorithm: str = "auto"  #: what made the result: "oneshot", "mesh", "ring"; "local": nothing crossed the network
+    #: Of a quantized op: blocks of this member's result with an element that is not finite.
+    blocks_not_finite: int = 0
 
 
 def op_info(info: _native.OpInfoStruct) -> OpInfo:
@@ -39,4 +41,5 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
         tuple(info.members[: info.world_size]),
         info.hosts,
         _native.ALGORITHM_NAMES[info.algorithm],
+        info.blocks_not_finite,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from ._quant import Quant
 
 if TYPE_CHECKING:
     from typing_extensions import Required
@@ -32,6 +34,19 @@ class ReduceOptions(OpOptions, total=False):
     order: str
 
 
+class GatherOptions(OpOptions, total=False):
+    """What all-gather and broadcast take."""
+
+    quantize: str | Quant | None
+
+
+class QuantizedOptions(ReduceOptions, total=False):
+    """What all-reduce and reduce-scatter take."""
+
+    quantize: str | Quant | None
+    error: Any
+
+
 # For each of these, a call that waits, and one that does not.
 class SendWait(SendOptions, total=False):
     async_op: Literal[False]
@@ -54,4 +69,20 @@ class ReduceWait(ReduceOptions, total=False):
 
 
 class ReduceStart(ReduceOptions, total=False):
+    async_op: Required[Literal[True]]
+
+
+class GatherWait(GatherOptions, total=False):
+    async_op: Literal[False]
+
+
+class GatherStart(GatherOptions, total=False):
+    async_op: Required[Literal[True]]
+
+
+class QuantizedWait(QuantizedOptions, total=False):
+    async_op: Literal[False]
+
+
+class QuantizedStart(QuantizedOptions, total=False):
     async_op: Required[Literal[True]]
