@@ -124,7 +124,7 @@ bool MayUseMesh(const OpDesc& desc, size_t peers) {
   if (desc.algorithm != Algorithm::kAuto || desc.unequal) return false;
   // Between two peers the mesh is never faster. Of unequal parts, the size is not known here.
   if (peers <= 2 && !desc.Encodes()) return false;
-  return desc.count <= kMeshBytesMax && SentBytes(desc) <= kMeshBytesMax;
+  return desc.count <= 2 * kMeshBytesMax && SentBytes(desc) <= kMeshBytesMax;
 }
 
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,

@@ -63,6 +63,27 @@ TEST(ChooseAlgorithm, BetweenTwoPeersTheRingIsAsDirect) {
   EXPECT_EQ(Choose(8192, 2, Rates(40000, 1'000'000)), Algorithm::kRing);
 }
 
+TEST(ChooseAlgorithm, AnOpThatEncodesTakesTheMeshWhereItCan) {
+  OpDesc desc;
+  desc.quantization = Quantization::kInt8;
+  desc.block = 128;
+  desc.count = kMeshBytesMax;  // as many bytes are sent
+  for (const size_t peers : {2, 3, 16}) {
+    EXPECT_EQ(ChooseAlgorithm(desc, peers, true, {}), Algorithm::kMesh) << peers;
+    EXPECT_EQ(ChooseAlgorithm(desc, peers, false, {}), Algorithm::kRing) << peers;
+  }
+  desc.algorithm = Algorithm::kRing;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kRing);
+  desc.algorithm = Algorithm::kAuto;
+  desc.count = kMeshBytesMax + 1;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kRing) << "for lack of memory";
+  desc.quantization = Quantization::kInt4;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kMesh);
+  // Small ones travel as they are.
+  desc.count = 1024;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kOneShot);
+}
+
 TEST(ChooseAlgorithm, ASlowLinkThatTheRingAvoidsDecidesForTheRing) {
   EXPECT_EQ(Choose(1 << 19, 4, Rates(1000, 100'000'000)), Algorithm::kMesh);
   EXPECT_EQ(Choose(1 << 19, 4, Rates(1000, 100'000'000, 2'000'000)), Algorithm::kRing);
