@@ -955,6 +955,12 @@ TEST_F(CollectiveTest, ACodecReachesPeerd) {
   o.tag = 2;
   o.quantize = LH_QUANTIZE_BF16;
   EXPECT_EQ(Ask(lh_all_reduce_start, o).block, 0);
+  o.tag = 4;
+  o.quantize = LH_QUANTIZE_AUTO;
+  o.codecs = LH_CODEC_BIT(LH_QUANTIZE_BF16) | LH_CODEC_BIT(LH_QUANTIZE_INT8);
+  op = Ask(lh_all_reduce_start, o);
+  EXPECT_EQ(op.quantization, LH_WIRE_QUANTIZE_AUTO + 2);
+  EXPECT_EQ(op.block, LH_BLOCK_DEFAULT);
   lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
   std::vector<float> whole(16);
   gather.source = data;
@@ -1037,8 +1043,8 @@ TEST_F(CollectiveTest, CodecsAndErrorsThatCannotBeAreRefused) {
     Refused(lh_all_reduce_start, o, text);
   };
   using Options = lh_all_reduce_options;
-  refused("quantize is 4; give an lh_quantization",
-          [](Options* o) { o->quantize = static_cast<lh_quantization>(4); });
+  refused("quantize is 5; give an lh_quantization",
+          [](Options* o) { o->quantize = static_cast<lh_quantization>(5); });
   refused("rounding is 2; give an lh_rounding",
           [](Options* o) { o->rounding = static_cast<lh_rounding>(2); });
   refused("block is 100; give a power of two from 32 to 4096", [](Options* o) { o->block = 100; });
@@ -1053,9 +1059,18 @@ TEST_F(CollectiveTest, CodecsAndErrorsThatCannotBeAreRefused) {
     o->error = error.data();
   });
   refused("error overlaps source or target", [&](Options* o) { o->error = &data[15]; });
-  refused("errors is given without slices", [&](Options* o) {
-    float* const errors[] = {error.data()};
-    o->errors = errors;
+  float* const alone[] = {error.data()};
+  refused("errors is given without slices", [&](Options* o) { o->errors = alone; });
+  refused("codecs is 0; give LH_CODEC_BIT()", [](Options* o) { o->quantize = LH_QUANTIZE_AUTO; });
+  refused("codecs is 8; give LH_CODEC_BIT()", [](Options* o) {
+    o->quantize = LH_QUANTIZE_AUTO;
+    o->codecs = 8;
+  });
+  refused("codecs is 1; give LH_CODEC_BIT()", [](Options* o) { o->codecs = 1; });
+  refused("error is given with LH_QUANTIZE_AUTO", [&](Options* o) {
+    o->quantize = LH_QUANTIZE_AUTO;
+    o->codecs = LH_CODEC_BIT(LH_QUANTIZE_INT8);
+    o->error = error.data();
   });
   const lh_slice slices[] = {Slice(&data[0], &data[0], 3), Slice(&data[8], &data[8], 3)};
   const auto list = [&](float* const* errors) {

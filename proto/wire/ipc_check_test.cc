@@ -497,7 +497,7 @@ TEST(IpcOpTest, GarbageInAFieldIsRefusedWithItsName) {
   EXPECT_EQ(with([](lh_ipc_op& op) { op.on_fault = 99; }),
             "all-reduce refused: on_fault is 99, not at most 1");
   EXPECT_EQ(with([](lh_ipc_op& op) { op.quantization = 99; }),
-            "all-reduce refused: quantization is 99, not at most 3");
+            "all-reduce refused: quantization is 99, not at most 10");
   EXPECT_EQ(with([](lh_ipc_op& op) { op.algorithm = 99; }),
             "all-reduce refused: algorithm is 99, not at most 4");
   EXPECT_EQ(with([](lh_ipc_op& op) { op.algorithm = LH_WIRE_RING + 1; }),
@@ -558,6 +558,13 @@ TEST(IpcOpTest, AnErrorIsAFloatForEachElement) {
   EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
             "all-reduce refused: an error, and only a quantized all-reduce or reduce-scatter keeps "
             "one");
+}
+
+TEST(IpcOpTest, AnErrorNeedsACodecThatIsNamed) {
+  lh_ipc_op op = Quantized();
+  op.quantization = LH_WIRE_QUANTIZE_AUTO + 1;
+  EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
+            "all-reduce refused: an error, and a codec that peerd chooses: name the codec");
 }
 
 TEST(IpcOpTest, AllPiecesOfAListHaveAnErrorOrNone) {

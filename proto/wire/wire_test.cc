@@ -513,7 +513,7 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(26, 5)), "reduce is 5, not at most 4");
   EXPECT_TRUE(ParseWith(26, 4).ok());
   EXPECT_EQ(Message(ParseWith(27, 2)), "on_fault is 2, not at most 1");
-  EXPECT_EQ(Message(ParseWith(28, 4)), "quantization is 4, not at most 3");
+  EXPECT_EQ(Message(ParseWith(28, 11)), "quantization is 11, not at most 10");
   EXPECT_EQ(Message(ParseWith(28, 1)),
             "dtype is float64, not float32, float16 or bfloat16 with quantization bf16");
   EXPECT_EQ(Message(ParseWith(71, 2)), "rounding is 2, not at most 1");
@@ -1046,6 +1046,30 @@ TEST(OpDescTest, TextNamesTheCodec) {
   EXPECT_EQ(ToString(desc),
             "sum of float32 x 5000 quantization int8 block 128 rounding stochastic");
   EXPECT_EQ(ToString(Quantized(Quantization::kBf16, 0)), "sum of float32 x 5000 quantization bf16");
+}
+
+TEST(OpDescTest, ASetOfCodecsHasOneOfThem) {
+  constexpr Quantization kCodecs[] = {Quantization::kBf16, Quantization::kInt8,
+                                      Quantization::kInt4};
+  for (int set = 1; set < 8; ++set) {
+    OpDesc desc = Quantized(static_cast<Quantization>(LH_WIRE_QUANTIZE_AUTO + set - 1), 64);
+    if (set == 1) desc.block = 0;
+    desc.rounding = Rounding::kStochastic;
+    EXPECT_EQ(desc.Fault(), "");
+    EXPECT_TRUE(desc.Encodes());
+    EXPECT_TRUE(IsAmong(desc.quantization, Quantization::kNone));
+    std::string names;
+    for (int i = 0; i < 3; ++i) {
+      const bool is_in = (set >> i & 1) != 0;
+      EXPECT_EQ(IsAmong(desc.quantization, kCodecs[i]), is_in);
+      if (is_in) names += (names.empty() ? "" : ", ") + std::string(Name(kCodecs[i]));
+      if (is_in) {
+        EXPECT_EQ(desc.With(kCodecs[i]).Fault(), "");
+      }
+    }
+    EXPECT_EQ(Name(desc.quantization), "auto of " + names);
+    EXPECT_EQ(desc.With(Quantization::kNone).Fault(), "");
+  }
 }
 
 TEST(OpDescTest, CodecsThatCannotBeAreRefused) {
