@@ -56,10 +56,10 @@ class TopK:
 
     k, chunk and bits are equal at all members. If not, the op raises InvalidArgument at all of them.
 
-    Defaults: k, chunk, beta and 2 bits are those of the published run of 72 billion parameters (arXiv:2603.08163; tplr,
-    hparams/hparams.json: topk_compression 64, target_chunk 64 for 64 x 64, momentum_decay 0.95, quantization_bins 4).
-    There, a chunk is a square of a matrix, and the values of a whole tensor share four means; here each chunk has two
-    means of its own, and a sign.
+    The defaults are those of the published run of 72 billion parameters (arXiv:2603.08163; tplr: topk_compression 64,
+    target_chunk 64 for 64 x 64, momentum_decay 0.95, quantization_bins 4, outer_learning_rate 0.7). In that code
+    (tplr/compress/topk.py) a chunk is a square of a matrix, and the values of a whole tensor share four means. Here a
+    chunk is a run of a bucket, and has a sign and two means of its own.
 
     *Errors belong to the member*, like the state of the inner optimizer. They are not part of `diloco.state`; a
     newcomer begins with errors of zero. Put state_dict() into the member's own checkpoint. An error changes only when
@@ -71,8 +71,8 @@ class TopK:
 
     Memory: float32 errors, as many as there are parameters, in the process. While an op runs, what all members send.
 
-    One object is for one DiLoCo: raises InvalidArgument if it is given to a second one, or if an argument is out of its
-    range. Not thread-safe: the thread that makes the inner steps uses it.
+    Raises InvalidArgument if an argument is out of its range. One object is for one DiLoCo; a second DiLoCo that is given
+    it raises InvalidArgument. Not thread-safe: the thread that makes the inner steps uses it.
     """
 
     def __init__(self, k: int = 64, chunk: int = 4096, bits: int = 2, error_decay: float = 0.95) -> None:
