@@ -34,7 +34,7 @@ class TopK:
         with lh.torch.DiLoCo(comm, model, inner, outer, sync_every=30, compress=topk) as diloco:
             ...
 
-    A member sends 64 of 4096 elements of its pseudo-gradient, with 2 bits for each: 0.74 % of the bytes of float32. It
+    A member sends 64 of 4096 elements of its pseudo-gradient, with 2 bits for each: 0.73 % of the bytes of float32. It
     keeps what it has not sent, its **error**, and adds it to the next pseudo-gradient. With error e, pseudo-gradient
     Delta and error_decay beta, a member does this at the end of a round:
 
