@@ -546,6 +546,11 @@ def test_what_is_refused(cluster: LocalCluster) -> None:
             ("sync_every is 0", lambda: DiLoCo(comm, model, inner, sync_every=0)),
             ("sync_every is 1.5", lambda: LocalSGD(comm, model, inner, sync_every=1.5)),  # type: ignore[arg-type]
             ("quantize is 8", lambda: DiLoCo(comm, model, inner, sync_every=1, quantize=8)),  # type: ignore[arg-type]
+            ("codecs that may be chosen", lambda: DiLoCo(comm, model, inner, sync_every=1, quantize="auto")),
+            (
+                "give one of the two",
+                lambda: DiLoCo(comm, model, inner, sync_every=1, quantize="int8", compress=lh.torch.TopK()),
+            ),
             ("backup_device is cuda", lambda: DiLoCo(comm, model, inner, sync_every=1, backup_device="cuda")),
             ("bucket_cap_mb is 0", lambda: DiLoCo(comm, model, inner, sync_every=1, bucket_cap_mb=0)),
             ("not one of the model's", lambda: DiLoCo(comm, model, inner, stranger, sync_every=1)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ._averager import GradientAverager
 from ._diloco import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
 from ._empty import empty
+from ._error_feedback import ErrorFeedback
 from ._exchange import GRADIENT_TAG, GradientInfo
 from ._gradients import average_gradients
 from ._hsdp import HSDP
@@ -21,6 +22,7 @@ __all__ = [
     "AsyncDiLoCo",
     "DiLoCo",
     "ElasticSampler",
+    "ErrorFeedback",
     "GradientAverager",
     "GradientInfo",
     "LocalSGD",

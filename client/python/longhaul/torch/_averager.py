@@ -15,6 +15,7 @@ import torch
 from .. import _native
 from .._comm import Comm
 from .._errors import DeadlineExceeded, FailedPrecondition
+from .._quant import Quant
 from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, settings_of, trainable
 
 _Self = TypeVar("_Self", bound="GradientAverager")
@@ -58,12 +59,13 @@ class GradientAverager:
         *,
         weight: float | None = None,
         wire_dtype: torch.dtype | None = None,
+        quantize: str | Quant | None = None,
         bucket_cap_mb: float = 25,
         first_bucket_mb: float = 1,
         gradient_as_bucket_view: bool = False,
         tag: int = GRADIENT_TAG,
     ) -> None:
-        self._settings = settings_of(wire_dtype, bucket_cap_mb, first_bucket_mb, tag, gradient_as_bucket_view)
+        self._settings = settings_of(wire_dtype, bucket_cap_mb, first_bucket_mb, tag, gradient_as_bucket_view, quantize)
         self._parameters = trainable(model)[::-1]
         self._comm = comm
         self._weight = weight

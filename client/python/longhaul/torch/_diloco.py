@@ -17,11 +17,14 @@ from typing import TypeVar
 
 import torch
 
+from .. import _native
 from .._arena import arena_of
 from .._comm import Comm
 from .._errors import FailedPrecondition, InvalidArgument
 from .._op_info import OpInfo
+from .._quant import Quant, set_quantize
 from .._state import State, SyncInfo
+from ._error_feedback import ErrorFeedback
 from ._fragment import Fragment
 from ._outer import Outer
 from ._topk import TopK
@@ -304,15 +307,19 @@ class OuterRounds(Rounds):
         outer_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         sync_every: int,
         *,
-        quantize: None,
+        quantize: str | Quant | ErrorFeedback | None,
         compress: TopK | None,
         use_bucketization: bool,
         bucket_cap_mb: float,
         pin_memory: bool,
         backup_device: torch.device | str | None,
     ) -> None:
-        if quantize is not None:
-            raise InvalidArgument(f"quantize is {quantize!r}; there are no codecs yet, so leave it None")
+        if quantize is not None and not isinstance(quantize, ErrorFeedback):
+            set_quantize(_native.AllReduceOptions(), quantize)  # raises InvalidArgument
+        if quantize is not None and compress is not None:
+            raise InvalidArgument(
+                "quantize and compress are given; TopK quantizes what it sends, so give one of the two"
+            )
         if compress is not None and not isinstance(compress, TopK):
             raise InvalidArgument(f"compress is {compress!r}; give a longhaul.torch.TopK, or None")
         if compress is not None and not self._may_compress:
@@ -341,6 +348,15 @@ class OuterRounds(Rounds):
             )
             for fragment, exchange in zip(self._fragments, exchanges):
                 fragment.sparse = exchange
+        self._set_quantize(quantize)
+
+    def _set_quantize(self, quantize: str | Quant | ErrorFeedback | None) -> None:
+        for fragment in self._fragments:
+            fragment.quantize = quantize.quantize if isinstance(quantize, ErrorFeedback) else quantize
+        if isinstance(quantize, ErrorFeedback):
+            lengths = [[flat.numel() for flat in fragment.flats] for fragment in self._fragments]
+            for fragment, errors in zip(self._fragments, quantize._make_errors(lengths)):
+                fragment.errors = errors
 
     def _pairs(self) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
         return {
@@ -379,7 +395,9 @@ class DiLoCo(OuterRounds):
         parameters afterwards. Its state must be tensors, the same ones after each step. Its hyperparameters are not
         shared: change them as all others do, for instance as a function of `round`. None: SGD(lr=0.7, momentum=0.9,
         nesterov=True); with `compress` SGD(lr=0.7).
-    quantize: None. Codecs do not exist yet.
+    quantize: how pseudo-gradients travel: "bf16", "int8", "int4" or a longhaul.Quant (see Comm.all_reduce), or an
+        ErrorFeedback of one of them. The same at all members. None: as they are. The global parameters and the average
+        of the members stay equal bit by bit.
     compress: a TopK: the members send the largest elements of their pseudo-gradients only, and keep the rest for the
         next round. The same at all members. None: they send everything.
 
@@ -394,7 +412,7 @@ class DiLoCo(OuterRounds):
         outer_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         sync_every: int,
-        quantize: None = None,
+        quantize: str | Quant | ErrorFeedback | None = None,
         compress: TopK | None = None,
         use_bucketization: bool = True,
         bucket_cap_mb: float = 1024,
@@ -520,7 +538,7 @@ class StreamingDiLoCo(OuterRounds):
         model_fragments: Sequence[torch.nn.Module],
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
-        quantize: None = None,
+        quantize: str | Quant | ErrorFeedback | None = None,
         compress: TopK | None = None,
         use_bucketization: bool = True,
         bucket_cap_mb: float = 1024,

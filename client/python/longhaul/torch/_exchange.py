@@ -17,6 +17,7 @@ from .._arena import Client
 from .._comm import Comm
 from .._errors import DeadlineExceeded, Error, InvalidArgument
 from .._op_info import OpInfo
+from .._quant import Quant, set_quantize
 from .._work import Work
 from ._buckets import Bucket, division
 from ._copier import BucketCopier
@@ -138,12 +139,19 @@ class Settings:
     first_bytes: int = 25 << 20
     tag: int = GRADIENT_TAG
     as_view: bool = False
+    quantize: str | Quant | None = None
 
 
 def settings_of(
-    wire_dtype: torch.dtype | None, bucket_cap_mb: float, first_bucket_mb: float, tag: int, as_view: bool
+    wire_dtype: torch.dtype | None,
+    bucket_cap_mb: float,
+    first_bucket_mb: float,
+    tag: int,
+    as_view: bool,
+    quantize: str | Quant | None,
 ) -> Settings:
     """Checks the options of the public calls. Raises InvalidArgument."""
+    set_quantize(_native.AllReduceOptions(), quantize)
     if wire_dtype not in (None, torch.bfloat16):
         raise InvalidArgument(
             f"wire_dtype is {wire_dtype}; give torch.bfloat16, or None for the dtype of each gradient"
@@ -152,7 +160,7 @@ def settings_of(
         if not size > 0:
             raise InvalidArgument(f"{name} is {size}; give the size of a bucket in MiB, more than 0")
     mib = 1 << 20
-    return Settings(wire_dtype, int(bucket_cap_mb * mib), int(first_bucket_mb * mib), tag, as_view)
+    return Settings(wire_dtype, int(bucket_cap_mb * mib), int(first_bucket_mb * mib), tag, as_view, quantize)
 
 
 def trainable(model: object) -> list[torch.nn.Parameter]:
@@ -263,7 +271,13 @@ class GradientExchange:
             self._weights = self.comm.all_reduce(self._sum, "sum", tag=tag, async_op=True)
         try:
             self._works[number] = self._copier.all_reduce(
-                self.comm, bucket, gradients, "avg", weight=weight, tag=tag + 1 + number
+                self.comm,
+                bucket,
+                gradients,
+                "avg",
+                weight=weight,
+                tag=tag + 1 + number,
+                quantize=self.settings.quantize,
             )
         except RuntimeError:
             check_dense(gradients)

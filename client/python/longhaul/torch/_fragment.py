@@ -12,6 +12,7 @@ from .._arena import Client
 from .._comm import Comm
 from .._errors import Aborted, FailedPrecondition, TooFewMembers, Unavailable
 from .._op_info import OpInfo
+from .._quant import Quant
 from .._work import Work
 from ._buckets import Bucket, buckets_of
 from ._memory import local_part
@@ -40,6 +41,9 @@ class Fragment:
         self._started: Callable[[bool], Work] | None = None
         #: Set before open(): what goes out is compressed. None: it is not.
         self.sparse: SparseExchange | None = None
+        #: How what goes out is quantized, and its errors by bucket; None: it is not, and has none.
+        self.quantize: str | Quant | None = None
+        self.errors: list[torch.Tensor] | None = None
         self.parameters = list(parameters)
         self._globals = self._buckets(client)
         self.read_model(self._globals)
@@ -135,7 +139,10 @@ class Fragment:
         def started(again: bool) -> Work:
             if sparse is not None:
                 return sparse.start(comm, tag, again)
-            return comm.all_reduce(flats, "avg", weight=weight, tag=tag, on_fault="retry", async_op=True)
+            codec: dict[str, Any] = {"quantize": self.quantize}
+            if self.errors is not None:
+                codec["error"] = self.errors
+            return comm.all_reduce(flats, "avg", weight=weight, tag=tag, on_fault="retry", async_op=True, **codec)
 
         self._started = started
         self._work = started(False)

@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native
 from .._comm import Comm
+from .._quant import Quant
 from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, Settings, settings_of, trainable
 
 # What average_gradients() has made for the next call, by the first parameter. It keeps no parameter alive, and goes when
@@ -23,6 +24,7 @@ def average_gradients(
     *,
     weight: float | None = None,
     wire_dtype: torch.dtype | None = None,
+    quantize: str | Quant | None = None,
     bucket_cap_mb: float = 25,
     gradient_as_bucket_view: bool = False,
     tag: int = GRADIENT_TAG,
@@ -44,6 +46,9 @@ def average_gradients(
         members give a weight, or none. The average is divided by the sum of the weights.
     wire_dtype: torch.bfloat16: gradients travel as bfloat16. They are rounded to bfloat16 before and after the sum,
         which is made in float32. None: in their own dtype.
+    quantize: "bf16", "int8", "int4" or a longhaul.Quant: how gradients travel (see Comm.all_reduce). Best with stochastic
+        rounding: its mean error is 0, so no errors have to be kept. The same at all members. Gradients of float64 cannot
+        be quantized. None: as they are.
     bucket_cap_mb: size of a bucket in MiB. The same at all members. A larger gradient gets a bucket of its own.
     gradient_as_bucket_view: True: afterwards each `grad` is a view of a bucket, where that is possible (CPU, no DTensor,
         no wire_dtype). This saves a copy, and with `zero_grad(set_to_none=False)` another one. The next call overwrites
@@ -63,7 +68,7 @@ def average_gradients(
 
     Threads: any, but one call at a time for one model.
     """
-    settings = settings_of(wire_dtype, bucket_cap_mb, bucket_cap_mb, tag, gradient_as_bucket_view)
+    settings = settings_of(wire_dtype, bucket_cap_mb, bucket_cap_mb, tag, gradient_as_bucket_view, quantize)
     parameters = trainable(model)
     deadline = _native.Deadline(timeout)
     exchange = _exchange_of(parameters, comm, settings)

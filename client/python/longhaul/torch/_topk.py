@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .._arena import Client
 from .._comm import Comm
-from .._errors import FailedPrecondition, InvalidArgument
+from .._errors import InvalidArgument
 from .._op_info import OpInfo
 from .._work import Work
+from ._member_errors import MemberErrors
 from ._memory import shared
 from ._sparse import Form, add, decode, encode, form_of, take_out
 
@@ -26,7 +27,7 @@ _VERSION = 1
 _BLOCK = 1 << 20
 
 
-class TopK:
+class TopK(MemberErrors):
     """Sparse pseudo-gradients with error feedback, for `DiLoCo` and `StreamingDiLoCo` (SparseLoCo, arXiv:2508.15706).
 
         topk = lh.torch.TopK()
@@ -82,59 +83,13 @@ class TopK:
         if not isinstance(error_decay, (int, float)) or not 0 <= error_decay <= 1:
             raise InvalidArgument(f"error_decay is {error_decay!r}; give a number from 0 to 1")
         self.error_decay = float(error_decay)
-        self._errors: list[list[torch.Tensor]] | None = None  # by fragment and bucket
 
     def __repr__(self) -> str:
         return f"TopK(k={self.k}, chunk={self.chunk}, bits={self.bits}, error_decay={self.error_decay})"
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """This member's errors by name: flat float32 CPU tensors, in all as many elements as there are parameters.
-
-        They are the tensors in use, not copies, as those of an optimizer: torch.save() them when `diloco.round` has
-        just changed. Raises FailedPrecondition before the object is given to a DiLoCo.
-        """
-        return dict(self._named("state_dict"))
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Sets this member's errors to those of a checkpoint. The object has been given to a DiLoCo before.
-
-        Raises InvalidArgument if the names or the lengths are not those of this model with these buckets; nothing is
-        changed then. Raises FailedPrecondition before the object is given to a DiLoCo.
-        """
-        named = dict(self._named("load_state_dict"))
-        have = {name: list(error.shape) for name, error in named.items()}
-        given = {name: list(error.shape) for name, error in state.items()}
-        if have != given:
-            name = next(name for name in [*have, *given] if have.get(name) != given.get(name))
-            raise InvalidArgument(
-                f"load_state_dict: error {name!r} has the shape {given.get(name)} in the checkpoint and "
-                f"{have.get(name)} here (None: not there); use the model, fragments and buckets of the checkpoint, or "
-                "begin with errors of zero"
-            )
-        for name, error in named.items():
-            error.copy_(state[name])
-
-    def reset(self) -> None:
-        """Sets this member's errors to zero, for instance when it joins again after a long time.
-
-        Raises FailedPrecondition before the object is given to a DiLoCo.
-        """
-        for _, error in self._named("reset"):
-            error.zero_()
-
-    def _named(self, what: str) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._errors is None:
-            raise FailedPrecondition(f"{what}: give this TopK to a DiLoCo first (compress=topk), which knows the model")
-        for i, errors in enumerate(self._errors):
-            for j, error in enumerate(errors):
-                yield f"error.{i}.{j}", error
-
     def _exchanges_of(self, lengths: Sequence[Sequence[int]]) -> list[SparseExchange]:
         """Makes the errors. lengths: the elements of each bucket of each fragment."""
-        if self._errors is not None:
-            raise InvalidArgument("this TopK belongs to another DiLoCo, whose errors it holds; make a new one")
-        self._errors = [[torch.zeros(length) for length in buckets] for buckets in lengths]
-        return [SparseExchange(self, errors) for errors in self._errors]
+        return [SparseExchange(self, errors) for errors in self._make_errors(lengths)]
 
 
 class _Part(NamedTuple):
