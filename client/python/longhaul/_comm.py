@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         QuantizedStart,
         QuantizedWait,
         ReduceStart,
+        ReduceWait,
         SendStart,
         SendWait,
     )
@@ -587,7 +588,7 @@ class Comm:
         *,
         root_member: int | None = None,
         out: Any = None,
-        **options: Unpack[QuantizedWait],
+        **options: Unpack[ReduceWait],
     ) -> OpInfo: ...
     @overload
     def reduce(
@@ -724,7 +725,7 @@ class Comm:
         root_member: int | None = None,
         out: Any = None,
         counts: Counts | None = None,
-        **options: Unpack[GatherWait],
+        **options: Unpack[OpWait],
     ) -> OpInfo: ...
     @overload
     def gather(
