@@ -19,8 +19,8 @@ class Quant(NamedTuple):
     block: elements of a block: a power of two from 32 to 4096. Small blocks have smaller errors, and more scales: 4
         bytes each. None: 128, which is 25.8 % of the bytes of float32 for "int8" and 13.3 % for "int4". "bf16" has no
         blocks.
-    rounding: "nearest": each element to the nearest value. "stochastic": up or down by chance, so that the mean error is
-        0. The random numbers depend on the run, the group, the op and the member, so an op that is redone sends the
+    rounding: "nearest": each element to the nearest value. "stochastic": up or down by chance, so that the mean error
+        is 0. The random numbers depend on the run, the group, the op and the member, so an op that is redone sends the
         same bytes.
 
     PCCL's names "min-max" and "zero-point-scale" are taken as "int8", whose bytes are not those of PCCL: Longhaul's

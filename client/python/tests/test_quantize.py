@@ -16,6 +16,7 @@ from test_faults_of_members import admit
 import longhaul as lh
 from longhaul import codec
 from longhaul.testing import LocalCluster
+from longhaul.torch._fake_copier import FakeCopier
 
 QUANTS = {
     "bf16": lh.Quant("bf16"),
@@ -871,6 +872,29 @@ def test_what_cannot_be_is_refused_before_it_starts(alone: lh.Comm, what: str) -
         call(alone)
     # Nothing is left: the tag is free.
     alone.all_reduce(ones(), quantize="int8", error=ones(), timeout=60)
+
+
+def test_a_tensor_on_a_gpu_has_its_error_in_host_memory(pair: Members) -> None:
+    data = [rows(2), rows(2, 300)]
+
+    with FakeCopier() as device:
+
+        def call(comm: lh.Comm) -> tuple[int, tuple[np.ndarray, np.ndarray]]:
+            mine = [device.tensor(torch.from_numpy(each[comm.rank])) for each in data]
+            errors = [np.zeros(each.shape[1], np.float32) for each in data]
+            with pytest.raises(lh.InvalidArgument, match="error is on a GPU; keep errors in host memory"):
+                comm.all_reduce(mine[0], quantize="int4", error=device.tensor(torch.zeros(COUNT)), timeout=60)
+            with pytest.raises(lh.InvalidArgument, match=r"error\[1\] is on a GPU"):
+                spare = [errors[0], device.tensor(torch.zeros(300))]
+                comm.all_reduce(mine, quantize="int4", error=spare, timeout=60)
+            comm.all_reduce(mine, "avg", quantize="int4", error=errors, timeout=60)
+            assert all(each.any() for each in errors)
+            comm.all_reduce(mine[1], "avg", quantize="int4", error=errors[1], algorithm="mesh", timeout=60)
+            return comm.rank, (device.read(mine[0]).numpy(), errors[0])
+
+        ended = by_rank(pair.all(call))
+    np.testing.assert_array_equal(ended[0][0], ended[1][0])
+    balance(data[0], [np.zeros(1)] * 2, ended[0][0], [error for _, error in ended], 2)
 
 
 def test_newcomers_need_no_error(cluster: LocalCluster) -> None:

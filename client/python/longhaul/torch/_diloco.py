@@ -359,7 +359,7 @@ class DiLoCo(OuterRounds):
         parameters afterwards. Its state must be tensors, the same ones after each step. Its hyperparameters are not
         shared: change them as all others do, for instance as a function of `round`. None: SGD(lr=0.7, momentum=0.9,
         nesterov=True).
-    quantize: None. Codecs do not exist yet.
+    quantize: None. This class uses no codecs yet.
 
     Memory shared with peerd: two times the parameters, and the state of the outer optimizer. Errors: as for LocalSGD.
     """
