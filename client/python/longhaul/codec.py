@@ -49,8 +49,8 @@ class _Form(NamedTuple):
 
 def _form_of(quantize: str | Quant) -> _Form:
     quant = quant_of(quantize)
-    if quant is None:
-        raise InvalidArgument("quantize is None; give a codec")
+    if quant is None or quant.codec == "auto":
+        raise InvalidArgument(f"quantize is {quant and quant.codec}; give a codec")
     return _Form(_MOST[_native.QUANTIZATIONS[quant.codec]], quant.block or 128)
 
 
