@@ -516,7 +516,7 @@ class Comm:
 
         Options of all-reduce, reduce-scatter, all-gather and broadcast:
         quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
-            explains them. Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All members get
+            explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All members get
             the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an op of at
             most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
             each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the

@@ -111,6 +111,7 @@ def test_sizes_are_those_that_the_page_names(name: str, share: float) -> None:
     "text, call",
     [
         ("quantize is None; give a codec", lambda: codec.encode(np.ones(3, np.float32), cast(Any, None))),
+        ("quantize is auto; give a codec", lambda: codec.encoded_bytes(3, lh.Quant("auto", among=("int8",)))),
         ("quantize is 'int2'; give one of bf16", lambda: codec.encoded_bytes(3, "int2")),
         ("block of quantize is 100; give a power of two", lambda: codec.encoded_bytes(3, lh.Quant("int8", 100))),
         ("count is -1", lambda: codec.encoded_bytes(-1, "int8")),

@@ -751,6 +751,26 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[lh.Comm], object]]] = {
         "rounding of quantize is 'up'; give one of nearest, stochastic",
         lambda comm: comm.all_reduce(ones(), quantize=lh.Quant("int8", rounding="up")),
     ),
+    "auto without codecs": (
+        lh.InvalidArgument,
+        'quantize is "auto" with among=.*; give the codecs that may be chosen, such as',
+        lambda comm: comm.all_reduce(ones(), quantize="auto"),
+    ),
+    "auto with a name in place of a list": (
+        lh.InvalidArgument,
+        "with among='int8'; give the codecs that may be chosen",
+        lambda comm: comm.all_reduce(ones(), quantize=lh.Quant("auto", among="int8")),
+    ),
+    "auto with a codec that does not exist": (
+        lh.InvalidArgument,
+        "among of quantize is 'int2'; give one of bf16, int8, int4",
+        lambda comm: comm.all_reduce(ones(), quantize=lh.Quant("auto", among=("int8", "int2"))),
+    ),
+    "a set of codecs without auto": (
+        lh.InvalidArgument,
+        'among of quantize is .*int8.* with "int4"; it goes with "auto"',
+        lambda comm: comm.all_reduce(ones(), quantize=lh.Quant("int4", among=("int8",))),
+    ),
     "integers": (
         lh.InvalidArgument,
         "int32 x 5000.*with quantize give LH_FLOAT32, LH_FLOAT16 or LH_BFLOAT16",
