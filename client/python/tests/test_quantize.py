@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Members, wait_for_open_ops
+from conftest import Members, wait_for_open_ops, wait_until
 from test_faults_of_members import admit
 
 import longhaul as lh
@@ -611,6 +611,45 @@ def test_the_death_of_a_peer(on_fault: str, arena: bool) -> None:
             inputs = np.stack([each.before[0] for each in kept])
             balance(inputs, [each.before[1] for each in kept], kept[0].tensor, [each.error for each in kept], 2)
         members.close()
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_the_death_of_the_own_peer_before_the_others_start(arena: bool) -> None:
+    with LocalCluster(peers=2) as cluster:
+        members = Members([cluster.socket(0), cluster.socket(1)])
+        kept = Kept(members.comms[0], arena)
+        work = kept.start(members.comms[0])
+        wait_for_open_ops(cluster.peers[:1])
+        cluster.kill_peer(0)
+        with pytest.raises(lh.Unavailable):
+            work.wait(60)
+        kept.check_intact()
+        members.comms.pop(0)
+        members.close()
+
+
+@pytest.mark.xfail(reason="peerd decodes the own part into the target before the op has its outcome")
+def test_a_part_in_the_whole_is_intact_after_a_cancelled_all_gather(three: Members) -> None:
+    first, second, third = sorted(three.comms, key=lambda comm: comm.rank)
+    wholes = [comm.empty(3 * COUNT) for comm in (first, second)]
+    parts = [whole[i * COUNT : (i + 1) * COUNT] for i, whole in enumerate(wholes)]
+    data = rows(2)
+    options: dict[str, Any] = dict(quantize="int4", algorithm="mesh", async_op=True)
+    works = []
+    for comm, whole, part, values in zip((first, second), wholes, parts, data):
+        whole[:] = np.nan
+        part[:] = values
+        works.append(comm.all_gather(part, out=whole, **options))
+    # All of the second part has been sent.
+    wait_until(lambda: not np.isnan(wholes[0][COUNT : 2 * COUNT]).any())
+    works[0].cancel()
+    for work in works:
+        with pytest.raises(lh.Aborted):
+            work.wait(60)
+    with pytest.raises(lh.Aborted):
+        third.all_gather(np.ones(COUNT, np.float32), out=np.ones(3 * COUNT, np.float32), **options).wait(60)
+    for part, values in zip(parts, data):
+        np.testing.assert_array_equal(part, values)
 
 
 @pytest.mark.parametrize("arena", [True, False])
