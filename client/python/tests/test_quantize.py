@@ -589,6 +589,17 @@ def test_an_op_that_a_fault_aborts_leaves_errors_as_they_were(three: Members, ar
         each.check_intact()
 
 
+@pytest.mark.parametrize("options", [{"min_world": 3}, {"weight": 0.0}], ids=str)
+@pytest.mark.parametrize("arena", [True, False])
+def test_too_few_members_leave_errors_as_they_were(pair: Members, arena: bool, options: dict[str, Any]) -> None:
+    kept = [Kept(comm, arena) for comm in pair.comms]
+    for work in [each.start(comm, **options) for each, comm in zip(kept, pair.comms)]:
+        with pytest.raises(lh.TooFewMembers):
+            work.wait(60)
+    for each in kept:
+        each.check_intact()
+
+
 @pytest.mark.parametrize("on_fault", ["abort", "retry"])
 @pytest.mark.parametrize("arena", [True, False])
 def test_the_death_of_a_peer(on_fault: str, arena: bool) -> None:
