@@ -20,7 +20,7 @@ from typing import Any
 from longhaul import _errors
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "python_api.md"
-MODULES = ("longhaul", "longhaul.torch", "longhaul.testing")
+MODULES = ("longhaul", "longhaul.torch", "longhaul.codec", "longhaul.testing")
 HEAD = """# Python reference
 Read this page if you call the package `longhaul` and want to know exactly what a call does. Afterwards you know its
 arguments, results and errors. `tools/python_api.py` makes the page from the docstrings: change those.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         QuantizedStart,
         QuantizedWait,
         ReduceStart,
+        ReduceWait,
         SendStart,
         SendWait,
     )
@@ -515,20 +516,22 @@ class Comm:
 
         Options of all-reduce, reduce-scatter, all-gather and broadcast:
         quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
-            explains them. Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All members get
+            explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All members get
             the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an op of at
             most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
             each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the
-            sum). "ring" encodes each partial sum, whose scales are larger; "auto" therefore takes the mesh where there
-            is one, and above 64 MiB of encoded bytes the ring. A block with a NaN or an infinity arrives as NaN
-            everywhere (`OpInfo.blocks_not_finite`).
+            sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose scales are larger. So "auto"
+            takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A block with a NaN or an
+            infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`). docs/quantization.md tells more.
 
         Option of all-reduce and reduce-scatter:
-        error: error feedback, with quantize: a float32 array in host memory with as many elements as `tensor`; for a list,
-            a list. It is added to the tensor (after `weight`). If the op ends well, it becomes what this member's input,
-            and the sums that its host encodes, have lost: pass it to the same op of the next step. Begin with zeros. If
-            the op raises, it is unchanged. It is a part of the trainer's state: keep it in checkpoints. Members on one
-            host share one error, which the first of them gets. Each member decides whether it keeps an error.
+        error: error feedback, with quantize: a float32 array in host memory with as many elements as `tensor`; for a
+            list, a list. It is added to the tensor (after `weight`). If the op ends well, it becomes what this member's
+            input, and the sums that its host encodes, have lost: pass it to the same op of the next step. Begin with
+            zeros. If the op raises, it is unchanged. It is a part of the trainer's state: keep it in checkpoints.
+            Members on one host share one error, which the first of them that has one gets; those of the others become
+            0. The error of a member of weight 0 or in the background stays as it is. Each member decides whether it
+            keeps an error.
 
         Options of all ops:
         participants: the ids of the members that take part (`members`), this one among them; only they call it, all
@@ -548,7 +551,7 @@ class Comm:
             "auto": Longhaul chooses by tensor size and link measurements.
             "oneshot": each host sends its whole tensor to every other host. At most 4096 bytes.
             "mesh": each host adds up one part of the tensor and sends that part to every other host. It takes two times
-            the longest latency. It needs a group of at most 16 hosts that all reach each other; else "ring" is used.
+            the longest latency. It needs a group of at most 64 hosts that all reach each other; else "ring" is used.
             "auto" never takes it above 64 MiB.
             "ring": sums pass from host to host around a ring. Not for gather, scatter, all-to-all, send and receive.
         async_op: True: return a Work at once. A member has at most 1024 ops at peerd. Further ones wait in this
@@ -587,7 +590,7 @@ class Comm:
         *,
         root_member: int | None = None,
         out: Any = None,
-        **options: Unpack[QuantizedWait],
+        **options: Unpack[ReduceWait],
     ) -> OpInfo: ...
     @overload
     def reduce(
@@ -724,7 +727,7 @@ class Comm:
         root_member: int | None = None,
         out: Any = None,
         counts: Counts | None = None,
-        **options: Unpack[GatherWait],
+        **options: Unpack[OpWait],
     ) -> OpInfo: ...
     @overload
     def gather(

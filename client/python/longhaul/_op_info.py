@@ -24,7 +24,7 @@ class OpInfo(NamedTuple):
     #: A digest of the set of these members' hosts: equal for ops with the same hosts, in any group (`Comm.agree`).
     hosts: int
     algorithm: str = "auto"  #: what made the result: "oneshot", "mesh", "ring"; "local": nothing crossed the network
-    #: Of a quantized op: blocks of this member's result with an element that is not finite.
+    #: Of an op that was encoded (`quantize=`): blocks of this member's result with an element that is not finite.
     blocks_not_finite: int = 0
     quantize: str | None = None  #: how elements travelled: "bf16", "int8" or "int4"; None: as they are
 

@@ -15,19 +15,20 @@ _BLOCK_MAX = 4096
 class Quant(NamedTuple):
     """How elements travel between hosts: the `quantize` of an op.
 
-    codec: "bf16", "int8", "int4" or "auto". "int8" and "int4" are whole numbers with one float32 scale for each block of
-        elements: the greatest magnitude in the block, divided by 127 or 7.
-    block: elements of a block: a power of two from 32 to 4096. Small blocks have smaller errors, and more scales: 4 bytes
-        each. None: 128, which is 25.8 % of the bytes of float32 for "int8" and 13.3 % for "int4". "bf16" has no blocks.
-    rounding: "nearest": each element to the nearest value. "stochastic": up or down by chance, so that the mean error is
-        0. The random numbers depend on the run, the op and the member, so an op that is redone sends the same bytes.
+    codec: "bf16", "int8", "int4" or "auto". "int8" and "int4" are whole numbers with one float32 scale for each block
+        of elements: the greatest magnitude in the block, divided by 127 or 7.
+    block: elements of a block: a power of two from 32 to 4096. Small blocks have smaller errors, and more scales: 4
+        bytes each. None: 128, which is 25.8 % of the bytes of float32 for "int8" and 13.3 % for "int4". "bf16" has no
+        blocks.
+    rounding: "nearest": each element to the nearest value. "stochastic": up or down by chance, so that the mean error
+        is 0. The random numbers depend on the run, the group, the op and the member, so an op that is redone sends the
+        same bytes.
+    among: with "auto": the codecs that Longhaul may choose from, such as ("bf16", "int8"). It takes none, or one of
+        them, whichever is the fastest with the measured links: the same at all members. `OpInfo.quantize` says which.
+        An op with "auto" keeps no error.
 
-    among: with "auto": the codecs that Longhaul may choose from, such as ("bf16", "int8"). It takes none, or one of them,
-        whichever is the fastest with the measured links: the same at all members. `OpInfo.quantize` says which. An op
-        with "auto" keeps no error.
-
-    For those who come from PCCL, the codecs "min-max" and "zero-point-scale" are "int8" with its own rule for scales: here
-    no codec has a zero point. Both round to nearest.
+    PCCL's names "min-max" and "zero-point-scale" are taken as "int8", whose bytes are not those of PCCL: Longhaul's
+    codecs have no zero point.
     """
 
     codec: str
@@ -36,23 +37,23 @@ class Quant(NamedTuple):
     among: Sequence[str] = ()
 
 
-def set_quantize(options: Any, value: str | Quant | None) -> None:
-    """Fills in the codec of an op."""
+def quant_of(value: str | Quant | None) -> Quant | None:
+    """Checks what was given as `quantize`. Raises InvalidArgument if there is no such codec."""
     if value is None:
-        return
+        return None
     if isinstance(value, str):
         value = Quant(value)
     if not isinstance(value, Quant):
         raise InvalidArgument(f'quantize is {value!r}; give None, "bf16", "int8", "int4" or a longhaul.Quant')
     if value.codec == "auto":
-        _set_auto(options, value)
+        _check_among(value)
     elif value.among:
         raise InvalidArgument(f'among of quantize is {value.among!r} with "{value.codec}"; it goes with "auto"')
     else:
-        options.quantize = code_of(_native.QUANTIZATIONS, value.codec, "quantize")
-    options.rounding = code_of(_native.ROUNDINGS, value.rounding, "rounding of quantize")
+        code_of(_native.QUANTIZATIONS, value.codec, "quantize")
+    code_of(_native.ROUNDINGS, value.rounding, "rounding of quantize")
     if value.block is None:
-        return
+        return value
     block = number_of(value.block, "block of quantize", (1 << 32) - 1)
     if value.codec == "bf16":
         raise InvalidArgument(f'block of quantize is {block}; "bf16" has no blocks, so leave it None')
@@ -60,15 +61,29 @@ def set_quantize(options: Any, value: str | Quant | None) -> None:
         raise InvalidArgument(
             f"block of quantize is {block}; give a power of two from {_BLOCK_MIN} to {_BLOCK_MAX}, or None for 128"
         )
-    options.block = block
+    return value
 
 
-def _set_auto(options: Any, value: Quant) -> None:
+def _check_among(value: Quant) -> None:
     if isinstance(value.among, str) or not value.among:
         raise InvalidArgument(
             f'quantize is "auto" with among={value.among!r}; give the codecs that may be chosen, such as '
             'longhaul.Quant("auto", among=("bf16", "int8"))'
         )
-    options.quantize = _native.QUANTIZE_AUTO
     for name in value.among:
-        options.codecs |= 1 << (code_of(_native.QUANTIZATIONS, name, "among of quantize") - 1)
+        code_of(_native.QUANTIZATIONS, name, "among of quantize")
+
+
+def set_quantize(options: Any, value: str | Quant | None) -> None:
+    """Fills in the codec of an op."""
+    quant = quant_of(value)
+    if quant is None:
+        return
+    if quant.codec == "auto":
+        options.quantize = _native.QUANTIZE_AUTO
+        for name in quant.among:
+            options.codecs |= 1 << (_native.QUANTIZATIONS[name] - 1)
+    else:
+        options.quantize = _native.QUANTIZATIONS[quant.codec]
+    options.rounding = _native.ROUNDINGS[quant.rounding]
+    options.block = quant.block or 0
