@@ -518,8 +518,9 @@ static lh_status pin_locked(const lh_op *op, const char *call, const char *what,
 
 /* Pins the caller's tensors that peerd uses where they are. Sets *in_place if the op is in place
  * for peerd: then it has to be so in all pieces. */
-static lh_status pin_all_locked(lh_op *op, const char *call, bool *in_place) {
+static lh_status pin_all_locked(lh_op *op, const struct lhi_collective *o, bool *in_place) {
   struct lhi_tensors *const t = &op->tensors;
+  const char *const call = o->call;
   *in_place = false;
   for (size_t i = 0; i < t->piece_count; ++i) {
     struct lhi_piece *const piece = &t->pieces[i];
@@ -537,8 +538,11 @@ static lh_status pin_all_locked(lh_op *op, const char *call, bool *in_place) {
     piece->source.data = (uint8_t *)(uintptr_t)pair->source;
     piece->target.data = pair->target;
     if (t->in_parts) {
-      /* peerd wants source and target apart: a part that lies in the whole gets staged memory. */
-      const bool part = t->source_parts == 1 && t->target_parts > 1;
+      /* peerd wants source and target apart: a part that lies in the whole gets staged memory. If
+       * it is quantized, it is not what it was in the result, and the source has to stay what it is
+       * until the outcome is known. Then the result gets staged memory. */
+      const bool part =
+          t->source_parts == 1 && t->target_parts > 1 && o->quantize == LH_UNQUANTIZED;
       if (lhi_piece_overlaps(t, piece)) lhi_unpin(part ? &piece->source.pin : &piece->target.pin);
     } else if (pair->source == pair->target && piece->source.pin.region != NULL &&
                piece->target.pin.region != NULL) {
@@ -622,7 +626,7 @@ static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadli
   lh_status status;
   pthread_mutex_lock(&client->mutex);
   status = lhi_check_states_locked(o->call, op);
-  if (status == LH_OK) status = pin_all_locked(op, o->call, &in_place);
+  if (status == LH_OK) status = pin_all_locked(op, o, &in_place);
   pthread_mutex_unlock(&client->mutex);
   for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
     if (t->pieces[i].source.pin.region != NULL) op->reads = true;

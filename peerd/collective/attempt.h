@@ -240,9 +240,9 @@ class Attempt {
   // completely. For a one-shot op: the bytes of its inputs, which travel in other messages.
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
-  // After Commit() and its work: blocks of the result with an element that is not finite, if the op
-  // has encoded it. The same at all members that get the same result.
-  virtual uint64_t blocks_not_finite() const { return 0; }
+  // After Commit() and its work: blocks of a local member's result with an element that is not
+  // finite, if the op has encoded it. The same at all members that get the same result.
+  virtual uint64_t blocks_not_finite(size_t /*member*/) const { return 0; }
 };
 
 // Makes an attempt over the ring. `sink` and `pool` must outlive the attempt. ResourceExhausted:

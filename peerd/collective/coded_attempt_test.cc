@@ -194,11 +194,7 @@ class CodedOp {
           scale += std::fabs(inputs_[p][k][e]);
         }
         for (const auto& [where, error] : errors_) {
-          const auto [position, member, piece] = where;
-          const AttemptSpec& spec = op_.specs[position];
-          const bool counts =
-              spec.contributes[member] && (spec.weights.empty() || spec.weights[member] != 0);
-          if (piece == k && counts) out += error[e];
+          if (std::get<2>(where) == k) out += error[e] - NotGiven(where)[e];
         }
         // Halves are rounded once more in the target.
         const double slack = (IsHalf(dtype) ? 1.0 / 128 : 1e-5) * (scale + 1e-3);
@@ -208,6 +204,15 @@ class CodedOp {
       }
     }
     return "";
+  }
+
+  // The error that a member had before, if its input does not count: it was not added to anything.
+  std::vector<float> NotGiven(const std::tuple<size_t, size_t, size_t>& where) const {
+    const auto [position, member, piece] = where;
+    const AttemptSpec& spec = op_.specs[position];
+    const bool counts =
+        spec.contributes[member] && (spec.weights.empty() || spec.weights[member] != 0);
+    return counts ? std::vector<float>(before_.at(where).size()) : before_.at(where);
   }
 
   const std::map<std::tuple<size_t, size_t, size_t>, std::vector<float>>& errors() const {
@@ -335,28 +340,34 @@ TEST_P(CodedTest, AllMembersGetTheSameBits) {
 
 TEST_P(CodedTest, ErrorsHaveWhatTheResultLacks) {
   Prng prng(100 + size());
-  for (int run = 0; run < 12; ++run) {
+  int balanced = 0;
+  for (int run = 0; run < 60; ++run) {
     const Maker make = run % 2 == 0 ? &MakeMeshAttempt : &MakeRingAttempt;
     ModelOp::Options options = RandomOptions(&prng, codec(), kDTypes[run % 3], size());
-    options.contributes.clear();
     CodedOp op(codec(), options, /*errors=*/true, prng.Next());
-    // Everybody whose input is sent keeps errors.
+    // At each host one whose input counts keeps errors; where none counts, one keeps errors.
     bool all = true;
     for (const AttemptSpec& spec : op.specs()) {
+      bool any_counts = false;
       bool any = false;
+      bool counted = false;
       for (size_t i = 0; i < spec.sources.size(); ++i) {
-        const bool counts = spec.weights.empty() || spec.weights[i] != 0;
-        any = any || (counts && !spec.errors[i].empty());
+        const bool counts = spec.contributes[i] && (spec.weights.empty() || spec.weights[i] != 0);
+        any_counts = any_counts || counts;
+        any = any || !spec.errors[i].empty();
+        counted = counted || (counts && !spec.errors[i].empty());
       }
-      all = all && any;
+      all = all && (any_counts ? counted : any);
     }
     if (!all) continue;
+    ++balanced;
     const auto pool = MakeScratchPool(1 << 30);
     ModelNetwork network(make, op.specs(), pool.get(), prng.Next());
     ASSERT_TRUE(network.Run());
     for (int i = 0; i < size(); ++i) CommitWhole(&network.attempt(i));
     ASSERT_EQ(op.Unbalanced(), "") << run << " " << Trace(options, op.specs()[0], 0);
   }
+  EXPECT_GE(balanced, 4);
 }
 
 TEST_P(CodedTest, AStopLeavesTensorsAndErrorsAsTheyWere) {
@@ -458,7 +469,7 @@ TEST_P(CodedTest, ABlockThatIsNotFiniteIsSoEverywhereAndCounted) {
     for (int i = 0; i < size(); ++i) CommitWhole(&network.attempt(i));
     const uint64_t block = OptionsOf(codec()).block;
     for (const AttemptSpec& spec : op.specs()) {
-      EXPECT_EQ(network.attempt(spec.position).blocks_not_finite(), 1u);
+      EXPECT_EQ(network.attempt(spec.position).blocks_not_finite(0), 1u);
       const std::vector<float> got = Load(DType::kFloat32, spec.targets[0][0], 500);
       for (uint64_t e = 0; e < 500; ++e) {
         const bool bad =
@@ -499,6 +510,54 @@ TEST_P(CodedTest, SegmentsThatDoNotFitAreRefused) {
   EXPECT_TRUE((*attempt)->Place(1, {Phase::kReduce, 0, static_cast<uint32_t>(grain)}).ok());
   (*attempt)->Abandoned(1, {Phase::kReduce, 0, static_cast<uint32_t>(grain)});
   (*attempt)->Stop();
+}
+
+// A peerd takes the memory of an op before it announces the op, and cannot take more later.
+TEST(CodedMemory, NoAttemptBorrowsMoreThanTheBound) {
+  struct Sink final : AttemptSink {
+    void SendSegment(int, const Segment&, const uint8_t*, uint64_t) override {}
+    void Complete() override {}
+  } sink;
+  Prng prng(7);
+  for (int run = 0; run < 400; ++run) {
+    const int size = 2 + static_cast<int>(prng.Below(11));
+    const bool bf16 = prng.Chance(0.2);
+    const Codec codec{bf16               ? Quantization::kBf16
+                      : prng.Chance(0.5) ? Quantization::kInt8
+                                         : Quantization::kInt4,
+                      static_cast<uint16_t>(bf16 ? 0 : 32 << prng.Below(8)), Rounding::kNearest};
+    ModelOp::Options options = RandomOptions(&prng, codec, kDTypes[prng.Below(3)], size);
+    if (options.pieces.empty()) options.desc.count = prng.Below(20000);
+    options.desc.kind = prng.Chance(0.6)   ? OpKind::kAllReduce
+                        : prng.Chance(0.5) ? OpKind::kReduceScatter
+                                           : OpKind::kAllGather;
+    options.in_place.clear();
+    if (!Reduces(options.desc.kind)) {
+      options.desc.reduce = ReduceOp::kSum;
+      options.desc.weighted = false;
+    }
+    if (IsInParts(options.desc.kind)) options.desc.count /= size;
+    // One position owns as much as a position may.
+    options.shares.clear();
+    if (IsShared(options.desc.kind) && prng.Chance(0.7)) {
+      const uint32_t most = GreatestShare(size);
+      options.shares.assign(size, (kShareUnits - most) / (size - 1));
+      options.shares[prng.Below(size)] = most;
+    }
+    options.grain_bytes = std::max<uint32_t>(kGrainBytes, OptionsOf(codec).block * 4);
+    const bool errors = Reduces(options.desc.kind) && prng.Chance(0.5);
+    CodedOp op(codec, options, errors, prng.Next());
+    for (const Maker make : {&MakeMeshAttempt, &MakeRingAttempt}) {
+      for (const AttemptSpec& spec : op.specs()) {
+        CountingPool pool;
+        auto attempt = make(spec, &sink, &pool);
+        ASSERT_TRUE(attempt.ok());
+        CheckMemory(spec, !spec.errors.empty(), pool.most);
+        if (HasFatalFailure()) return;
+        (*attempt)->Stop();
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -99,12 +99,13 @@ void Coder::EncodeInput(const Stretch& stretch, uint8_t* out, float* error) cons
   });
 }
 
-void Coder::Add(const Stretch& stretch, const CodedSum& sum) {
+uint64_t Coder::Add(const Stretch& stretch, const CodedSum& sum) const {
   LH_CHECK((sum.encoded == nullptr) != (sum.result == nullptr));
   alignas(64) float total[kStep];
   alignas(64) float input[kStep];
   alignas(64) float decoded[kStep];
   std::vector<uint8_t> sent(sum.own_as_sent ? EncodedBytes(options_, kStep) : 0);
+  uint64_t not_finite = 0;
   const uint64_t own_seed = sum.own_as_sent ? SeedOfInput(*stretch.chunk) : 0;
   ForEachStep(stretch, [&](const Stretch& step, uint64_t done) {
     const uint64_t count = CountOf(step);
@@ -143,7 +144,7 @@ void Coder::Add(const Stretch& stretch, const CodedSum& sum) {
     if (sum.divisor != 0) combine({&all, 1}, sum.divisor);
     if (sum.result != nullptr) {
       Store(step, total, sum.result + done * SizeOf(step.chunk->dtype));
-      blocks_not_finite_ += BlocksNotFinite(options_, total, count);
+      not_finite += BlocksNotFinite(options_, total, count);
     } else {
       Encode(step, sum.seed, total, sum.encoded + skip);
     }
@@ -155,17 +156,21 @@ void Coder::Add(const Stretch& stretch, const CodedSum& sum) {
     }
     DropNotFinite(error, count);
   });
+  return not_finite;
 }
 
-void Coder::Decode(const Stretch& stretch, const uint8_t* in, std::span<uint8_t* const> out) {
+uint64_t Coder::Decode(const Stretch& stretch, const uint8_t* in,
+                       std::span<uint8_t* const> out) const {
   alignas(64) float decoded[kStep];
+  uint64_t not_finite = 0;
   const uint64_t size = SizeOf(stretch.chunk->dtype);
   ForEachStep(stretch, [&](const Stretch& step, uint64_t done) {
     const uint64_t count = CountOf(step);
-    blocks_not_finite_ +=
+    not_finite +=
         longhaul::peerd::Decode(options_, in + EncodedBytes(options_, done), count, decoded);
     for (uint8_t* const each : out) Store(step, decoded, each + done * size);
   });
+  return not_finite;
 }
 
 }  // namespace longhaul::peerd

@@ -52,12 +52,11 @@ class Coder {
   // Encodes the own input: of a reduction the sum of the local inputs and their errors, else the
   // source of the local owner. `error` is as in CodedSum.
   void EncodeInput(const Stretch& stretch, uint8_t* out, float* error) const;
-  void Add(const Stretch& stretch, const CodedSum& sum);
-  // Decodes into all of these tensors, in their dtype.
-  void Decode(const Stretch& stretch, const uint8_t* in, std::span<uint8_t* const> out);
-
-  // Blocks of results with an element that is not finite: of those that were decoded or written.
-  uint64_t blocks_not_finite() const { return blocks_not_finite_; }
+  // Returns how many blocks of `result` have an element that is not finite.
+  uint64_t Add(const Stretch& stretch, const CodedSum& sum) const;
+  // Decodes into all of these tensors, in their dtype. Returns how many blocks have an element that
+  // is not finite.
+  uint64_t Decode(const Stretch& stretch, const uint8_t* in, std::span<uint8_t* const> out) const;
 
  private:
   void LoadInput(const Stretch& stretch, float* out) const;
@@ -67,7 +66,6 @@ class Coder {
   const AttemptSpec& spec_;
   const Inputs& inputs_;
   const BlockOptions options_;
-  uint64_t blocks_not_finite_ = 0;
 };
 
 }  // namespace longhaul::peerd

@@ -31,10 +31,9 @@ BlockOptions CodecOf(const OpDesc& desc) {
   return options;
 }
 
-bool KeepsErrors(const AttemptSpec& spec, const Inputs& inputs) {
-  return !spec.errors.empty() &&
-         std::any_of(inputs.begin(), inputs.end(),
-                     [&](const LocalInput& input) { return !spec.errors[input.member].empty(); });
+bool KeepsErrors(const AttemptSpec& spec) {
+  return std::any_of(spec.errors.begin(), spec.errors.end(),
+                     [](const auto& errors) { return !errors.empty(); });
 }
 
 float* ErrorOf(const AttemptSpec& spec, int member, const Layout::Chunk& chunk, uint64_t skip) {

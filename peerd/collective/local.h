@@ -28,8 +28,8 @@ BlockOptions CodecOf(const OpDesc& desc);
 std::vector<Term> TermsOf(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
                           uint64_t skip);
 
-// Whether one of these inputs has an error.
-bool KeepsErrors(const AttemptSpec& spec, const Inputs& inputs);
+// Whether a local member keeps errors.
+bool KeepsErrors(const AttemptSpec& spec);
 // Where the error of this element of a chunk is; nullptr: the member has none.
 float* ErrorOf(const AttemptSpec& spec, int member, const Layout::Chunk& chunk, uint64_t skip);
 

@@ -331,10 +331,9 @@ class MeshAttempt final : public SegmentAttempt {
     sum.own_as_sent = true;
     sum.divisor = divisor_;
     sum.seed = spec_.sum_seed;
-    if (contributes_[spec_.position]) sum.error = PendingErrorOf(grains);
     (spec_.gathers() ? sum.encoded : sum.result) =
         spec_.gathers() ? SlotOf(grains) : ResultOf(grains);
-    coder_->Add(StretchOf(grains), sum);
+    AddEncoded(grains, std::move(sum));
   }
 
   void FinishPlain(const Plan::Grains& grains) {

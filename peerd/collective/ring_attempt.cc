@@ -128,7 +128,7 @@ class RingAttempt final : public SegmentAttempt {
     const Layout::Chunk& chunk = ChunkOf(grains);
     const bool last = IsLast(Hop(chunk));
     if (coder_) {
-      AddEncoded(grains, last);
+      AddToEncoded(grains, last);
     } else {
       AddPlain(grains, last);
     }
@@ -138,19 +138,16 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   // Adds own input to the encoded sum in the slots.
-  void AddEncoded(const Plan::Grains& grains, bool last) {
+  void AddToEncoded(const Plan::Grains& grains, bool last) {
     if (!last && inputs_.empty()) return;
     CodedSum sum;
     sum.inputs.push_back(SlotOf(grains));
-    if (!inputs_.empty()) {
-      sum.inputs.push_back(nullptr);
-      sum.error = PendingErrorOf(grains);
-    }
+    if (!inputs_.empty()) sum.inputs.push_back(nullptr);
     sum.divisor = last ? divisor_ : 0;
     sum.seed = last ? spec_.sum_seed : spec_.seeds[inputs_[0].member];
     (last && !spec_.gathers() ? sum.result : sum.encoded) =
         last && !spec_.gathers() ? ResultOf(grains) : SlotOf(grains);
-    coder_->Add(StretchOf(grains), sum);
+    AddEncoded(grains, std::move(sum));
   }
 
   void AddPlain(const Plan::Grains& grains, bool last) {

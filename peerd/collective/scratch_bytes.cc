@@ -33,10 +33,11 @@ uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t position
     return others * ((desc.Encodes() ? EncodedBytesMax(desc, own, chunks) : own) + 64);
   };
   if (Gathers(desc.kind)) {
-    // Each position owns its share of each piece, but for a block.
+    // Each position owns its share of each piece, which is rounded up to a block. Its chunk has up
+    // to one block more.
     const auto share = static_cast<uint64_t>(static_cast<unsigned __int128>(whole) *
                                              GreatestShare(positions) / kShareUnits);
-    return parts(positions - 1, std::min(whole + block, share + block * pieces));
+    return parts(positions - 1, std::min(whole + block, share + 2 * block * pieces));
   }
   if (!desc.InParts()) return parts(positions - 1, whole);
   // Each member owns one part. All but one of a peer's parts are there at the cost of a peer.

@@ -47,7 +47,7 @@ absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outl
     slots = 0;
     for (const Layout::Chunk& chunk : outline.layout.chunks()) {
       slots += EncodedBytes(CodecOf(spec.desc), chunk.bytes / SizeOf(chunk.dtype));
-      if (!KeepsErrors(spec, outline.inputs)) continue;
+      if (!KeepsErrors(spec)) continue;
       memory->error_bytes += sizeof(float) * (chunk.bytes / SizeOf(chunk.dtype));
     }
     slots = Aligned(slots);
@@ -81,6 +81,7 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
       pending_errors_(memory.errors),
+      blocks_not_finite_(spec.sources.size()),
       reads_out_(plan_.grains()) {
   if (spec.desc.Encodes()) coder_.emplace(spec_, inputs_);
   uint64_t slots = 0;
@@ -143,6 +144,19 @@ void SegmentAttempt::EncodeInput(const Plan::Grains& grains) {
     const Plan::Grains one{grain, 1};
     coder_->EncodeInput(StretchOf(one), SlotOf(one), PendingErrorOf(one));
   }
+  MarkErrorsKnown(grains);
+}
+
+void SegmentAttempt::AddEncoded(const Plan::Grains& grains, CodedSum sum) {
+  sum.error = PendingErrorOf(grains);
+  const uint64_t not_finite = coder_->Add(StretchOf(grains), sum);
+  MarkErrorsKnown(grains);
+  const int receiver = ChunkOf(grains).to_local;
+  if (sum.result != nullptr && receiver >= 0) blocks_not_finite_[receiver] += not_finite;
+}
+
+void SegmentAttempt::MarkErrorsKnown(const Plan::Grains& grains) {
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kErrorKnown;
 }
 
 Plan::Grains SegmentAttempt::NextSegment(uint64_t first, uint64_t end, Form form) const {
@@ -385,31 +399,41 @@ uint64_t SegmentAttempt::DecodeTo(const std::vector<int>& members, const Plan::G
   for (const int member : members) {
     targets.push_back(spec_.targets[member][chunk.piece] + chunk.target + stretch.skip);
   }
-  coder_->Decode(stretch, SlotOf(grains), targets);
+  const uint64_t not_finite = coder_->Decode(stretch, SlotOf(grains), targets);
+  for (const int member : members) blocks_not_finite_[member] += not_finite;
   return stretch.bytes * targets.size();
 }
 
 uint64_t SegmentAttempt::CommitErrors(const Plan::Grains& grains) {
   const float* const pending = PendingErrorOf(grains);
-  if (pending == nullptr) return 0;
+  if (pending == nullptr || !(marks_[grains.first] & kErrorKnown)) return 0;
   const Stretch stretch = StretchOf(grains);
   const uint64_t count = stretch.bytes / SizeOf(stretch.chunk->dtype);
-  uint64_t written = 0;
+  const auto error_of = [&](int member) {
+    return ErrorOf(spec_, member, *stretch.chunk, stretch.skip);
+  };
   // The inputs of a position travel together, so they have one error: the first member that keeps
   // errors gets it.
   bool taken = false;
-  const auto commit = [&](int member) {
-    float* const error = ErrorOf(spec_, member, *stretch.chunk, stretch.skip);
-    if (error == nullptr) return;
+  for (const LocalInput& input : inputs_) {
+    float* const error = error_of(input.member);
+    if (error == nullptr) continue;
     if (std::exchange(taken, true)) {
       std::fill_n(error, count, 0.0F);
     } else {
       std::copy_n(pending, count, error);
     }
-    written += count * sizeof(float);
-  };
-  for (const LocalInput& input : inputs_) commit(input.member);
-  return written;
+  }
+  if (!inputs_.empty()) return count * sizeof(float);
+  // Nobody here gave anything, but this position has encoded a sum. What the sum lost is added to
+  // the error of a member, whose input will take it along some time.
+  for (int member = 0; !taken && member < static_cast<int>(spec_.errors.size()); ++member) {
+    float* const error = error_of(member);
+    if (error == nullptr) continue;
+    for (uint64_t i = 0; i < count; ++i) error[i] += pending[i];
+    taken = true;
+  }
+  return count * sizeof(float);
 }
 
 uint64_t SegmentAttempt::GoOn() {

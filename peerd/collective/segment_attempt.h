@@ -80,7 +80,7 @@ class SegmentAttempt : public Attempt {
   bool Idle() const final { return out_ == 0 && !HasWork(); }
   uint64_t bytes_sent() const final { return bytes_sent_; }
   uint64_t bytes_received() const final { return bytes_received_; }
-  uint64_t blocks_not_finite() const final { return coder_ ? coder_->blocks_not_finite() : 0; }
+  uint64_t blocks_not_finite(size_t member) const final { return blocks_not_finite_[member]; }
 
  protected:
   // What has happened to a grain. A mark up to kGatherSent is about the way between this position
@@ -99,6 +99,7 @@ class SegmentAttempt : public Attempt {
     kOverwritten = 1 << 9,  // the place of the grain may no longer hold the original
     kSumHanded = 1 << 10,   // a partial sum is being sent from the place of the grain
     kEncoded = 1 << 11,     // own input was encoded into the slot
+    kErrorKnown = 1 << 12,  // what was lost by encoding is in PendingErrorOf()
   };
 
   // Rounds up to 64 bytes: everything in the scratch buffer begins at a multiple of 64.
@@ -197,8 +198,8 @@ class SegmentAttempt : public Attempt {
   }
   // Makes sure that own input of these grains is encoded in their slots.
   void EncodeInput(const Plan::Grains& grains);
-  // Where the errors of these grains are until they are committed; nullptr: nobody keeps them.
-  float* PendingErrorOf(const Plan::Grains& grains) const;
+  // Adds up encoded inputs. The caller has set all but the error.
+  void AddEncoded(const Plan::Grains& grains, CodedSum sum);
 
   // Hands grains to the sink, in segments as NextSegment() cuts them.
   void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data);
@@ -261,6 +262,9 @@ class SegmentAttempt : public Attempt {
   uint64_t Restore(uint64_t grain);
   uint64_t RestoreSome(uint64_t bytes_max);
   uint64_t CopySome(uint64_t bytes_max);
+  // Where the errors of these grains are until they are committed; nullptr: nobody keeps them.
+  float* PendingErrorOf(const Plan::Grains& grains) const;
+  void MarkErrorsKnown(const Plan::Grains& grains);
   // Decodes finished grains into the targets of these members. Returns the bytes written.
   uint64_t DecodeTo(const std::vector<int>& members, const Plan::Grains& grains);
   // Writes the errors of committed grains to the tensors of the members that keep them. Returns the
@@ -286,9 +290,10 @@ class SegmentAttempt : public Attempt {
   // pending_errors_.
   std::vector<uint64_t> slot_begin_;
   std::vector<uint64_t> error_begin_;
-  float* pending_errors_ = nullptr;    // nullptr: nobody keeps errors
-  uint64_t copied_ = 0;                // grains of the result that were copied to late_
-  std::vector<Plan::Grains> restore_;  // after Stop(): grains that may have to be restored
+  float* pending_errors_ = nullptr;          // nullptr: nobody keeps errors
+  std::vector<uint64_t> blocks_not_finite_;  // by local member
+  uint64_t copied_ = 0;                      // grains of the result that were copied to late_
+  std::vector<Plan::Grains> restore_;        // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;
   uint64_t out_ = 0;  // segments that were handed to the sink and are not Sent

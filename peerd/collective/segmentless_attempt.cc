@@ -80,7 +80,7 @@ class LocalAttempt final : public SegmentlessAttempt {
   const uint8_t* InPlace(const Layout::Chunk& chunk) const {
     if (!spec_.reduces()) return spec_.sources[chunk.local][chunk.piece] + chunk.source + done_;
     const bool same = inputs_.size() == 1 && inputs_[0].weight == 1 && DivisorOf(spec_) == 0 &&
-                      !KeepsErrors(spec_, inputs_);
+                      !KeepsErrors(spec_);
     return same ? TermsOf(spec_, inputs_, chunk, done_)[0].data : nullptr;
   }
 

@@ -97,7 +97,7 @@ Times TimesOf(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost)
     return {mesh, others * latency + Nanoseconds(bytes, rates.ring)};
   }
   // Sums of halves travel around the ring as float32, in one of the two phases.
-  const bool wide = desc.Sums() && IsHalf(desc.dtype);
+  const bool wide = desc.Sums() && IsHalf(desc.dtype) && !desc.Encodes();
   const Wide hop = Nanoseconds(bytes / peers, rates.ring);
   const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
   return {TwoPhaseTime(bytes, rates.mesh, latency), ring};

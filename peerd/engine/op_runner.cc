@@ -438,12 +438,11 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   const OpKey& key = op->key_;
   if (std::exchange(op->answer_finish_, false)) {
     // Results in place are decoded only now.
-    const uint64_t blocks = op->attempt_->blocks_not_finite();
-    counts_.blocks_not_finite += blocks;
-    for (const PostRef& post : op->posts_) {
-      if (const auto it = posts_.find(post); it != posts_.end()) {
-        it->second.traffic.blocks_not_finite = blocks;
-      }
+    for (size_t i = 0; i < op->posts_.size(); ++i) {
+      const uint64_t blocks = op->attempt_->blocks_not_finite(i);
+      counts_.blocks_not_finite += blocks;
+      const auto it = posts_.find(op->posts_[i]);
+      if (it != posts_.end()) it->second.traffic.blocks_not_finite = blocks;
     }
     events_.push_back(AttemptFinished{key.group, key.ordinal});
   }

@@ -45,7 +45,7 @@ struct OpCounts {
 };
 inline constexpr Counter<OpCounts> kOpCounters[] = {
     {"longhaul_peerd_blocks_not_finite_total",
-     "Blocks in results of quantized ops that have a NaN or an infinity",
+     "Blocks with a NaN or an infinity in results of quantized ops, for each local member",
      &OpCounts::blocks_not_finite},
 };
 

@@ -130,7 +130,7 @@ typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_
  * LH_ONESHOT: each host sends its whole tensor to every other host. At most 4096 bytes.
  * LH_MESH: hosts send to each other directly. In an all-reduce each host adds up one part of the
  * tensor and sends that part to every other host. That takes two times the longest latency, however
- * many hosts there are. It needs a group of at most 16 hosts that all reach each other; elsewhere
+ * many hosts there are. It needs a group of at most 64 hosts that all reach each other; elsewhere
  * the operation runs as LH_RING.
  * LH_RING: sums pass from host to host around a ring. Not for gather, scatter, all-to-all, send and
  * receive, whose parts go straight to their receiver.

@@ -17,12 +17,11 @@ from typing import TypeVar
 
 import torch
 
-from .. import _native
 from .._arena import arena_of
 from .._comm import Comm
 from .._errors import FailedPrecondition, InvalidArgument
 from .._op_info import OpInfo
-from .._quant import Quant, set_quantize
+from .._quant import Quant, quant_of
 from .._state import State, SyncInfo
 from ._error_feedback import ErrorFeedback
 from ._fragment import Fragment
@@ -315,7 +314,7 @@ class OuterRounds(Rounds):
         backup_device: torch.device | str | None,
     ) -> None:
         if quantize is not None and not isinstance(quantize, ErrorFeedback):
-            set_quantize(_native.AllReduceOptions(), quantize)  # raises InvalidArgument
+            quant_of(quantize)  # raises InvalidArgument
         if quantize is not None and compress is not None:
             raise InvalidArgument(
                 "quantize and compress are given; TopK quantizes what it sends, so give one of the two"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._errors import InvalidArgument
-from .._quant import Quant
+from .._quant import Quant, quant_of
 from ._member_errors import MemberErrors
 
 
@@ -29,8 +29,8 @@ class ErrorFeedback(MemberErrors):
     """
 
     def __init__(self, quantize: str | Quant) -> None:
-        quant = Quant(quantize) if isinstance(quantize, str) else quantize
-        if not isinstance(quant, Quant) or quant.codec == "auto":
+        quant = quant_of(quantize)
+        if quant is None or quant.codec == "auto":
             raise InvalidArgument(f'quantize is {quantize!r}; give "bf16", "int8", "int4" or a longhaul.Quant of these')
         self.quantize = quant
 

@@ -17,7 +17,7 @@ from .._arena import Client
 from .._comm import Comm
 from .._errors import DeadlineExceeded, Error, InvalidArgument
 from .._op_info import OpInfo
-from .._quant import Quant, set_quantize
+from .._quant import Quant, quant_of
 from .._work import Work
 from ._buckets import Bucket, division
 from ._copier import BucketCopier
@@ -151,7 +151,7 @@ def settings_of(
     quantize: str | Quant | None,
 ) -> Settings:
     """Checks the options of the public calls. Raises InvalidArgument."""
-    set_quantize(_native.AllReduceOptions(), quantize)
+    quant_of(quantize)
     if wire_dtype not in (None, torch.bfloat16):
         raise InvalidArgument(
             f"wire_dtype is {wire_dtype}; give torch.bfloat16, or None for the dtype of each gradient"
