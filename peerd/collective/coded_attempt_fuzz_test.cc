@@ -217,19 +217,10 @@ class Run final : private AttemptSink {
       for (int i = 0; i < spec_.size; ++i) spec_.order.push_back((i + 1) % spec_.size);
     }
     // Grains have whole blocks of every dtype.
-    spec_.grain_bytes = Codec().block * 4 * (1 + static_cast<uint32_t>(source_.Below(2)));
+    spec_.grain_bytes = CodecOf(spec_.desc).block * 4 * (1 + static_cast<uint32_t>(source_.Below(2)));
     spec_.segment_bytes = spec_.grain_bytes * (1 + static_cast<uint32_t>(source_.Below(4)));
     spec_.window_bytes = 64 << source_.Below(8);
     spec_.cached_bytes_max = source_.Flag() ? 0 : kCachedBytesMax;
-  }
-
-  BlockOptions Codec() const {
-    BlockOptions options;
-    options.format = spec_.desc.quantization == Quantization::kInt8   ? BlockFormat::kInt8
-                     : spec_.desc.quantization == Quantization::kInt4 ? BlockFormat::kInt4
-                                                                      : BlockFormat::kBfloat16;
-    options.block = spec_.desc.block == 0 ? kBlockMin : spec_.desc.block;
-    return options;
   }
 
   // Memory for a tensor, filled from a few bytes; null if it is empty.
@@ -302,7 +293,7 @@ class Run final : private AttemptSink {
     const uint64_t bytes =
         std::min((1 + source_.Below(grains)) * spec_.grain_bytes, chunk.bytes - begin);
     segment.offset = chunk.offset + begin;
-    segment.bytes = static_cast<uint32_t>(EncodedBytes(Codec(), bytes / SizeOf(chunk.dtype)));
+    segment.bytes = static_cast<uint32_t>(EncodedBytes(CodecOf(spec_.desc), bytes / SizeOf(chunk.dtype)));
     return segment;
   }
 

@@ -11,15 +11,6 @@
 namespace longhaul::sim {
 namespace {
 
-peerd::BlockOptions CodecOf(const OpDesc& desc) {
-  peerd::BlockOptions options;
-  options.format = desc.quantization == Quantization::kInt8   ? peerd::BlockFormat::kInt8
-                   : desc.quantization == Quantization::kInt4 ? peerd::BlockFormat::kInt4
-                                                              : peerd::BlockFormat::kBfloat16;
-  options.block = desc.block == 0 ? peerd::kBlockMin : desc.block;
-  return options;
-}
-
 int PositionOf(PeerId peer, const std::vector<PeerId>& ring) {
   return static_cast<int>(std::find(ring.begin(), ring.end(), peer) - ring.begin());
 }
@@ -72,7 +63,7 @@ uint64_t SentInputs::OnSegment(const GroupKey& group, OpOrdinal ordinal, const F
         Reduces(op.start.desc.kind) ? op.start.contributes[i] : static_cast<int>(i) == chunk->local;
     if (in) posts.push_back(op.start.posts[i]);
   }
-  const peerd::BlockOptions codec = CodecOf(op.start.desc);
+  const peerd::BlockOptions codec = peerd::CodecOf(op.start.desc);
   const uint64_t size = SizeOf(chunk->dtype);
   uint64_t again = 0;
   uint64_t skip = header.offset - chunk->offset;
