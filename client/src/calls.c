@@ -53,7 +53,8 @@
 #define TAKE_CODEC()           \
   asked.quantize = o.quantize; \
   asked.rounding = o.rounding; \
-  asked.block = o.block
+  asked.block = o.block;       \
+  asked.codecs = o.codecs
 
 #define TAKE_ERRORS()    \
   asked.error = o.error; \

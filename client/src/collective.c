@@ -74,6 +74,13 @@ static void discard(lh_op *op) {
 
 /* ------------------------------------------------------------------ checks */
 
+/* Whether elements may share scales. */
+static bool has_blocks(const struct lhi_collective *o) {
+  if (o->quantize == LH_QUANTIZE_AUTO)
+    return (o->codecs & (LH_CODEC_BIT(LH_QUANTIZE_INT8) | LH_CODEC_BIT(LH_QUANTIZE_INT4))) != 0;
+  return o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4;
+}
+
 static lh_status check_options(const struct lhi_collective *o) {
   if ((unsigned)o->on_fault > LH_AS_JOINED) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give an lh_on_fault", o->call,
@@ -111,7 +118,7 @@ static lh_status check_options(const struct lhi_collective *o) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; with a weight give LH_SUM or LH_AVG",
                     o->call, (int)o->op);
   }
-  if ((unsigned)o->quantize >= LH_WIRE_QUANTIZATION_COUNT) {
+  if ((unsigned)o->quantize > LH_QUANTIZE_AUTO) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: quantize is %d; give an lh_quantization", o->call,
                     (int)o->quantize);
   }
@@ -124,7 +131,19 @@ static lh_status check_options(const struct lhi_collective *o) {
                     "%s: %s is given without quantize; an operation that is not quantized is exact",
                     o->call, o->rounding != LH_NEAREST ? "rounding" : "error");
   }
-  if (o->block != 0 && o->quantize != LH_QUANTIZE_INT8 && o->quantize != LH_QUANTIZE_INT4) {
+  if (o->quantize == LH_QUANTIZE_AUTO ? o->codecs == 0 || o->codecs > 7 : o->codecs != 0) {
+    return lhi_fail(
+        LH_INVALID_ARGUMENT,
+        "%s: codecs is %u; give LH_CODEC_BIT() of LH_QUANTIZE_BF16, LH_QUANTIZE_INT8 or "
+        "LH_QUANTIZE_INT4 with LH_QUANTIZE_AUTO, and 0 otherwise",
+        o->call, (unsigned)o->codecs);
+  }
+  if (o->quantize == LH_QUANTIZE_AUTO && (o->error != NULL || o->errors != NULL)) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: error is given with LH_QUANTIZE_AUTO; name the codec to keep its errors",
+                    o->call);
+  }
+  if (o->block != 0 && !has_blocks(o)) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: block is %u; only LH_QUANTIZE_INT8 and LH_QUANTIZE_INT4 have blocks",
                     o->call, (unsigned)o->block);
@@ -703,11 +722,12 @@ static void fill_request(const lh_op *op, const struct lhi_collective *o,
   request->order = (uint8_t)o->order;
   request->unequal = o->counts != NULL;
   request->list = t->digest;
-  request->quantization = (uint8_t)o->quantize;
+  request->quantization =
+      (uint8_t)(o->quantize == LH_QUANTIZE_AUTO ? LH_WIRE_QUANTIZE_AUTO + o->codecs - 1
+                                                : (uint32_t)o->quantize);
   request->rounding = (uint8_t)o->rounding;
   request->block = (uint16_t)o->block;
-  if (o->block == 0 && (o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4))
-    request->block = LH_BLOCK_DEFAULT;
+  if (o->block == 0 && has_blocks(o)) request->block = LH_BLOCK_DEFAULT;
   if (o->weight != NULL) {
     request->weighted = 1;
     request->weight = *o->weight;

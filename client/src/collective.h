@@ -37,7 +37,7 @@ struct lhi_collective {
   /* kinds that can be quantized */
   lh_quantization quantize;
   lh_rounding rounding;
-  uint32_t block;
+  uint32_t block, codecs;
   float *error;
   float *const *errors;
   bool no_result; /* nobody wants the result */

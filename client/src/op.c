@@ -67,6 +67,7 @@ lh_op_info_t lhi_op_info_locked(const lh_op *op) {
     info.seconds = (double)op->reply.info.seconds_total_ns * 1e-9;
     info.seconds_wait = (double)op->reply.info.seconds_wait_ns * 1e-9;
     info.algorithm = (lh_algorithm)op->reply.info.algorithm;
+    info.quantize = (lh_quantization)op->reply.info.quantization;
   }
   return info;
 }

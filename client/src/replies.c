@@ -87,7 +87,7 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
                    "the program that answers on the socket is not a peerd; check the path");
     return;
   }
-  reply->u.text[LH_ERROR_TEXT_BYTES_MAX] = '\0';
+  if (reply->status != LH_OK) reply->u.text[LH_ERROR_TEXT_BYTES_MAX] = '\0';
   switch (reply->type) {
     case LH_IPC_DONE:
       on_done_locked(client, reply);

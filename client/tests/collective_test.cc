@@ -934,6 +934,160 @@ TEST_F(CollectiveTest, AWaitingTagIsRefusedForTheSameParticipantsOnly) {
   started_.push_back(op);
 }
 
+// ------------------------------------------------------------------------------ quantization
+
+TEST_F(CollectiveTest, ACodecReachesPeerd) {
+  float data[4] = {};
+  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+  o.source = o.target = data;
+  o.count = 4;
+  o.quantize = LH_QUANTIZE_INT4;
+  o.rounding = LH_STOCHASTIC;
+  o.block = 256;
+  lh_ipc_op op = Ask(lh_all_reduce_start, o);
+  EXPECT_EQ(op.quantization, LH_WIRE_QUANTIZE_INT4);
+  EXPECT_EQ(op.rounding, LH_WIRE_STOCHASTIC);
+  EXPECT_EQ(op.block, 256);
+  EXPECT_EQ(op.error.region, 0u);
+  o.tag = 1;
+  o.block = 0;
+  EXPECT_EQ(Ask(lh_all_reduce_start, o).block, LH_BLOCK_DEFAULT);
+  o.tag = 2;
+  o.quantize = LH_QUANTIZE_BF16;
+  EXPECT_EQ(Ask(lh_all_reduce_start, o).block, 0);
+  o.tag = 4;
+  o.quantize = LH_QUANTIZE_AUTO;
+  o.codecs = LH_CODEC_BIT(LH_QUANTIZE_BF16) | LH_CODEC_BIT(LH_QUANTIZE_INT8);
+  op = Ask(lh_all_reduce_start, o);
+  EXPECT_EQ(op.quantization, LH_WIRE_QUANTIZE_AUTO + 2);
+  EXPECT_EQ(op.block, LH_BLOCK_DEFAULT);
+  lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
+  std::vector<float> whole(16);
+  gather.source = data;
+  gather.target = whole.data();
+  gather.count = 4;
+  gather.world = 4;
+  gather.tag = 3;
+  gather.quantize = LH_QUANTIZE_INT8;
+  EXPECT_EQ(Ask(lh_all_gather_start, gather).quantization, LH_WIRE_QUANTIZE_INT8);
+}
+
+TEST_F(CollectiveTest, AnErrorIsUsedWhereItIsOrCopiedThereAndBack) {
+  float* const shared = Alloc(16);
+  float* const target = Alloc(16);
+  std::vector<float> plain = Rising(4, 1);
+  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+  o.source = o.target = target;
+  o.count = 4;
+  o.quantize = LH_QUANTIZE_INT8;
+  o.error = shared;
+  lh_ipc_op op = Ask(lh_all_reduce_start, o);
+  shared[2] = 9;
+  EXPECT_EQ(Floats(op.error)[2], 9) << "from where it is";
+  EXPECT_EQ(lh_free(client_, shared), LH_FAILED_PRECONDITION) << "peerd uses it";
+  End(0);
+  o.tag = 1;
+  o.error = plain.data();
+  op = Ask(lh_all_reduce_start, o);
+  auto* const staged = reinterpret_cast<float*>(peerd_.Memory(op.error));
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(staged[i], static_cast<float>(i + 1));
+  staged[1] = 50;
+  EXPECT_EQ(plain[1], 2);
+  End(1);
+  EXPECT_EQ(plain[1], 50);
+  // Of an op that fails, nothing is copied back.
+  o.tag = 2;
+  op = Ask(lh_all_reduce_start, o);
+  reinterpret_cast<float*>(peerd_.Memory(op.error))[1] = 60;
+  End(2, LH_ABORTED);
+  EXPECT_EQ(plain[1], 50);
+  EXPECT_EQ(lh_free(client_, shared), LH_OK) << lh_last_error();
+}
+
+TEST_F(CollectiveTest, ErrorsOfAListArePackedLikeItsTensors) {
+  std::vector<float> large = Rising(kLarge);
+  std::vector<float> a = {1, 2, 3};
+  std::vector<float> b = {4, 5};
+  std::vector<float> large_error = Rising(kLarge, 7);
+  std::vector<float> a_error = {10, 20, 30};
+  std::vector<float> b_error = {40, 50};
+  const lh_slice slices[] = {Slice(a.data(), a.data(), 3),
+                             Slice(large.data(), large.data(), kLarge),
+                             Slice(b.data(), b.data(), 2)};
+  float* const errors[] = {a_error.data(), large_error.data(), b_error.data()};
+  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+  o.slices = slices;
+  o.slice_count = 3;
+  o.quantize = LH_QUANTIZE_INT8;
+  o.errors = errors;
+  const std::vector<lh_ipc_piece> pieces = peerd_.TableOf(Ask(lh_all_reduce_start, o)).pieces;
+  ASSERT_EQ(pieces.size(), 2u);
+  auto* const packed = reinterpret_cast<float*>(peerd_.Memory(pieces[0].error));
+  for (size_t i = 0; i < 5; ++i) EXPECT_EQ(packed[i], 10 * static_cast<float>(i + 1));
+  EXPECT_EQ(Floats(pieces[1].error)[kLarge - 1], static_cast<float>(kLarge + 6));
+  for (size_t i = 0; i < 5; ++i) packed[i] = -packed[i];
+  End(0);
+  EXPECT_EQ(a_error, (std::vector<float>{-10, -20, -30}));
+  EXPECT_EQ(b_error, (std::vector<float>{-40, -50}));
+}
+
+TEST_F(CollectiveTest, CodecsAndErrorsThatCannotBeAreRefused) {
+  std::vector<float> data(64);
+  std::vector<float> error(64);
+  const auto refused = [&](const std::string& text, const auto& change) {
+    lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+    o.source = o.target = data.data();
+    o.count = 16;
+    o.quantize = LH_QUANTIZE_INT8;
+    change(&o);
+    Refused(lh_all_reduce_start, o, text);
+  };
+  using Options = lh_all_reduce_options;
+  refused("quantize is 5; give an lh_quantization",
+          [](Options* o) { o->quantize = static_cast<lh_quantization>(5); });
+  refused("rounding is 2; give an lh_rounding",
+          [](Options* o) { o->rounding = static_cast<lh_rounding>(2); });
+  refused("block is 100; give a power of two from 32 to 4096", [](Options* o) { o->block = 100; });
+  refused("block is 64; only LH_QUANTIZE_INT8", [](Options* o) {
+    o->quantize = LH_QUANTIZE_BF16;
+    o->block = 64;
+  });
+  refused("op is 4; with quantize give LH_SUM or LH_AVG", [](Options* o) { o->op = LH_MAX; });
+  refused("dtype is 5; with quantize give LH_FLOAT32", [](Options* o) { o->dtype = LH_INT32; });
+  refused("error is given without quantize", [&](Options* o) {
+    o->quantize = LH_UNQUANTIZED;
+    o->error = error.data();
+  });
+  refused("error overlaps source or target", [&](Options* o) { o->error = &data[15]; });
+  float* const alone[] = {error.data()};
+  refused("errors is given without slices", [&](Options* o) { o->errors = alone; });
+  refused("codecs is 0; give LH_CODEC_BIT()", [](Options* o) { o->quantize = LH_QUANTIZE_AUTO; });
+  refused("codecs is 8; give LH_CODEC_BIT()", [](Options* o) {
+    o->quantize = LH_QUANTIZE_AUTO;
+    o->codecs = 8;
+  });
+  refused("codecs is 1; give LH_CODEC_BIT()", [](Options* o) { o->codecs = 1; });
+  refused("error is given with LH_QUANTIZE_AUTO", [&](Options* o) {
+    o->quantize = LH_QUANTIZE_AUTO;
+    o->codecs = LH_CODEC_BIT(LH_QUANTIZE_INT8);
+    o->error = error.data();
+  });
+  const lh_slice slices[] = {Slice(&data[0], &data[0], 3), Slice(&data[8], &data[8], 3)};
+  const auto list = [&](float* const* errors) {
+    return [&slices, errors](Options* o) {
+      o->source = o->target = nullptr;
+      o->count = 0;
+      o->slices = slices;
+      o->slice_count = 2;
+      o->errors = errors;
+    };
+  };
+  float* const missing[] = {error.data(), nullptr};
+  refused("errors[1] is NULL", list(missing));
+  float* const twice[] = {error.data(), error.data() + 2};
+  refused("share memory", list(twice));
+}
+
 // ------------------------------------------------------------------------------ C++
 
 TEST_F(CollectiveTest, TheCppHeaderHasEveryCollective) {

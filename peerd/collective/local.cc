@@ -178,6 +178,7 @@ void CheckContributors(const AttemptSpec& spec) {
 }
 
 void CheckCodec(const AttemptSpec& spec) {
+  LH_CHECK(!IsAuto(spec.desc.quantization)) << ToString(spec.desc);
   LH_CHECK(spec.desc.Fault().empty()) << ToString(spec.desc) << ": " << spec.desc.Fault();
   LH_CHECK(spec.seeds.size() == spec.sources.size())
       << spec.seeds.size() << " seeds of " << spec.sources.size();

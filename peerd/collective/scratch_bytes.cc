@@ -54,6 +54,16 @@ uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t position
 
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
                          bool mesh, uint64_t unequal_bytes, bool errors) {
+  if (IsAuto(desc.quantization)) {
+    uint64_t most = 0;
+    for (const Quantization codec :
+         {Quantization::kNone, Quantization::kBf16, Quantization::kInt8, Quantization::kInt4}) {
+      if (!IsAmong(desc.quantization, codec)) continue;
+      most = std::max(most, ScratchBytesMax(desc.With(codec), in_place, positions, crowded, mesh,
+                                            unequal_bytes, errors));
+    }
+    return most;
+  }
   if (positions <= 1 || IsOneShot(desc) || !(Reduces(desc.kind) || desc.Encodes())) return 0;
   const uint64_t whole = desc.unequal ? unequal_bytes : desc.bytes();
   if (desc.Encodes()) {

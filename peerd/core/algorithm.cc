@@ -1,6 +1,7 @@
 #include "peerd/core/algorithm.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace longhaul::peerd {
 namespace {
@@ -68,19 +69,22 @@ Wide LatencyOf(const control::LinkCost& cost) {
 uint64_t SentBytes(const OpDesc& desc) {
   const uint64_t bits = 8 * SizeOf(desc.dtype);
   switch (desc.quantization) {
-    case Quantization::kNone:
-      return desc.bytes();
     case Quantization::kBf16:
       return desc.bytes() / bits * 16;
     case Quantization::kInt8:
       return desc.bytes() / bits * 8;
     case Quantization::kInt4:
       return desc.bytes() / bits * 4;
+    default:
+      return desc.bytes();
   }
-  return desc.bytes();
 }
 
-bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
+struct Times {
+  Wide mesh;
+  Wide ring;
+};
+Times TimesOf(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
   const Rates rates = RatesOf(desc, peers, cost);
   const uint64_t bytes = SentBytes(desc);
   const Wide latency = LatencyOf(cost);
@@ -90,14 +94,22 @@ bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& c
     if (desc.kind == OpKind::kBroadcast) {
       mesh = std::min(mesh, PassedOnTime(bytes, peers, latency, cost, rates));
     }
-    return mesh < others * latency + Nanoseconds(bytes, rates.ring);
+    return {mesh, others * latency + Nanoseconds(bytes, rates.ring)};
   }
   // Sums of halves travel around the ring as float32, in one of the two phases.
   const bool wide = desc.Sums() && IsHalf(desc.dtype);
   const Wide hop = Nanoseconds(bytes / peers, rates.ring);
   const Wide ring = others * (2 * latency + (wide ? 3 : 2) * hop);
-  return TwoPhaseTime(bytes, rates.mesh, latency) < ring;
+  return {TwoPhaseTime(bytes, rates.mesh, latency), ring};
 }
+
+bool MeshIsFaster(const OpDesc& desc, uint64_t peers, const control::LinkCost& cost) {
+  const Times times = TimesOf(desc, peers, cost);
+  return times.mesh < times.ring;
+}
+
+constexpr Quantization kCodecs[] = {Quantization::kNone, Quantization::kBf16, Quantization::kInt8,
+                                    Quantization::kInt4};
 
 }  // namespace
 
@@ -118,13 +130,39 @@ Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::Li
 }
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {
+  if (IsAuto(desc.quantization)) {
+    return std::any_of(std::begin(kCodecs), std::end(kCodecs), [&](Quantization codec) {
+      return IsAmong(desc.quantization, codec) && MayUseMesh(desc.With(codec), peers);
+    });
+  }
   if (peers <= 1 || IsOneShot(desc)) return false;
   if (IsDirect(desc.kind)) return true;
   if (desc.order == Order::kRank || desc.algorithm == Algorithm::kMesh) return true;
   if (desc.algorithm != Algorithm::kAuto || desc.unequal) return false;
   // Between two peers the mesh is never faster. Of unequal parts, the size is not known here.
   if (peers <= 2 && !desc.Encodes()) return false;
-  return desc.count <= kMeshBytesMax && SentBytes(desc) <= kMeshBytesMax;
+  return desc.count <= 2 * kMeshBytesMax && SentBytes(desc) <= kMeshBytesMax;
+}
+
+Quantization ChooseCodec(const OpDesc& desc, size_t peers, bool mesh,
+                         const control::LinkCost& cost) {
+  if (!IsAuto(desc.quantization)) return desc.quantization;
+  const bool measured = cost.ring_bytes_per_second != 0 || cost.even_bytes_per_second != 0;
+  if (peers <= 1 || IsOneShot(desc) || desc.unequal || !measured) return Quantization::kNone;
+  Quantization best = Quantization::kNone;
+  Wide least = 0;
+  for (const Quantization codec : kCodecs) {
+    if (!IsAmong(desc.quantization, codec)) continue;
+    const OpDesc with = desc.With(codec);
+    const Times times = TimesOf(with, peers, cost);
+    Wide time =
+        ChooseAlgorithm(with, peers, mesh, cost) == Algorithm::kMesh ? times.mesh : times.ring;
+    if (codec != Quantization::kNone) time += Nanoseconds(desc.bytes(), kCodecBytesPerSecond);
+    if (codec != Quantization::kNone && time >= least) continue;
+    best = codec;
+    least = time;
+  }
+  return best;
 }
 
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,

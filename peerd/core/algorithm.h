@@ -69,10 +69,18 @@ struct DefaultLinkCost {
 };
 inline constexpr DefaultLinkCost kDefaultLinkCost{25, 1'000'000'000};
 
+// Returns the codec of an op: the one that it names, or kNone or one out of a set (IsAuto()). Out
+// of a set it takes the one with which the op takes the least time, if links were measured.
+// Encoding and decoding are taken to do kCodecBytesPerSecond of the tensor. Of equal times, the
+// more exact one.
+inline constexpr uint64_t kCodecBytesPerSecond = 1'000'000'000;
+Quantization ChooseCodec(const OpDesc& desc, size_t peers, bool mesh,
+                         const control::LinkCost& cost);
+
 // Returns the algorithm of an op in which `peers` peers take part: kLocal for one peer, never
-// kAuto. `mesh`: any two of these peers have a straight link with data lanes. If they do not, an op
-// that asks for the mesh gets the ring and no error, because the next epoch may lack a link, too.
-// (Order::kRank gets the ring as well, and cannot run there.)
+// kAuto. The codec has been chosen. `mesh`: any two of these peers have a straight link with data
+// lanes. If they do not, an op that asks for the mesh gets the ring and no error, because the next
+// epoch may lack a link, too. (Order::kRank gets the ring as well, and cannot run there.)
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
 
@@ -80,7 +88,8 @@ Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
 // better send all to everybody itself. `root`: its position.
 Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::LinkCost& cost);
 
-// Whether ops of this description may use the mesh in an epoch in which at most `peers` take part.
+// Whether ops of this description may use the mesh in an epoch in which at most `peers` take part,
+// with some codec if it names a set.
 bool MayUseMesh(const OpDesc& desc, size_t peers);
 
 }  // namespace longhaul::peerd

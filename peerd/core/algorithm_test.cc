@@ -63,6 +63,54 @@ TEST(ChooseAlgorithm, BetweenTwoPeersTheRingIsAsDirect) {
   EXPECT_EQ(Choose(8192, 2, Rates(40000, 1'000'000)), Algorithm::kRing);
 }
 
+TEST(ChooseAlgorithm, AnOpThatEncodesTakesTheMeshWhereItCan) {
+  OpDesc desc;
+  desc.quantization = Quantization::kInt8;
+  desc.block = 128;
+  desc.count = kMeshBytesMax;  // as many bytes are sent
+  for (const size_t peers : {2, 3, 16}) {
+    EXPECT_EQ(ChooseAlgorithm(desc, peers, true, {}), Algorithm::kMesh) << peers;
+    EXPECT_EQ(ChooseAlgorithm(desc, peers, false, {}), Algorithm::kRing) << peers;
+  }
+  desc.algorithm = Algorithm::kRing;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kRing);
+  desc.algorithm = Algorithm::kAuto;
+  desc.count = kMeshBytesMax + 64;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kRing) << "for lack of memory";
+  desc.quantization = Quantization::kInt4;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kMesh);
+  // Small ones travel as they are.
+  desc.count = 1024;
+  EXPECT_EQ(ChooseAlgorithm(desc, 4, true, {}), Algorithm::kOneShot);
+}
+
+TEST(ChooseCodec, OnlySlowLinksAreWorthACodec) {
+  OpDesc desc;
+  desc.block = 128;
+  desc.count = 4 << 20;
+  const auto choose = [&](int set, const LinkCost& cost) {
+    desc.quantization = static_cast<Quantization>(LH_WIRE_QUANTIZE_AUTO + set - 1);
+    return ChooseCodec(desc, 4, /*mesh=*/true, cost);
+  };
+  const LinkCost slow = Rates(20000, 25'000'000);
+  EXPECT_EQ(choose(1, slow), Quantization::kBf16);
+  EXPECT_EQ(choose(3, slow), Quantization::kInt8);
+  EXPECT_EQ(choose(7, slow), Quantization::kInt4);
+  EXPECT_EQ(choose(5, slow), Quantization::kInt4);
+  // Within a site, and where nothing was measured.
+  for (int set = 1; set < 8; ++set) {
+    EXPECT_EQ(choose(set, Rates(50, 3'000'000'000)), Quantization::kNone) << set;
+    EXPECT_EQ(choose(set, {}), Quantization::kNone) << set;
+  }
+  // What is named is taken.
+  desc.quantization = Quantization::kInt8;
+  EXPECT_EQ(ChooseCodec(desc, 4, true, Rates(50, 3'000'000'000)), Quantization::kInt8);
+  // A small op is not encoded.
+  desc.quantization = static_cast<Quantization>(LH_WIRE_QUANTIZE_AUTO + 6);
+  desc.count = 1000;
+  EXPECT_EQ(ChooseCodec(desc, 4, true, slow), Quantization::kNone);
+}
+
 TEST(ChooseAlgorithm, ASlowLinkThatTheRingAvoidsDecidesForTheRing) {
   EXPECT_EQ(Choose(1 << 19, 4, Rates(1000, 100'000'000)), Algorithm::kMesh);
   EXPECT_EQ(Choose(1 << 19, 4, Rates(1000, 100'000'000, 2'000'000)), Algorithm::kRing);

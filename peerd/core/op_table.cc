@@ -714,8 +714,9 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   if (other != op.inputs.end()) op.other_offer = OtherOffer{other->member, other->desc};
   op.differs = op.other_offer.has_value();
   const Participants& all = *op.participants;
-  op.algorithm = ChooseAlgorithm(op.desc, all.ring.size(),
-                                 IsShared(op.desc.kind) ? all.mesh_of_owners : all.mesh, all.cost);
+  const bool mesh = IsShared(op.desc.kind) ? all.mesh_of_owners : all.mesh;
+  op.codec = ChooseCodec(op.desc, all.ring.size(), mesh, all.cost);
+  op.algorithm = ChooseAlgorithm(op.desc.With(op.codec), all.ring.size(), mesh, all.cost);
   op.unfit = UnfitnessOf(op);
   op.cuts = op.unfit ? std::vector<CutOwner>() : CutsOf(op);
 
@@ -951,7 +952,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.group = group_;
   start.ordinal = op.ordinal;
   start.attempt = attempt_;
-  start.desc = op.desc;
+  start.desc = op.desc.With(op.codec);
   start.ring = op.participants->ring;
   start.members = static_cast<uint32_t>(op.participants->contributors.size());
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
@@ -986,7 +987,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
     if (IsShared(op.desc.kind)) start.shares = cost.shares;
     if (op.desc.kind == OpKind::kBroadcast && !op.result) {
       const auto root = static_cast<size_t>(op.cuts.front().position);
-      start.shares = PassedOn(op.desc, root, start.ring.size(), cost);
+      start.shares = PassedOn(start.desc, root, start.ring.size(), cost);
     }
   }
   if (op.result) {
@@ -1136,6 +1137,8 @@ OpInfo OpTable::InfoOf(const Op& op) const {
     info.hosts = same ? op.participants->hosts : history_->HostsOf(info.members);
   }
   info.algorithm = op.algorithm;
+  const bool encodes = op.algorithm == Algorithm::kMesh || op.algorithm == Algorithm::kRing;
+  info.codec = encodes ? op.codec : Quantization::kNone;
   info.retries = op.retries;
   return info;
 }
@@ -1475,7 +1478,7 @@ void OpTable::AddOp(const Op& op, Digester* digest) {
   digest->Add(uint64_t{op.announced} | uint64_t{op.other_offer.has_value()} << 1 |
               uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
               uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
-  digest->Add(static_cast<uint64_t>(op.algorithm));
+  digest->Add(static_cast<uint64_t>(op.algorithm)).Add(static_cast<uint64_t>(op.codec));
   digest->Add(op.unfit ? op.unfit->text : "");
   digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
   for (const LocalInput& input : op.inputs) AddInput(input, digest);

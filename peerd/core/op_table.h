@@ -186,10 +186,11 @@ class OpTable {
     bool announced = false;
     std::shared_ptr<const Participants> participants;
     OpDesc desc;
-    Algorithm algorithm = Algorithm::kAuto;  // the chosen one
-    std::optional<OtherOffer> other_offer;   // if the offers of local members differ
-    bool differs = false;                    // two offers differ, here or at other peers
-    std::vector<CutOwner> cuts;              // empty if `unfit`
+    Algorithm algorithm = Algorithm::kAuto;    // the chosen one
+    Quantization codec = Quantization::kNone;  // the chosen one
+    std::optional<OtherOffer> other_offer;     // if the offers of local members differ
+    bool differs = false;                      // two offers differ, here or at other peers
+    std::vector<CutOwner> cuts;                // empty if `unfit`
     // Set if the op cannot run with these members: how it ends. All participants set it, perhaps
     // with other texts.
     std::optional<Outcome> unfit;

@@ -522,6 +522,46 @@ TEST_F(OpTableTest, MembersThatWantDifferentAlgorithmsAreRefusedWithBothNames) {
                      "algorithm ring, this member sum of float32 x 33554432 algorithm mesh"}));
 }
 
+OpDesc Quantized(uint64_t count) {
+  OpDesc desc = Desc(count);
+  desc.quantization = Quantization::kInt8;
+  desc.block = 128;
+  return desc;
+}
+
+TEST_F(OpTableTest, MembersWithDifferentCodecsAreRefusedWithBothNames) {
+  EnterThree();
+  OpDesc other = Quantized(1 << 20);
+  other.quantization = Quantization::kInt4;
+  Post(7, Quantized(1 << 20));
+  Ready(2, 7, other);
+  Ready(3, 7, Quantized(1 << 20));
+  Stopped(1);
+  Done(2, 1, 0, true);
+  Done(3, 1, 0, true);
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome,
+            (Outcome{Code::kInvalidArgument,
+                     "all-reduce tag 7 refused: member m2 offered sum of float32 x 1048576 "
+                     "quantization int4 block 128, this member sum of float32 x 1048576 "
+                     "quantization int8 block 128"}));
+}
+
+TEST_F(OpTableTest, ARedoHasTheSameSeedForRandomNumbersAndAnotherOpHasAnotherOne) {
+  EnterThree();
+  const auto first = Get<StartAttempt>(Post(7, Quantized(1 << 20))).at(0);
+  EXPECT_EQ(first.algorithm, Algorithm::kMesh);
+  EXPECT_NE(Get<StartAttempt>(Post(8, Quantized(1 << 20))).at(0).seed, first.seed);
+  Freeze();
+  Stopped(1);
+  Stopped(2);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kRedo}});
+  const auto again = Get<StartAttempt>(out_);
+  ASSERT_EQ(again.size(), 2u);
+  EXPECT_NE(again[0].attempt, first.attempt);
+  EXPECT_EQ(again[0].seed, first.seed);
+  EXPECT_EQ(again[0].algorithm, Algorithm::kMesh) << "between two peers, too";
+}
+
 TEST_F(OpTableTest, ARedoChoosesAnewAmongThoseThatAreLeft) {
   EnterThree();
   const OpDesc desc = Desc(4096);

@@ -46,6 +46,7 @@ struct OpInfo {
   // that a fault ended. The rest of total_us is the agreement on the result, and its way into the
   // tensors.
   int64_t transfer_us = 0;
+  Quantization codec = Quantization::kNone;  // of the last attempt; what was not encoded has none
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };
 

@@ -488,8 +488,8 @@ void DaemonImpl::PublishMetrics() {
   snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;
   snapshot.on_epoll = on_epoll_;
-  snapshot.totals =
-      Totals({snapshot.core, snapshot.transport, states_->exchange()->GetStats(), ipc, repeated_});
+  snapshot.totals = Totals({snapshot.core, snapshot.transport, states_->exchange()->GetStats(), ipc,
+                            repeated_, ops_->counts()});
   metrics_->Publish(snapshot);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/counters.h"
 #include "peerd/core/peer_core.h"
+#include "peerd/engine/op_runner.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
 #include "peerd/state/state_exchange.h"
@@ -18,6 +19,7 @@ struct AllCounts {
   StateExchange::Stats states;
   IpcStats ipc;
   RepeatedBytes repeated;
+  OpCounts ops;
 };
 
 inline std::vector<CounterTotal> Totals(const AllCounts& counts) {
@@ -27,6 +29,7 @@ inline std::vector<CounterTotal> Totals(const AllCounts& counts) {
   AddTotals(kStateCounters, counts.states, &totals);
   AddTotals(kIpcCounters, counts.ipc, &totals);
   AddTotals(kRepeatedCounters, counts.repeated, &totals);
+  AddTotals(kOpCounters, counts.ops, &totals);
   return totals;
 }
 

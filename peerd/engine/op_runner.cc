@@ -439,7 +439,7 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   if (std::exchange(op->answer_finish_, false)) {
     // Results in place are decoded only now.
     const uint64_t blocks = op->attempt_->blocks_not_finite();
-    traffic_[key.group].blocks_not_finite += blocks;
+    counts_.blocks_not_finite += blocks;
     for (const PostRef& post : op->posts_) {
       if (const auto it = posts_.find(post); it != posts_.end()) {
         it->second.traffic.blocks_not_finite = blocks;

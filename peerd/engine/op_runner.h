@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/counters.h"
 #include "base/outcome.h"
 #include "peerd/collective/attempt.h"
 #include "peerd/core/actions.h"
@@ -37,6 +38,16 @@
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
+
+// What the attempts of all ops have found.
+struct OpCounts {
+  uint64_t blocks_not_finite = 0;  // Attempt::blocks_not_finite()
+};
+inline constexpr Counter<OpCounts> kOpCounters[] = {
+    {"longhaul_peerd_blocks_not_finite_total",
+     "Blocks in results of quantized ops that have a NaN or an infinity",
+     &OpCounts::blocks_not_finite},
+};
 
 class OpRunner final : public OpPort, private SegmentListener {
  public:
@@ -79,6 +90,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   // The scratch memory that admitted ops hold, in bytes, and the most that they may hold.
   uint64_t scratch_bytes() const { return reserved_; }
   uint64_t scratch_limit() const { return options_.scratch_limit; }
+  const OpCounts& counts() const { return counts_; }
   // True if no attempt refers to memory any more.
   bool Idle() const { return ops_.empty() && zombies_.empty(); }
 
@@ -152,6 +164,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   std::vector<SegmentOut> segments_out_;  // by cookie - 1
   std::vector<uint64_t> free_cookies_;
   std::map<GroupKey, OpTraffic> traffic_;
+  OpCounts counts_;
   std::vector<Event> events_;
 };
 

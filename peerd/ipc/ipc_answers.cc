@@ -195,6 +195,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
     PutOpMembers(client, post.call, info.members, &reply.u.op);
     reply.u.op.retries = info.retries;
     reply.u.op.algorithm = static_cast<uint32_t>(info.algorithm);
+    reply.u.op.quantization = static_cast<uint32_t>(info.codec);
   }
   client.calls.erase(post.call);
   Push(client, reply);

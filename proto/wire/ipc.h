@@ -264,11 +264,11 @@ struct lh_ipc_op_info {
   uint64_t bytes_sent;
   uint64_t bytes_received;
   uint64_t seconds_total_ns;
-  uint64_t seconds_wait_ns; /* until every participant had started the op */
-  uint32_t size;            /* members whose tensors are in the result */
-  uint32_t retries;         /* attempts after the first */
-  uint32_t algorithm;       /* lh_wire_algorithm of that attempt, never AUTO */
-  uint32_t zero;
+  uint64_t seconds_wait_ns;   /* until every participant had started the op */
+  uint32_t size;              /* members whose tensors are in the result */
+  uint32_t retries;           /* attempts after the first */
+  uint32_t algorithm;         /* lh_wire_algorithm of that attempt, never AUTO */
+  uint32_t quantization;      /* lh_wire_quantization of that attempt, never AUTO */
   uint64_t hosts;             /* a digest of the set of hosts of these `size` members; never 0 */
   uint64_t blocks_not_finite; /* of the result, if the op was quantized */
   /* The first of these members, in rank order. The ids from rank LH_IPC_OP_MEMBERS_MAX on

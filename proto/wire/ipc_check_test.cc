@@ -497,7 +497,7 @@ TEST(IpcOpTest, GarbageInAFieldIsRefusedWithItsName) {
   EXPECT_EQ(with([](lh_ipc_op& op) { op.on_fault = 99; }),
             "all-reduce refused: on_fault is 99, not at most 1");
   EXPECT_EQ(with([](lh_ipc_op& op) { op.quantization = 99; }),
-            "all-reduce refused: quantization is 99, not at most 0");
+            "all-reduce refused: quantization is 99, not at most 10");
   EXPECT_EQ(with([](lh_ipc_op& op) { op.algorithm = 99; }),
             "all-reduce refused: algorithm is 99, not at most 4");
   EXPECT_EQ(with([](lh_ipc_op& op) { op.algorithm = LH_WIRE_RING + 1; }),
@@ -529,12 +529,74 @@ TEST(IpcOpTest, GarbageInAFieldIsRefusedWithItsName) {
   }
 }
 
+lh_ipc_op Quantized() {
+  lh_ipc_op op = Op();
+  op.quantization = LH_WIRE_QUANTIZE_INT8;
+  op.block = 32;
+  op.error = {1, 256};
+  return op;
+}
+
+TEST(IpcOpTest, AnErrorIsAFloatForEachElement) {
+  lh_ipc_op op = Quantized();
+  op.dtype = LH_WIRE_FLOAT16;
+  auto taken = TakeOp(op, 256 + 64, 256 + 64);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->desc.quantization, Quantization::kInt8);
+  EXPECT_EQ(taken->desc.block, 32);
+  EXPECT_EQ(taken->pieces[0].error.offset, 256u);
+  EXPECT_EQ(TakeOp(op, 256 + 63, 256 + 63).status().message(),
+            "all-reduce refused: error goes beyond its region");
+  op.error.offset = 258;
+  EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
+            "all-reduce refused: error must be aligned to 4 bytes");
+  op.error.offset = 64;
+  EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
+            "all-reduce refused: source, target and error overlap");
+  op = Quantized();
+  op.quantization = op.block = 0;
+  EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
+            "all-reduce refused: an error, and only a quantized all-reduce or reduce-scatter keeps "
+            "one");
+}
+
+TEST(IpcOpTest, AnErrorNeedsACodecThatIsNamed) {
+  lh_ipc_op op = Quantized();
+  op.quantization = LH_WIRE_QUANTIZE_AUTO + 1;
+  EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
+            "all-reduce refused: an error, and a codec that peerd chooses: name the codec");
+}
+
+TEST(IpcOpTest, AllPiecesOfAListHaveAnErrorOrNone) {
+  Wish wish;
+  wish.op = Quantized();
+  wish.op.count = 0;
+  wish.op.list = 1;
+  wish.op.source = wish.op.target = wish.op.error = {0, 0};
+  lh_ipc_piece piece = {};
+  piece.dtype = LH_WIRE_FLOAT32;
+  piece.count = 16;
+  piece.source = piece.target = {1, 0};
+  piece.error = {2, 0};
+  wish.pieces = {piece, piece};
+  wish.pieces[1].source = wish.pieces[1].target = {1, 64};
+  wish.pieces[1].error = {2, 64};
+  EXPECT_EQ(RefusalOf(wish), "");
+  wish.pieces[1].error = {0, 0};
+  EXPECT_EQ(RefusalOf(wish), "all-reduce refused: an error for some pieces, and none for others");
+  wish.pieces[1].error = {2, 64};
+  wish.pieces[1].dtype = LH_WIRE_INT32;
+  EXPECT_EQ(RefusalOf(wish),
+            "all-reduce refused: piece 1: dtype is int32, not float32, float16 or bfloat16 with "
+            "quantization int8");
+}
+
 TEST(IpcOpTest, ATableTooLargeHasNoSize) {
   lh_ipc_op op = Op();
   EXPECT_EQ(IpcTableBytes(op), 0u);
   op.participants = op.gives = op.gets = LH_MEMBERS_MAX;
   op.pieces = LH_PIECES_MAX;
-  EXPECT_EQ(IpcTableBytes(op), 3u * 8 * LH_MEMBERS_MAX + 48u * LH_PIECES_MAX);
+  EXPECT_EQ(IpcTableBytes(op), 3u * 8 * LH_MEMBERS_MAX + 64u * LH_PIECES_MAX);
   for (uint32_t* field : {&op.participants, &op.gives, &op.gets, &op.pieces}) {
     const uint32_t most = (*field)++;
     EXPECT_EQ(IpcTableBytes(op), UINT64_MAX);

@@ -167,6 +167,9 @@ std::string RangesFault(const IpcOp& op, const RegionBytes& region_bytes) {
   if (errors > 0 && !(op.desc.Encodes() && Reduces(op.desc.kind))) {
     return "an error, and only a quantized all-reduce or reduce-scatter keeps one";
   }
+  if (errors > 0 && IsAuto(op.desc.quantization)) {
+    return "an error, and a codec that peerd chooses: name the codec";
+  }
   if (errors > 0 && errors != with_elements) {
     return "an error for some pieces, and none for others";
   }

@@ -110,8 +110,8 @@ std::string ReductionFault(const OpDesc& desc) {
 
 // What is wrong with the codec; or "".
 std::string QuantizationFault(const OpDesc& desc) {
-  const bool blocks =
-      desc.quantization == Quantization::kInt8 || desc.quantization == Quantization::kInt4;
+  const bool blocks = IsAmong(desc.quantization, Quantization::kInt8) ||
+                      IsAmong(desc.quantization, Quantization::kInt4);
   const std::string name = Name(desc.quantization);
   if (!blocks && desc.block != 0) {
     return Refusal("block", std::to_string(desc.block), "0 with quantization " + name);
@@ -180,6 +180,14 @@ std::string OpDesc::Fault() const {
   return "a one-shot op has at most " + std::to_string(LH_ONE_SHOT_BYTES_MAX) +
          " bytes, this one " + std::to_string(bytes()) +
          "; leave the algorithm to Longhaul, or choose mesh or ring";
+}
+
+OpDesc OpDesc::With(Quantization codec) const {
+  OpDesc desc = *this;
+  desc.quantization = codec;
+  if (codec != Quantization::kInt8 && codec != Quantization::kInt4) desc.block = 0;
+  if (codec == Quantization::kNone) desc.rounding = Rounding::kNearest;
+  return desc;
 }
 
 bool OpDesc::SameButForWorld(const OpDesc& other) const {

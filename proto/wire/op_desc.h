@@ -70,7 +70,18 @@ enum class Quantization : uint8_t {
   kBf16 = LH_WIRE_QUANTIZE_BF16,
   kInt8 = LH_WIRE_QUANTIZE_INT8,
   kInt4 = LH_WIRE_QUANTIZE_INT4,
+  kAutoFirst = LH_WIRE_QUANTIZE_AUTO,  // up to kAutoLast: the core chooses one of a set, or kNone
+  kAutoLast = LH_WIRE_QUANTIZATION_COUNT - 1,
 };
+constexpr bool IsAuto(Quantization quantization) {
+  return quantization >= Quantization::kAutoFirst;
+}
+// Whether `codec` may be chosen.
+constexpr bool IsAmong(Quantization quantization, Quantization codec) {
+  if (!IsAuto(quantization)) return quantization == codec;
+  const int set = static_cast<int>(quantization) - LH_WIRE_QUANTIZE_AUTO + 1;
+  return codec == Quantization::kNone || (set >> (static_cast<int>(codec) - 1) & 1) != 0;
+}
 enum class Rounding : uint8_t { kNearest = LH_WIRE_NEAREST, kStochastic = LH_WIRE_STOCHASTIC };
 
 constexpr auto NamesOf(DType) {
@@ -87,7 +98,12 @@ constexpr auto NamesOf(OpKind) {
 }
 constexpr auto NamesOf(Order) { return EnumNames{0, {"any", "rank"}}; }
 constexpr auto NamesOf(OnFault) { return EnumNames{0, {"retry", "abort"}}; }
-constexpr auto NamesOf(Quantization) { return EnumNames{0, {"none", "bf16", "int8", "int4"}}; }
+constexpr auto NamesOf(Quantization) {
+  return EnumNames{
+      0,
+      {"none", "bf16", "int8", "int4", "auto of bf16", "auto of int8", "auto of bf16, int8",
+       "auto of int4", "auto of bf16, int4", "auto of int8, int4", "auto of bf16, int8, int4"}};
+}
 constexpr auto NamesOf(Rounding) { return EnumNames{0, {"nearest", "stochastic"}}; }
 constexpr auto NamesOf(Algorithm) {
   return EnumNames{0, {"auto", "oneshot", "mesh", "ring", "local"}};
@@ -215,6 +231,8 @@ struct OpDesc {
   bool NeedsTerms() const { return weighted || unequal; }
   // Whether elements are encoded before they are sent. A one-shot op sends them as they are.
   bool Encodes() const { return quantization != Quantization::kNone; }
+  // The same op with this codec, which may be chosen.
+  OpDesc With(Quantization codec) const;
   std::string Fault() const;
   // READY carries the fields in this order. A new field goes last.
   LH_FIELDS(OpDesc, LH_FIELD(kind), LH_FIELD(dtype), LH_FIELD(reduce), LH_FIELD(on_fault),

@@ -72,7 +72,10 @@ enum lh_wire_quantization {
   LH_WIRE_QUANTIZE_BF16 = 1,
   LH_WIRE_QUANTIZE_INT8 = 2,
   LH_WIRE_QUANTIZE_INT4 = 3,
-  LH_WIRE_QUANTIZATION_COUNT = 4
+  /* peerd chooses, the same for all members: LH_WIRE_UNQUANTIZED, or one of a set of codecs. The
+   * set has the bit 1 << (codec - 1) for each, and the value is LH_WIRE_QUANTIZE_AUTO + set - 1. */
+  LH_WIRE_QUANTIZE_AUTO = 4,
+  LH_WIRE_QUANTIZATION_COUNT = 11
 };
 enum lh_wire_rounding { LH_WIRE_NEAREST = 0, LH_WIRE_STOCHASTIC = 1 };
 

@@ -431,8 +431,9 @@ TEST(ReadyTest, BodyIsGolden) {
             "00"
             "00"  // order, weighted, unequal
             "0000000000000000"
-            "0000000000000000"    // list, list_bytes
-            "000000"              // room for more fields
+            "0000000000000000"  // list, list_bytes
+            "0000"
+            "00"                  // block, rounding
             "00"                  // has_other_offer
             "00"                  // zero
             "0000"                // members
@@ -489,7 +490,8 @@ TEST(ReadyTest, AnOtherOfferHasItsSizeKnownNumbersAndADifference) {
   EXPECT_EQ(Message(Parse(payload).status()).rfind("kind is 0, not 1 to ", 0), 0u);
   payload = Payload(Disagreement());
   payload.back() = 1;
-  EXPECT_EQ(Message(Parse(payload).status()), "reserved bytes of the op are not zero");
+  EXPECT_EQ(Message(Parse(payload).status()),
+            "rounding is stochastic, not nearest without quantization");
   ReadyBody same = Body();
   same.other_offer = OtherOffer{MemberId(9), same.desc};
   EXPECT_EQ(Message(Parse(same).status()),
@@ -511,7 +513,10 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(26, 5)), "reduce is 5, not at most 4");
   EXPECT_TRUE(ParseWith(26, 4).ok());
   EXPECT_EQ(Message(ParseWith(27, 2)), "on_fault is 2, not at most 1");
-  EXPECT_EQ(Message(ParseWith(28, 1)), "quantization is 1, not at most 0");
+  EXPECT_EQ(Message(ParseWith(28, 11)), "quantization is 11, not at most 10");
+  EXPECT_EQ(Message(ParseWith(28, 1)),
+            "dtype is float64, not float32, float16 or bfloat16 with quantization bf16");
+  EXPECT_EQ(Message(ParseWith(71, 2)), "rounding is 2, not at most 1");
   EXPECT_EQ(Message(ParseWith(72, 2)), "has_other_offer is 2, not 0 or 1");
   EXPECT_EQ(Message(ParseWith(29, 5)), "algorithm is 5, not at most 4");
   EXPECT_EQ(Message(ParseWith(29, 4)), "algorithm is 4, not at most 3");
@@ -1023,6 +1028,81 @@ TEST(OpDescTest, TextNamesKindWorldAndRoot) {
   broadcast.kind = OpKind::kBroadcast;
   broadcast.root = MemberId(7);
   EXPECT_EQ(ToString(broadcast), "broadcast, float32 x 0 root m7");
+}
+
+OpDesc Quantized(Quantization quantization, uint16_t block) {
+  OpDesc desc;
+  desc.count = 5000;
+  desc.quantization = quantization;
+  desc.block = block;
+  return desc;
+}
+
+TEST(OpDescTest, TextNamesTheCodec) {
+  OpDesc desc = Quantized(Quantization::kInt8, 128);
+  EXPECT_EQ(desc.Fault(), "");
+  EXPECT_EQ(ToString(desc), "sum of float32 x 5000 quantization int8 block 128");
+  desc.rounding = Rounding::kStochastic;
+  EXPECT_EQ(ToString(desc),
+            "sum of float32 x 5000 quantization int8 block 128 rounding stochastic");
+  EXPECT_EQ(ToString(Quantized(Quantization::kBf16, 0)), "sum of float32 x 5000 quantization bf16");
+}
+
+TEST(OpDescTest, ASetOfCodecsHasOneOfThem) {
+  constexpr Quantization kCodecs[] = {Quantization::kBf16, Quantization::kInt8,
+                                      Quantization::kInt4};
+  for (int set = 1; set < 8; ++set) {
+    OpDesc desc = Quantized(static_cast<Quantization>(LH_WIRE_QUANTIZE_AUTO + set - 1), 64);
+    if (set == 1) desc.block = 0;
+    desc.rounding = Rounding::kStochastic;
+    EXPECT_EQ(desc.Fault(), "");
+    EXPECT_TRUE(desc.Encodes());
+    EXPECT_TRUE(IsAmong(desc.quantization, Quantization::kNone));
+    std::string names;
+    for (int i = 0; i < 3; ++i) {
+      const bool is_in = (set >> i & 1) != 0;
+      EXPECT_EQ(IsAmong(desc.quantization, kCodecs[i]), is_in);
+      if (is_in) names += (names.empty() ? "" : ", ") + std::string(Name(kCodecs[i]));
+      if (is_in) {
+        EXPECT_EQ(desc.With(kCodecs[i]).Fault(), "");
+      }
+    }
+    EXPECT_EQ(Name(desc.quantization), "auto of " + names);
+    EXPECT_EQ(desc.With(Quantization::kNone).Fault(), "");
+  }
+}
+
+TEST(OpDescTest, CodecsThatCannotBeAreRefused) {
+  const auto fault = [](OpDesc desc, auto change) {
+    change(&desc);
+    return desc.Fault();
+  };
+  const auto none = [](OpDesc*) {};
+  for (const uint16_t block : {0, 31, 48, 8192}) {
+    EXPECT_EQ(fault(Quantized(Quantization::kInt4, block), none),
+              "block is " + std::to_string(block) + ", not a power of two from 32 to 4096");
+  }
+  EXPECT_EQ(fault(Quantized(Quantization::kBf16, 64), none),
+            "block is 64, not 0 with quantization bf16");
+  EXPECT_EQ(fault(Quantized(Quantization::kNone, 64), none),
+            "block is 64, not 0 with quantization none");
+  const OpDesc fine = Quantized(Quantization::kInt8, 64);
+  EXPECT_EQ(fault(fine, [](OpDesc* d) { d->reduce = ReduceOp::kMax; }),
+            "reduce is max, not sum or avg with quantization int8");
+  EXPECT_EQ(fault(fine, [](OpDesc* d) { d->dtype = DType::kFloat64; }),
+            "dtype is float64, not float32, float16 or bfloat16 with quantization int8");
+  EXPECT_EQ(fault(fine, [](OpDesc* d) { d->kind = OpKind::kReduce; }),
+            "quantization is int8, not none for a reduce");
+  EXPECT_EQ(fault(fine, [](OpDesc* d) { d->kind = OpKind::kSendRecv; }),
+            "quantization is int8, not none for a send-recv");
+  for (const OpKind kind : {OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast}) {
+    EXPECT_EQ(fault(fine,
+                    [&](OpDesc* d) {
+                      d->kind = kind;
+                      d->world = IsInParts(kind) ? 2 : 0;
+                    }),
+              "");
+  }
 }
 
 TEST(OpDescTest, WhatIsSmallIsOneShotUnlessTheCallerWantsItOtherwise) {

@@ -64,6 +64,7 @@ TORCH_EXAMPLES = {
     "bare_loop": ["bare_loop.py", "--steps=20"],
     "ddp": ["ddp.py", "--epochs=1"],
     "gpt-diloco": ["gpt_diloco.py", "--method=diloco", "--rounds=2", "--sync-every=4"],
+    "gpt-sparse": ["gpt_diloco.py", "--method=sparse", "--rounds=2", "--sync-every=4"],
     "gpt-async": ["gpt_diloco.py", "--method=async", "--rounds=2", "--sync-every=4"],
     "gpt-streaming": ["gpt_diloco.py", "--method=streaming", "--rounds=2", "--sync-every=8"],
     "lora": ["lora.py", "--rounds=2", "--sync-every=2"],

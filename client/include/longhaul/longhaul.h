@@ -151,6 +151,9 @@ typedef enum lh_algorithm {
  * LH_QUANTIZE_INT8, LH_QUANTIZE_INT4: as whole numbers of 8 or 4 bits. `block` elements share a
  * scale, which is their greatest magnitude divided by 127 or 7.
  *
+ * LH_QUANTIZE_AUTO: Longhaul takes LH_UNQUANTIZED or one of `codecs`, whichever is the fastest with
+ * the measured links; lh_op_info_t.quantize says which. All members take the same. No errors.
+ *
  * Float32, float16 and bfloat16 tensors, in all-reduce, reduce-scatter, all-gather and broadcast;
  * LH_SUM and LH_AVG. Sums are computed in float32. All members get the same bits.
  *
@@ -169,8 +172,11 @@ typedef enum lh_quantization {
   LH_UNQUANTIZED = 0,
   LH_QUANTIZE_BF16 = 1,
   LH_QUANTIZE_INT8 = 2,
-  LH_QUANTIZE_INT4 = 3
+  LH_QUANTIZE_INT4 = 3,
+  LH_QUANTIZE_AUTO = 4
 } lh_quantization;
+/* `codecs`: a set of codecs. */
+#define LH_CODEC_BIT(quantize) (1u << ((quantize)-1))
 
 /* LH_NEAREST: to the nearest value. LH_STOCHASTIC: up or down by chance, so that the mean error is
  * 0. The random numbers depend on the run, the group, the operation and the member; an operation
@@ -450,8 +456,8 @@ typedef struct lh_all_reduce_options {
   const double *weight;
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
-  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
-  uint32_t zero_block;
+  uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t codecs; /* with LH_QUANTIZE_AUTO: LH_CODEC_BIT() of those that it may take; else 0 */
   /* Error feedback, for a quantized operation: as many float32 as `source` has elements. They are
    * added to the source, also if this member has a weight. When the outcome is LH_OK, they are what
    * the input and, at the host that adds them up, the sum have lost by encoding, in units of this
@@ -588,9 +594,9 @@ typedef struct lh_reduce_scatter_options {
   const uint64_t *counts;   /* lengths of the parts of `source`; NULL: all are equal */
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
-  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
-  uint32_t zero_block;
-  float *error; /* as in an all-reduce */
+  uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t codecs; /* with LH_QUANTIZE_AUTO: LH_CODEC_BIT() of those that it may take; else 0 */
+  float *error;    /* as in an all-reduce */
   float *const *errors;
 } lh_reduce_scatter_options;
 #define LH_REDUCE_SCATTER_OPTIONS_INIT                                                             \
@@ -623,8 +629,8 @@ typedef struct lh_all_gather_options {
   const uint64_t *counts;   /* lengths of the parts in `target`; NULL: all are equal */
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
-  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
-  uint32_t zero_block;
+  uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t codecs; /* with LH_QUANTIZE_AUTO: LH_CODEC_BIT() of those that it may take; else 0 */
 } lh_all_gather_options;
 #define LH_ALL_GATHER_OPTIONS_INIT                                                    \
   {                                                                                   \
@@ -656,8 +662,8 @@ typedef struct lh_broadcast_options {
   uint32_t zero;
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
-  uint32_t block; /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
-  uint32_t zero_block;
+  uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
+  uint32_t codecs; /* with LH_QUANTIZE_AUTO: LH_CODEC_BIT() of those that it may take; else 0 */
 } lh_broadcast_options;
 #define LH_BROADCAST_OPTIONS_INIT                                                                  \
   {                                                                                                \
@@ -1013,10 +1019,10 @@ typedef struct lh_op_info_t {
    * together. */
   uint64_t bytes_sent;
   uint64_t bytes_received;
-  double seconds;         /* from start to outcome, measured by peerd */
-  double seconds_wait;    /* the part of `seconds` until every member had started it */
-  lh_algorithm algorithm; /* that made the result; never LH_AUTO */
-  uint32_t zero;
+  double seconds;           /* from start to outcome, measured by peerd */
+  double seconds_wait;      /* the part of `seconds` until every member had started it */
+  lh_algorithm algorithm;   /* that made the result; never LH_AUTO */
+  lh_quantization quantize; /* how elements travelled; never LH_QUANTIZE_AUTO */
   /* Set by the caller: an array for the ids of the `world_size` members, and its length. The ids
    * come in rank order, and are the same at all members. NULL and 0: the ids are not wanted. Ids
    * beyond the array's length are left out. A group has at most 1024 members. */
@@ -1031,7 +1037,7 @@ typedef struct lh_op_info_t {
   uint64_t blocks_not_finite;
 } lh_op_info_t;
 #define LH_OP_INFO_INIT \
-  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0, NULL, 0, 0, 0, 0 }
+  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, LH_UNQUANTIZED, NULL, 0, 0, 0, 0 }
 
 /* What a collective did. If its outcome is not LH_OK, all fields but `staged` are 0.
  * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a

@@ -62,6 +62,8 @@ ON_FAULT = {"retry": 0, "abort": 1}
 AS_JOINED = 2
 ORDERS = {"any": 0, "rank": 1}
 QUANTIZATIONS = {"bf16": 1, "int8": 2, "int4": 3, "min-max": 2, "zero-point-scale": 2}
+QUANTIZE_AUTO = 4
+CODEC_NAMES = {0: None, 1: "bf16", 2: "int8", 3: "int4"}
 ROUNDINGS = {"nearest": 0, "stochastic": 1}
 ALGORITHMS = {"auto": 0, "oneshot": 1, "mesh": 2, "ring": 3}
 ALGORITHM_NAMES = {**{code: name for name, code in ALGORITHMS.items()}, 4: "local"}
@@ -144,7 +146,7 @@ _MEMBERS: _Fields = [("participants", POINTER(c_uint64)), ("participant_count", 
 _FAULT: _Fields = [("on_fault", c_int), ("algorithm", c_int)]
 _COMMON = _HEAD + _SOURCE + _TARGET + _LIST + _MEMBERS + _FAULT
 _REDUCTION: _Fields = [("op", c_int), ("order", c_int), ("weight", POINTER(c_double))]
-_CODEC: _Fields = [("quantize", c_int), ("rounding", c_int), ("block", c_uint32), ("zero_block", c_uint32)]
+_CODEC: _Fields = [("quantize", c_int), ("rounding", c_int), ("block", c_uint32), ("codecs", c_uint32)]
 _ERRORS: _Fields = [("error", c_void_p), ("errors", POINTER(c_void_p))]
 _ROOT: _Fields = [("root_member", c_uint64), ("root", c_uint32)]
 _ZERO: _Fields = [("zero", c_uint32)]
@@ -224,7 +226,7 @@ class OpInfoStruct(_Sized):
         ("seconds", c_double),
         ("seconds_wait", c_double),
         ("algorithm", c_int),
-        ("zero", c_uint32),
+        ("quantize", c_int),
         ("members", POINTER(c_uint64)),
         ("members_capacity", c_uint32),
         ("zero2", c_uint32),

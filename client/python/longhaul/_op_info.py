@@ -26,6 +26,7 @@ class OpInfo(NamedTuple):
     algorithm: str = "auto"  #: what made the result: "oneshot", "mesh", "ring"; "local": nothing crossed the network
     #: Of a quantized op: blocks of this member's result with an element that is not finite.
     blocks_not_finite: int = 0
+    quantize: str | None = None  #: how elements travelled: "bf16", "int8" or "int4"; None: as they are
 
 
 def op_info(info: _native.OpInfoStruct) -> OpInfo:
@@ -42,4 +43,5 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
         info.hosts,
         _native.ALGORITHM_NAMES[info.algorithm],
         info.blocks_not_finite,
+        _native.CODEC_NAMES[info.quantize],
     )

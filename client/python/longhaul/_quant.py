@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _native
@@ -14,12 +15,16 @@ _BLOCK_MAX = 4096
 class Quant(NamedTuple):
     """How elements travel between hosts: the `quantize` of an op.
 
-    codec: "bf16", "int8" or "int4". "int8" and "int4" are whole numbers with one float32 scale for each block of
+    codec: "bf16", "int8", "int4" or "auto". "int8" and "int4" are whole numbers with one float32 scale for each block of
         elements: the greatest magnitude in the block, divided by 127 or 7.
     block: elements of a block: a power of two from 32 to 4096. Small blocks have smaller errors, and more scales: 4 bytes
         each. None: 128, which is 25.8 % of the bytes of float32 for "int8" and 13.3 % for "int4". "bf16" has no blocks.
     rounding: "nearest": each element to the nearest value. "stochastic": up or down by chance, so that the mean error is
         0. The random numbers depend on the run, the op and the member, so an op that is redone sends the same bytes.
+
+    among: with "auto": the codecs that Longhaul may choose from, such as ("bf16", "int8"). It takes none, or one of them,
+        whichever is the fastest with the measured links: the same at all members. `OpInfo.quantize` says which. An op
+        with "auto" keeps no error.
 
     For those who come from PCCL, the codecs "min-max" and "zero-point-scale" are "int8" with its own rule for scales: here
     no codec has a zero point. Both round to nearest.
@@ -28,6 +33,7 @@ class Quant(NamedTuple):
     codec: str
     block: int | None = None
     rounding: str = "nearest"
+    among: Sequence[str] = ()
 
 
 def set_quantize(options: Any, value: str | Quant | None) -> None:
@@ -38,7 +44,12 @@ def set_quantize(options: Any, value: str | Quant | None) -> None:
         value = Quant(value)
     if not isinstance(value, Quant):
         raise InvalidArgument(f'quantize is {value!r}; give None, "bf16", "int8", "int4" or a longhaul.Quant')
-    options.quantize = code_of(_native.QUANTIZATIONS, value.codec, "quantize")
+    if value.codec == "auto":
+        _set_auto(options, value)
+    elif value.among:
+        raise InvalidArgument(f'among of quantize is {value.among!r} with "{value.codec}"; it goes with "auto"')
+    else:
+        options.quantize = code_of(_native.QUANTIZATIONS, value.codec, "quantize")
     options.rounding = code_of(_native.ROUNDINGS, value.rounding, "rounding of quantize")
     if value.block is None:
         return
@@ -50,3 +61,14 @@ def set_quantize(options: Any, value: str | Quant | None) -> None:
             f"block of quantize is {block}; give a power of two from {_BLOCK_MIN} to {_BLOCK_MAX}, or None for 128"
         )
     options.block = block
+
+
+def _set_auto(options: Any, value: Quant) -> None:
+    if isinstance(value.among, str) or not value.among:
+        raise InvalidArgument(
+            f'quantize is "auto" with among={value.among!r}; give the codecs that may be chosen, such as '
+            'longhaul.Quant("auto", among=("bf16", "int8"))'
+        )
+    options.quantize = _native.QUANTIZE_AUTO
+    for name in value.among:
+        options.codecs |= 1 << (code_of(_native.QUANTIZATIONS, name, "among of quantize") - 1)

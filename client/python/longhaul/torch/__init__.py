@@ -13,6 +13,7 @@ from ._gradients import average_gradients
 from ._hsdp import HSDP
 from ._sampler import ElasticSampler
 from ._state import State
+from ._topk import TopK
 
 __all__ = [
     "GRADIENT_TAG",
@@ -25,6 +26,7 @@ __all__ = [
     "LocalSGD",
     "State",
     "StreamingDiLoCo",
+    "TopK",
     "average_gradients",
     "empty",
 ]

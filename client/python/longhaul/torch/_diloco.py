@@ -24,6 +24,7 @@ from .._op_info import OpInfo
 from .._state import State, SyncInfo
 from ._fragment import Fragment
 from ._outer import Outer
+from ._topk import TopK
 
 _Self = TypeVar("_Self", bound="Rounds")
 
@@ -293,6 +294,8 @@ class LocalSGD(Rounds):
 class OuterRounds(Rounds):
     """What the classes with an outer optimizer have in common."""
 
+    _may_compress = True
+
     def __init__(
         self,
         comm: Comm | None,
@@ -302,6 +305,7 @@ class OuterRounds(Rounds):
         sync_every: int,
         *,
         quantize: None,
+        compress: TopK | None,
         use_bucketization: bool,
         bucket_cap_mb: float,
         pin_memory: bool,
@@ -309,6 +313,13 @@ class OuterRounds(Rounds):
     ) -> None:
         if quantize is not None:
             raise InvalidArgument(f"quantize is {quantize!r}; there are no codecs yet, so leave it None")
+        if compress is not None and not isinstance(compress, TopK):
+            raise InvalidArgument(f"compress is {compress!r}; give a longhaul.torch.TopK, or None")
+        if compress is not None and not self._may_compress:
+            raise InvalidArgument(
+                f"compress is {compress!r}, and {type(self).__name__} sends whole pseudo-gradients only; use DiLoCo, or "
+                "StreamingDiLoCo, which hides the exchange, too"
+            )
         super().__init__(
             comm,
             inner_optimizer,
@@ -319,8 +330,17 @@ class OuterRounds(Rounds):
             pin_memory=pin_memory,
             backup_device=backup_device,
         )
-        self._outer = Outer(self._client, _outer_optimizers(outer_optimizer, fragments), self._pairs(), self._bytes_max)
+        # The errors of sparse pseudo-gradients take the place of momentum.
+        momentum = 0.0 if compress is not None else 0.9
+        optimizers = _outer_optimizers(outer_optimizer, fragments, momentum)
+        self._outer = Outer(self._client, optimizers, self._pairs(), self._bytes_max)
         self.state = State({**self._globals(), **self._outer.tensors})
+        if compress is not None:  # last: a TopK that a failed call was given may be used again
+            exchanges = compress._exchanges_of(
+                [[flat.numel() for flat in fragment.flats] for fragment in self._fragments]
+            )
+            for fragment, exchange in zip(self._fragments, exchanges):
+                fragment.sparse = exchange
 
     def _pairs(self) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
         return {
@@ -358,8 +378,10 @@ class DiLoCo(OuterRounds):
     outer_optimizer: over the parameters of the model; or several, each over some of them. Its groups hold the global
         parameters afterwards. Its state must be tensors, the same ones after each step. Its hyperparameters are not
         shared: change them as all others do, for instance as a function of `round`. None: SGD(lr=0.7, momentum=0.9,
-        nesterov=True).
+        nesterov=True); with `compress` SGD(lr=0.7).
     quantize: None. Codecs do not exist yet.
+    compress: a TopK: the members send the largest elements of their pseudo-gradients only, and keep the rest for the
+        next round. The same at all members. None: they send everything.
 
     Memory shared with peerd: two times the parameters, and the state of the outer optimizer. Errors: as for LocalSGD.
     """
@@ -373,6 +395,7 @@ class DiLoCo(OuterRounds):
         *,
         sync_every: int,
         quantize: None = None,
+        compress: TopK | None = None,
         use_bucketization: bool = True,
         bucket_cap_mb: float = 1024,
         pin_memory: bool = False,
@@ -385,6 +408,7 @@ class DiLoCo(OuterRounds):
             outer_optimizer,
             sync_every,
             quantize=quantize,
+            compress=compress,
             use_bucketization=use_bucketization,
             bucket_cap_mb=bucket_cap_mb,
             pin_memory=pin_memory,
@@ -404,7 +428,8 @@ class DiLoCo(OuterRounds):
 class AsyncDiLoCo(DiLoCo):
     """DiLoCo whose outer step comes one round late, so that nobody waits for the exchange (compare arXiv:2502.12996).
 
-    Used as DiLoCo; the arguments and errors are the same. At the end of round k, in this order:
+    Used as DiLoCo; the arguments and errors are the same, but for `compress`, which must be None. At the end of round
+    k, in this order:
     1. Wait for the op of round k-1, usually done long ago. The outer optimizer takes its average.
     2. Pass the step boundary. Newcomers come in, and no op is in flight.
     3. A member's pseudo-gradient of round k is where its inner steps of this round began minus where they ended.
@@ -425,6 +450,7 @@ class AsyncDiLoCo(DiLoCo):
     the outer optimizer. All of it on the CPU, and not shared with peerd.
     """
 
+    _may_compress = False
     _starts: list[torch.Tensor]
 
     def _begin(self) -> None:
@@ -495,6 +521,7 @@ class StreamingDiLoCo(OuterRounds):
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
         quantize: None = None,
+        compress: TopK | None = None,
         use_bucketization: bool = True,
         bucket_cap_mb: float = 1024,
         pin_memory: bool = False,
@@ -523,6 +550,7 @@ class StreamingDiLoCo(OuterRounds):
             outer_optimizer,
             sync_every,
             quantize=quantize,
+            compress=compress,
             use_bucketization=use_bucketization,
             bucket_cap_mb=bucket_cap_mb,
             pin_memory=pin_memory,
@@ -578,10 +606,11 @@ def divided(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[
 def _outer_optimizers(
     given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
     fragments: Sequence[Sequence[torch.nn.Parameter]],
+    momentum: float,
 ) -> list[torch.optim.Optimizer]:
     if given is None:
         parameters = [parameter for fragment in fragments for parameter in fragment]
-        return [torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)]
+        return [torch.optim.SGD(parameters, lr=0.7, momentum=momentum, nesterov=momentum > 0)]
     return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
 
 

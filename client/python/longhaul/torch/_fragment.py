@@ -15,6 +15,7 @@ from .._op_info import OpInfo
 from .._work import Work
 from ._buckets import Bucket, buckets_of
 from ._memory import local_part
+from ._topk import SparseExchange
 
 # The ops of fragment i have the tag FIRST_TAG + i: far from those that programs choose, and from those of gradients.
 FIRST_TAG = (1 << 62) + (1 << 61)
@@ -36,7 +37,9 @@ class Fragment:
         self._pinned = pinned
         self._outgoing: list[Bucket] | None = None
         self._work: Work | None = None
-        self._started: Callable[[], Work] | None = None
+        self._started: Callable[[bool], Work] | None = None
+        #: Set before open(): what goes out is compressed. None: it is not.
+        self.sparse: SparseExchange | None = None
         self.parameters = list(parameters)
         self._globals = self._buckets(client)
         self.read_model(self._globals)
@@ -80,9 +83,13 @@ class Fragment:
         """Makes the buckets that go out. A block that ended by an exception may have left old ones in use."""
         self.close()
         self._outgoing = self._buckets(client)
+        if self.sparse is not None:
+            self.sparse.open(client)
 
     def close(self) -> None:
         self._outgoing = self._work = self._started = None
+        if self.sparse is not None:
+            self.sparse.close()
 
     @property
     def outgoing(self) -> list[Bucket]:
@@ -115,15 +122,23 @@ class Fragment:
     # ------------------------------------------------------------------ the op
 
     def start(self, comm: Comm, weight: float | None = None) -> None:
-        """Starts the average over all members: one op with one outcome, for all buckets together."""
+        """Starts the average over all members: one op with one outcome, for all buckets together.
+
+        weight: None if what goes out is compressed.
+        """
         flats = [bucket.flat for bucket in self.outgoing]
         tag = FIRST_TAG + self._number
+        sparse = self.sparse
+        if sparse is not None:
+            sparse.pack(flats)
 
-        def started() -> Work:
+        def started(again: bool) -> Work:
+            if sparse is not None:
+                return sparse.start(comm, tag, again)
             return comm.all_reduce(flats, "avg", weight=weight, tag=tag, on_fault="retry", async_op=True)
 
         self._started = started
-        self._work = started()
+        self._work = started(False)
 
     def finish(self) -> OpInfo | None:
         """Waits for the average. None: no member gave anything."""
@@ -132,16 +147,19 @@ class Fragment:
                 return self._result()
             except Aborted:
                 assert self._started is not None
-                self._work = self._started()
+                self._work = self._started(True)
         return self._result()
 
     def _result(self) -> OpInfo | None:
         assert self._work is not None
         work, self._work = self._work, None
         try:
-            return work.wait()
+            info = work.wait()
         except TooFewMembers:
             return None
+        if self.sparse is not None:
+            self.sparse.unpack(info, [bucket.flat for bucket in self.outgoing])
+        return info
 
     def take_average(self) -> None:
         """Makes the average the global values."""
