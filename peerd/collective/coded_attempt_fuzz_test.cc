@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -217,7 +218,8 @@ class Run final : private AttemptSink {
       for (int i = 0; i < spec_.size; ++i) spec_.order.push_back((i + 1) % spec_.size);
     }
     // Grains have whole blocks of every dtype.
-    spec_.grain_bytes = CodecOf(spec_.desc).block * 4 * (1 + static_cast<uint32_t>(source_.Below(2)));
+    spec_.grain_bytes =
+        CodecOf(spec_.desc).block * 4 * (1 + static_cast<uint32_t>(source_.Below(2)));
     spec_.segment_bytes = spec_.grain_bytes * (1 + static_cast<uint32_t>(source_.Below(4)));
     spec_.window_bytes = 64 << source_.Below(8);
     spec_.cached_bytes_max = source_.Flag() ? 0 : kCachedBytesMax;
@@ -293,7 +295,8 @@ class Run final : private AttemptSink {
     const uint64_t bytes =
         std::min((1 + source_.Below(grains)) * spec_.grain_bytes, chunk.bytes - begin);
     segment.offset = chunk.offset + begin;
-    segment.bytes = static_cast<uint32_t>(EncodedBytes(CodecOf(spec_.desc), bytes / SizeOf(chunk.dtype)));
+    segment.bytes =
+        static_cast<uint32_t>(EncodedBytes(CodecOf(spec_.desc), bytes / SizeOf(chunk.dtype)));
     return segment;
   }
 
@@ -367,6 +370,13 @@ void One(std::span<const uint8_t> bytes) {
   // One-shot ops move no segments.
   if (!desc.Encodes() || desc.count > kCountMax || desc.algorithm == Algorithm::kOneShot) return;
   Source source(bytes.subspan(kOpDescBytes));
+  // The core chooses before an attempt starts.
+  constexpr Quantization kCodecs[] = {Quantization::kInt4, Quantization::kInt8,
+                                      Quantization::kBf16};
+  const auto codec = std::find_if(std::begin(kCodecs), std::end(kCodecs), [&](Quantization each) {
+    return IsAmong(desc.quantization, each);
+  });
+  desc = desc.With(*codec);
   Run(desc, &source).Play();
 }
 

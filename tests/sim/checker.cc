@@ -654,9 +654,12 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       if (!known.part.empty()) ++counts_.of_parts;
       if (info.algorithm == Algorithm::kMesh) ++counts_.by_mesh;
       if (info.algorithm == Algorithm::kRing) ++counts_.by_ring;
-      if (op.desc.Encodes() && HasSegments(info.algorithm)) {
+      if (info.codec != Quantization::kNone) {
         ++counts_.encoded;
         if (!op.error->empty()) ++counts_.with_errors;
+        if (IsAuto(op.desc.quantization)) ++counts_.chosen;
+      } else if (op.desc.Encodes() && HasSegments(info.algorithm)) {
+        ++counts_.not_chosen;
       }
       counts_.retries += info.retries;
       if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_ &&
@@ -733,7 +736,7 @@ bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
 std::optional<std::vector<uint8_t>> Checker::WholeOf(const Ended& op,
                                                      const std::vector<uint32_t>& all,
                                                      const std::vector<uint32_t>& givers,
-                                                     Algorithm algorithm) const {
+                                                     bool encoded) const {
   if (SlackOf(op.name, op.desc, givers).result > 0) return RoughWholeOf(op, all, givers);
   const OpKind kind = op.desc.kind;
   const std::vector<uint8_t>& target = *op.target;
@@ -764,8 +767,8 @@ std::optional<std::vector<uint8_t>> Checker::WholeOf(const Ended& op,
     return std::nullopt;
   }
   // Parts of a reduce-scatter stay where they are added up.
-  const bool encoded = op.desc.Encodes() && HasSegments(algorithm) && kind == OpKind::kAllReduce;
-  std::vector<uint8_t> whole = ResultOf(op.name, op.desc, givers, encoded);
+  const bool sum_encoded = encoded && kind == OpKind::kAllReduce;
+  std::vector<uint8_t> whole = ResultOf(op.name, op.desc, givers, sum_encoded);
   if (kind == OpKind::kReduceScatter) {
     if (target != part_of(whole)) return std::nullopt;
   } else if (kind == OpKind::kAllGather || (kind == OpKind::kGather && op.is_root)) {
@@ -820,6 +823,14 @@ void Checker::CheckError(const Ended& op, const std::vector<uint32_t>& givers) c
        std::to_string(op.slot) + ", and its error is not what encoding has lost");
 }
 
+void Checker::CheckCodec(const Ended& op, const peerd::OpInfo& info) {
+  const bool right = HasSegments(info.algorithm) ? IsAmong(op.desc.quantization, info.codec)
+                                                 : info.codec == Quantization::kNone;
+  if (right) return;
+  Fail(ToString(op.name) + " (" + longhaul::ToString(op.desc) + ") went by " +
+       Name(info.algorithm) + " with codec " + Name(info.codec));
+}
+
 void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
@@ -850,7 +861,8 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   }
   const std::vector<uint32_t> givers = Givers(op, info.epoch);
   CheckError(op, givers);
-  const auto whole = WholeOf(op, all, givers, info.algorithm);
+  CheckCodec(op, info);
+  const auto whole = WholeOf(op, all, givers, info.codec != Quantization::kNone);
   if (!whole) {
     Fail(name + " (" + longhaul::ToString(op.desc) + ") at slot " + std::to_string(op.slot) +
          " is not the result over slots " + List(slots) + " of epoch " +
@@ -870,6 +882,9 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.at_once = IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry &&
                     Gathers(op.desc.kind) && !IsDirect(op.desc.kind);
     known.algorithm = info.algorithm;
+    known.codec = info.codec;
+  } else if (known.codec != info.codec && known.result_epoch == info.epoch) {
+    Fail(name + " has two codecs in one epoch: " + Name(known.codec) + " and " + Name(info.codec));
   } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
     Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +
          Name(info.algorithm));

@@ -146,7 +146,9 @@ class Checker {
     uint64_t with_none = 0;    // of these, with a peer that owns nothing
     uint64_t other_kinds = 0;  // how many of `ok` were no all-reduce
     uint64_t of_parts = 0;     // how many of `ok` were of a part of the group
-    uint64_t encoded = 0;      // how many of `ok` had a codec, and were not one-shot
+    uint64_t encoded = 0;      // how many of `ok` were encoded
+    uint64_t chosen = 0;       // of these, with a codec that the core chose
+    uint64_t not_chosen = 0;   // how many of `ok` were not, because the core chose none
     uint64_t with_errors = 0;  // of these, with an error
     uint64_t sent_again = 0;   // encoded blocks that another attempt had sent before
     uint64_t cancelled = 0;    // how many of `aborted` were cancelled
@@ -201,6 +203,7 @@ class Checker {
     Epoch result_epoch;
     bool at_once = false;                    // answered before all are known to have it
     Algorithm algorithm = Algorithm::kAuto;  // of the result
+    Quantization codec = Quantization::kNone;
     std::set<Epoch> aborted;
     std::set<uint32_t> unfit;  // the posts (see `posted`) that were aborted because of their world
     std::vector<uint32_t> participants;
@@ -245,12 +248,13 @@ class Checker {
   // of it. Empty: its result is wrong.
   std::optional<std::vector<uint8_t>> WholeOf(const Ended& op, const std::vector<uint32_t>& all,
                                               const std::vector<uint32_t>& givers,
-                                              Algorithm algorithm) const;
+                                              bool encoded) const;
   // As WholeOf(), of an op that encodes and whose result need not be exact.
   std::optional<std::vector<uint8_t>> RoughWholeOf(const Ended& op,
                                                    const std::vector<uint32_t>& all,
                                                    const std::vector<uint32_t>& givers) const;
   void CheckError(const Ended& op, const std::vector<uint32_t>& givers) const;
+  static void CheckCodec(const Ended& op, const peerd::OpInfo& info);
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;

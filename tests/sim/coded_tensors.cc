@@ -20,26 +20,29 @@ uint64_t Mix(uint64_t a, uint64_t b) {
   return SplitMix64(&state);
 }
 
+bool MayBe(const OpDesc& desc, Quantization codec) { return IsAmong(desc.quantization, codec); }
+
 bool IsRough(uint64_t hash, const OpDesc& desc) {
+  // No input is exact for all codecs.
+  if (MayBe(desc, Quantization::kInt8) + MayBe(desc, Quantization::kInt4) +
+          MayBe(desc, Quantization::kBf16) >
+      1) {
+    return true;
+  }
   // The mean of few bits has many bits.
-  const bool lossy = desc.quantization == Quantization::kBf16 && desc.reduce == ReduceOp::kAvg &&
+  const bool lossy = MayBe(desc, Quantization::kBf16) && desc.reduce == ReduceOp::kAvg &&
                      desc.rounding == Rounding::kStochastic;
   return lossy || Prng(Mix(hash, 1)).Chance(0.4);
 }
 
-// The greatest number of a block; of bfloat16: the steps from a power of two to the next.
+// The greatest number of a block; of bfloat16: the steps from a power of two to the next. Of the
+// coarsest codec, if there are several.
 int64_t GreatestOf(const OpDesc& desc) {
-  switch (desc.quantization) {
-    case Quantization::kInt8:
-      return 127;
-    case Quantization::kInt4:
-      return 7;
-    default:
-      return 128;
-  }
+  if (MayBe(desc, Quantization::kInt4)) return 7;
+  return MayBe(desc, Quantization::kInt8) ? 127 : 128;
 }
 
-bool Blocks(const OpDesc& desc) { return desc.quantization != Quantization::kBf16; }
+bool Blocks(const OpDesc& desc) { return desc.block != 0; }
 
 // What the member in `slot` contributes at one element.
 class Values {
@@ -76,7 +79,8 @@ uint64_t SourceCount(const OpDesc& desc) {
 }
 
 bool KeepsError(uint64_t hash, const OpDesc& desc, uint32_t slot) {
-  return Reduces(desc.kind) && Prng(Mix(hash, 1000 + slot)).Chance(0.5);
+  if (!Reduces(desc.kind) || IsAuto(desc.quantization)) return false;
+  return Prng(Mix(hash, 1000 + slot)).Chance(0.5);
 }
 // The part of the value that is in the source; the rest is in the error.
 float InSource(uint64_t hash, const OpDesc& desc, uint32_t slot, uint64_t element, float value) {
@@ -146,9 +150,15 @@ void Draw(Prng* prng, OpDesc* desc) {
   constexpr Quantization kCodecs[] = {Quantization::kBf16, Quantization::kInt8,
                                       Quantization::kInt4};
   desc->quantization = kCodecs[prng->Below(3)];
+  if (prng->Chance(0.2)) {
+    constexpr auto kFirst = static_cast<uint64_t>(Quantization::kAutoFirst);
+    constexpr auto kLast = static_cast<uint64_t>(Quantization::kAutoLast);
+    desc->quantization = static_cast<Quantization>(kFirst + prng->Below(kLast - kFirst + 1));
+  }
   // Blocks must divide the grains of the simulation.
   const auto block = static_cast<uint16_t>(32 << prng->Below(3));
-  desc->block = desc->quantization == Quantization::kBf16 ? 0 : block;
+  const bool blocks = MayBe(*desc, Quantization::kInt8) || MayBe(*desc, Quantization::kInt4);
+  desc->block = blocks ? block : 0;
   desc->rounding = prng->Chance(0.5) ? Rounding::kNearest : Rounding::kStochastic;
   LH_CHECK(desc->Fault().empty() || desc->InParts()) << desc->Fault();
 }

@@ -73,8 +73,8 @@ uint64_t SentInputs::OnSegment(const GroupKey& group, OpOrdinal ordinal, const F
     const uint64_t bytes = peerd::EncodedBytes(codec, count);
     const std::string block(reinterpret_cast<const char*>(data) + read, bytes);
     const uint64_t digest = Digester().Add(block).value();
-    Sent& sent = op.sent.try_emplace({posts, chunk->source + skip}, Sent{digest, header.attempt})
-                     .first->second;
+    const Block key{posts, op.start.desc.quantization, chunk->source + skip};
+    Sent& sent = op.sent.try_emplace(key, Sent{digest, header.attempt}).first->second;
     if (sent.digest != digest) {
       Checker::Fail(ToString(self_) + " sends other bytes of the block at byte " +
                     std::to_string(chunk->source + skip) + " in attempt " +

@@ -30,8 +30,9 @@ class SentInputs {
                      const uint8_t* data);
 
  private:
-  // The posts whose tensors are encoded together, and the byte of the tensor where a block begins.
-  using Block = std::pair<std::vector<peerd::PostRef>, uint64_t>;
+  // The posts whose tensors are encoded together, the codec, and the byte of the tensor where a
+  // block begins. Attempts may have different codecs, if the op leaves the choice to the core.
+  using Block = std::tuple<std::vector<peerd::PostRef>, Quantization, uint64_t>;
   struct Sent {
     uint64_t digest = 0;
     Epoch attempt;  // that sent the block last
