@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "peerd/collective/local.h"
-
 namespace longhaul::peerd {
 namespace {
 
@@ -25,6 +23,17 @@ std::vector<uint64_t> EndsOf(const Shares& shares, int size) {
 }
 
 }  // namespace
+
+BlockOptions CodecOf(const OpDesc& desc) {
+  BlockOptions options;
+  options.stochastic = desc.rounding == Rounding::kStochastic;
+  options.format = desc.quantization == Quantization::kBf16   ? BlockFormat::kBfloat16
+                   : desc.quantization == Quantization::kInt8 ? BlockFormat::kInt8
+                                                              : BlockFormat::kInt4;
+  // The elements of a bfloat16 block share nothing; a short one lets chunks begin almost anywhere.
+  options.block = desc.block == 0 ? kBlockMin : desc.block;
+  return options;
+}
 
 Layout::Layout(const AttemptSpec& spec, int size)
     : block_(spec.desc.Encodes() ? CodecOf(spec.desc).block : 0) {

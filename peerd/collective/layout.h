@@ -20,10 +20,14 @@
 #include <vector>
 
 #include "peerd/collective/attempt.h"
+#include "peerd/collective/block_codec.h"
 #include "peerd/collective/plan.h"
 #include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
+
+// The codec of an op that encodes.
+BlockOptions CodecOf(const OpDesc& desc);
 
 class Layout {
  public:

@@ -20,17 +20,6 @@ Inputs InputsOf(const AttemptSpec& spec) {
   return inputs;
 }
 
-BlockOptions CodecOf(const OpDesc& desc) {
-  BlockOptions options;
-  options.stochastic = desc.rounding == Rounding::kStochastic;
-  options.format = desc.quantization == Quantization::kBf16   ? BlockFormat::kBfloat16
-                   : desc.quantization == Quantization::kInt8 ? BlockFormat::kInt8
-                                                              : BlockFormat::kInt4;
-  // The elements of a bfloat16 block share nothing; a short one lets chunks begin almost anywhere.
-  options.block = desc.block == 0 ? kBlockMin : desc.block;
-  return options;
-}
-
 bool KeepsErrors(const AttemptSpec& spec) {
   return std::any_of(spec.errors.begin(), spec.errors.end(),
                      [](const auto& errors) { return !errors.empty(); });

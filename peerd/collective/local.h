@@ -20,9 +20,6 @@ struct LocalInput {
 using Inputs = std::vector<LocalInput>;
 Inputs InputsOf(const AttemptSpec& spec);
 
-// The codec of an op that encodes.
-BlockOptions CodecOf(const OpDesc& desc);
-
 // Bytes [skip, skip + ...) of a chunk in each of these inputs, in their order. After an input comes
 // its error, if it has one.
 std::vector<Term> TermsOf(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,

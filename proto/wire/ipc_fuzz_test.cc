@@ -43,7 +43,7 @@ void CheckOp(const lh_ipc_op& asked, const uint8_t* bytes, size_t size, uint64_t
   LH_CHECK(op->pieces.size() == std::max<uint32_t>(asked.pieces, 1));
   LH_CHECK(op->participants.size() == asked.participants);
   const auto check = [&](const IpcPiece& piece, const lh_ipc_range& range, Extent extent,
-                         const std::vector<uint64_t>& lengths) {
+                         const std::vector<uint64_t>& lengths, size_t element_bytes) {
     const uint64_t parts = extent == Extent::kNone                          ? 0
                            : extent == Extent::kWhole && op->desc.InParts() ? op->desc.world
                                                                             : 1;
@@ -52,13 +52,18 @@ void CheckOp(const lh_ipc_op& asked, const uint8_t* bytes, size_t size, uint64_t
       LH_CHECK(lengths.size() == parts);
       count = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
     }
-    const uint64_t bytes = count * SizeOf(piece.dtype);
+    const uint64_t bytes = count * element_bytes;
     LH_CHECK((bytes == 0) == (range.region == 0));
     LH_CHECK(bytes <= region_bytes && range.offset <= region_bytes - bytes);
   };
   for (const IpcPiece& piece : op->pieces) {
-    check(piece, piece.source, SourceOf(op->desc.kind, op->is_root), op->terms.gives);
-    check(piece, piece.target, TargetOf(op->desc.kind, op->is_root), op->terms.gets);
+    const Extent source = SourceOf(op->desc.kind, op->is_root);
+    const Extent target = TargetOf(op->desc.kind, op->is_root);
+    check(piece, piece.source, source, op->terms.gives, SizeOf(piece.dtype));
+    check(piece, piece.target, target, op->terms.gets, SizeOf(piece.dtype));
+    if (piece.error.region == 0) continue;
+    LH_CHECK(op->desc.Encodes() && Reduces(op->desc.kind) && !IsAuto(op->desc.quantization));
+    check(piece, piece.error, source, op->terms.gives, sizeof(float));
   }
 }
 

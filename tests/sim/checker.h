@@ -3,7 +3,9 @@
 // Safety of ops and epochs:
 // - An op has one outcome in an epoch. Its results are equal bits: exactly the reduction over one
 //   set of members.
-// - Inputs are intact unless the op succeeded.
+// - Inputs and errors are intact unless the op succeeded. Afterwards an error is what encoding
+// lost.
+// - An op that is redone sends the same encoded bytes of its inputs.
 // - The members of an epoch are the same wherever the epoch is seen. Epochs never go back, and
 //   their numbers are not used twice.
 // - The coordinator sends nothing that its store does not hold.
@@ -109,6 +111,7 @@ class Checker {
     bool is_root = false;  // as far as the trainer knew
     const std::vector<uint8_t>* source = nullptr;
     const std::vector<uint8_t>* target = nullptr;
+    const std::vector<uint8_t>* error = nullptr;  // empty: it keeps none
   };
   // `world`: the size of the world that the trainer knows.
   void OnPosted(const OpName& name, uint32_t slot, uint32_t world);
@@ -143,6 +146,11 @@ class Checker {
     uint64_t with_none = 0;    // of these, with a peer that owns nothing
     uint64_t other_kinds = 0;  // how many of `ok` were no all-reduce
     uint64_t of_parts = 0;     // how many of `ok` were of a part of the group
+    uint64_t encoded = 0;      // how many of `ok` were encoded
+    uint64_t chosen = 0;       // of these, with a codec that the core chose
+    uint64_t not_chosen = 0;   // how many of `ok` were not, because the core chose none
+    uint64_t with_errors = 0;  // of these, with an error
+    uint64_t sent_again = 0;   // encoded blocks that another attempt had sent before
     uint64_t cancelled = 0;    // how many of `aborted` were cancelled
     uint64_t aborted = 0;
     uint64_t unfit = 0;  // how many of `aborted` did not fit their world
@@ -168,6 +176,8 @@ class Checker {
   };
   const Counts& counts() const { return counts_; }
   void OnRingOrdered() { ++counts_.rings; }
+  // An attempt sends an encoded block that an older attempt at the op has sent.
+  void OnSentAgain() { ++counts_.sent_again; }
   // A peer started an attempt with these shares.
   void OnShares(const Shares& shares) {
     if (shares.empty()) return;
@@ -193,6 +203,7 @@ class Checker {
     Epoch result_epoch;
     bool at_once = false;                    // answered before all are known to have it
     Algorithm algorithm = Algorithm::kAuto;  // of the result
+    Quantization codec = Quantization::kNone;
     std::set<Epoch> aborted;
     std::set<uint32_t> unfit;  // the posts (see `posted`) that were aborted because of their world
     std::vector<uint32_t> participants;
@@ -236,7 +247,14 @@ class Checker {
   // The whole that must have come of the op, as far as this member can tell: its own result is part
   // of it. Empty: its result is wrong.
   std::optional<std::vector<uint8_t>> WholeOf(const Ended& op, const std::vector<uint32_t>& all,
-                                              const std::vector<uint32_t>& givers) const;
+                                              const std::vector<uint32_t>& givers,
+                                              bool encoded) const;
+  // As WholeOf(), of an op that encodes and whose result need not be exact.
+  std::optional<std::vector<uint8_t>> RoughWholeOf(const Ended& op,
+                                                   const std::vector<uint32_t>& all,
+                                                   const std::vector<uint32_t>& givers) const;
+  void CheckError(const Ended& op, const std::vector<uint32_t>& givers) const;
+  static void CheckCodec(const Ended& op, const peerd::OpInfo& info);
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;

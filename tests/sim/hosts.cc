@@ -408,7 +408,10 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
       coordinator_(coordinator),
       node_(MakeNode(index, ToString(id))),
       id_(id),
-      transport_(context.world, &node_, id, context.transport, context.switchboard, this) {
+      transport_(context.world, &node_, id, context.transport, context.switchboard, this),
+      sent_(id) {
+  transport_.WatchSegments([this](const peerd::LinkKey& link, const FrameHeader& header,
+                                  const uint8_t* data) { NoteSegment(link, header, data); });
   peerd::OpRunner::Options runner;
   runner.self = id;
   runner.grain_bytes = 512;
@@ -639,6 +642,13 @@ void PeerHost::OnActions(std::vector<peerd::Action>* actions) {
             &first);
     actions->insert(actions->begin(), first.begin(), first.end());
   }
+  if (context_.planted == Planted::kSeedOfAttempt) {
+    for (peerd::Action& action : *actions) {
+      if (auto* const start = std::get_if<peerd::StartAttempt>(&action)) {
+        start->seed += start->attempt.value();
+      }
+    }
+  }
   if (context_.planted == Planted::kResultForgotten) {
     for (peerd::Action& action : *actions) {
       auto* const ready = std::get_if<peerd::SendReady>(&action);
@@ -695,6 +705,7 @@ struct PeerHost::Noter {
     running.attempt = a.attempt;
     running.complete = false;
     running.posts = a.posts;
+    h->sent_.OnStart(a);
     h->moment_ = Moment::kAttemptStarted;
   }
   void operator()(const peerd::CreditAttempt& a) {
@@ -710,6 +721,7 @@ struct PeerHost::Noter {
     story.Tell(now, h->node_.name, "  finishes ", ToString(a.ordinal),
                a.commit ? " commit" : " without result");
     h->running_.erase({a.group, a.ordinal});
+    h->sent_.OnEnd(a.group, a.ordinal);
   }
   // Checked here, because there may be no link that could break.
   void operator()(const peerd::BreakLink& a) {
@@ -1044,6 +1056,7 @@ void PeerHost::Post(const peerd::LocalPost& asked, peerd::PostBuffers buffers, c
   if (context_.planted == Planted::kMinWorldIgnored) post.desc.min_world = 0;
   names_[post.post] = name;
   sources_[post.post] = buffers.in_place() ? buffers.targets.front() : nullptr;
+  errors_[post.post] = buffers.errors.empty() ? nullptr : buffers.errors.front();
   FromTrainer([this, post, buffers = std::move(buffers)] {
     Asks(post.post.local);
     open_posts_.insert(post.post);
@@ -1324,13 +1337,29 @@ void PeerHost::ForgeLinkLost() {
   }
 }
 
-// As if a stopped attempt had left the beginning of a finished segment in place of the original.
+// As if a stopped attempt had left the beginning of a finished segment in place of the original, or
+// had written what it has lost by encoding.
 void PeerHost::SpoilSources(const peerd::AttemptStopped& stopped) {
-  if (context_.planted != Planted::kNoRestore) return;
+  const bool sources = context_.planted == Planted::kNoRestore;
+  const bool errors = context_.planted == Planted::kErrorsEarly;
   const auto it = running_.find({stopped.group, stopped.ordinal});
-  if (it == running_.end()) return;
+  if ((!sources && !errors) || it == running_.end()) return;
   for (const peerd::PostRef& post : it->second.posts) {
-    if (uint8_t* const source = sources_.at(post)) source[0] ^= 1;
+    if (uint8_t* const source = sources_.at(post); source != nullptr && sources) source[0] ^= 1;
+    if (float* const error = errors_.at(post); error != nullptr && errors) error[0] += 1;
+  }
+}
+
+void PeerHost::NoteSegment(const peerd::LinkKey& link, const FrameHeader& header,
+                           const uint8_t* data) {
+  if (header.type != FrameType::kData) return;
+  for (const auto& [key, running] : running_) {
+    const auto& [group, ordinal] = key;
+    const auto theirs = running.theirs.find(link.peer);
+    if (group != GroupKey{link.run, header.group} || theirs == running.theirs.end()) continue;
+    if (theirs->second != header.op || running.attempt != header.attempt) continue;
+    const uint64_t again = sent_.OnSegment(group, ordinal, header, data);
+    for (uint64_t i = 0; i < again; ++i) context_.checker->OnSentAgain();
   }
 }
 

@@ -28,6 +28,7 @@
 #include "tests/sim/checker.h"
 #include "tests/sim/model_transport.h"
 #include "tests/sim/planted.h"
+#include "tests/sim/sent_inputs.h"
 #include "tests/sim/state_memory.h"
 #include "tests/sim/story.h"
 #include "tests/sim/world.h"
@@ -265,6 +266,7 @@ class PeerHost final : private peerd::TransportListener,
   void ForgeDone(const GroupKey& group);
   void ForgeLinkLost();
   void SpoilSources(const peerd::AttemptStopped& stopped);
+  void NoteSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data);
 
   // ---- TrainerPort
   void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override;
@@ -342,7 +344,8 @@ class PeerHost final : private peerd::TransportListener,
   std::map<peerd::LocalId, Answers> heard_;  // the requests in open_ that the core has got
   std::set<peerd::PostRef> heard_posts_;
 
-  // For planted bugs: ops in flight, and their ordinals at the other peers.
+  SentInputs sent_;
+  // Ops in flight, and their ordinals at the other peers.
   struct Running {
     Epoch attempt;
     bool complete = false;
@@ -350,7 +353,9 @@ class PeerHost final : private peerd::TransportListener,
     std::map<PeerId, OpOrdinal> theirs;
   };
   std::map<std::pair<GroupKey, OpOrdinal>, Running> running_;
+  // For planted bugs:
   std::map<peerd::PostRef, uint8_t*> sources_;  // of posts in place; else null
+  std::map<peerd::PostRef, float*> errors_;     // of posts that have an error; else null
   std::map<GroupKey, Epoch> attempts_;
   std::vector<peerd::Action> late_;  // actions that are held back
   Tick late_until_;

@@ -498,6 +498,7 @@ void ModelTransport::SendFrame(const LinkKey& link, const FrameHeader& header,
 
 void ModelTransport::SendSegment(const LinkKey& link, const FrameHeader& header,
                                  const uint8_t* data, uint64_t cookie, uint64_t owner) {
+  if (watch_) watch_(link, header, data);
   auto segment = std::make_shared<Segment>();
   segment->header = header;
   segment->data = data;

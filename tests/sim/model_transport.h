@@ -19,6 +19,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -95,6 +96,11 @@ class ModelTransport final : public peerd::Transport {
   std::optional<peerd::LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}
   bool closed() const override { return true; }
+
+  // Called for each segment that is handed over to be sent.
+  using Watch = std::function<void(const peerd::LinkKey& link, const FrameHeader& header,
+                                   const uint8_t* data)>;
+  void WatchSegments(Watch watch) { watch_ = std::move(watch); }
 
   // ---- what the simulation does to this transport
 
@@ -247,6 +253,7 @@ class ModelTransport final : public peerd::Transport {
   TransportModel model_;
   Switchboard* const switchboard_;
   peerd::TransportListener* const listener_;
+  Watch watch_;
 
   std::map<TokenKey, std::string> tokens_;
   std::vector<Request> requests_;

@@ -32,6 +32,8 @@ enum class Planted {
   kTermUntold,         // a peer does not say which term of the store it knows
   kDrainForgotten,     // a restarted coordinator forgets which peers drain
   kCancelForgotten,    // a cancelled op is aborted only where it was cancelled
+  kSeedOfAttempt,      // an op that is redone rounds with other random numbers
+  kErrorsEarly,        // an attempt that is stopped has changed errors
   // Bugs of the engine:
   kFinishLate,        // trainers are told of an op before its result is in place
   kGoneFirst,         // a member is told that it is out before its requests are answered
@@ -67,6 +69,8 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kTermUntold, "term_untold", false},
     {Planted::kDrainForgotten, "drain_forgotten", false},
     {Planted::kCancelForgotten, "cancel_forgotten"},
+    {Planted::kSeedOfAttempt, "seed_of_attempt", false},
+    {Planted::kErrorsEarly, "errors_early", false},
     {Planted::kFinishLate, "finish_late", false},
     {Planted::kGoneFirst, "gone_first", false},
     {Planted::kLinkDownLost, "link_down_lost", false},

@@ -54,7 +54,8 @@ struct Totals {
            unfit = 0, refused = 0, too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0,
            fates = 0, tunnels = 0, cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0,
            syncs_refused = 0, syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0,
-           rings = 0, assemblies = 0, of_parts = 0, cancelled = 0, with_shares = 0, with_none = 0;
+           rings = 0, assemblies = 0, of_parts = 0, cancelled = 0, with_shares = 0, with_none = 0,
+           encoded = 0, chosen = 0, not_chosen = 0, with_errors = 0, sent_again = 0;
   int64_t virtual_us = 0;
 };
 
@@ -75,6 +76,11 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->cancelled += first.counts.cancelled;
   totals->with_shares += first.counts.with_shares;
   totals->with_none += first.counts.with_none;
+  totals->encoded += first.counts.encoded;
+  totals->chosen += first.counts.chosen;
+  totals->not_chosen += first.counts.not_chosen;
+  totals->with_errors += first.counts.with_errors;
+  totals->sent_again += first.counts.sent_again;
   totals->aborted += first.counts.aborted;
   totals->refused += first.counts.refused;
   totals->too_few += first.counts.too_few;
@@ -132,6 +138,11 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->cancelled += one.cancelled;
     totals->with_shares += one.with_shares;
     totals->with_none += one.with_none;
+    totals->encoded += one.encoded;
+    totals->chosen += one.chosen;
+    totals->not_chosen += one.not_chosen;
+    totals->with_errors += one.with_errors;
+    totals->sent_again += one.sent_again;
     totals->aborted += one.aborted;
     totals->refused += one.refused;
     totals->too_few += one.too_few;
@@ -222,23 +233,26 @@ int Main(int argc, char** argv) {
   if (options.all_plants) return FindAllPlants() ? 0 : 1;
   Totals totals;
   const uint64_t failed = RunSeeds(20, &totals);
-  std::printf(
-      "seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
-      " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " other_kinds=%" PRIu64
-      " aborted=%" PRIu64 " unfit=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
-      " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
-      " ops_committed_by_fate=%" PRIu64 " tunnels=%" PRIu64 " cohorts=%" PRIu64
-      " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
-      " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64
-      " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64
-      " of_parts=%" PRIu64 " cancelled=%" PRIu64 " with_shares=%" PRIu64 " with_none=%" PRIu64 "\n",
-      totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok, totals.by_mesh,
-      totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit, totals.refused,
-      totals.too_few, totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
-      totals.tunnels, totals.cohorts, totals.late, totals.syncs_ok, totals.syncs_aborted,
-      totals.syncs_refused, totals.syncs_fetched, totals.syncs_resumed, totals.background,
-      totals.taken, totals.rings, totals.assemblies, totals.of_parts, totals.cancelled,
-      totals.with_shares, totals.with_none);
+  std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
+              " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " other_kinds=%" PRIu64
+              " aborted=%" PRIu64 " unfit=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
+              " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
+              " ops_committed_by_fate=%" PRIu64 " tunnels=%" PRIu64 " cohorts=%" PRIu64
+              " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
+              " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64
+              " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64
+              " of_parts=%" PRIu64 " cancelled=%" PRIu64 " with_shares=%" PRIu64
+              " with_none=%" PRIu64 " encoded=%" PRIu64 " chosen=%" PRIu64 " not_chosen=%" PRIu64
+              " with_errors=%" PRIu64 " sent_again=%" PRIu64 "\n",
+              totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
+              totals.by_mesh, totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit,
+              totals.refused, totals.too_few, totals.removed, totals.retries, totals.epochs,
+              totals.freezes, totals.fates, totals.tunnels, totals.cohorts, totals.late,
+              totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused, totals.syncs_fetched,
+              totals.syncs_resumed, totals.background, totals.taken, totals.rings,
+              totals.assemblies, totals.of_parts, totals.cancelled, totals.with_shares,
+              totals.with_none, totals.encoded, totals.chosen, totals.not_chosen,
+              totals.with_errors, totals.sent_again);
   // Among many seeds there are both.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");
@@ -254,6 +268,11 @@ int Main(int argc, char** argv) {
   }
   if (options.seeds >= 50 && (totals.of_parts == 0 || totals.cancelled == 0)) {
     std::printf("no op of a part of the group went well, or none was cancelled\n");
+    return 1;
+  }
+  if (options.seeds >= 50 &&
+      (totals.encoded == 0 || totals.with_errors == 0 || totals.sent_again == 0)) {
+    std::printf("no op with a codec went well, or none with an error, or none was redone\n");
     return 1;
   }
   return failed == 0 ? 0 : 1;

@@ -4,13 +4,18 @@
 #include <bit>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/prng.h"
 #include "proto/wire/limits.h"
+#include "tests/sim/coded_tensors.h"
 
 namespace longhaul::sim {
 namespace {
+
+// Codecs are drawn with a random sequence of their own, so that old seeds stay the same runs.
+constexpr uint64_t kCodecs = 0x636f64656373;
 
 uint64_t Hash(uint64_t seed, const OpName& name) {
   uint64_t state = seed;
@@ -184,6 +189,7 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   // A late op is awaited when newcomers may have come, and these do not know its parts.
   shape.split = !shape.mismatched && !desc.InParts() && !HasRoot(desc.kind) &&
                 name.tag != kLateTag && prng.Chance(0.15);
+  DrawCodec(Hash(seed ^ kCodecs, whole), &desc);
   return shape;
 }
 
@@ -193,6 +199,11 @@ OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot) {
   const OpShape shape = ShapeOf(seed, name);
   OpDesc desc = shape.desc;
   if (!shape.mismatched) return desc;
+  if (desc.Encodes()) {
+    // Only the codecs differ: they do not go with all that the other offers have.
+    DrawOtherCodec(Hash(seed ^ kCodecs, name) ^ slot, &desc);
+    return desc;
+  }
   uint64_t state = Hash(seed, name) ^ slot;
   switch (SplitMix64(&state) % 5) {
     case 2:
@@ -224,17 +235,41 @@ OpDesc PartOf(const OpDesc& desc) {
   return part;
 }
 
+// The weights of these members, as far as the op has weights.
+std::vector<int64_t> WeightsOf(const OpDesc& desc, const std::vector<uint32_t>& slots) {
+  std::vector<int64_t> weights;
+  for (const uint32_t slot : slots) {
+    weights.push_back(desc.weighted ? static_cast<int64_t>(WeightOf(slot)) : 1);
+  }
+  return weights;
+}
+
 }  // namespace
 
 std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot) {
+  if (desc.Encodes()) return CodedInputOf(Hash(0, name), desc, slot);
   const Extent extent = SourceOf(desc.kind, true);
   OpDesc tensor = PartOf(desc);
   if (extent == Extent::kWhole && desc.InParts()) tensor.count *= desc.world;
   return Reduced(name, tensor, {slot}, 0);
 }
 
+std::vector<float> ErrorOf(const OpName& name, const OpDesc& desc, uint32_t slot) {
+  if (!desc.Encodes()) return {};
+  return CodedErrorOf(Hash(0, name), desc, slot, WeightsOf(desc, {slot}).front());
+}
+
+Slack SlackOf(const OpName& name, const OpDesc& desc, const std::vector<uint32_t>& slots) {
+  if (!desc.Encodes()) return {};
+  std::vector<int64_t> weights = WeightsOf(desc, slots);
+  // Each tensor is encoded by itself.
+  if (!Reduces(desc.kind)) weights.assign(1, 1);
+  const uint64_t hash = Hash(0, name);
+  return {SlackOf(hash, desc, weights), ErrorSlackOf(hash, desc, weights)};
+}
+
 std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
-                              const std::vector<uint32_t>& slots) {
+                              const std::vector<uint32_t>& slots, bool encoded) {
   if (desc.kind == OpKind::kAllGather || desc.kind == OpKind::kGather) {
     std::vector<uint8_t> whole;
     for (const uint32_t slot : slots) {
@@ -243,12 +278,11 @@ std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
     }
     return whole;
   }
+  const std::vector<int64_t> weights = WeightsOf(desc, slots);
+  if (desc.Encodes()) return CodedResultOf(Hash(0, name), desc, slots, weights, encoded);
   int64_t divisor = 1;
   if (desc.reduce == ReduceOp::kAvg) {
-    divisor = 0;
-    for (const uint32_t slot : slots) {
-      divisor += desc.weighted ? static_cast<int64_t>(WeightOf(slot)) : 1;
-    }
+    divisor = std::accumulate(weights.begin(), weights.end(), int64_t{0});
   }
   return Reduced(name, desc, slots, divisor);
 }

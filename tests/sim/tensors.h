@@ -3,7 +3,7 @@
 // The description, input and result of an op are functions of its name. So all trainers post the
 // same op without talking to each other. Inputs are small integers in every dtype, exact under
 // every reduction that is used. In the wider dtypes each member has its own bit, so a sum shows who
-// took part.
+// took part. Ops that encode have other inputs (coded_tensors.h).
 #pragma once
 
 #include <compare>
@@ -43,11 +43,20 @@ OpShape ShapeOf(uint64_t seed, const OpName& name);
 // What the member in `slot` posts.
 OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot);
 std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot);
+// The error that it brings, if the op encodes; empty: none.
+std::vector<float> ErrorOf(const OpName& name, const OpDesc& desc, uint32_t slot);
 // The weight of a member, in ops that have weights.
 double WeightOf(uint32_t slot);
 // The whole of an op that reduces or puts parts side by side: the result of the members in `slots`.
+// `encoded`: it was encoded before the members got it.
 std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
-                              const std::vector<uint32_t>& slots);
+                              const std::vector<uint32_t>& slots, bool encoded = false);
+// How far from that result an element may be, and how far from 0 an error. Mostly 0.
+struct Slack {
+  double result = 0;
+  double error = 0;
+};
+Slack SlackOf(const OpName& name, const OpDesc& desc, const std::vector<uint32_t>& slots);
 // The rank of the root, where the world has so many members.
 uint64_t RootRankOf(const OpName& name, uint32_t world);
 

@@ -287,7 +287,7 @@ void Trainer::PostNext(size_t index) {
     post.is_root = *post.root_rank == world_seen_.rank;
   }
   if (desc.weighted) post.terms.weight = WeightOf(slot_);
-  Posted posted{name, desc, post.is_root, context_.world->now(), nullptr, nullptr};
+  Posted posted{name, desc, post.is_root, context_.world->now(), nullptr, nullptr, nullptr};
   const auto bytes = [&](Extent extent) -> uint64_t {
     if (extent == Extent::kNone) return 0;
     return desc.part_bytes() * (extent == Extent::kWhole && desc.InParts() ? desc.world : 1);
@@ -308,6 +308,13 @@ void Trainer::PostNext(size_t index) {
   buffers.sources.push_back(source_bytes == 0 ? nullptr : posted.source->data());
   buffers.targets.push_back(target_bytes == 0 ? nullptr : posted.target->data());
   buffers.holders = {posted.source, posted.target};
+  if (const std::vector<float> error = ErrorOf(name, desc, slot_); !error.empty()) {
+    std::vector<uint8_t> bytes(error.size() * sizeof(float));
+    std::memcpy(bytes.data(), error.data(), bytes.size());
+    posted.error = std::make_shared<Buffer>(bytes);
+    buffers.errors.push_back(reinterpret_cast<float*>(posted.error->data()));
+    buffers.holders.push_back(posted.error);
+  }
   peer_->Post(post, std::move(buffers), name);
   posted_.emplace(call, std::move(posted));
   // Late ops are not started again, so that some members would never start them.
@@ -326,15 +333,18 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   posted_.erase(it);
   const std::vector<uint8_t> source = posted.source->Content();
   const std::vector<uint8_t> target = posted.target->Content();
-  if (!posted.source->Fenced() || !posted.target->Fenced()) {
+  const bool keeps = posted.error != nullptr;
+  const std::vector<uint8_t> error = keeps ? posted.error->Content() : std::vector<uint8_t>();
+  if (!posted.source->Fenced() || !posted.target->Fenced() || (keeps && !posted.error->Fenced())) {
     Checker::Fail(ToString(posted.name) + " was written beyond its buffer");
   }
   context_.checker->OnEnded({posted.name, posted.desc, slot_, posted.source == posted.target,
-                             posted.is_root, &source, &target},
+                             posted.is_root, &source, &target, &error},
                             outcome, info);
   if (outcome.ok()) ++ops_ok_;
   // The memory is the trainer's again.
-  for (const auto& buffer : {posted.source, posted.target}) {
+  for (const auto& buffer : {posted.source, posted.target, posted.error}) {
+    if (buffer == nullptr) continue;
     buffer->Bury();
     graves_.push_back(buffer);
   }

@@ -100,6 +100,7 @@ class Trainer final : public TrainerSide {
     Tick since;
     std::shared_ptr<Buffer> source;
     std::shared_ptr<Buffer> target;  // in place: the same as source
+    std::shared_ptr<Buffer> error;   // null: it keeps none
   };
   // The ops of one tag in one step, which follow one another.
   struct Strand {
