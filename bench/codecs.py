@@ -134,7 +134,9 @@ def main() -> int:
     parser.add_argument("--ops", type=int, default=3, help="ops of each codec that count (default 3)")
     parser.add_argument("--warm-ops", type=int, default=10, help="ops before, in which lanes are found (default 10)")
     parser.add_argument("--log-dir", type=pathlib.Path, help="keep logs there")
-    parser.add_argument("--peerd-flag", action="append", default=[], help="pass this flag to every peerd; may be repeated")
+    parser.add_argument(
+        "--peerd-flag", action="append", default=[], help="pass this flag to every peerd; may be repeated"
+    )
     args = parser.parse_args()
     if unknown := set(args.codecs) - set(CODECS):
         parser.error(f"no codec {' '.join(sorted(unknown))}: there are {' '.join(CODECS)}")

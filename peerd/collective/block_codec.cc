@@ -42,8 +42,13 @@ namespace avx2 {
 #undef LH_TARGET
 }  // namespace avx2
 namespace avx512 {
+// clang does not know this option, and ignores the whole attribute then.
+#if defined(__clang__)
+#define LH_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+#else
 #define LH_TARGET \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
+#endif
 #include "peerd/collective/block_codec_loops.inc"
 #undef LH_TARGET
 }  // namespace avx512

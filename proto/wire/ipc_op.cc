@@ -141,6 +141,7 @@ std::string RangesFault(const IpcOp& op, const RegionBytes& region_bytes) {
       return "";
     };
     const uint64_t source_bytes = BytesOf(op.desc, piece, source, op.terms.gives);
+    if (piece.error.region == 0 && piece.error.offset != 0) return "unknown arena region";
     if (piece.error.region != 0) {
       const uint64_t error_bytes = source_bytes / SizeOf(piece.dtype) * sizeof(float);
       if (std::string fault = take("error", piece.error, error_bytes); !fault.empty()) return fault;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 import ctypes
 import threading
 import time
@@ -131,7 +132,8 @@ def result_of(op: AnyOp) -> OpInfo:
     if op.outcome is None:
         raise FailedPrecondition(f"{op.what}: has no outcome yet; call wait() first")
     if isinstance(op.outcome, Error):
-        raise op.outcome
+        # A copy: the op lives on, and would keep alive what the traceback refers to, such as a whole trainer.
+        raise copy.copy(op.outcome)
     return op.outcome
 
 
