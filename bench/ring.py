@@ -73,9 +73,13 @@ class RingWorker(Member):
     def join(self, peerd: str, run: str) -> None:
         self.comm = self.lh.join(run=run, peerd=peerd, timeout=self.PATIENCE_S)
 
-    def boundary(self) -> int:
+    def boundary(self) -> None:
         self.comm.begin_step(timeout=self.PATIENCE_S)
-        return int(self.comm.world_size)
+
+    def admit(self, size: int) -> None:
+        """Passes boundaries until so many members are there."""
+        while self.comm.world_size < size:
+            self.boundary()
 
     def prepare(self, mib: int) -> None:
         self.tensor = self.comm.empty(mib * MIB // 4, "float32")
@@ -132,13 +136,8 @@ class Crew:
 
     def _admit(self, place: int) -> None:
         """Admits the last trainer alone. The first ring has the order in which members were admitted."""
-        deadline = time.monotonic() + Member.PATIENCE_S
-        while place > 0 and len(members := self.wan.status()["groups"][0]["members"]) <= place:
-            if time.monotonic() > deadline:
-                raise Failure(f"the coordinator sees {len(members)} members where number {place + 1} joins")
-            time.sleep(0.05)
         for trainer in self.trainers[:-1]:
-            trainer.start("boundary")
+            trainer.start("admit", size=place + 1)
         self.trainers[-1].finish()
         finish_all(self.trainers[:-1])
         self.trainers[-1].do("boundary")  # the boundary that admitted it
