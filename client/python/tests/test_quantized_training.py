@@ -32,6 +32,10 @@ def bits_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().view(torch.int32).clone() for parameter in model.parameters()]
 
 
+def gradients_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
 def judge(model: torch.nn.Module) -> float:
     with torch.no_grad():
         return loss_of(model, torch.Generator().manual_seed(99)).item()
@@ -121,8 +125,7 @@ def test_quantized_gradients_are_near_their_average(three: Members, overlapped: 
         else:
             averager.finish()
             averager.close()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        return gradients, [parameter.grad for parameter in alone.parameters()]
+        return gradients_of(model), gradients_of(alone)
 
     ends = three.all(run)
     # Gradients lie side by side, so a block may have elements of several.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures all-reduce with each codec beside the same op in float32, on slow links and on none.
 
-    tools/build && .venv/bin/python bench/codecs.py
-    .venv/bin/python bench/codecs.py --hosts=4 --mbit=200 --delay=20ms --mib=64 --codecs=int8,int4
-    .venv/bin/python bench/codecs.py --mbit=0        # hosts without a limit to their rate
+    tools/build && .venv/bin/python bench/wan_codecs.py
+    .venv/bin/python bench/wan_codecs.py --hosts=4 --mbit=200 --delay=20ms --mib=64 --codecs=int8,int4
+    .venv/bin/python bench/wan_codecs.py --mbit=0        # hosts without a limit to their rate
 
 tests/wan joins the hosts. Each has one access link of `--mbit` up and down. Ops of all codecs take turns, so that other
 work of the machine affects all alike. `sent` is what data lanes sent for an op, headers and repeats included, as a share
@@ -74,7 +74,7 @@ def op(wan: Wan, team: wide.Team, codec: str) -> tuple[float, str, float]:
 
 
 def measure(args: argparse.Namespace) -> bool:
-    links = uniform(args.hosts, delay=args.delay)
+    links = dict(uniform(args.hosts, delay=args.delay))
     if args.mbit:
         rate = f"{args.mbit}mbit"
         links["access"] = {f"h{i}": {"up": rate, "down": rate, "queue": args.queue} for i in range(args.hosts)}
@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace) -> bool:
         seconds = statistics.median(took for took, _, _ in seen[codec])
         share = statistics.median(each for _, _, each in seen[codec]) / plain_bytes
         line: dict[str, Any] = {
-            "bench": "codecs",
+            "bench": "wan_codecs",
             "codec": codec,
             "hosts": args.hosts,
             "delay": args.delay,
@@ -142,7 +142,7 @@ def main() -> int:
         parser.error(f"no codec {' '.join(sorted(unknown))}: there are {' '.join(CODECS)}")
     args.codecs = ["none", *(codec for codec in args.codecs if codec != "none")]
     if reason := why_not():
-        print(f"codecs: {reason}", file=sys.stderr)
+        print(f"wan_codecs: {reason}", file=sys.stderr)
         return 77
     return 0 if measure(args) else 1
 
@@ -154,5 +154,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except Failure as failure:
-        print(f"codecs: {failure}", file=sys.stderr)
+        print(f"wan_codecs: {failure}", file=sys.stderr)
         sys.exit(1)
