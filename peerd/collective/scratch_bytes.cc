@@ -13,6 +13,15 @@ uint64_t PiecesMax(const OpDesc& desc, uint64_t whole) {
   return desc.list == 0 ? 1 : std::min<uint64_t>(whole / 64 + 1, LH_PIECES_MAX);
 }
 
+// The most chunks of an op that encodes. One that belongs to a position begins at a block.
+uint64_t ChunksMax(const OpDesc& desc, uint64_t whole, uint64_t positions) {
+  const uint64_t pieces = PiecesMax(desc, whole);
+  if (desc.InParts()) return pieces * desc.world;
+  // No element has less than 2 bytes.
+  const uint64_t blocks = desc.Encodes() ? whole / (CodecOf(desc).block * 2) + pieces : whole;
+  return std::min(pieces * positions, blocks);
+}
+
 // Bytes of chunks when they are encoded. `bytes`: of all of them, in the tensor. Each of the chunks
 // may end with a block of its own.
 uint64_t EncodedBytesMax(const OpDesc& desc, uint64_t bytes, uint64_t chunks) {
@@ -27,7 +36,7 @@ uint64_t EncodedBytesMax(const OpDesc& desc, uint64_t bytes, uint64_t chunks) {
 uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t positions, bool crowded) {
   const uint64_t pieces = PiecesMax(desc, whole);
   const uint64_t block = desc.Encodes() ? std::max<uint64_t>(64, CodecOf(desc).block * 4) : 64;
-  const uint64_t chunks = pieces * std::max<uint64_t>(desc.world, 1);
+  const uint64_t chunks = ChunksMax(desc, whole, positions);
   // Each part is rounded up to 64 bytes.
   const auto parts = [&](uint64_t others, uint64_t own) {
     return others * ((desc.Encodes() ? EncodedBytesMax(desc, own, chunks) : own) + 64);
@@ -68,7 +77,7 @@ uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bo
   if (positions <= 1 || IsOneShot(desc) || !(Reduces(desc.kind) || desc.Encodes())) return 0;
   const uint64_t whole = desc.unequal ? unequal_bytes : desc.bytes();
   if (desc.Encodes()) {
-    const uint64_t chunks = PiecesMax(desc, whole) * std::max<uint64_t>(desc.world, positions);
+    const uint64_t chunks = ChunksMax(desc, whole, positions);
     const uint64_t count = whole / (desc.list != 0 ? 2 : SizeOf(desc.dtype));
     const uint64_t parts =
         mesh && Reduces(desc.kind) ? MeshPartsBytesMax(desc, whole, positions, crowded) : 0;
