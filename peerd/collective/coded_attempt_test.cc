@@ -512,50 +512,72 @@ TEST_P(CodedTest, SegmentsThatDoNotFitAreRefused) {
   (*attempt)->Stop();
 }
 
-// A peerd takes the memory of an op before it announces the op, and cannot take more later.
+// A peerd takes the memory of an op before it announces the op, and cannot take more later. These
+// attempts have no tensors, because none is read before they start.
 TEST(CodedMemory, NoAttemptBorrowsMoreThanTheBound) {
   struct Sink final : AttemptSink {
     void SendSegment(int, const Segment&, const uint8_t*, uint64_t) override {}
     void Complete() override {}
   } sink;
+  // Takes no memory.
+  struct Pool final : ScratchPool {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
+      most = bytes;
+      return reinterpret_cast<uint8_t*>(uintptr_t{4096});
+    }
+    void Give(uint8_t*) override {}
+    uint64_t most = 0;
+  };
   Prng prng(7);
-  for (int run = 0; run < 400; ++run) {
-    const int size = 2 + static_cast<int>(prng.Below(11));
-    const bool bf16 = prng.Chance(0.2);
-    const Codec codec{bf16               ? Quantization::kBf16
-                      : prng.Chance(0.5) ? Quantization::kInt8
-                                         : Quantization::kInt4,
-                      static_cast<uint16_t>(bf16 ? 0 : 32 << prng.Below(8)), Rounding::kNearest};
-    ModelOp::Options options = RandomOptions(&prng, codec, kDTypes[prng.Below(3)], size);
-    if (options.pieces.empty()) options.desc.count = prng.Below(20000);
-    options.desc.kind = prng.Chance(0.6)   ? OpKind::kAllReduce
-                        : prng.Chance(0.5) ? OpKind::kReduceScatter
-                                           : OpKind::kAllGather;
-    options.in_place.clear();
-    if (!Reduces(options.desc.kind)) {
-      options.desc.reduce = ReduceOp::kSum;
-      options.desc.weighted = false;
+  for (int run = 0; run < 20000; ++run) {
+    AttemptSpec spec;
+    OpDesc& desc = spec.desc;
+    spec.size = 2 + static_cast<int>(prng.Below(15));
+    const auto size = static_cast<uint64_t>(spec.size);
+    desc.quantization = static_cast<Quantization>(1 + prng.Below(3));
+    desc.block =
+        desc.quantization == Quantization::kBf16 ? 0 : static_cast<uint16_t>(32 << prng.Below(8));
+    desc.kind = prng.Chance(0.7) ? OpKind::kAllReduce : OpKind::kReduceScatter;
+    desc.algorithm = longhaul::Algorithm::kMesh;
+    desc.dtype = kDTypes[prng.Below(3)];
+    desc.count = prng.Below(uint64_t{1} << prng.Below(22));
+    if (desc.kind == OpKind::kReduceScatter) {
+      desc.world = static_cast<uint16_t>(size);
+      for (int i = 0; i < spec.size; ++i) spec.cuts.push_back({.position = i});
     }
-    if (IsInParts(options.desc.kind)) options.desc.count /= size;
-    // One position owns as much as a position may.
-    options.shares.clear();
-    if (IsShared(options.desc.kind) && prng.Chance(0.7)) {
-      const uint32_t most = GreatestShare(size);
-      options.shares.assign(size, (kShareUnits - most) / (size - 1));
-      options.shares[prng.Below(size)] = most;
-    }
-    options.grain_bytes = std::max<uint32_t>(kGrainBytes, OptionsOf(codec).block * 4);
-    const bool errors = Reduces(options.desc.kind) && prng.Chance(0.5);
-    CodedOp op(codec, options, errors, prng.Next());
-    for (const Maker make : {&MakeMeshAttempt, &MakeRingAttempt}) {
-      for (const AttemptSpec& spec : op.specs()) {
-        CountingPool pool;
-        auto attempt = make(spec, &sink, &pool);
-        ASSERT_TRUE(attempt.ok());
-        CheckMemory(spec, !spec.errors.empty(), pool.most);
-        if (HasFatalFailure()) return;
-        (*attempt)->Stop();
+    spec.pieces = {{desc.dtype, desc.count}};
+    if (desc.kind == OpKind::kAllReduce && prng.Chance(0.3)) {
+      spec.pieces.clear();
+      for (uint64_t left = 1 + prng.Below(20); left > 0; --left) {
+        const Piece piece{kDTypes[prng.Below(3)], prng.Below(uint64_t{1} << prng.Below(16))};
+        spec.pieces.push_back(piece);
+        desc.list_bytes += (piece.count * SizeOf(piece.dtype) + 63) / 64 * 64;
       }
+      desc.list = 1;
+      desc.dtype = spec.pieces.front().dtype;
+      desc.count = 0;
+    }
+    spec.sources = {std::vector<const uint8_t*>(spec.pieces.size())};
+    spec.targets = {std::vector<uint8_t*>(spec.pieces.size())};
+    spec.seeds = {1};
+    const bool errors = prng.Chance(0.5);
+    if (errors) spec.errors = {std::vector<float*>(spec.pieces.size())};
+    // This position owns as much as a position may.
+    spec.position = static_cast<int>(prng.Below(size));
+    if (!spec.cuts.empty()) spec.cuts[spec.position].local = 0;
+    if (IsShared(desc.kind) && prng.Chance(0.7)) {
+      spec.shares.assign(size, (kShareUnits - GreatestShare(size)) / (spec.size - 1));
+      spec.shares[spec.position] = GreatestShare(size);
+    }
+    for (const Maker make : {&MakeMeshAttempt, &MakeRingAttempt}) {
+      Pool pool;
+      const auto attempt = make(spec, &sink, &pool);
+      ASSERT_TRUE(attempt.ok());
+      const uint64_t most = ScratchBytesMax(desc, /*in_place=*/true, size, /*crowded=*/false,
+                                            /*mesh=*/true, /*unequal_bytes=*/0, errors);
+      if (IsOneShot(desc.With(Quantization::kNone)) && most == 0) continue;
+      ASSERT_LE(pool.most, most) << ToString(desc) << ", " << spec.size << " positions, run "
+                                 << run;
     }
   }
 }
