@@ -101,8 +101,8 @@ def test_a_list_of_torch_tensors_and_one_of_arrays_are_cut_alike(held: Held) -> 
     third = held.ask("all_reduce", tensors, "max", out=arrays)
     assert first.op["list"] == second.op["list"] == third.op["list"] != 0
     assert first.op["pieces"] == second.op["pieces"] == 4
-    pieces = [struct.unpack_from("<QQQQQB7x", second.table(), 48 * i) for i in range(4)]
-    assert [(piece[0], piece[5]) for piece in pieces] == [(5, 10), (SHARED, 11), (0, 3), (1, 12)]
+    pieces = [struct.unpack_from("<QQQQQQQB7x", second.table(), 64 * i) for i in range(4)]
+    assert [(piece[0], piece[7]) for piece in pieces] == [(5, 10), (SHARED, 11), (0, 3), (1, 12)]
 
 
 def test_a_list_of_tensors_that_cannot_be_sent_says_which_one(held: Held) -> None:
