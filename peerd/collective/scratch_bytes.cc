@@ -18,7 +18,8 @@ uint64_t ChunksMax(const OpDesc& desc, uint64_t whole, uint64_t positions) {
   const uint64_t pieces = PiecesMax(desc, whole);
   if (desc.InParts()) return pieces * desc.world;
   // No element has less than 2 bytes.
-  const uint64_t blocks = desc.Encodes() ? whole / (CodecOf(desc).block * 2) + pieces : whole;
+  const uint64_t blocks =
+      desc.Encodes() ? whole / (uint64_t{2} * CodecOf(desc).block) + pieces : whole;
   return std::min(pieces * positions, blocks);
 }
 
@@ -35,7 +36,8 @@ uint64_t EncodedBytesMax(const OpDesc& desc, uint64_t bytes, uint64_t chunks) {
 // `whole`: of the op, in bytes.
 uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t positions, bool crowded) {
   const uint64_t pieces = PiecesMax(desc, whole);
-  const uint64_t block = desc.Encodes() ? std::max<uint64_t>(64, CodecOf(desc).block * 4) : 64;
+  const uint64_t block =
+      desc.Encodes() ? std::max<uint64_t>(64, uint64_t{4} * CodecOf(desc).block) : 64;
   const uint64_t chunks = ChunksMax(desc, whole, positions);
   // Each part is rounded up to 64 bytes.
   const auto parts = [&](uint64_t others, uint64_t own) {

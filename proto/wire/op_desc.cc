@@ -97,7 +97,7 @@ std::string ReductionFault(const OpDesc& desc) {
     if (desc.weighted) return Refusal("weighted", "1", "0, because this kind reduces nothing");
     return "";
   }
-  const std::string fault = ReductionFault(desc.dtype, desc.reduce, desc.weighted);
+  std::string fault = ReductionFault(desc.dtype, desc.reduce, desc.weighted);
   if (!fault.empty()) return fault;
   if (desc.order == Order::kRank && desc.algorithm == Algorithm::kRing) {
     return Refusal(
