@@ -180,8 +180,7 @@ assert not {"numpy", "torch"} & {name for name in ("numpy", "torch") if importli
 with LocalCluster(peers=2) as cluster:
     def member(i):
         with lh.join("wheel", peerd=cluster.socket(i), members=2) as comm:
-            comm.barrier()
-            sizes.append(comm.world_size)
+            sizes.append(comm.barrier().world_size)
     sizes = []
     threads = [threading.Thread(target=member, args=(i,)) for i in range(2)]
     for thread in threads:
