@@ -80,6 +80,34 @@ def check_same(results: list[torch.Tensor]) -> None:
 # ------------------------------------------------------------------ results
 
 
+@pytest.fixture(scope="module")
+def bits_by_lanes() -> dict[str, bytes]:
+    """The bits of the first test for each op. Those of the others must be equal."""
+    return {}
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16])
+def test_the_bits_do_not_depend_on_the_lanes(lanes: int, bits_by_lanes: dict[str, bytes]) -> None:
+    data = rows(2)
+    with LocalCluster(peers=2, peerd_flags=[f"--lanes={lanes}"]) as cluster:
+        members = Members([cluster.socket(0), cluster.socket(1)])
+        for name, quant in QUANTS.items():
+            if quant.rounding == "stochastic":
+                continue  # random numbers depend on ids, which differ from run to run
+            for algorithm in ("mesh", "ring"):
+
+                def call(comm: lh.Comm, quant: lh.Quant = quant, algorithm: str = algorithm) -> bytes:
+                    tensor = comm.empty(COUNT)
+                    tensor[:] = data[comm.rank]
+                    comm.all_reduce(tensor, "avg", quantize=quant, algorithm=algorithm, timeout=60)
+                    return tensor.tobytes()
+
+                mine, other = members.all(call)
+                assert mine == other
+                assert bits_by_lanes.setdefault(f"{name} {algorithm}", mine) == mine
+        members.close()
+
+
 @pytest.mark.parametrize("name", QUANTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_members_get_the_same_bits(cluster: LocalCluster, three: Members, dtype: torch.dtype, name: str) -> None:
