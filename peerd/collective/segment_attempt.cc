@@ -45,13 +45,17 @@ absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outl
   uint64_t slots = Aligned(outline.layout.bytes()) * memory->slot_width;
   if (spec.desc.Encodes()) {
     slots = 0;
+    uint64_t elements = 0;
     for (const Layout::Chunk& chunk : outline.layout.chunks()) {
-      slots += EncodedBytes(CodecOf(spec.desc), chunk.bytes / SizeOf(chunk.dtype));
-      if (!KeepsErrors(spec)) continue;
-      memory->error_bytes += sizeof(float) * (chunk.bytes / SizeOf(chunk.dtype));
+      const uint64_t count = chunk.bytes / SizeOf(chunk.dtype);
+      memory->slot_begin.push_back(slots);
+      memory->error_begin.push_back(elements);
+      slots += EncodedBytes(CodecOf(spec.desc), count);
+      elements += count;
     }
     slots = Aligned(slots);
     memory->extra_bytes = Aligned(memory->extra_bytes);
+    if (KeepsErrors(spec)) memory->error_bytes = sizeof(float) * elements;
   }
   const uint64_t bytes = slots + memory->extra_bytes + memory->error_bytes;
   if (bytes == 0) return absl::OkStatus();
@@ -80,19 +84,12 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       pool_(pool),
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
+      slot_begin_(memory.slot_begin),
+      error_begin_(memory.error_begin),
       pending_errors_(memory.errors),
       blocks_not_finite_(spec.sources.size()),
       reads_out_(plan_.grains()) {
   if (spec.desc.Encodes()) coder_.emplace(spec_, inputs_);
-  uint64_t slots = 0;
-  uint64_t errors = 0;
-  for (int c = 0; coder_ && c < plan_.chunks(); ++c) {
-    const Layout::Chunk& chunk = outline_.layout.chunks()[c];
-    slot_begin_.push_back(slots);
-    error_begin_.push_back(errors);
-    slots += coder_->BytesOf(chunk.dtype, chunk.bytes);
-    errors += chunk.bytes / SizeOf(chunk.dtype);
-  }
   bool everybody = false;
   for (int c = 0; c < plan_.chunks(); ++c) {
     const Layout::Chunk& chunk = outline_.layout.chunks()[c];

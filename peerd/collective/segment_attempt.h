@@ -119,6 +119,9 @@ class SegmentAttempt : public Attempt {
     uint8_t* extra = nullptr;    // 64-byte aligned
     uint64_t error_bytes = 0;
     float* errors = nullptr;  // 64-byte aligned; nullptr: nobody keeps errors
+    // If the op encodes: by chunk, where its slots begin in `scratch`, and its errors in `errors`.
+    std::vector<uint64_t> slot_begin;
+    std::vector<uint64_t> error_begin;
   };
   // Borrows the memory of which the sizes are set. ResourceExhausted: the pool has no memory.
   static absl::Status Borrow(const AttemptSpec& spec, const Outline& outline, Memory* memory,
@@ -288,8 +291,8 @@ class SegmentAttempt : public Attempt {
   std::vector<int> late_;
   // If the op encodes: by chunk, where its slots begin in scratch_, and its errors in
   // pending_errors_.
-  std::vector<uint64_t> slot_begin_;
-  std::vector<uint64_t> error_begin_;
+  const std::vector<uint64_t> slot_begin_;
+  const std::vector<uint64_t> error_begin_;
   float* pending_errors_ = nullptr;          // nullptr: nobody keeps errors
   std::vector<uint64_t> blocks_not_finite_;  // by local member
   uint64_t copied_ = 0;                      // grains of the result that were copied to late_

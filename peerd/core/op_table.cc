@@ -981,7 +981,10 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   }
   start.algorithm = op.algorithm;
   start.cuts = op.cuts;
-  start.seed = Digester().Add(group_).Add(op.key.boundary).Add(op.key.tag).Add(op.key.set).value();
+  if (start.desc.Encodes()) {
+    start.seed =
+        Digester().Add(group_).Add(op.key.boundary).Add(op.key.tag).Add(op.key.set).value();
+  }
   if (op.algorithm == Algorithm::kMesh) {
     const control::LinkCost& cost = op.participants->cost;
     if (IsShared(op.desc.kind)) start.shares = cost.shares;

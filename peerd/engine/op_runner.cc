@@ -307,11 +307,10 @@ AttemptSpec OpRunner::MakeSpec(const Action& action) const {
     spec.pieces = buffers.pieces;
     spec.sources.push_back(buffers.sources);
     spec.targets.push_back(buffers.targets);
-    spec.errors.push_back(buffers.errors);
+    if (buffers.errors.empty()) continue;
+    spec.errors.resize(action.posts.size());
+    spec.errors[spec.sources.size() - 1] = buffers.errors;
   }
-  const bool errors = std::any_of(spec.errors.begin(), spec.errors.end(),
-                                  [](const auto& each) { return !each.empty(); });
-  if (!errors) spec.errors.clear();
   return spec;
 }
 
@@ -438,7 +437,7 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   const OpKey& key = op->key_;
   if (std::exchange(op->answer_finish_, false)) {
     // Results in place are decoded only now.
-    for (size_t i = 0; i < op->posts_.size(); ++i) {
+    for (size_t i = 0; op->desc_.Encodes() && i < op->posts_.size(); ++i) {
       const uint64_t blocks = op->attempt_->blocks_not_finite(i);
       counts_.blocks_not_finite += blocks;
       const auto it = posts_.find(op->posts_[i]);

@@ -408,17 +408,16 @@ void Server::Op(Client& client) {
     regions.insert(range.region);
     return client.regions.at(range.region).region->data + range.offset;
   };
-  std::vector<float*> errors;
   for (const IpcPiece& piece : op->pieces) {
     buffers.pieces.push_back({piece.dtype, piece.count});
     buffers.sources.push_back(place(piece.source));
     buffers.targets.push_back(place(piece.target));
+    uint8_t* const error = place(piece.error);
+    if (error == nullptr) continue;
+    buffers.errors.resize(op->pieces.size());
     // A range is a multiple of 4 bytes from the beginning of its region, which is a page.
-    errors.push_back(reinterpret_cast<float*>(place(piece.error)));
+    buffers.errors[buffers.pieces.size() - 1] = reinterpret_cast<float*>(error);
   }
-  const bool keeps = std::any_of(errors.begin(), errors.end(),
-                                 [](const float* error) { return error != nullptr; });
-  if (keeps) buffers.errors = std::move(errors);
   for (const uint64_t id : regions) {
     Client::Region& region = client.regions.at(id);
     ++region.posts;

@@ -464,8 +464,9 @@ typedef struct lh_all_reduce_options {
    * member's input; an error that is not finite becomes 0. With any other outcome they are
    * unchanged. The memory belongs to the operation until it ends, and overlaps neither source nor
    * target. The inputs of members on one host are encoded together: the first of them that has an
-   * error gets it, and those of the others become 0. Each member decides whether it keeps errors.
-   * NULL: it keeps none. */
+   * error gets it, and those of the others become 0. If no member on a host gives an input, the
+   * loss of the sums that the host encodes is added to the first error there. Each member decides
+   * whether it keeps errors. NULL: it keeps none. */
   float *error;
   /* The same for slices: an array with an error for each, or NULL. Errors of slices without
    * elements may be NULL. The array is not used any more when the call returns. */

@@ -516,9 +516,9 @@ class Comm:
 
         Options of all-reduce, reduce-scatter, all-gather and broadcast:
         quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
-            explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All members get
-            the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an op of at
-            most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
+            explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All
+            members get the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an
+            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
             each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the
             sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose scales are larger. So "auto"
             takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A block with a NaN or an
@@ -530,8 +530,9 @@ class Comm:
             input, and the sums that its host encodes, have lost: pass it to the same op of the next step. Begin with
             zeros. If the op raises, it is unchanged. It is a part of the trainer's state: keep it in checkpoints.
             Members on one host share one error, which the first of them that has one gets; those of the others become
-            0. The error of a member of weight 0 or in the background stays as it is. Each member decides whether it
-            keeps an error.
+            0. The error of a member of weight 0 or in the background is not sent. If no member on its host gives an
+            input, the loss of the sums that the host encodes is added to the first error there. Each member decides
+            whether it keeps an error.
 
         Options of all ops:
         participants: the ids of the members that take part (`members`), this one among them; only they call it, all

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,6 +29,27 @@ def wait_for_open_ops(peers: list[Peer], count: int = 1) -> None:
     """Waits until each peer has `count` ops in flight or more. What the test does next hits these ops."""
     for peer in peers:
         wait_until(lambda peer=peer: peer.metric("longhaul_peerd_ops_open") >= count)  # type: ignore[misc]
+
+
+class Gated:
+    """A communicator whose call number `at` of one method does not start before `gate` is set."""
+
+    def __init__(self, comm: lh.Comm, method: str, at: int, gate: threading.Event) -> None:
+        self._comm = comm
+        self._method = method
+        self._at = at
+        self._gate = gate
+        self.started = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        return self._call if name == self._method else found
+
+    def _call(self, *arguments: Any, **options: Any) -> Any:
+        if self.started == self._at:
+            assert self._gate.wait(60)
+        self.started += 1
+        return getattr(self._comm, self._method)(*arguments, **options)
 
 
 class Members:

@@ -18,7 +18,7 @@ from typing import Any
 import diloco_reference as reference
 import pytest
 import torch
-from conftest import Members, wait_for_open_ops, wait_until
+from conftest import Gated, Members, wait_for_open_ops, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
@@ -261,25 +261,6 @@ def test_a_newcomer(kind: str, cluster: LocalCluster) -> None:
     check(kind, histories, want, exact=False)
 
 
-class Gated:
-    """A communicator whose op number `at` does not start before `gate` is set."""
-
-    def __init__(self, comm: lh.Comm, at: int, gate: threading.Event) -> None:
-        self._comm = comm
-        self._at = at
-        self._gate = gate
-        self.started = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def all_reduce(self, *arguments: Any, **options: Any) -> Any:
-        if self.started == self._at:
-            assert self._gate.wait(60)
-        self.started += 1
-        return self._comm.all_reduce(*arguments, **options)
-
-
 def die_in_flight(cluster: LocalCluster, kind: str) -> None:
     doomed = cluster.add_peer()
     members = Members([cluster.socket(0), cluster.socket(1), cluster.socket(doomed)])
@@ -288,7 +269,7 @@ def die_in_flight(cluster: LocalCluster, kind: str) -> None:
     def rounds(comm: lh.Comm) -> History | lh.Error:
         late = comm.rank == 1
         try:
-            return train(Gated(comm, 1, gate) if late else comm, comm.rank, kind)  # type: ignore[arg-type]
+            return train(Gated(comm, "all_reduce", 1, gate) if late else comm, comm.rank, kind)  # type: ignore[arg-type]
         except lh.Error as problem:
             return problem
 
@@ -444,7 +425,7 @@ def test_an_aborted_op_is_started_again(pair: Members) -> None:
     gate = threading.Event()
 
     def cancels(comm: lh.Comm) -> History:
-        counted: Any = Gated(comm, -1, gate)
+        counted: Any = Gated(comm, "all_reduce", -1, gate)
         trainer = Trainer(comm.rank)
         history: History = {}
         with make("AsyncDiLoCo", counted, trainer) as diloco:
@@ -462,7 +443,7 @@ def test_an_aborted_op_is_started_again(pair: Members) -> None:
         return history
 
     def late(comm: lh.Comm) -> History:
-        gated: Any = Gated(comm, 1, gate)
+        gated: Any = Gated(comm, "all_reduce", 1, gate)
         return train(gated, comm.rank, "AsyncDiLoCo")
 
     histories = pair.all(lambda comm: (cancels if comm.rank == 0 else late)(comm))
@@ -476,7 +457,7 @@ def test_only_newcomers_are_left(cluster: LocalCluster) -> None:
     gate, begun = threading.Event(), threading.Event()
 
     def old(comm: lh.Comm) -> None:
-        gated: Any = Gated(comm, 1, gate)
+        gated: Any = Gated(comm, "all_reduce", 1, gate)
         trainer = Trainer(0)
         with contextlib.suppress(AssertionError), make("AsyncDiLoCo", gated, trainer):
             begun.set()

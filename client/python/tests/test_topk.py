@@ -15,7 +15,7 @@ import diloco_reference as reference
 import pytest
 import test_diloco as dense
 import torch
-from conftest import Members, wait_for_open_ops, wait_until
+from conftest import Gated, Members, wait_for_open_ops, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
@@ -483,25 +483,6 @@ def test_a_run_goes_on_from_a_checkpoint_bit_by_bit(
 # ------------------------------------------------------------------ faults
 
 
-class Gated:
-    """A communicator whose all-gather number `at` does not start before `gate` is set."""
-
-    def __init__(self, comm: lh.Comm, at: int, gate: threading.Event) -> None:
-        self._comm = comm
-        self._at = at
-        self._gate = gate
-        self.started = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def all_gather(self, *arguments: Any, **options: Any) -> Any:
-        if self.started == self._at:
-            assert self._gate.wait(60)
-        self.started += 1
-        return self._comm.all_gather(*arguments, **options)
-
-
 def test_a_host_dies_while_an_op_is_in_flight() -> None:
     """The others go on without its part, equal bit by bit. The dead host's trainer has the errors of before the op."""
     with LocalCluster(peers=2) as cluster:
@@ -514,7 +495,7 @@ def test_a_host_dies_while_an_op_is_in_flight() -> None:
 
             def trained(comm: lh.Comm) -> dense.History | lh.Error:
                 late = comm.rank == 1
-                gated: Any = Gated(comm, 1, gate) if late else comm  # noqa: B023
+                gated: Any = Gated(comm, "all_gather", 1, gate) if late else comm  # noqa: B023
                 try:
                     return dense.train(gated, comm.rank, kind, plain, compress=rules[comm.rank])  # noqa: B023
                 except lh.Error as problem:
@@ -556,7 +537,7 @@ def test_an_aborted_op_leaves_the_errors_and_is_started_again(pair: Members) -> 
 
     def cancels(comm: lh.Comm) -> dense.History:
         trainer, topk = dense.Trainer(comm.rank), small()
-        counted: Any = Gated(comm, -1, gate)
+        counted: Any = Gated(comm, "all_gather", -1, gate)
         history: dense.History = {}
         cancelled = False
         with dense.make(kind, counted, trainer, plain, compress=topk) as diloco:
@@ -577,7 +558,7 @@ def test_an_aborted_op_leaves_the_errors_and_is_started_again(pair: Members) -> 
         return history
 
     def late(comm: lh.Comm) -> dense.History:
-        gated: Any = Gated(comm, 1, gate)
+        gated: Any = Gated(comm, "all_gather", 1, gate)
         return dense.train(gated, comm.rank, kind, plain, compress=small())
 
     histories = pair.all(lambda comm: (cancels if comm.rank == 0 else late)(comm))

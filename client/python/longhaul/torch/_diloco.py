@@ -342,10 +342,7 @@ class OuterRounds(Rounds):
         self._outer = Outer(self._client, optimizers, self._pairs(), self._bytes_max)
         self.state = State({**self._globals(), **self._outer.tensors})
         if compress is not None:  # last: a TopK that a failed call was given may be used again
-            exchanges = compress._exchanges_of(
-                [[flat.numel() for flat in fragment.flats] for fragment in self._fragments]
-            )
-            for fragment, exchange in zip(self._fragments, exchanges):
+            for fragment, exchange in zip(self._fragments, compress._exchanges_of(self._lengths())):
                 fragment.sparse = exchange
         self._set_quantize(quantize)
 
@@ -353,9 +350,12 @@ class OuterRounds(Rounds):
         for fragment in self._fragments:
             fragment.quantize = quantize.quantize if isinstance(quantize, ErrorFeedback) else quantize
         if isinstance(quantize, ErrorFeedback):
-            lengths = [[flat.numel() for flat in fragment.flats] for fragment in self._fragments]
-            for fragment, errors in zip(self._fragments, quantize._make_errors(lengths)):
+            for fragment, errors in zip(self._fragments, quantize._make_errors(self._lengths())):
                 fragment.errors = errors
+
+    def _lengths(self) -> list[list[int]]:
+        """The elements of each bucket of each fragment."""
+        return [[flat.numel() for flat in fragment.flats] for fragment in self._fragments]
 
     def _pairs(self) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
         return {
