@@ -243,11 +243,15 @@ TEST(IpcAttackTest, ARequestMayEndAtEachByte) {
   for (size_t bytes = 0; bytes < sizeof(lh_ipc_request); ++bytes) {
     {
       RawClient client(harness.path());
-      if (bytes > 0) ASSERT_TRUE(client.SendPart(Hello(), 0, bytes, {fd}));
+      if (bytes > 0) {
+        ASSERT_TRUE(client.SendPart(Hello(), 0, bytes, {fd}));
+      }
     }
     RawClient client(harness.path());
     ASSERT_EQ(client.Ask(Hello()), 0);
-    if (bytes > 0) ASSERT_TRUE(client.SendPart(Region(2, 1, kRegionBytes), 0, bytes, {fd}));
+    if (bytes > 0) {
+      ASSERT_TRUE(client.SendPart(Region(2, 1, kRegionBytes), 0, bytes, {fd}));
+    }
   }
   close(fd);
   EXPECT_TRUE(harness.Until([&](ScriptedHandler&, IpcServer& server) {
@@ -261,7 +265,9 @@ TEST(IpcAttackTest, EndlessRandomBytesEndTheConnection) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 200; ++round) {
     RawClient client(harness.path());
-    if (round % 2 == 1) ASSERT_EQ(client.Ask(Hello()), 0);
+    if (round % 2 == 1) {
+      ASSERT_EQ(client.Ask(Hello()), 0);
+    }
     std::vector<uint64_t> bytes(1 << 13);
     for (uint64_t& word : bytes) word = random();
     // Every second stream has a right head, so that it comes further.

@@ -52,7 +52,7 @@ void Server::StartAccept() {
 void Server::OnAccept(IoResult result) {
   accept_ = 0;
   if (closing_) {
-    if (result.value >= 0) close(result.value);
+    if (result.value >= 0) closer_.CloseSocket(UniqueFd(result.value));
     return;
   }
   if (result.value < 0) {
@@ -351,13 +351,13 @@ void Server::Settle(const ClientPtr& client) {
     c.regions.clear();
     c.calls.clear();
     c.waiting.clear();
-    DropDescriptors(c);
     if (c.greeted) {
       Log(LogLevel::kInfo, absl::StrCat("trainer detached client=", c.number) +
                                LogField("name", c.name) + LogField("reason", c.reason));
     }
   }
   if (c.recv != 0 || c.send != 0 || c.timer != 0) return;
+  DropDescriptors(c);  // the last read may have brought some
   closer_.CloseSocket(std::move(c.fd));
   clients_.erase(c.number);
 }
