@@ -587,6 +587,46 @@ TEST(IpcAttackTest, PiecesOfOpsInFlightAreBounded) {
   munmap(memory, bytes);
 }
 
+// To register 65536 tensors takes many milliseconds of the reactor.
+TEST(IpcAttackTest, CostlyRequestsOfOneUserLeaveTheReactorTimeForOthers) {
+  Harness harness;
+  std::vector<std::unique_ptr<RawClient>> clients;
+  const size_t bytes = LH_STATE_TENSORS_MAX * sizeof(lh_ipc_tensor);
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(std::make_unique<RawClient>(harness.path()));
+    ASSERT_EQ(clients.back()->Ask(Hello()), 0);
+    uint8_t* memory = nullptr;
+    ASSERT_EQ(clients.back()->AddRegion(1, bytes, &memory), 0);
+    auto* const table = reinterpret_cast<lh_ipc_tensor*>(memory);
+    for (size_t t = 0; t < LH_STATE_TENSORS_MAX; ++t) {
+      snprintf(table[t].name, sizeof table[t].name, "tensor %zu", t);
+      table[t].dims = 1;
+      table[t].dtype = LH_WIRE_FLOAT32;
+    }
+    munmap(memory, bytes);
+  }
+  RawClient other(harness.path());
+  const uint64_t member = other.Attach();
+  for (const auto& client : clients) {
+    lh_ipc_request request = Request(LH_IPC_STATE, 100);
+    request.u.state.state = 1;
+    request.u.state.count = LH_STATE_TENSORS_MAX;
+    request.u.state.table = {1, 0};
+    ASSERT_TRUE(client->Send(request));
+  }
+  // All eight are sent. Without pauses the reactor would carry them out in one turn, and then
+  // answer the other trainer.
+  int rounds = 0;
+  uint64_t states = 0;
+  while (states < clients.size()) {
+    ASSERT_EQ(other.Ask(Request(LH_IPC_STEP, uint64_t{1000} + rounds, member)), 0);
+    ++rounds;
+    harness.Run([&](ScriptedHandler&, IpcServer& server) { states = server.GetStats().states; });
+  }
+  EXPECT_GT(rounds, 20);
+  for (const auto& client : clients) EXPECT_EQ(client->Status(), 0) << client->text();
+}
+
 // ------------------------------------------------------------------------------ users
 
 TEST(IpcAttackTest, AUserWhoIsNotAllowedIsToldSoAndCounted) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/outcome.h"
+#include "base/tick.h"
 #include "peerd/core/values.h"
 #include "peerd/io/ring.h"
 #include "peerd/ipc/accounts.h"
@@ -44,6 +45,8 @@ struct User {
   std::shared_ptr<Account> account;
   // Descriptors that are no memfds, that this user sent, and that are not closed yet.
   DescriptorCloser::Count unclosed = std::make_shared<std::atomic<uint32_t>>(0);
+  // The user's next request that takes long (with thousands of tensors) waits until then.
+  std::shared_ptr<Tick> costly_from = std::make_shared<Tick>();
 };
 
 // A local member, admitted or not, and its open requests.
@@ -99,6 +102,7 @@ struct Client {
   IoId recv = 0;
   IoId send = 0;
   IoId timer = 0;
+  IoId pause = 0;                 // `request` is whole, and waits
   bool ending = false;            // nothing is read or answered any more
   bool told = false;              // Settle() has told the handler of the end
   bool end_when_flushed = false;  // ends when all answers are sent, because the server closes

@@ -20,6 +20,17 @@ namespace {
 // How many replies may wait for a client that does not read, besides those for its members' ops.
 constexpr size_t kRepliesWaitingMax = size_t{2} * LH_OPS_OPEN_MAX;
 constexpr int64_t kAcceptRetryUs = Millis(100);
+// Requests with more tensors than this take milliseconds of the reactor. After such a request its
+// user waits this many times as long before the next one. So a user who sends nothing else gets a
+// quarter of the reactor's time.
+constexpr uint32_t kCostlyTensors = 4096;
+constexpr int64_t kCostlyRest = 3;
+
+bool IsCostly(const lh_ipc_request& request) {
+  return (request.type == LH_IPC_STATE && request.u.state.count > kCostlyTensors) ||
+         (request.type == LH_IPC_OP && request.u.op.pieces > kCostlyTensors);
+}
+
 constexpr int64_t kRefusalLogUs = Seconds(1);
 
 }  // namespace
@@ -31,7 +42,7 @@ Server::~Server() {
   if (retry_ != 0) ring_->Cancel(retry_);
   for (auto& [number, client] : clients_) {
     shutdown(client->fd.get(), SHUT_RDWR);
-    for (const IoId id : {client->recv, client->send, client->timer}) {
+    for (const IoId id : {client->recv, client->send, client->timer, client->pause}) {
       if (id != 0) ring_->Cancel(id);
     }
     client->states.clear();
@@ -254,16 +265,35 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
       const bool foreign = !c.greeted && c.have >= kVersionEnd && c.request.magic == LH_IPC_MAGIC &&
                            c.request.type == LH_IPC_HELLO &&
                            c.request.u.hello.version != LH_IPC_VERSION;
-      if (c.have == sizeof c.request || foreign) {
-        OnRequest(client);
-        c.have = 0;
-        DropDescriptors(c);
-      } else if (c.descriptors.size() > 1) {
+      if (c.have == sizeof c.request || foreign) return TakeRequest(client);
+      if (c.descriptors.size() > 1) {
         // Otherwise each byte of a request could bring more of them.
         Cut(c, {Code::kFailedPrecondition,
                 absl::StrCat(c.descriptors.size(), " descriptors with one request")});
       }
     }
+  }
+  if (!c.ending) StartRecv(client);
+  Settle(client);
+}
+
+void Server::TakeRequest(const ClientPtr& client) {
+  Client& c = *client;
+  const bool costly = IsCostly(c.request);
+  if (costly && !c.ending && ring_->Now() < *c.user.costly_from) {
+    c.pause = ring_->Timeout(*c.user.costly_from, [client](IoResult) {
+      client->pause = 0;
+      if (client->life->server != nullptr) client->life->server->TakeRequest(client);
+    });
+    return;
+  }
+  if (!c.ending) {
+    const Tick begin = ring_->Now();
+    OnRequest(client);
+    c.have = 0;
+    DropDescriptors(c);
+    const Tick end = ring_->Now();
+    if (costly) *c.user.costly_from = end + kCostlyRest * (end - begin);
   }
   if (!c.ending) StartRecv(client);
   Settle(client);
@@ -331,7 +361,7 @@ void Server::End(Client& client, const std::string& reason) {
   client.reason = reason;
   // Ends the operations in flight, so that their callbacks come and call Settle().
   shutdown(client.fd.get(), SHUT_RDWR);
-  for (const IoId id : {client.recv, client.send, client.timer}) {
+  for (const IoId id : {client.recv, client.send, client.timer, client.pause}) {
     if (id != 0) ring_->Cancel(id);
   }
 }
@@ -356,7 +386,7 @@ void Server::Settle(const ClientPtr& client) {
                                LogField("name", c.name) + LogField("reason", c.reason));
     }
   }
-  if (c.recv != 0 || c.send != 0 || c.timer != 0) return;
+  if (c.recv != 0 || c.send != 0 || c.timer != 0 || c.pause != 0) return;
   DropDescriptors(c);  // the last read may have brought some
   closer_.CloseSocket(std::move(c.fd));
   clients_.erase(c.number);
@@ -380,6 +410,9 @@ IpcStats Server::GetStats() const {
   stats.clients = static_cast<uint32_t>(clients_.size());
   stats.members = static_cast<uint32_t>(members_.size());
   stats.posts_open = posts_open_;
+  for (const auto& [number, client] : clients_) {
+    stats.states += static_cast<uint32_t>(client->states.size());
+  }
   stats.arena_bytes = regions_.bytes_mapped();
   stats.connections_refused = connections_refused_;
   stats.users_refused = users_refused_;

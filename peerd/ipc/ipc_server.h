@@ -64,6 +64,7 @@ struct IpcStats {
   uint32_t clients = 0;
   uint32_t members = 0;
   uint32_t posts_open = 0;
+  uint32_t states = 0;       // registered
   uint64_t arena_bytes = 0;  // of all regions that are mapped
   // Connections closed before a valid HELLO: not permitted, too many, not of this protocol, or no
   // HELLO in time.

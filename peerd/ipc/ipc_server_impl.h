@@ -75,6 +75,8 @@ class Server final : public IpcServer {
   User& UserOf(uid_t uid);
   void StartRecv(const ClientPtr& client);
   void OnRecv(const ClientPtr& client, IoResult result);
+  // Carries out the request that has come whole, now or later, and then reads on.
+  void TakeRequest(const ClientPtr& client);
   void StartSend(const ClientPtr& client);
   void OnSend(const ClientPtr& client, IoResult result);
   // Ends the connection of a trainer that broke the protocol, and counts it. Tells the trainer
