@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as
 ALICE, BOB, CAROL, GROUP = 4001, 4002, 4003, 4500
 
 
-def as_user(uid: int, socket: str, groups: tuple[int, ...] = ()) -> str:
+def as_user(uid: int, socket: str, groups: tuple[int, ...] = (), timeout: float = 60) -> str:
     """Joins and leaves in a child that runs as this user. Returns "joined", or the error with its class."""
     read, write = os.pipe()
     child = os.fork()
@@ -28,7 +28,7 @@ def as_user(uid: int, socket: str, groups: tuple[int, ...] = ()) -> str:
             os.setgroups(groups)
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            lh.join(f"users-{uid}", peerd=socket, timeout=60).leave()
+            lh.join(f"users-{uid}", peerd=socket, timeout=timeout).leave()
         except Exception as error:  # the parent judges
             answer = f"{type(error).__name__}: {error}"
         os.write(write, answer.encode())
@@ -42,7 +42,9 @@ def as_user(uid: int, socket: str, groups: tuple[int, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(peers=0) as started:
+    with LocalCluster(peers=1) as started:
+        # Loads every module that a join needs: the other users may not be able to read this Python's files.
+        lh.join("warm", peerd=started.socket(0), timeout=60).leave()
         yield started
 
 
@@ -70,10 +72,10 @@ def test_without_a_list_the_mode_decides(cluster: LocalCluster) -> None:
     assert as_user(CAROL, everybody) == "joined"
     group = cluster.socket(peer_of(cluster, f"--socket-group={GROUP}"))
     assert as_user(ALICE, group, (GROUP,)) == "joined"
-    assert as_user(CAROL, group).startswith("Unavailable")
+    assert as_user(CAROL, group, timeout=0.5).startswith("Unavailable")
     nobody = cluster.socket(peer_of(cluster, "--socket-mode=0600", f"--socket-group={GROUP}"))
     assert os.stat(nobody).st_mode & 0o777 == 0o600
-    refused = as_user(ALICE, nobody, (GROUP,))
+    refused = as_user(ALICE, nobody, (GROUP,), timeout=0.5)
     assert "Permission denied" in refused and "--socket-mode" in refused, refused
 
 
