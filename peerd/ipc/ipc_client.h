@@ -117,7 +117,6 @@ struct Client {
   struct State {
     std::shared_ptr<LocalState> state;
     std::set<uint64_t> regions;
-    Hold tensors;
     bool syncing = false;  // a sync uses or holds the state, or the state is being prepared
   };
   std::map<uint64_t, State> states;

@@ -303,13 +303,17 @@ void Server::AddState(Client& client) {
     return refuse(Code::kUnavailable, std::string(tensors.status().message()));
   }
   Client::State made;
-  made.tensors = *std::move(tensors);
   const absl::StatusOr<std::vector<lh_ipc_tensor>> table = CopyTable(client, wish);
   absl::Status status = table.status();
   if (status.ok()) {
     auto state = MakeState(client, wish, *table, &made.regions);
     status = state.status();
-    if (state.ok()) made.state = *std::move(state);
+    if (state.ok()) {
+      made.state = *std::move(state);
+      // The tensors count as long as anything uses the state, even after the end of the connection.
+      using Kept = std::pair<std::shared_ptr<const void>, Hold>;
+      made.state->memory = std::make_shared<Kept>(made.state->memory, *std::move(tensors));
+    }
   }
   if (!status.ok()) return refuse(Code::kInvalidArgument, std::string(status.message()));
   for (const uint64_t region : made.regions) ++client.regions.at(region).states;
