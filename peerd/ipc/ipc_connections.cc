@@ -159,9 +159,13 @@ User& Server::UserOf(uid_t uid) {
   });
   User& user = users_[uid];
   if (user.account == nullptr) {
+    // A user who may have all gets no limits, so that refusals name peerd's.
+    ResourceLimits limits;
+    limits.fill(UINT64_MAX);
+    if (options_.user_share < 100) limits = ShareOf(LimitsOfAll(options_), options_.user_share);
     user.account = Account::Make(absl::StrCat("user ", uid),
                                  absl::StrCat("(--user_share=", options_.user_share, " of peerd)"),
-                                 ShareOf(LimitsOfAll(options_), options_.user_share), peerd_);
+                                 limits, peerd_);
   }
   return user;
 }
