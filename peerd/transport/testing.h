@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <functional>
@@ -175,6 +176,9 @@ class Peer : public TransportListener {
   std::map<uint64_t, int> detached;
 };
 
+// Whether all lanes of these tests are sealed. The build runs the tests once in clear, and once so.
+inline bool SealedByDefault() { return getenv("LONGHAUL_TEST_SEALED") != nullptr; }
+
 // One FakeRing for all peers; one UringRing for all; a UringRing each; an EpollRing each.
 enum class Rings { kFake, kOne, kEach, kEpollEach };
 
@@ -205,6 +209,8 @@ class PeerWorld {
       peer->id = PeerId(i + 1);
       peer->ring = owned_.back().get();
       options.self = peer->id;
+      options.identity = IdentityOf(i);
+      if (SealedByDefault()) options.encryption = LaneEncryption::kRequire;
       ++options.seed;
       auto transport = MakeTransport(options, peer->ring, peer.get());
       EXPECT_TRUE(transport.ok()) << transport.status();
@@ -257,8 +263,11 @@ class PeerWorld {
     return true;
   }
 
+  static Identity IdentityOf(int i) { return Identity::ForTest(static_cast<uint64_t>(i) + 1); }
+
   LinkRequest Request(int to, bool dial, bool data) {
     return {.peer = at(to).id,
+            .public_key = IdentityOf(to).public_key(),
             .endpoints = {at(to).transport->listen_address()},
             .dial = dial,
             .data = data};
