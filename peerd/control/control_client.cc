@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "proto/control/convert.h"
+#include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
 #include "proto/control/recording.h"
 #include "proto/wire/limits.h"
@@ -33,7 +34,14 @@ constexpr char kBehind[] = "this peer has too many messages of the coordinator s
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms) {
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(tls::Files* tls) {
+  if (tls == nullptr) return grpc::InsecureChannelCredentials();
+  tls->Refresh();
+  return control::MakeChannelCredentials(*tls->Current());
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms,
+                                           tls::Files* tls) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
   args.SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
@@ -48,7 +56,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t 
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // Lanes do not use an HTTP proxy, so the control stream does not either.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(address, CredentialsOf(tls), args);
 }
 
 const char* CodeName(grpc::StatusCode code) {
@@ -65,6 +73,8 @@ const char* CodeName(grpc::StatusCode code) {
       return "ABORTED";
     case grpc::StatusCode::UNAVAILABLE:
       return "UNAVAILABLE";
+    case grpc::StatusCode::UNAUTHENTICATED:
+      return "UNAUTHENTICATED";
     case grpc::StatusCode::PERMISSION_DENIED:
       return "PERMISSION_DENIED";
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
@@ -90,10 +100,11 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
 class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream(std::string address, uint32_t detect_ms, const ControlClientCallbacks* callbacks)
+  Stream(std::string address, uint32_t detect_ms, tls::Files* tls,
+         const ControlClientCallbacks* callbacks)
       : address_(std::move(address)),
         callbacks_(callbacks),
-        channel_(MakeChannel(address_, detect_ms)),
+        channel_(MakeChannel(address_, detect_ms, tls)),
         stub_(channel_),
         detect_ms_(detect_ms) {}
 
@@ -352,7 +363,7 @@ class ControlClientImpl final : public ControlClient {
 
   // Starts a try at one address. Returns null if the client is stopping.
   std::shared_ptr<Stream> Begin(const std::string& target) {
-    auto stream = std::make_shared<Stream>(target, detect_ms_, &callbacks_);
+    auto stream = std::make_shared<Stream>(target, detect_ms_, options_.tls.get(), &callbacks_);
     MutexLock lock(&mutex_);
     if (stopping_) return nullptr;
     stream_ = stream;

@@ -206,6 +206,7 @@ absl::Status DaemonImpl::Open() {
 
   ControlClientOptions control;
   control.addresses = options_.coordinators;
+  control.tls = options_.tls;
   ControlClientCallbacks callbacks;
   callbacks.connected = [this] {
     // Runs on a thread of the client, because looking names up may block.
