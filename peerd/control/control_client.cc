@@ -104,6 +104,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
          const ControlClientCallbacks* callbacks)
       : address_(std::move(address)),
         callbacks_(callbacks),
+        tls_(tls != nullptr),
         channel_(MakeChannel(address_, detect_ms, tls)),
         stub_(channel_),
         detect_ms_(detect_ms) {}
@@ -166,6 +167,11 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     MutexLock lock(&mutex_);
     return worked_ && !refused_;
   }
+  // Whether the coordinator ended the connection for its age only. Call it when the stream is done.
+  bool aged() {
+    MutexLock lock(&mutex_);
+    return aged_locked();
+  }
   uint32_t detect_ms() {
     MutexLock lock(&mutex_);
     return detect_ms_;
@@ -181,7 +187,9 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
              "this port takes no peers: is it the coordinator's port for operators (--admin)? Give "
              "the address of its --listen, port 29600 by default";
     }
-    return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message());
+    if (aged_locked()) return what + "the connection has reached its age (--tls-connection-age-s)";
+    return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message(),
+                        control::TlsAdvice(status_, tls_));
   }
 
  private:
@@ -252,6 +260,12 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     MutexLock lock(&mutex_);
     CloseLocked();
   }
+  // gRPC says so of a connection that the server has announced to end (GOAWAY).
+  bool aged_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return tls_ && worked_ && given_up_.empty() &&
+           status_.error_code() == grpc::StatusCode::UNAVAILABLE &&
+           status_.error_message() == "enter idle";
+  }
   void CloseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (closing_) return;
     closing_ = true;
@@ -276,6 +290,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
 
   const std::string address_;
   const ControlClientCallbacks* const callbacks_;
+  const bool tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
@@ -344,12 +359,14 @@ class ControlClientImpl final : public ControlClient {
     const CpuTime cpu("control");
     size_t address = 0;
     size_t failures = 0;  // in a row
+    bool aged = false;
     std::string last_reason;
     while (true) {
       const std::string& target = options_.addresses[address % options_.addresses.size()];
       const std::shared_ptr<Stream> stream = Begin(target);
       if (stream == nullptr) return;
-      Attend(target, *stream, &last_reason);
+      Attend(target, *stream, aged, &last_reason);
+      aged = stream->aged();
       if (stream->worked()) {
         failures = 0;
       } else {
@@ -371,12 +388,14 @@ class ControlClientImpl final : public ControlClient {
     return stream;
   }
 
-  // Waits from the start of a stream to its end.
-  void Attend(const std::string& target, Stream& stream, std::string* last_reason) {
+  // Waits from the start of a stream to its end. `aged`: the stream before ended for its age only.
+  void Attend(const std::string& target, Stream& stream, bool aged, std::string* last_reason) {
     const auto patience = std::chrono::milliseconds(std::max<uint32_t>(4 * detect_ms_, 1000));
     stream.WaitUntilStanding(Clock::now() + patience);
     if (stream.standing()) {
-      Log(LogLevel::kInfo, "control stream stands" + LogField("coordinator", target));
+      // After a connection that has reached its age, the next one is no news.
+      Log(aged ? LogLevel::kDebug : LogLevel::kInfo,
+          "control stream stands" + LogField("coordinator", target));
       last_reason->clear();
     } else {
       stream.GiveUp(absl::StrCat("no answer in ", patience.count(), " ms"));
@@ -394,7 +413,8 @@ class ControlClientImpl final : public ControlClient {
     }
     std::string reason = stream.Reason();
     // Log once for a coordinator that stays away, not once for each try.
-    if (reason != *last_reason) Log(LogLevel::kWarning, reason + "; trying again");
+    const LogLevel level = stream.aged() ? LogLevel::kDebug : LogLevel::kWarning;
+    if (reason != *last_reason) Log(level, reason + "; trying again");
     *last_reason = reason;
     callbacks_.disconnected(std::move(reason));
     return true;

@@ -71,7 +71,8 @@ class AdminClient::Impl {
                           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
       if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) return NoAdminHere(address);
       if (!absent) return FromGrpc(status);
-      absl::StrAppend(&tried, tried.empty() ? "" : "; ", address, ": ", status.error_message());
+      absl::StrAppend(&tried, tried.empty() ? "" : "; ", address, ": ", status.error_message(),
+                      control::TlsAdvice(status, tls_ != nullptr));
     }
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers (", tried,

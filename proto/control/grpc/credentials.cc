@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/mutex.h"
@@ -129,6 +130,29 @@ std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const tls::Mate
   options.pem_private_key = material.key;
   options.pem_cert_chain = material.cert;
   return grpc::SslCredentials(options);
+}
+
+std::string TlsAdvice(const grpc::Status& status, bool tls) {
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return "";
+  const std::string& text = status.error_message();
+  if (!tls) {
+    // Through a tunnel, this end may call an address of loopback.
+    return absl::StrContains(text, "Socket closed") || absl::StrContains(text, "reset by peer")
+               ? "; if the coordinator speaks TLS there, give --tls-ca"
+               : "";
+  }
+  if (absl::StrContains(text, "not in peer certificate")) {
+    return "; the coordinator's certificate is for other names: dial one of these, or issue it "
+           "anew "
+           "with --host";
+  }
+  if (absl::StrContains(text, "certificate verify failed")) {
+    return "; no CA in --tls-ca has issued the coordinator's certificate, or it has expired";
+  }
+  if (absl::StrContains(text, "wrong version number")) {
+    return "; the coordinator speaks in clear there: start it with --tls-cert and --tls-key";
+  }
+  return "";
 }
 
 }  // namespace longhaul::control

@@ -33,4 +33,8 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(ServerTlsOptions 
 // or the IP address that is dialled.
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const tls::Material& material);
 
+// What a client may do about an error of gRPC that comes from TLS at one end or both: "; ..." to
+// append to the error, or nothing. `tls`: this client speaks TLS.
+std::string TlsAdvice(const grpc::Status& status, bool tls);
+
 }  // namespace longhaul::control
