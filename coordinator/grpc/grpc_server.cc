@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <utility>
@@ -27,8 +28,9 @@ namespace {
 constexpr int kHandshakeMs = 5000;
 constexpr int kStreamsPerConnectionMax = 256;
 constexpr size_t kMemoryBytesMax = size_t{1} << 30;
-// Calls that are in flight when a connection has reached its age may go on so long.
-constexpr int kAgeGraceMs = 5000;
+// Calls that are in flight when a connection has reached its age may go on so long, but not longer
+// than the age.
+constexpr int kAgeGraceMaxMs = 5000;
 
 // Counts and logs refused certificates. Strangers can cause such refusals as often as they like, so
 // each reason is logged at most once a second.
@@ -129,9 +131,10 @@ class GrpcServer::Impl {
     Configure(&builder, detect_ms);
     int port = 0;
     if (tls_.files != nullptr) {
-      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
-                                 static_cast<int>(tls_.connection_age_s) * 1000);
-      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kAgeGraceMs);
+      const int age_ms = static_cast<int>(tls_.connection_age_s) * 1000;
+      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, age_ms);
+      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                                 std::min(age_ms, kAgeGraceMaxMs));
     }
     builder.AddListeningPort(ToString(listen), CredentialsOf(tls_, role_, metrics_, flag_), &port);
     builder.RegisterService(service_->service());

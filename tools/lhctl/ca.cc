@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <openssl/rand.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -291,7 +293,12 @@ absl::Status InitCa(const std::string& directory, uint32_t days) {
     }
   }
   // Two CAs of one name would be mistaken for each other while programs trust both.
-  LH_ASSIGN_OR_RETURN(Draft draft, MakeDraft(absl::StrCat("Longhaul CA ", time(nullptr)), days));
+  std::string number(4, '\0');
+  if (RAND_bytes(reinterpret_cast<unsigned char*>(number.data()), 4) != 1) {
+    return OpensslFailed("draw a name");
+  }
+  LH_ASSIGN_OR_RETURN(
+      Draft draft, MakeDraft(absl::StrCat("Longhaul CA ", absl::BytesToHexString(number)), days));
   X509* const certificate = draft.certificate.get();
   X509_set_issuer_name(certificate, X509_get_subject_name(certificate));
   LH_RETURN_IF_ERROR(
