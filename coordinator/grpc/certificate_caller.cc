@@ -1,8 +1,7 @@
 #include "coordinator/grpc/certificate_caller.h"
 
-#include <grpc/grpc_security_constants.h>
-
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status_macros.h"

@@ -88,6 +88,9 @@ class Cluster(LocalCluster):
         assert self.admin is not None
         self.admin = self.admin.replace("0.0.0.0", "127.0.0.1")
 
+    def __enter__(self) -> Cluster:
+        return self
+
     def lhctl(self, *arguments: str, code: int = 0) -> str:
         return run("lhctl", f"--coordinator={self.admin}", *arguments, code=code)
 
@@ -256,18 +259,20 @@ def test_everything_is_rotated_under_load(ca: Ca, tmp_path: pathlib.Path) -> Non
 def test_broken_new_files_leave_the_old_ones_in_use(cluster: Cluster, ca: Ca) -> None:
     cert, key = ca.directory / "coordinator.crt", ca.directory / "coordinator.key"
     good, secret = cert.read_text(), key.read_text()
-    broken = 0
-    for contents in ("", good[: len(good) // 2], (ca.directory / "host.crt").read_text()):
-        cert.write_text(contents)
-        broken += 1
-        until("the coordinator has seen it", lambda seen=broken: cluster.metric("tls_files_total", "broken") == seen)
+
+    def told(times: int) -> None:
+        until("the coordinator has seen it", lambda: cluster.metric("tls_files_total", "broken") == times)
         assert "no runs" in cluster.lhctl(*ca.flags("operator"), "status")
+
+    broken = ("", good[: len(good) // 2], (ca.directory / "host.crt").read_text())
+    for times, contents in enumerate(broken, 1):
+        cert.write_text(contents)
+        told(times)
     cert.unlink()
-    until("the coordinator misses it", lambda: cluster.metric("tls_files_total", "broken") == broken + 1)
-    assert "no runs" in cluster.lhctl(*ca.flags("operator"), "status")
+    told(len(broken) + 1)
     cert.write_text(good)
     assert cluster.metric("tls_files_total", "good") == 0  # they are the ones in use
-    assert cluster.log().count("new TLS files are broken") == broken + 1
+    assert cluster.log().count("new TLS files are broken") == len(broken) + 1
     assert not any(line in cluster.log() for line in secret.splitlines()[1:-1])
 
 
@@ -311,9 +316,7 @@ def test_insecure_allows_clear_text_and_warns(tmp_path: pathlib.Path) -> None:
         with pytest.raises(RuntimeError, match="nothing would be encrypted"):
             cluster.add_peer()
         peer = cluster.add_peer(["--insecure"])
-        assert (
-            "--insecure: gRPC to the coordinator is not encrypted" in (tmp_path / f"peerd-{peer}.log").read_text()
-        )
+        assert "--insecure: gRPC to the coordinator is not encrypted" in (tmp_path / f"peerd-{peer}.log").read_text()
         admin = f"--coordinator={cluster.admin.replace('0.0.0.0', own)}"
         run("lhctl", admin, "status", code=2)
         assert "no runs" in run("lhctl", admin, "--insecure", "status")
