@@ -202,8 +202,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
     }
     server->tls_ = *std::move(files);
     server->tls_->Watch();
+    server->seen_ = std::make_shared<tls::SeenCertificates>(server->tls_);
   }
-  const GrpcTls tls{server->tls_, options.tls_connection_age_s};
+  const GrpcTls tls{server->tls_, options.tls_connection_age_s, server->seen_};
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
   CoordinatorLoop::Options loop;

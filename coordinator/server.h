@@ -77,7 +77,8 @@ class Server {
   Server() = default;
 
   CoordinatorMetrics metrics_;
-  std::shared_ptr<tls::Files> tls_;
+  std::shared_ptr<tls::Files> tls_;              // null: in clear
+  std::shared_ptr<tls::SeenCertificates> seen_;  // null: in clear
   std::unique_ptr<RecordingDesk> desk_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> grpc_;

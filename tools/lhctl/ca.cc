@@ -115,7 +115,11 @@ absl::Status AddSubjectAltNames(X509* certificate, const IssueOptions& options) 
     sk_GENERAL_NAME_push(names.get(), name);
   };
   add(GEN_URI, V_ASN1_IA5STRING, tls::kRoleUri + options.role);
-  if (!options.run.empty()) add(GEN_URI, V_ASN1_IA5STRING, tls::kRunUri + options.run);
+  // A coordinator serves its runs to others, and takes part in none.
+  if (options.role != "coordinator") {
+    add(GEN_URI, V_ASN1_IA5STRING,
+        tls::kRunUri + (options.run.empty() ? tls::kAllRuns : options.run));
+  }
   for (const std::string& host : options.hosts) {
     unsigned char bytes[16];
     if (inet_pton(AF_INET, host.c_str(), bytes) == 1) {

@@ -25,7 +25,7 @@ absl::Status InitCa(const std::string& directory, uint32_t days);
 struct IssueOptions {
   std::string name;                // of the holder, and of the files
   std::string role;                // coordinator, trainer, observer or operator
-  std::string run;                 // empty: not bound to a run
+  std::string run;                 // empty: all runs
   std::vector<std::string> hosts;  // DNS names and IP addresses; for a coordinator, and only for it
   uint32_t days = 0;
 };
