@@ -161,16 +161,19 @@ TEST(LhctlCa, RevokesItsOwnCertificatesOnly) {
   ca.Issue("a", "trainer");
   ca.Issue("b", "trainer");
   ca.Issue("c", "trainer");
-  EXPECT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
-  EXPECT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
-  EXPECT_TRUE(RevokeCertificate(ca.directory(), ca.Path("b.crt")).ok());
+  const std::string replaced = ca.Pem("a.crt");
+  ca.Issue("a", "trainer");
+  EXPECT_EQ(*RevokeCertificates(ca.directory(), "a"), 2u);
+  EXPECT_EQ(*RevokeCertificates(ca.directory(), "a"), 2u);
+  EXPECT_EQ(ca.Trust()->Check(replaced, "").refusal, tls::Refusal::kRevoked);
+  EXPECT_TRUE(RevokeCertificates(ca.directory(), ca.Path("b.crt")).ok());
   EXPECT_EQ(ca.Check("a").refusal, tls::Refusal::kRevoked);
   EXPECT_EQ(ca.Check("b").refusal, tls::Refusal::kRevoked);
   EXPECT_TRUE(ca.Check("c").ok);
   other.Issue("x", "trainer");
-  EXPECT_EQ(RevokeCertificate(ca.directory(), other.Path("x.crt")).status().code(),
+  EXPECT_EQ(RevokeCertificates(ca.directory(), other.Path("x.crt")).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(RevokeCertificate(ca.directory(), "nobody").status().code(),
+  EXPECT_EQ(RevokeCertificates(ca.directory(), "nobody").status().code(),
             absl::StatusCode::kNotFound);
 }
 
@@ -231,7 +234,7 @@ TEST(Trust, ACrlCountsAtAnyTime) {
   const Ca ca("ca");
   ca.Issue("a", "trainer");
   ca.Issue("b", "trainer");
-  ASSERT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
+  ASSERT_TRUE(RevokeCertificates(ca.directory(), "a").ok());
   const std::string pem = ca.Pem("crl.pem");
   for (const int64_t begin_s : {-200, 200}) {
     const tls::CrlPtr crl(PEM_read_bio_X509_CRL(tls::Reader(pem).get(), nullptr, nullptr, nullptr));
@@ -440,7 +443,7 @@ TEST(TlsOnGrpc, NewFilesAreUsedByTheNextHandshakeAndTheNextCall) {
   const std::string fingerprint = server.service.callers[0].fingerprint;
   EXPECT_EQ(server.seen->WhyNot(fingerprint), "");
   EXPECT_EQ(server.seen->WhyNot("unknown"), "");
-  ASSERT_TRUE(RevokeCertificate(ca.directory(), "worker").ok());
+  ASSERT_TRUE(RevokeCertificates(ca.directory(), "worker").ok());
   server.files->Refresh();
   EXPECT_THAT(server.seen->WhyNot(fingerprint), HasSubstr("was revoked"));
   EXPECT_THAT(server.Call(Shown(ca, ca, "worker")).error_message(), HasSubstr("was revoked"));
