@@ -19,6 +19,7 @@
 #include "base/daemon/daemon.h"
 #include "base/daemon/dumps.h"
 #include "base/daemon/host_port.h"
+#include "base/daemon/tls_flags.h"
 #include "base/daemon/version.h"
 #include "base/log.h"
 #include "base/recorder.h"
@@ -129,6 +130,10 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
         absl::StrCat("--coordinator: ", std::string(coordinators.status().message())));
   }
   options.coordinators = *std::move(coordinators);
+  absl::StatusOr<std::shared_ptr<tls::Files>> tls =
+      ClientTlsFromFlags("--coordinator", options.coordinators);
+  if (!tls.ok()) return tls.status();
+  options.tls = *std::move(tls);
   options.socket_path = absl::GetFlag(FLAGS_socket);
   if (options.socket_path.empty()) options.socket_path = DefaultSocketPath();
   options.socket_group = absl::GetFlag(FLAGS_socket_group);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/crypto/identity.h"
+#include "base/tls/tls_files.h"
 #include "proto/control/messages.h"
 #include "proto/control/recording.h"
 
@@ -33,6 +34,8 @@ struct ControlClientOptions {
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;
   uint32_t pause_ms_max = 500;
+  // The files of TLS, read anew for each connection. Null: in clear.
+  std::shared_ptr<tls::Files> tls;
 };
 
 // Threads of the client call these: one at a time, in order, with no lock held. A callback puts its

@@ -203,6 +203,7 @@ absl::Status DaemonImpl::Open() {
   ControlClientOptions control;
   control.identity = identity_;
   control.addresses = options_.coordinators;
+  control.tls = options_.tls;
   ControlClientCallbacks callbacks;
   callbacks.connected = [this] {
     // Runs on a thread of the client, because looking names up may block.
