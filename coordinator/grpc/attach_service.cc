@@ -28,6 +28,7 @@
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
 #include "proto/control/convert.h"
+#include "proto/control/grpc/support.h"
 #include "proto/control/recording.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
 #include "proto/wire/limits.h"

@@ -15,7 +15,6 @@
 #include "base/prng.h"
 #include "peerd/io/fake_ring.h"
 #include "peerd/transport/testing.h"
-#include "peerd/transport/traffic.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "peerd/transport/lane_handshake.h"
 #include "peerd/transport/tls_session.h"
-#include "peerd/transport/traffic.h"
+#include "peerd/transport/testing.h"
 
 namespace longhaul::peerd {
 namespace {
