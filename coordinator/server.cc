@@ -58,6 +58,72 @@ bool SameFile(const std::string& a, const std::string& b) {
   return plain(a) == plain(b);
 }
 
+constexpr char kPeersPort[] = "29600";
+
+ServerOptions WithDefaults(ServerOptions options) {
+  if (!options.listen.empty()) return options;
+  const bool open = !options.tls.cert.empty() || options.insecure;
+  options.listen = absl::StrCat(open ? "0.0.0.0:" : "127.0.0.1:", kPeersPort);
+  return options;
+}
+
+bool OffLoopback(const std::string& address) {
+  const auto parsed = ParseHostPort(address);
+  return parsed.ok() && !IsLoopback(*parsed);
+}
+
+// What other hosts reach is encrypted, or allowed by --insecure.
+absl::Status CheckTls(const ServerOptions& options) {
+  const tls::Paths& tls = options.tls;
+  if (tls.cert.empty() && (!tls.ca.empty() || !tls.crl.empty())) {
+    return absl::InvalidArgumentError(
+        "--tls-ca and --tls-crl are for TLS, which needs --tls-cert and --tls-key, too");
+  }
+  if (tls.ca.empty() && !tls.crl.empty()) {
+    return absl::InvalidArgumentError("--tls-crl needs --tls-ca, the CA that has signed the CRL");
+  }
+  if (options.tls_connection_age_s < kTlsConnectionAgeMinS ||
+      options.tls_connection_age_s > kTlsConnectionAgeMaxS) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tls-connection-age-s=", options.tls_connection_age_s, ": give ",
+                     kTlsConnectionAgeMinS, " to ", kTlsConnectionAgeMaxS));
+  }
+  const auto refuse = [](const char* flag, const std::string& address, const char* todo) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, "=", address, ": other hosts reach this address, ", todo));
+  };
+  if (tls.cert.empty() && !options.insecure) {
+    for (const auto& [flag, address] :
+         {std::pair("--listen", options.listen), std::pair("--admin", options.admin)}) {
+      if (!OffLoopback(address)) continue;
+      return refuse(flag, address,
+                    "and nothing would be encrypted. Give --tls-cert, --tls-key and --tls-ca "
+                    "(docs/security.md: lhctl ca makes the files), or --insecure in a private "
+                    "network or a tunnel, or an address on loopback such as 127.0.0.1:29600");
+    }
+  }
+  if (!tls.cert.empty() && tls.ca.empty() && OffLoopback(options.admin)) {
+    return refuse(
+        "--admin", options.admin,
+        "so operators need a certificate there: give --tls-ca, the CA that issues theirs");
+  }
+  return absl::OkStatus();
+}
+
+void WarnOfClearPorts(const ServerOptions& options) {
+  if (!options.tls.cert.empty()) return;
+  if (OffLoopback(options.listen)) {
+    Log(LogLevel::kWarning,
+        "--insecure: gRPC of peers is not encrypted, and whoever reaches the port may join runs" +
+            LogField("listen", options.listen));
+  }
+  if (OffLoopback(options.admin)) {
+    Log(LogLevel::kWarning,
+        "--insecure: whoever reaches the port of operators may evict members and drain peers" +
+            LogField("admin", options.admin));
+  }
+}
+
 struct Port {
   const char* flag;
   const std::string* address;
@@ -80,6 +146,7 @@ absl::Status Check(const ServerOptions& options) {
           absl::StrCat(port.flag, ": ", std::string(address.status().message())));
     }
   }
+  LH_RETURN_IF_ERROR(CheckTls(options));
   const CoreConfig& core = options.core;
   if (core.detect_ms < kDetectMsMin || core.detect_ms > kDetectMsMax) {
     return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", core.detect_ms, ": give ",
@@ -122,9 +189,22 @@ void ExitOnFatal(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given) {
+  const ServerOptions options = WithDefaults(given);
   LH_RETURN_IF_ERROR(Check(options));
+  WarnOfClearPorts(options);
   std::unique_ptr<Server> server(new Server);
+  if (!options.tls.cert.empty()) {
+    auto files = tls::Files::Open(
+        options.tls, {[metrics = &server->metrics_](bool good) { metrics->OnTlsFiles(good); }});
+    if (!files.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("TLS: ", files.status().message()));
+    }
+    server->tls_ = *std::move(files);
+    server->tls_->Watch();
+    server->seen_ = std::make_shared<tls::SeenCertificates>(server->tls_);
+  }
+  const GrpcTls tls{server->tls_, options.tls_connection_age_s, server->seen_};
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
   CoordinatorLoop::Options loop;
@@ -149,16 +229,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                         Web::Start(options.http, server->loop_.get(), &server->metrics_));
   }
   if (!options.admin.empty()) {
-    LH_ASSIGN_OR_RETURN(
-        server->admin_,
-        GrpcServer::StartForOperators(options.admin, server->loop_.get(), server->desk_.get()));
+    LH_ASSIGN_OR_RETURN(server->admin_,
+                        GrpcServer::StartForOperators(
+                            options.admin, server->loop_.get(), server->desk_.get(),
+                            OffLoopback(options.admin) ? tls : GrpcTls{}, &server->metrics_));
   }
   // The last step: from here on peers connect.
   LH_ASSIGN_OR_RETURN(server->grpc_,
                       GrpcServer::StartForPeers(options.listen, server->loop_.get(),
-                                                &server->metrics_, server->desk_.get()));
+                                                &server->metrics_, server->desk_.get(), tls));
   Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
                            LogField("admin", server->admin_address()) +
+                           LogField("tls", server->tls_ == nullptr ? "off" : "on") +
                            LogField("http", server->http_address()) +
                            LogField("store", server->loop_->store_name()) +
                            LogField("incarnation", server->incarnation()) +
@@ -170,6 +252,8 @@ Server::~Server() {
   if (grpc_) Stop();
   // The thread of web_ queries the loop, so web_ goes before the loop.
   web_.reset();
+  // gRPC may keep the files for a while, but not the metrics.
+  if (tls_) tls_->StopWatching();
 }
 
 void Server::Stop(std::chrono::milliseconds grace) {

@@ -27,12 +27,21 @@ inline constexpr uint32_t kDetectMsMin = 50;
 inline constexpr uint32_t kDetectMsMax = 60000;
 inline constexpr uint32_t kRingIntervalMsMax = 86400000;  // a day
 inline constexpr uint64_t kJournalBytesMin = 1 << 20;
+inline constexpr uint32_t kTlsConnectionAgeMinS = 1;
+inline constexpr uint32_t kTlsConnectionAgeMaxS = 3600;
 
 struct ServerOptions {
-  std::string listen = "127.0.0.1:0";  // for peers
-  std::string admin;                   // for operators; empty: no such port
-  std::string http;                    // for metrics; empty: no such port
+  // For peers. Empty: port 29600 of all addresses with TLS or `insecure`, else of loopback.
+  std::string listen = "127.0.0.1:0";
+  std::string admin;  // for operators; empty: no such port
+  std::string http;   // for metrics; empty: no such port
   std::string store = "memory";
+  // Certificate and key, CAs of clients, and what these have revoked. Without a certificate all
+  // ports speak in clear. With one, --listen speaks TLS, and so does --admin unless it is on
+  // loopback.
+  tls::Paths tls;
+  uint32_t tls_connection_age_s = 45;
+  bool insecure = false;         // ports in clear may be reached from other hosts
   CoreConfig core;               // Start() sets incarnation, store and entropy
   JournalOptions journal;        // without a path no journal is written
   Recorder* recorder = nullptr;  // the flight recorder, if any; outlives the server
@@ -68,6 +77,8 @@ class Server {
   Server() = default;
 
   CoordinatorMetrics metrics_;
+  std::shared_ptr<tls::Files> tls_;              // null: in clear
+  std::shared_ptr<tls::SeenCertificates> seen_;  // null: in clear
   std::unique_ptr<RecordingDesk> desk_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> grpc_;

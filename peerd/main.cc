@@ -21,6 +21,7 @@
 #include "base/daemon/daemon.h"
 #include "base/daemon/dumps.h"
 #include "base/daemon/host_port.h"
+#include "base/daemon/tls_flags.h"
 #include "base/daemon/version.h"
 #include "base/log.h"
 #include "base/recorder.h"
@@ -66,6 +67,9 @@ ABSL_FLAG(uint64_t, scratch_limit, 0,
 ABSL_FLAG(std::string, zero_copy, "auto",
           "zero-copy sends: on, off, or auto (on except on loopback, where the kernel copies "
           "anyway)");
+ABSL_FLAG(std::string, lane_encryption, "auto",
+          "which connections to other peers are encrypted: auto (those that leave this host), "
+          "require (all) or off; peers of one run need fitting values");
 ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
           "default, on long ways cubic if the default repeats many bytes there and cubic does "
@@ -147,6 +151,10 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
         absl::StrCat("--coordinator: ", std::string(coordinators.status().message())));
   }
   options.coordinators = *std::move(coordinators);
+  absl::StatusOr<std::shared_ptr<tls::Files>> tls =
+      ClientTlsFromFlags("--coordinator", options.coordinators);
+  if (!tls.ok()) return tls.status();
+  options.tls = *std::move(tls);
   options.socket_path = absl::GetFlag(FLAGS_socket);
   if (options.socket_path.empty()) options.socket_path = DefaultSocketPath();
   absl::StatusOr<mode_t> mode = ParseSocketMode(absl::GetFlag(FLAGS_socket_mode));
@@ -194,6 +202,12 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
   if (options.zero_copy != "auto" && options.zero_copy != "on" && options.zero_copy != "off") {
     return absl::InvalidArgumentError(
         absl::StrCat("--zero-copy=", options.zero_copy, ": give auto, on or off"));
+  }
+  options.lane_encryption = absl::GetFlag(FLAGS_lane_encryption);
+  if (options.lane_encryption != "auto" && options.lane_encryption != "off" &&
+      options.lane_encryption != "require") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--lane-encryption=", options.lane_encryption, ": give auto, off or require"));
   }
   options.congestion = absl::GetFlag(FLAGS_congestion);
   const std::string io = absl::GetFlag(FLAGS_io);

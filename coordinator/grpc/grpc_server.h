@@ -13,11 +13,23 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/tls/seen_certificates.h"
+#include "base/tls/tls_files.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
 
 namespace longhaul::coordinator {
+
+// How a port is secured. Without files it speaks in clear.
+struct GrpcTls {
+  std::shared_ptr<tls::Files> files;
+  // A connection is closed after this time, and its streams begin anew on another one, where the
+  // certificates are checked anew.
+  uint32_t connection_age_s = 45;
+  // Is told of the certificates of callers. May be null.
+  std::shared_ptr<tls::SeenCertificates> seen;
+};
 
 class GrpcServer {
  public:
@@ -30,11 +42,14 @@ class GrpcServer {
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
                                                                    CoordinatorLoop* loop,
                                                                    CoordinatorMetrics* metrics,
-                                                                   RecordingDesk* desk);
-  // StartForOperators() offers the service Admin (--admin): questions and orders of operators.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(const std::string& address,
-                                                                       CoordinatorLoop* loop,
-                                                                       RecordingDesk* desk);
+                                                                   RecordingDesk* desk,
+                                                                   GrpcTls tls = {});
+  // StartForOperators() offers the service Admin (--admin): questions and orders of operators. With
+  // TLS, it takes callers with a certificate of the role operator only. `metrics` counts those that
+  // it refuses, and may be null without TLS.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(
+      const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, GrpcTls tls = {},
+      CoordinatorMetrics* metrics = nullptr);
   // Calls Stop() with a grace of one second, unless the server was stopped.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;

@@ -49,6 +49,10 @@ constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence"
                                 "reset",  "unreachable",  "evict",     "step_deadline",
                                 "cohort", "restart"};
 
+// Why certificates are refused: what tls::RefusalName() gives.
+constexpr std::array kCertificateReasons = {"malformed", "untrusted",      "expired",
+                                            "revoked",   "no_certificate", "role"};
+
 const std::vector<std::string>& CpuParts() {
   static const auto& parts = *new std::vector<std::string>{"loop", "ring", "http"};
   return parts;
@@ -167,12 +171,33 @@ struct CoordinatorMetrics::Impl {
       MakeCounter(registry, "longhaul_coordinator_messages_refused_total",
                   "Messages that broke the protocol, and streams that were turned away");
 
-  Counter& strangers_refused = MakeCounter(
-      registry, "longhaul_coordinator_strangers_refused_total",
-      "Streams that named a peer whose own stream is alive, and did not bring that peer's secret");
+  Counter& strangers_refused =
+      MakeCounter(registry, "longhaul_coordinator_strangers_refused_total",
+                  "Streams that named a peer and did not prove that they have its key");
   Counter& joins_refused =
       MakeCounter(registry, "longhaul_coordinator_joins_refused_total",
                   "Joins that were refused; lhctl events says why (kind refuse)");
+
+  Family<Counter>& certificates_refused =
+      BuildCounter()
+          .Name("longhaul_coordinator_certificates_refused_total")
+          .Help("Calls refused for the caller's certificate, by reason")
+          .Register(registry);
+  std::map<std::string, Counter*> certificate_reasons = [this] {
+    std::map<std::string, Counter*> counters;
+    for (const char* reason : kCertificateReasons) {
+      counters[reason] = &certificates_refused.Add({{"reason", reason}});
+    }
+    return counters;
+  }();
+  Family<Counter>& tls_files =
+      BuildCounter()
+          .Name("longhaul_coordinator_tls_files_total")
+          .Help(
+              "New contents of the TLS files: good, in use now; broken, the last good stay in use")
+          .Register(registry);
+  Counter& tls_files_good = tls_files.Add({{"outcome", "good"}});
+  Counter& tls_files_broken = tls_files.Add({{"outcome", "broken"}});
 
   Histogram& preparation =
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
@@ -296,6 +321,13 @@ void CoordinatorMetrics::OnStreamClosed() { impl_->streams.Decrement(); }
 void CoordinatorMetrics::OnRefused() { impl_->refused.Increment(); }
 void CoordinatorMetrics::OnStrangerRefused() { impl_->strangers_refused.Increment(); }
 void CoordinatorMetrics::OnJoinRefused() { impl_->joins_refused.Increment(); }
+void CoordinatorMetrics::OnCertificateRefused(const std::string& reason) {
+  const auto it = impl_->certificate_reasons.find(reason);
+  if (it != impl_->certificate_reasons.end()) it->second->Increment();
+}
+void CoordinatorMetrics::OnTlsFiles(bool good) {
+  (good ? impl_->tls_files_good : impl_->tls_files_broken).Increment();
+}
 void CoordinatorMetrics::SetStreamsWithoutHello(size_t count) {
   impl_->streams_without_hello.Set(static_cast<double>(count));
 }

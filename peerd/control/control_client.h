@@ -20,17 +20,22 @@
 #include <string>
 #include <vector>
 
+#include "base/crypto/identity.h"
+#include "base/tls/tls_files.h"
 #include "proto/control/messages.h"
 #include "proto/control/recording.h"
 
 namespace longhaul::peerd {
 
 struct ControlClientOptions {
-  std::vector<std::string> addresses;  // host:port, tried in turn; at least one
+  Identity identity = Identity::New();  // signs Hello
+  std::vector<std::string> addresses;   // host:port, tried in turn; at least one
   // Used until a coordinator tells its own detect_ms in Welcome.
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;
   uint32_t pause_ms_max = 500;
+  // The files of TLS, read anew for each connection. Null: in clear.
+  std::shared_ptr<tls::Files> tls;
 };
 
 // Threads of the client call these: one at a time, in order, with no lock held. A callback puts its

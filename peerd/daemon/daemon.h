@@ -14,12 +14,14 @@
 #include "absl/status/statusor.h"
 #include "base/daemon/dumps.h"
 #include "base/recorder.h"
+#include "base/tls/tls_files.h"
 #include "peerd/io/open_ring.h"
 
 namespace longhaul::peerd {
 
 struct DaemonOptions {
   std::vector<std::string> coordinators;  // host:port, tried in turn
+  std::shared_ptr<tls::Files> tls;        // for the calls to coordinators; null: in clear
   std::string socket_path;
   // Root, the user of peerd and the members of this group may connect. "": the group of peerd.
   uint32_t socket_mode = 0660;
@@ -43,8 +45,9 @@ struct DaemonOptions {
   uint32_t drain_timeout_ms = 30000;    // how long members may take to leave after a signal
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;
-  uint32_t probe_interval_s = 0;   // between two probes of links; 0: links are not probed
-  std::string zero_copy = "auto";  // auto, on, off
+  uint32_t probe_interval_s = 0;         // between two probes of links; 0: links are not probed
+  std::string zero_copy = "auto";        // auto, on, off
+  std::string lane_encryption = "auto";  // auto, off, require
   std::string congestion;
   Recorder* recorder = nullptr;  // the flight recorder; outlives the daemon
   Dumps* dumps = nullptr;        // its files after faults; outlives the daemon

@@ -365,7 +365,9 @@ class BareWorld:
     # ------------------------------------------------------------------ processes
 
     def start(self, namespace: str, command: Sequence[str], log: pathlib.Path) -> Process:
-        return self.keep(Executed(namespace, command, log, _without_longhaul(os.environ)))
+        # The namespaces are a private network. Programs of older releases, in comparisons, lack the flag --insecure.
+        environment = {**_without_longhaul(os.environ), "LONGHAUL_INSECURE": "true"}
+        return self.keep(Executed(namespace, command, log, environment))
 
     def keep(self, process: Process) -> Process:
         """Makes the process end with this world, at the latest."""

@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
 
@@ -21,7 +22,7 @@ constexpr std::chrono::milliseconds kPauseMax{2000};
 // An overview of runs with thousands of members is large.
 constexpr int kResponseBytesMax = 64 << 20;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, tls::Files* tls) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kResponseBytesMax);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
@@ -30,7 +31,12 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  if (tls != nullptr) tls->Refresh();
+  return grpc::CreateCustomChannel(address,
+                                   tls == nullptr
+                                       ? grpc::InsecureChannelCredentials()
+                                       : control::MakeChannelCredentials(*tls->Current()),
+                                   args);
 }
 
 // The error for an address at which a gRPC server without the Admin service answers.
@@ -51,20 +57,22 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 class AdminClient::Impl {
  public:
-  Impl(std::vector<std::string> addresses, std::chrono::milliseconds deadline)
-      : addresses_(std::move(addresses)), deadline_(deadline) {}
+  Impl(std::vector<std::string> addresses, std::chrono::milliseconds deadline,
+       std::shared_ptr<tls::Files> tls)
+      : addresses_(std::move(addresses)), deadline_(deadline), tls_(std::move(tls)) {}
 
   // Runs `call` at each address until one answers.
   absl::Status Try(const std::function<grpc::Status(v1::Admin::Stub*)>& call) {
     std::string tried;
     for (const std::string& address : addresses_) {
-      const auto stub = v1::Admin::NewStub(MakeChannel(address));
+      const auto stub = v1::Admin::NewStub(MakeChannel(address, tls_.get()));
       const grpc::Status status = call(stub.get());
       const bool absent = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
       if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) return NoAdminHere(address);
       if (!absent) return FromGrpc(status);
-      absl::StrAppend(&tried, tried.empty() ? "" : "; ", address, ": ", status.error_message());
+      absl::StrAppend(&tried, tried.empty() ? "" : "; ", address, ": ", status.error_message(),
+                      control::TlsAdvice(status, tls_ != nullptr));
     }
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers (", tried,
@@ -139,10 +147,12 @@ class AdminClient::Impl {
 
   const std::vector<std::string> addresses_;
   const std::chrono::milliseconds deadline_;
+  const std::shared_ptr<tls::Files> tls_;
 };
 
-AdminClient::AdminClient(std::vector<std::string> addresses, std::chrono::milliseconds deadline)
-    : impl_(std::make_unique<Impl>(std::move(addresses), deadline)) {
+AdminClient::AdminClient(std::vector<std::string> addresses, std::chrono::milliseconds deadline,
+                         std::shared_ptr<tls::Files> tls)
+    : impl_(std::make_unique<Impl>(std::move(addresses), deadline, std::move(tls))) {
   control::InitGrpc();
 }
 AdminClient::~AdminClient() = default;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/tls/tls_files.h"
 #include "proto/longhaul/v1/admin.pb.h"
 
 namespace longhaul {
@@ -18,8 +19,10 @@ class AdminClient {
  public:
   // `addresses` are --admin addresses of coordinators. Each call tries them in turn until one
   // answers. Calls other than for events take at most `deadline` for each address.
+  // `tls`: the files of TLS, read anew for each call; null: in clear.
   explicit AdminClient(std::vector<std::string> addresses,
-                       std::chrono::milliseconds deadline = std::chrono::seconds(10));
+                       std::chrono::milliseconds deadline = std::chrono::seconds(10),
+                       std::shared_ptr<tls::Files> tls = nullptr);
   ~AdminClient();
 
   // All calls have these errors. Unavailable: no address answers; the text names the addresses.

@@ -24,10 +24,12 @@
 #include "absl/strings/str_split.h"
 #include "base/daemon/flags.h"
 #include "base/daemon/host_port.h"
+#include "base/daemon/tls_flags.h"
 #include "base/log.h"
 #include "base/recorder.h"
 #include "tools/lhctl/admin_client.h"
 #include "tools/lhctl/bench.h"
+#include "tools/lhctl/ca.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
 #include "tools/lhctl/fetch_recording.h"
@@ -50,8 +52,16 @@ ABSL_FLAG(bool, once, false, "top: print one table, after a second, and end");
 ABSL_FLAG(int32_t, pid, -1,
           "doctor: the process of longhaul-peerd to look at; -1: the first one that runs here; 0: "
           "none");
-ABSL_FLAG(std::string, run, "bench",
-          "bench: name of the run; the same for all members, and used by nobody else");
+ABSL_FLAG(std::string, run, "",
+          "bench: name of the run, the same for all members, and used by nobody else (default: "
+          "bench); ca issue: the run that the certificate is for (default: all runs)");
+ABSL_FLAG(std::string, name, "", "ca issue: name of the holder, and of the files");
+ABSL_FLAG(std::string, role, "trainer",
+          "ca issue: coordinator, trainer (a host that takes part), observer or operator");
+ABSL_FLAG(std::vector<std::string>, host, {},
+          "ca issue: DNS names and IP addresses at which a coordinator is dialled");
+ABSL_FLAG(uint32_t, days, 0,
+          "ca: how long the certificate is valid; 0: ten years for init, one year for issue");
 ABSL_FLAG(uint32_t, world_size, 0, "bench: number of members to wait for; at least 2");
 ABSL_FLAG(std::string, sizes, "256,4K,1M,16M,64M", "bench: sizes of the tensor in bytes");
 ABSL_FLAG(std::string, algorithm, "auto", "bench: auto, oneshot, mesh or ring");
@@ -103,6 +113,12 @@ const ProgramInfo kInfo{
     "                             ui.perfetto.dev; or --file=PATH[,PATH...]\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
+    "  ca init DIR                makes a certificate authority in a directory\n"
+    "  ca issue DIR --name=NAME   issues DIR/NAME.crt and DIR/NAME.key; --role, --run, --host, "
+    "--days\n"
+    "  ca revoke DIR NAME|FILE    adds all certificates of NAME, or the one in FILE, to "
+    "DIR/crl.pem,\n"
+    "                             for --tls-crl of coordinators\n"
     "\n"
     "Exit codes: 0 done, 1 failed (doctor: something is wrong), 2 bad usage.",
     "LONGHAUL_LHCTL_"};
@@ -168,6 +184,8 @@ int Events(AdminClient& client, const std::string& selection) {
 // A hanging coordinator must not stop the clock of `lhctl top` for long.
 constexpr std::chrono::milliseconds kTopDeadline{2000};
 constexpr std::chrono::milliseconds kTopInterval{1000};
+// How long other calls to one address may take.
+constexpr std::chrono::seconds kCallMax{10};
 
 // A recording has less than 3 MiB. More is no recording.
 constexpr size_t kRecordingFileMax = 16 << 20;
@@ -190,12 +208,21 @@ void PrintScreen(const Top& top, bool terminal) {
   Print(text + "\x1b[J");
 }
 
+// The default address is the coordinator's port on loopback, which speaks in clear.
+std::shared_ptr<tls::Files> AdminTls(const std::vector<std::string>& addresses) {
+  if (absl::GetFlag(FLAGS_coordinator) == kDefaultCoordinator) return nullptr;
+  const auto files = ClientTlsFromFlags("--coordinator", addresses);
+  if (!files.ok()) Usage(std::string(files.status().message()));
+  return *files;
+}
+
 int ShowTop(AdminClient&, const std::string& selection) {
   if (absl::GetFlag(FLAGS_json)) {
     Usage("top prints no JSON; `lhctl status --json` has the figures, as totals");
   }
   const v1::Selector selector = ParseSelector(selection);
-  AdminClient client(*ParseAddressList(absl::GetFlag(FLAGS_coordinator)), kTopDeadline);
+  const auto addresses = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  AdminClient client(addresses, kTopDeadline, AdminTls(addresses));
   const bool once = absl::GetFlag(FLAGS_once);
   const bool terminal = !once && isatty(STDOUT_FILENO) != 0;
   Top top;
@@ -242,10 +269,53 @@ int Evict(AdminClient& client, const std::string& name) {
   return 0;
 }
 
+int Ca(const std::vector<std::string>& arguments) {
+  constexpr uint32_t kCaDays = 3650;
+  constexpr uint32_t kCertificateDays = 365;
+  const std::string order = arguments.size() > 1 ? arguments[1] : "";
+  const std::map<std::string, size_t> orders = {{"init", 3}, {"issue", 3}, {"revoke", 4}};
+  const auto known = orders.find(order);
+  if (known == orders.end()) Usage("ca: give init, issue or revoke");
+  if (arguments.size() != known->second) {
+    Usage(absl::StrCat("ca ", order, " needs DIR", order == "revoke" ? " and NAME or FILE" : ""));
+  }
+  const std::string& directory = arguments[2];
+  const uint32_t days = absl::GetFlag(FLAGS_days);
+  absl::Status done;
+  std::string told;
+  if (order == "init") {
+    done = InitCa(directory, days != 0 ? days : kCaDays);
+    told = absl::StrCat(directory, "/ca.crt is for --tls-ca of all programs; keep ", directory,
+                        "/ca.key to yourself\n");
+  } else if (order == "issue") {
+    IssueOptions options;
+    options.name = absl::GetFlag(FLAGS_name);
+    options.role = absl::GetFlag(FLAGS_role);
+    options.run = absl::GetFlag(FLAGS_run);
+    options.hosts = absl::GetFlag(FLAGS_host);
+    options.days = days != 0 ? days : kCertificateDays;
+    done = IssueCertificate(directory, options);
+    told = absl::StrCat(directory, "/", options.name, ".crt and ", directory, "/", options.name,
+                        ".key are for --tls-cert and --tls-key\n");
+  } else {
+    const absl::StatusOr<size_t> revoked = RevokeCertificates(directory, arguments[3]);
+    done = revoked.status();
+    if (revoked.ok()) {
+      told = absl::StrCat(*revoked, " of ", arguments[3], " revoked in ", directory,
+                          "/crl.pem: copy that file to --tls-crl of the coordinator\n");
+    }
+  }
+  if (absl::IsInvalidArgument(done)) Usage(std::string(done.message()));
+  if (!done.ok()) return Fail(done);
+  Print(told);
+  return 0;
+}
+
 int Doctor(AdminClient&, const std::string&) {
   ExamineOptions options;
   // Main() has checked the list.
   options.coordinators = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  options.tls = AdminTls(options.coordinators);
   options.coordinators_named = absl::GetFlag(FLAGS_coordinator) != kDefaultCoordinator;
   if (const int32_t pid = absl::GetFlag(FLAGS_pid); pid >= 0) {
     if (pid > 0 && kill(pid, 0) != 0 && errno == ESRCH) {
@@ -263,6 +333,7 @@ std::atomic<bool> bench_stops{false};
 int Bench(AdminClient&, const std::string&) {
   BenchOptions options;
   options.run = absl::GetFlag(FLAGS_run);
+  if (options.run.empty()) options.run = "bench";
   options.world_size = absl::GetFlag(FLAGS_world_size);
   options.seconds = absl::GetFlag(FLAGS_seconds);
   options.timeout_ms = int64_t{1000} * absl::GetFlag(FLAGS_timeout_s);
@@ -353,10 +424,12 @@ absl::Status FetchAll(AdminClient& client, const v1::Selector& selector,
   std::vector<absl::StatusOr<TracedRecording>> fetched(names.size(), absl::UnknownError(""));
   const uint32_t last = absl::GetFlag(FLAGS_last) == 0 ? 1000 : absl::GetFlag(FLAGS_last);
   std::atomic<size_t> next = 0;
+  const auto addresses = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  const auto tls = AdminTls(addresses);
   std::vector<std::thread> threads;
   for (size_t t = 0; t < std::min(kFetchThreads, names.size()); ++t) {
     threads.emplace_back([&] {
-      AdminClient own(*ParseAddressList(absl::GetFlag(FLAGS_coordinator)));
+      AdminClient own(addresses, kCallMax, tls);
       for (size_t i = next++; i < names.size(); i = next++) fetched[i] = Fetch(own, names[i], last);
     });
   }
@@ -449,6 +522,7 @@ int Main(int argc, char** argv) {
   // What matters of gRPC's messages comes back as an error of the call.
   SetLogLevel(LogLevel::kError);
   if (arguments.empty()) Usage("no command given");
+  if (arguments[0] == "ca") return Ca(arguments);
   const auto command = Commands().find(arguments[0]);
   if (command == Commands().end()) Usage(absl::StrCat("unknown command '", arguments[0], "'"));
   const size_t given = arguments.size() - 1;
@@ -462,7 +536,7 @@ int Main(int argc, char** argv) {
   if (!addresses.ok()) {
     Usage(absl::StrCat("--coordinator: ", std::string(addresses.status().message())));
   }
-  AdminClient client(*addresses);
+  AdminClient client(*addresses, kCallMax, AdminTls(*addresses));
   return command->second.run(client, given > 0 ? arguments[1] : "");
 }
 

@@ -15,14 +15,17 @@ struct Keepalive {
 
 Keepalive KeepaliveFor(uint32_t detect_ms);
 
+// Initial metadata of the coordinator's side of Attach: the nonce that Hello signs.
+inline constexpr char kNonceMetadata[] = "longhaul-nonce-bin";
+
 // Initial metadata of Admin.WatchEvents, see admin.proto.
 inline constexpr char kWatchedIncarnation[] = "longhaul-incarnation";
 inline constexpr char kWatchedAfter[] = "longhaul-after-sequence";
 
 // Call this before the first use of gRPC. Any thread may call it again. Sends gRPC's own log lines
-// through base/log.h: errors as warnings, all others as debug lines. Keeps the library alive until
-// the process ends, because the shutdown after the last server or channel sometimes waits for ten
-// seconds.
+// through base/log.h: errors as warnings, at most five a second, all others as debug lines. Keeps
+// the library alive until the process ends, because the shutdown after the last server or channel
+// sometimes waits for ten seconds.
 void InitGrpc();
 
 }  // namespace longhaul::control
