@@ -18,14 +18,15 @@ LIBRARY = ROOT / "out/lib/liblonghaul.so.0"
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     output = tmp_path_factory.mktemp("sbom") / "deeper" / "sbom.json"
-    command = [sys.executable, ROOT / "tools/sbom.py", f"--output={output}", PEERD, LIBRARY]
+    command: list[str | pathlib.Path] = [sys.executable, ROOT / "tools/sbom.py", f"--output={output}", PEERD, LIBRARY]
     subprocess.run(command, check=True, env={"PATH": "/usr/bin:/bin", "SOURCE_DATE_EPOCH": "1700000000"})
     return output.read_text()
 
 
 @pytest.fixture(scope="module")
 def document(text: str) -> dict:
-    return json.loads(text)
+    parsed: dict = json.loads(text)
+    return parsed
 
 
 def test_it_is_a_whole_spdx_document(document: dict) -> None:
@@ -77,12 +78,17 @@ def test_it_names_what_builds_and_tests(document: dict) -> None:
 
 def test_the_same_programs_give_the_same_document(text: str, tmp_path: pathlib.Path) -> None:
     again = tmp_path / "sbom.json"
-    command = [sys.executable, ROOT / "tools/sbom.py", f"--output={again}", PEERD, LIBRARY]
+    command: list[str | pathlib.Path] = [sys.executable, ROOT / "tools/sbom.py", f"--output={again}", PEERD, LIBRARY]
     subprocess.run(command, check=True, env={"PATH": "/usr/bin:/bin", "SOURCE_DATE_EPOCH": "1700000000"})
     assert again.read_text() == text
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, ROOT / "tools/sbom.py", f"--output={tmp_path}/x", tmp_path / "nothing"]
+    command: list[str | pathlib.Path] = [
+        sys.executable,
+        ROOT / "tools/sbom.py",
+        f"--output={tmp_path}/x",
+        tmp_path / "nothing",
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2 and "nothing" in result.stderr

@@ -19,7 +19,8 @@ from longhaul.testing import LocalCluster, find_binary
 
 def page(address: str, path: str) -> bytes:
     with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
-        return answer.read()
+        content: bytes = answer.read()
+        return content
 
 
 def test_no_secret_is_in_logs_events_metrics_journals_or_recordings(tmp_path: pathlib.Path) -> None:
