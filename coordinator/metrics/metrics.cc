@@ -49,6 +49,10 @@ constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence"
                                 "reset",  "unreachable",  "evict",     "step_deadline",
                                 "cohort", "restart"};
 
+// The reasons of Refusal.
+constexpr std::array kRefusals = {"missing",     "malformed", "unknown", "expired", "revoked",
+                                  "certificate", "role",      "run",     "quota"};
+
 const std::vector<std::string>& CpuParts() {
   static const auto& parts = *new std::vector<std::string>{"loop", "ring", "http"};
   return parts;
@@ -174,6 +178,19 @@ struct CoordinatorMetrics::Impl {
       MakeCounter(registry, "longhaul_coordinator_joins_refused_total",
                   "Joins that were refused; lhctl events says why (kind refuse)");
 
+  Family<Counter>& callers =
+      BuildCounter()
+          .Name("longhaul_coordinator_callers_refused_total")
+          .Help(
+              "Calls and joins that were refused, and streams that were ended, because of the "
+              "caller's join token or certificate, or for want of one, by reason")
+          .Register(registry);
+  std::map<std::string, Counter*> callers_refused = [this] {
+    std::map<std::string, Counter*> counters;
+    for (const char* reason : kRefusals) counters[reason] = &callers.Add({{"reason", reason}});
+    return counters;
+  }();
+
   Histogram& preparation =
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
                     "Time from the first PrepareEpoch of a change to its CommitEpoch",
@@ -296,6 +313,10 @@ void CoordinatorMetrics::OnStreamClosed() { impl_->streams.Decrement(); }
 void CoordinatorMetrics::OnRefused() { impl_->refused.Increment(); }
 void CoordinatorMetrics::OnStrangerRefused() { impl_->strangers_refused.Increment(); }
 void CoordinatorMetrics::OnJoinRefused() { impl_->joins_refused.Increment(); }
+void CoordinatorMetrics::OnCallerRefused(const std::string& reason) {
+  const auto it = impl_->callers_refused.find(reason);
+  if (it != impl_->callers_refused.end()) it->second->Increment();
+}
 void CoordinatorMetrics::SetStreamsWithoutHello(size_t count) {
   impl_->streams_without_hello.Set(static_cast<double>(count));
 }

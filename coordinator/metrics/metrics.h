@@ -55,6 +55,8 @@ class CoordinatorMetrics {
   // A stream named a peer whose own stream is alive, without that peer's secret.
   void OnStrangerRefused();
   void OnJoinRefused();
+  // `reason`: as NameOf(Refusal).
+  void OnCallerRefused(const std::string& reason);
   void SetStreamsWithoutHello(size_t count);
   void OnStoreWrite(std::chrono::duration<double> took);
   // The loop took up mail that had waited so long.
