@@ -100,6 +100,7 @@ class GrpcServer::Impl {
     server_ = nullptr;
   }
 
+  DrainableService* service() { return service_.get(); }
   bool serving() const { return server_ != nullptr; }
   const std::string& address() const { return address_; }
 
@@ -122,6 +123,10 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() = default;
 const std::string& GrpcServer::address() const { return impl_->address(); }
 
+void GrpcServer::EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) {
+  impl_->service()->EndStreamsOf(why);
+}
+
 void GrpcServer::Stop(std::chrono::milliseconds grace) {
   if (impl_->serving()) impl_->Stop(grace);
 }
@@ -137,15 +142,18 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(std::unique_ptr<Im
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(const std::string& address,
                                                                       CoordinatorLoop* loop,
                                                                       CoordinatorMetrics* metrics,
-                                                                      RecordingDesk* desk) {
-  return Start(std::make_unique<Impl>(MakeAttachService(loop, metrics, desk),
+                                                                      RecordingDesk* desk,
+                                                                      Authorizer* authorizer) {
+  return Start(std::make_unique<Impl>(MakeAttachService(loop, metrics, desk, authorizer),
                                       "longhaul.v1.Coordinator", "--listen"),
                address, loop->core_config().detect_ms);
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForOperators(
-    const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk) {
-  return Start(std::make_unique<Impl>(MakeAdminService(loop, desk), "longhaul.v1.Admin", "--admin"),
+    const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, TokenDesk* tokens,
+    Authorizer* authorizer) {
+  return Start(std::make_unique<Impl>(MakeAdminService(loop, desk, tokens, authorizer),
+                                      "longhaul.v1.Admin", "--admin"),
                address, loop->core_config().detect_ms);
 }
 

@@ -9,10 +9,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
@@ -22,19 +25,23 @@ namespace longhaul::coordinator {
 class GrpcServer {
  public:
   // StartForPeers() and StartForOperators() serve on `address` ("host:port"; port 0: any free
-  // port). `loop`, `metrics` and `desk` must outlive the server. InvalidArgument: `address` is not
-  // an address. Unavailable: the server cannot listen there; the text says why and names the flag
-  // that chooses the address. After an error nothing listens.
+  // port). All that the pointers point to must outlive the server. `authorizer` decides who may
+  // call. InvalidArgument: `address` is not an address. Unavailable: the server cannot listen
+  // there; the text says why and names the flag that chooses the address. After an error nothing
+  // listens.
   //
   // StartForPeers() offers the service Coordinator (--listen): the control streams of peers.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
                                                                    CoordinatorLoop* loop,
                                                                    CoordinatorMetrics* metrics,
-                                                                   RecordingDesk* desk);
+                                                                   RecordingDesk* desk,
+                                                                   Authorizer* authorizer);
   // StartForOperators() offers the service Admin (--admin): questions and orders of operators.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(const std::string& address,
                                                                        CoordinatorLoop* loop,
-                                                                       RecordingDesk* desk);
+                                                                       RecordingDesk* desk,
+                                                                       TokenDesk* tokens,
+                                                                       Authorizer* authorizer);
   // Calls Stop() with a grace of one second, unless the server was stopped.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
@@ -42,6 +49,9 @@ class GrpcServer {
 
   // "host:port", with the port that was bound.
   const std::string& address() const;
+
+  // Ends each stream for whose caller `why` gives a reason. Any thread may call it before Stop().
+  void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why);
 
   // Refuses new calls, ends all streams with UNAVAILABLE, and waits until all calls are over. Calls
   // that are not over after `grace` are cancelled. On UNAVAILABLE a peer tries its next address, or

@@ -1,0 +1,382 @@
+#include "coordinator/grpc/authorization.h"
+
+#include <grpcpp/grpcpp.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <time.h>
+
+#include <algorithm>
+#include <set>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "proto/control/grpc/support.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+// Of the lines about one kind of refusal, one in this time is logged.
+constexpr std::chrono::seconds kQuiet(10);
+// Further values of an authorization header are of no use.
+constexpr size_t kTokenCharsMax = 256;
+
+// ------------------------------------------------------------------------------ groups of messages
+
+template <class T>
+constexpr bool NamesGroups();
+
+template <class T, size_t... kIndex>
+constexpr bool AnyFieldNamesGroups(std::index_sequence<kIndex...>) {
+  return (
+      NamesGroups<
+          std::decay_t<decltype(std::declval<T>().*(std::get<kIndex>(T::Fields()).member))>>() ||
+      ...);
+}
+
+// Whether a value of type T may hold a GroupKey.
+template <class T>
+constexpr bool NamesGroups() {
+  if constexpr (std::is_same_v<T, GroupKey>) {
+    return true;
+  } else if constexpr (kIsVector<T> || kIsOptional<T>) {
+    return NamesGroups<typename T::value_type>();
+  } else if constexpr (HasFields<T>) {
+    return AnyFieldNamesGroups<T>(
+        std::make_index_sequence<std::tuple_size_v<decltype(T::Fields())>>());
+  } else {
+    return false;
+  }
+}
+
+// Calls visit(group) for each group that the value names.
+template <class T, class Visit>
+void ForEachGroup(const T& value, const Visit& visit) {
+  if constexpr (std::is_same_v<T, GroupKey>) {
+    visit(value);
+  } else if constexpr (!NamesGroups<T>()) {
+    return;
+  } else if constexpr (kIsOptional<T>) {
+    if (value) ForEachGroup(*value, visit);
+  } else if constexpr (kIsVector<T>) {
+    for (const auto& element : value) ForEachGroup(element, visit);
+  } else {
+    ForEachField<T>([&](const auto& field) { ForEachGroup(value.*field.member, visit); });
+  }
+}
+
+static_assert(NamesGroups<control::Hello>() && NamesGroups<control::Heartbeat>());
+static_assert(NamesGroups<control::Vote>() && !NamesGroups<control::LinkReport>());
+
+// ------------------------------------------------------------------------------ certificates
+
+std::string FingerprintOf(X509* certificate) {
+  unsigned char hash[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  if (X509_digest(certificate, EVP_sha256(), hash, &size) != 1) return "";
+  return absl::BytesToHexString(std::string(reinterpret_cast<const char*>(hash), size));
+}
+
+uint64_t EndOf(X509* certificate) {
+  tm end{};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) != 1) return 0;
+  return static_cast<uint64_t>(std::max<time_t>(timegm(&end), 0));
+}
+
+std::vector<std::string> ValuesOf(const grpc::AuthContext& context, const char* property) {
+  std::vector<std::string> values;
+  for (const grpc::string_ref& value : context.FindPropertyValues(property)) {
+    values.emplace_back(value.data(), value.size());
+  }
+  return values;
+}
+
+// ------------------------------------------------------------------------------ identification
+
+Denial Missing(Auth auth, bool has_token, const std::string& flag) {
+  std::string text;
+  if (auth == Auth::kToken || (auth == Auth::kBoth && !has_token)) {
+    text = "the caller shows no join token, and this coordinator asks for one";
+  } else if (auth == Auth::kAny) {
+    text = "the caller shows neither a join token nor a certificate";
+  } else {
+    text = "the caller shows no certificate, and this coordinator asks for one";
+  }
+  absl::StrAppend(&text, " (", flag, "=", NameOf(auth), "); ");
+  if (auth == Auth::kCertificate || has_token) {
+    text += "give a certificate of the coordinator's CA";
+  } else {
+    text += "give --token-file, a file with a token of `lhctl token create`";
+  }
+  return {Refusal::kMissing, text};
+}
+
+Caller CallerOf(const TokenRecord& token) {
+  Caller caller;
+  caller.role = token.role;
+  caller.run = token.run;
+  caller.token = token.id;
+  caller.quota = token.quota;
+  return caller;
+}
+
+// Limits the caller to what its certificate allows, too.
+std::optional<Denial> Restrict(const CertificateFacts& facts, Caller* caller) {
+  caller->certificate = facts.fingerprint;
+  caller->certificate_s = facts.ends_s;
+  if (facts.role && *facts.role != caller->role) {
+    return Denial{Refusal::kCertificate,
+                  absl::StrCat("join token ", caller->token, " is for the role ",
+                               NameOf(caller->role), ", and the caller's certificate for ",
+                               NameOf(*facts.role), "; show two of one role")};
+  }
+  if (facts.run.empty() || facts.run == kAllRuns || facts.run == caller->run) return std::nullopt;
+  if (caller->run != kAllRuns) {
+    return Denial{Refusal::kCertificate,
+                  absl::StrCat("join token ", caller->token, " is for run ", caller->run,
+                               ", and the caller's certificate for run ", facts.run,
+                               "; show two of one run")};
+  }
+  caller->run = facts.run;
+  return std::nullopt;
+}
+
+std::variant<Caller, Denial> CallerOf(const CertificateFacts& facts) {
+  if (!facts.role || facts.run.empty()) {
+    return Denial{Refusal::kCertificate,
+                  absl::StrCat("the caller's certificate names no ", !facts.role ? "role" : "run",
+                               ": it needs the URIs longhaul:role:ROLE and longhaul:run:RUN, as "
+                               "`lhctl ca issue` writes them; or show a join token")};
+  }
+  Caller caller;
+  caller.role = *facts.role;
+  caller.run = facts.run;
+  caller.certificate = facts.fingerprint;
+  caller.certificate_s = facts.ends_s;
+  return caller;
+}
+
+uint64_t NowS() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
+                                   std::chrono::system_clock::now().time_since_epoch())
+                                   .count());
+}
+
+Denial OtherRun(const Caller& caller, const std::string& what, const GroupKey& group) {
+  return {Refusal::kRun,
+          absl::StrCat(what, " ", ToString(group), " refused: it is a group of run ", group.run,
+                       ", and the caller's ", caller.Shown(), " is for run ", caller.run)};
+}
+
+// Whether somebody with this role may do what needs that role.
+bool Suffices(Role role, Role needed) {
+  return role == needed || (role == Role::kOperator && needed == Role::kObserver);
+}
+
+}  // namespace
+
+absl::StatusOr<Auth> ParseAuth(const std::string& flag, const std::string& text) {
+  const auto names = NamesOf(Auth());
+  for (uint64_t value = names.first; value <= names.last(); ++value) {
+    if (text == NameOf(static_cast<Auth>(value))) return static_cast<Auth>(value);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, "=", text, ": give auto, none, token, certificate, any or both"));
+}
+
+std::string Caller::Shown() const {
+  if (!token.empty()) return absl::StrCat("join token ", token);
+  if (!certificate.empty()) return absl::StrCat("certificate ", certificate.substr(0, 16));
+  return "call";
+}
+
+Caller Anybody(Role role) {
+  Caller caller;
+  caller.role = role;
+  caller.run = kAllRuns;
+  return caller;
+}
+
+void ReadUris(const std::vector<std::string>& uris, CertificateFacts* facts) {
+  static constexpr char kRole[] = "longhaul:role:";
+  static constexpr char kRun[] = "longhaul:run:";
+  std::set<std::string> roles, runs;
+  for (const std::string& uri : uris) {
+    if (absl::StartsWith(uri, kRole)) roles.insert(uri.substr(sizeof kRole - 1));
+    if (absl::StartsWith(uri, kRun)) runs.insert(uri.substr(sizeof kRun - 1));
+  }
+  if (roles.size() > 1 || runs.size() > 1) {
+    facts->wrong = roles.size() > 1 ? "names more than one role" : "names more than one run";
+    return;
+  }
+  if (!runs.empty()) {
+    facts->run = *runs.begin();
+    if (facts->run != kAllRuns && !FaultIn(GroupKey{facts->run, 0}).empty()) {
+      facts->wrong = "names a run that cannot exist";
+    }
+  }
+  if (roles.empty()) return;
+  const auto names = NamesOf(Role());
+  for (uint64_t value = names.first; value <= names.last(); ++value) {
+    if (*roles.begin() == NameOf(static_cast<Role>(value))) facts->role = static_cast<Role>(value);
+  }
+  if (!facts->role) facts->wrong = "names a role that does not exist";
+}
+
+std::optional<CertificateFacts> CertificateCaller(const grpc::AuthContext& context) {
+  const std::vector<std::string> pem = ValuesOf(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  if (pem.empty()) return std::nullopt;
+  CertificateFacts facts;
+  BIO* const bio = BIO_new_mem_buf(pem[0].data(), static_cast<int>(pem[0].size()));
+  X509* const certificate =
+      bio == nullptr ? nullptr : PEM_read_bio_X509(bio, nullptr, nullptr, nullptr);
+  if (certificate != nullptr) {
+    facts.fingerprint = FingerprintOf(certificate);
+    facts.ends_s = EndOf(certificate);
+    X509_free(certificate);
+  }
+  BIO_free(bio);
+  if (facts.fingerprint.empty()) facts.wrong = "cannot be read";
+  std::vector<std::string> uris = ValuesOf(context, GRPC_X509_SAN_PROPERTY_NAME);
+  for (std::string& uri : ValuesOf(context, GRPC_PEER_URI_PROPERTY_NAME)) uris.push_back(uri);
+  ReadUris(uris, &facts);
+  return facts;
+}
+
+std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const TokenDesk& desk,
+                                      const std::string& flag) {
+  const bool token = shown.token.has_value();
+  const bool certificate = shown.certificate.has_value();
+  const bool needs_token = auth == Auth::kToken || auth == Auth::kBoth;
+  const bool needs_certificate = auth == Auth::kCertificate || auth == Auth::kBoth;
+  if ((needs_token && !token) || (needs_certificate && !certificate) || (!token && !certificate)) {
+    return Missing(auth, token, flag);
+  }
+  // What is asked for counts. With kAny that is whatever the caller shows.
+  const bool use_token = needs_token || (auth == Auth::kAny && token);
+  const bool use_certificate = needs_certificate || (auth == Auth::kAny && certificate);
+  if (use_certificate && !shown.certificate->wrong.empty()) {
+    return Denial{Refusal::kCertificate,
+                  absl::StrCat("the caller's certificate ", shown.certificate->wrong)};
+  }
+  if (!use_token) return CallerOf(*shown.certificate);
+  std::variant<TokenRecord, Denial> checked = desk.Check(*shown.token);
+  if (auto* denial = std::get_if<Denial>(&checked)) return std::move(*denial);
+  Caller caller = CallerOf(std::get<TokenRecord>(checked));
+  if (use_certificate) {
+    if (std::optional<Denial> denial = Restrict(*shown.certificate, &caller)) {
+      return *std::move(denial);
+    }
+  }
+  return caller;
+}
+
+std::optional<Denial> ObjectionTo(const Caller& caller, const control::PeerMessage& message) {
+  if (caller.run == kAllRuns || std::holds_alternative<control::Join>(message)) {
+    return std::nullopt;
+  }
+  std::optional<Denial> denial;
+  std::visit(
+      [&](const auto& m) {
+        ForEachGroup(m, [&](const GroupKey& group) {
+          if (!denial && !caller.MayUse(group.run)) {
+            denial = OtherRun(caller, absl::StrCat(control::Name(message), " of"), group);
+          }
+        });
+      },
+      message);
+  return denial;
+}
+
+std::optional<Denial> ObjectionToRun(const Caller& caller, const control::Join& join) {
+  if (caller.MayUse(join.group.run)) return std::nullopt;
+  return OtherRun(caller, "join of", join.group);
+}
+
+grpc::Status ToGrpc(const Denial& denial) {
+  switch (denial.refusal) {
+    case Refusal::kRole:
+    case Refusal::kRun:
+    case Refusal::kQuota:
+      return {grpc::StatusCode::PERMISSION_DENIED, denial.text};
+    default:
+      return {grpc::StatusCode::UNAUTHENTICATED, denial.text};
+  }
+}
+
+// ------------------------------------------------------------------------------ Authorizer
+
+Authorizer::Authorizer(Options options, const TokenDesk* desk, CoordinatorMetrics* metrics)
+    : options_(std::move(options)), desk_(desk), metrics_(metrics) {
+  LH_CHECK(options_.auth != Auth::kAuto);
+}
+
+std::variant<Caller, Denial> Authorizer::Admit(const grpc::CallbackServerContext& context,
+                                               Role needed) {
+  if (options_.auth == Auth::kNone) return Anybody(options_.anybody);
+  Presented shown;
+  const auto& metadata = context.client_metadata();
+  const auto [first, last] = metadata.equal_range(control::kAuthorization);
+  if (first != last) {
+    std::string value(first->second.data(), std::min(first->second.size(), kTokenCharsMax));
+    // A second header, or one of another scheme, is no token: Check() refuses it.
+    const bool good = std::next(first) == last && absl::StartsWith(value, control::kBearer);
+    shown.token = good ? value.substr(sizeof control::kBearer - 1) : "";
+  }
+  if (const auto peer = context.auth_context()) shown.certificate = CertificateCaller(*peer);
+  std::variant<Caller, Denial> found = Identify(options_.auth, shown, *desk_, options_.flag);
+  if (const auto* caller = std::get_if<Caller>(&found)) {
+    if (std::optional<Denial> lapsed = Lapsed(*caller)) {
+      found = *std::move(lapsed);
+    } else if (!Suffices(caller->role, needed)) {
+      found = Denial{Refusal::kRole,
+                     absl::StrCat("the caller's ", caller->Shown(), " is for the role ",
+                                  NameOf(caller->role), ", and this call needs ", NameOf(needed))};
+    }
+  }
+  if (const auto* denial = std::get_if<Denial>(&found)) {
+    Refused(*denial, context.peer(), "call refused");
+  }
+  return found;
+}
+
+std::optional<Denial> Authorizer::Lapsed(const Caller& caller) const {
+  if (!caller.token.empty()) {
+    if (std::optional<Denial> lapsed = desk_->Lapsed(caller.token)) return lapsed;
+  }
+  if (caller.certificate.empty()) return std::nullopt;
+  if (caller.certificate_s != 0 && NowS() > caller.certificate_s) {
+    return Denial{Refusal::kExpired, absl::StrCat("the caller's ", caller.Shown(), " has expired")};
+  }
+  const std::string revoked = options_.revoked ? options_.revoked(caller.certificate) : "";
+  if (revoked.empty()) return std::nullopt;
+  return Denial{Refusal::kRevoked, absl::StrCat("the caller's certificate was revoked: ", revoked)};
+}
+
+void Authorizer::Refused(const Denial& denial, const std::string& client, const std::string& what) {
+  metrics_->OnCallerRefused(NameOf(denial.refusal));
+  uint64_t left_out = 0;
+  {
+    MutexLock lock(&mutex_);
+    Quiet& quiet = quiet_.at(static_cast<size_t>(denial.refusal) - 1);
+    const auto now = std::chrono::steady_clock::now();
+    if (now < quiet.until) {
+      ++quiet.left_out;
+      return;
+    }
+    quiet.until = now + kQuiet;
+    left_out = std::exchange(quiet.left_out, 0);
+  }
+  Log(LogLevel::kWarning,
+      absl::StrCat(what, LogField("why", NameOf(denial.refusal)), LogField("client", client),
+                   LogField("reason", denial.text), " not_logged=", left_out));
+}
+
+}  // namespace longhaul::coordinator
