@@ -58,6 +58,101 @@ bool SameFile(const std::string& a, const std::string& b) {
   return plain(a) == plain(b);
 }
 
+constexpr char kPeersPort[] = "29600";
+
+ServerOptions WithDefaults(ServerOptions options) {
+  if (!options.listen.empty()) return options;
+  const bool open = !options.tls.cert.empty() || options.insecure;
+  options.listen = absl::StrCat(open ? "0.0.0.0:" : "127.0.0.1:", kPeersPort);
+  return options;
+}
+
+bool OffLoopback(const std::string& address) {
+  const auto parsed = ParseHostPort(address);
+  return parsed.ok() && !IsLoopback(*parsed);
+}
+
+// What other hosts reach is encrypted, or allowed by --insecure.
+absl::Status CheckTls(const ServerOptions& options) {
+  const tls::Paths& tls = options.tls;
+  if (tls.cert.empty() && (!tls.ca.empty() || !tls.crl.empty())) {
+    return absl::InvalidArgumentError(
+        "--tls-ca and --tls-crl are for TLS, which needs --tls-cert and --tls-key, too");
+  }
+  if (tls.ca.empty() && !tls.crl.empty()) {
+    return absl::InvalidArgumentError("--tls-crl needs --tls-ca, the CA that has signed the CRL");
+  }
+  if (options.tls_connection_age_s < kTlsConnectionAgeMinS ||
+      options.tls_connection_age_s > kTlsConnectionAgeMaxS) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tls-connection-age-s=", options.tls_connection_age_s, ": give ",
+                     kTlsConnectionAgeMinS, " to ", kTlsConnectionAgeMaxS));
+  }
+  const auto refuse = [](const char* flag, const std::string& address, const char* todo) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, "=", address, ": other hosts reach this address, ", todo));
+  };
+  if (tls.cert.empty() && !options.insecure) {
+    for (const auto& [flag, address] :
+         {std::pair("--listen", options.listen), std::pair("--admin", options.admin)}) {
+      if (!OffLoopback(address)) continue;
+      return refuse(flag, address,
+                    "and nothing would be encrypted. Give --tls-cert, --tls-key and --tls-ca "
+                    "(docs/security.md: lhctl ca makes the files), or --insecure in a private "
+                    "network or a tunnel, or an address on loopback such as 127.0.0.1:29600");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What callers of the two ports have to show: with a value other than kAuto.
+struct Asked {
+  Auth peers = Auth::kNone;
+  Auth operators = Auth::kNone;
+};
+
+// InvalidArgument: a flag has another value, or asks for what no caller could show.
+absl::StatusOr<Asked> AskedOf(const ServerOptions& options) {
+  Asked asked;
+  LH_ASSIGN_OR_RETURN(asked.peers, ParseAuth("--auth", options.auth));
+  LH_ASSIGN_OR_RETURN(asked.operators, ParseAuth("--admin-auth", options.admin_auth));
+  if (asked.peers == Auth::kAuto) {
+    asked.peers = OffLoopback(options.listen) && !options.insecure ? Auth::kAny : Auth::kNone;
+  }
+  if (asked.operators == Auth::kAuto) {
+    asked.operators = OffLoopback(options.admin) ? Auth::kAny : Auth::kNone;
+  }
+  for (const auto& [flag, auth] :
+       {std::pair("--auth", asked.peers), std::pair("--admin-auth", asked.operators)}) {
+    if ((auth == Auth::kCertificate || auth == Auth::kBoth) && options.tls.ca.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, "=", NameOf(auth),
+                       ": without TLS nobody can show a certificate; give --tls-cert, --tls-key "
+                       "and --tls-ca, the CA that issues the callers' certificates"));
+    }
+  }
+  return asked;
+}
+
+void WarnOfClearPorts(const ServerOptions& options, const Asked& asked) {
+  if (!options.tls.cert.empty()) return;
+  if (OffLoopback(options.listen)) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: gRPC of peers is not encrypted, and ",
+                     asked.peers == Auth::kNone ? "whoever reaches the port may join runs"
+                                                : "whoever sees the packets can read join tokens",
+                     LogField("listen", options.listen)));
+  }
+  if (OffLoopback(options.admin)) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: the port of operators is not encrypted, and ",
+                     asked.operators == Auth::kNone
+                         ? "whoever reaches it may evict members and drain peers"
+                         : "whoever sees the packets can read operators' tokens",
+                     LogField("admin", options.admin)));
+  }
+}
+
 struct Port {
   const char* flag;
   const std::string* address;
@@ -80,6 +175,7 @@ absl::Status Check(const ServerOptions& options) {
           absl::StrCat(port.flag, ": ", std::string(address.status().message())));
     }
   }
+  LH_RETURN_IF_ERROR(CheckTls(options));
   const CoreConfig& core = options.core;
   if (core.detect_ms < kDetectMsMin || core.detect_ms > kDetectMsMax) {
     return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", core.detect_ms, ": give ",
@@ -122,11 +218,37 @@ void ExitOnFatal(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given) {
+  const ServerOptions options = WithDefaults(given);
   LH_RETURN_IF_ERROR(Check(options));
+  LH_ASSIGN_OR_RETURN(const Asked asked, AskedOf(options));
+  WarnOfClearPorts(options, asked);
   std::unique_ptr<Server> server(new Server);
+  if (!options.tls.cert.empty()) {
+    auto files = tls::Files::Open(
+        options.tls, {[metrics = &server->metrics_](bool good) { metrics->OnTlsFiles(good); }});
+    if (!files.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("TLS: ", files.status().message()));
+    }
+    server->tls_ = *std::move(files);
+    server->tls_->Watch();
+  }
+  const GrpcTls tls{server->tls_, options.tls_connection_age_s};
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
+  LH_ASSIGN_OR_RETURN(std::vector<TokenRecord> tokens, store->LoadTokens());
+  TokenDesk::Options token_options;
+  token_options.keep = [server = server.get()](TokenChange change, TokenDesk::Done done) {
+    server->loop_->ChangeTokens(std::move(change), std::move(done));
+  };
+  server->tokens_ = std::make_unique<TokenDesk>(std::move(tokens), std::move(token_options));
+  server->tokens_->SetOnRevoked([server = server.get()] { server->sweeper_.Wake(); });
+  server->peers_ =
+      std::make_unique<Authorizer>(Authorizer::Options{asked.peers, "--auth", Role::kTrainer},
+                                   server->tokens_.get(), &server->metrics_);
+  server->operators_ = std::make_unique<Authorizer>(
+      Authorizer::Options{asked.operators, "--admin-auth", Role::kOperator}, server->tokens_.get(),
+      &server->metrics_);
   CoordinatorLoop::Options loop;
   loop.core = options.core;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
@@ -149,16 +271,22 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                         Web::Start(options.http, server->loop_.get(), &server->metrics_));
   }
   if (!options.admin.empty()) {
-    LH_ASSIGN_OR_RETURN(
-        server->admin_,
-        GrpcServer::StartForOperators(options.admin, server->loop_.get(), server->desk_.get()));
+    LH_ASSIGN_OR_RETURN(server->admin_,
+                        GrpcServer::StartForOperators(
+                            options.admin, server->loop_.get(), server->desk_.get(),
+                            server->tokens_.get(), server->operators_.get(),
+                            OffLoopback(options.admin) ? tls : GrpcTls{}, &server->metrics_));
   }
   // The last step: from here on peers connect.
-  LH_ASSIGN_OR_RETURN(server->grpc_,
-                      GrpcServer::StartForPeers(options.listen, server->loop_.get(),
-                                                &server->metrics_, server->desk_.get()));
+  LH_ASSIGN_OR_RETURN(server->grpc_, GrpcServer::StartForPeers(
+                                         options.listen, server->loop_.get(), &server->metrics_,
+                                         server->desk_.get(), server->peers_.get(), tls));
+  server->sweeper_.Start([server = server.get()] { server->EndLapsedStreams(); });
   Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
                            LogField("admin", server->admin_address()) +
+                           LogField("tls", server->tls_ == nullptr ? "off" : "on") +
+                           LogField("auth", NameOf(asked.peers)) +
+                           LogField("admin_auth", NameOf(asked.operators)) +
                            LogField("http", server->http_address()) +
                            LogField("store", server->loop_->store_name()) +
                            LogField("incarnation", server->incarnation()) +
@@ -170,10 +298,19 @@ Server::~Server() {
   if (grpc_) Stop();
   // The thread of web_ queries the loop, so web_ goes before the loop.
   web_.reset();
+  // gRPC may keep the files for a while, but not the metrics.
+  if (tls_) tls_->StopWatching();
+}
+
+void Server::EndLapsedStreams() {
+  const auto lapsed = [this](const Caller& caller) { return peers_->Lapsed(caller); };
+  grpc_->EndStreamsOf(lapsed);
+  if (admin_) admin_->EndStreamsOf(lapsed);
 }
 
 void Server::Stop(std::chrono::milliseconds grace) {
   if (web_) web_->SetStopping();
+  sweeper_.Stop();
   grpc_->Stop(grace);
   if (admin_) admin_->Stop(grace);
 }

@@ -15,10 +15,13 @@
 #include "absl/status/statusor.h"
 #include "base/daemon/dumps.h"
 #include "base/recorder.h"
+#include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/grpc_server.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
+#include "coordinator/sweeper.h"
+#include "coordinator/tokens/token_desk.h"
 #include "coordinator/web/web.h"
 
 namespace longhaul::coordinator {
@@ -27,12 +30,25 @@ inline constexpr uint32_t kDetectMsMin = 50;
 inline constexpr uint32_t kDetectMsMax = 60000;
 inline constexpr uint32_t kRingIntervalMsMax = 86400000;  // a day
 inline constexpr uint64_t kJournalBytesMin = 1 << 20;
+inline constexpr uint32_t kTlsConnectionAgeMinS = 1;
+inline constexpr uint32_t kTlsConnectionAgeMaxS = 3600;
 
 struct ServerOptions {
-  std::string listen = "127.0.0.1:0";  // for peers
-  std::string admin;                   // for operators; empty: no such port
-  std::string http;                    // for metrics; empty: no such port
+  // For peers. Empty: port 29600 of all addresses with TLS or `insecure`, else of loopback.
+  std::string listen = "127.0.0.1:0";
+  std::string admin;  // for operators; empty: no such port
+  std::string http;   // for metrics; empty: no such port
   std::string store = "memory";
+  // Certificate and key, CAs of clients, and what these have revoked. Without a certificate all
+  // ports speak in clear. With one, --listen speaks TLS, and so does --admin unless it is on
+  // loopback.
+  tls::Paths tls;
+  uint32_t tls_connection_age_s = 45;
+  bool insecure = false;  // ports in clear may be reached from other hosts
+  // What callers of --listen and of --admin have to show: auto, none, token, certificate, any,
+  // both. auto: nothing at a port on loopback, and at --listen with `insecure`; else any.
+  std::string auth = "auto";
+  std::string admin_auth = "auto";
   CoreConfig core;               // Start() sets incarnation, store and entropy
   JournalOptions journal;        // without a path no journal is written
   Recorder* recorder = nullptr;  // the flight recorder, if any; outlives the server
@@ -66,9 +82,16 @@ class Server {
 
  private:
   Server() = default;
+  void EndLapsedStreams();
 
   CoordinatorMetrics metrics_;
+  std::shared_ptr<tls::Files> tls_;
   std::unique_ptr<RecordingDesk> desk_;
+  std::unique_ptr<TokenDesk> tokens_;  // the loop's thread calls it back
+  std::unique_ptr<Authorizer> peers_;
+  std::unique_ptr<Authorizer> operators_;
+  // Ends streams whose callers' tokens were revoked or have expired.
+  Sweeper sweeper_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<GrpcServer> admin_;

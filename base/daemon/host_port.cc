@@ -1,5 +1,6 @@
 #include "base/daemon/host_port.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -69,6 +71,16 @@ absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& tex
   }
   if (addresses.empty()) return absl::InvalidArgumentError("no address given; write host:port");
   return addresses;
+}
+
+bool IsLoopback(const HostPort& address) {
+  const std::string host = absl::AsciiStrToLower(address.host);
+  if (host == "localhost" || absl::EndsWith(host, ".localhost")) return true;
+  struct in_addr v4 {};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  struct in6_addr v6 {};
+  if (inet_pton(AF_INET6, host.c_str(), &v6) != 1) return false;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
 absl::Status TryListening(const HostPort& address, const std::string& service,

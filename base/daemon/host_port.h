@@ -26,6 +26,10 @@ std::string ToString(const HostPort& address);
 // Parses a comma-separated list of one or more addresses. No port may be 0.
 absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& text);
 
+// Whether only this host reaches the address: localhost, names that end in .localhost, 127.0.0.0/8
+// and ::1. Other names do not count, wherever they point: a name may point elsewhere tomorrow.
+bool IsLoopback(const HostPort& address);
+
 // Tests whether this process can listen on the address: listens for a moment, then stops.
 // Unavailable says why the process cannot listen. The text names `service` ("HTTP"), and also
 // `flag` ("--http") if another process has the port.

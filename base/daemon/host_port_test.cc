@@ -33,6 +33,17 @@ TEST(HostPort, RefusesWithTheReason) {
   EXPECT_THAT(error("http://h:1"), HasSubstr("needs brackets"));
 }
 
+TEST(HostPort, LoopbackIsWhatNoOtherHostReaches) {
+  for (const char* text : {"127.0.0.1:1", "127.3.2.1:1", "localhost:1", "LocalHost:1",
+                           "a.localhost:1", "[::1]:1", "[::ffff:127.0.0.1]:1"}) {
+    EXPECT_TRUE(IsLoopback(*ParseHostPort(text))) << text;
+  }
+  for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.5:1", "localhost.example.org:1",
+                           "127.0.0.1.example.org:1", "host:1", "[::ffff:10.0.0.1]:1", "127.1:1"}) {
+    EXPECT_FALSE(IsLoopback(*ParseHostPort(text))) << text;
+  }
+}
+
 TEST(HostPort, ListSkipsEmptyPiecesAndRefusesPortZero) {
   EXPECT_THAT(*ParseAddressList("a:1, b:2,"), ElementsAre("a:1", "b:2"));
   EXPECT_FALSE(ParseAddressList("").ok());

@@ -1,23 +1,17 @@
 #include "coordinator/grpc/authorization.h"
 
 #include <grpcpp/grpcpp.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
-#include <time.h>
 
 #include <algorithm>
-#include <set>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "coordinator/grpc/certificate_caller.h"
 #include "proto/control/grpc/support.h"
 
 namespace longhaul::coordinator {
@@ -75,29 +69,6 @@ void ForEachGroup(const T& value, const Visit& visit) {
 static_assert(NamesGroups<control::Hello>() && NamesGroups<control::Heartbeat>());
 static_assert(NamesGroups<control::Vote>() && !NamesGroups<control::LinkReport>());
 
-// ------------------------------------------------------------------------------ certificates
-
-std::string FingerprintOf(X509* certificate) {
-  unsigned char hash[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  if (X509_digest(certificate, EVP_sha256(), hash, &size) != 1) return "";
-  return absl::BytesToHexString(std::string(reinterpret_cast<const char*>(hash), size));
-}
-
-uint64_t EndOf(X509* certificate) {
-  tm end{};
-  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) != 1) return 0;
-  return static_cast<uint64_t>(std::max<time_t>(timegm(&end), 0));
-}
-
-std::vector<std::string> ValuesOf(const grpc::AuthContext& context, const char* property) {
-  std::vector<std::string> values;
-  for (const grpc::string_ref& value : context.FindPropertyValues(property)) {
-    values.emplace_back(value.data(), value.size());
-  }
-  return values;
-}
-
 // ------------------------------------------------------------------------------ identification
 
 Denial Missing(Auth auth, bool has_token, const std::string& flag) {
@@ -127,46 +98,53 @@ Caller CallerOf(const TokenRecord& token) {
   return caller;
 }
 
-// Limits the caller to what its certificate allows, too.
-std::optional<Denial> Restrict(const CertificateFacts& facts, Caller* caller) {
-  caller->certificate = facts.fingerprint;
-  caller->certificate_s = facts.ends_s;
-  if (facts.role && *facts.role != caller->role) {
-    return Denial{Refusal::kCertificate,
-                  absl::StrCat("join token ", caller->token, " is for the role ",
-                               NameOf(caller->role), ", and the caller's certificate for ",
-                               NameOf(*facts.role), "; show two of one role")};
+std::optional<Role> RoleOf(const tls::Identity& certificate) {
+  const auto names = NamesOf(Role());
+  for (uint64_t value = names.first; value <= names.last(); ++value) {
+    if (certificate.role == NameOf(static_cast<Role>(value))) return static_cast<Role>(value);
   }
-  if (facts.run.empty() || facts.run == kAllRuns || facts.run == caller->run) return std::nullopt;
-  if (caller->run != kAllRuns) {
-    return Denial{Refusal::kCertificate,
-                  absl::StrCat("join token ", caller->token, " is for run ", caller->run,
-                               ", and the caller's certificate for run ", facts.run,
-                               "; show two of one run")};
-  }
-  caller->run = facts.run;
   return std::nullopt;
 }
 
-std::variant<Caller, Denial> CallerOf(const CertificateFacts& facts) {
-  if (!facts.role || facts.run.empty()) {
+// Limits the caller to what its certificate allows, too.
+std::optional<Denial> Restrict(const tls::Identity& certificate, Caller* caller) {
+  caller->certificate = certificate.fingerprint;
+  if (!certificate.role.empty() && certificate.role != NameOf(caller->role)) {
     return Denial{Refusal::kCertificate,
-                  absl::StrCat("the caller's certificate names no ", !facts.role ? "role" : "run",
-                               ": it needs the URIs longhaul:role:ROLE and longhaul:run:RUN, as "
-                               "`lhctl ca issue` writes them; or show a join token")};
+                  absl::StrCat("join token ", caller->token, " is for the role ",
+                               NameOf(caller->role), ", and the caller's certificate for ",
+                               CleanText(certificate.role, 32), "; show two of one role")};
   }
-  Caller caller;
-  caller.role = *facts.role;
-  caller.run = facts.run;
-  caller.certificate = facts.fingerprint;
-  caller.certificate_s = facts.ends_s;
-  return caller;
+  if (certificate.run.empty() || certificate.run == kAllRuns || certificate.run == caller->run) {
+    return std::nullopt;
+  }
+  if (caller->run != kAllRuns) {
+    return Denial{
+        Refusal::kCertificate,
+        absl::StrCat("join token ", caller->token, " is for run ", caller->run,
+                     ", and the caller's certificate for run ",
+                     CleanText(certificate.run, kRunNameBytesMax), "; show two of one run")};
+  }
+  caller->run = certificate.run;
+  return std::nullopt;
 }
 
-uint64_t NowS() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
-                                   std::chrono::system_clock::now().time_since_epoch())
-                                   .count());
+std::variant<Caller, Denial> CallerOf(const tls::Identity& certificate) {
+  const std::optional<Role> role = RoleOf(certificate);
+  if (!role) {
+    return Denial{
+        Refusal::kCertificate,
+        absl::StrCat("the caller's certificate names ",
+                     certificate.role.empty() ? "no role" : "another role",
+                     ": it needs one of the URIs longhaul:role:trainer, "
+                     "longhaul:role:observer and longhaul:role:operator (`lhctl ca issue` "
+                     "writes them); or show a join token")};
+  }
+  Caller caller;
+  caller.role = *role;
+  caller.run = certificate.run.empty() ? kAllRuns : certificate.run;
+  caller.certificate = certificate.fingerprint;
+  return caller;
 }
 
 Denial OtherRun(const Caller& caller, const std::string& what, const GroupKey& group) {
@@ -204,52 +182,6 @@ Caller Anybody(Role role) {
   return caller;
 }
 
-void ReadUris(const std::vector<std::string>& uris, CertificateFacts* facts) {
-  static constexpr char kRole[] = "longhaul:role:";
-  static constexpr char kRun[] = "longhaul:run:";
-  std::set<std::string> roles, runs;
-  for (const std::string& uri : uris) {
-    if (absl::StartsWith(uri, kRole)) roles.insert(uri.substr(sizeof kRole - 1));
-    if (absl::StartsWith(uri, kRun)) runs.insert(uri.substr(sizeof kRun - 1));
-  }
-  if (roles.size() > 1 || runs.size() > 1) {
-    facts->wrong = roles.size() > 1 ? "names more than one role" : "names more than one run";
-    return;
-  }
-  if (!runs.empty()) {
-    facts->run = *runs.begin();
-    if (facts->run != kAllRuns && !FaultIn(GroupKey{facts->run, 0}).empty()) {
-      facts->wrong = "names a run that cannot exist";
-    }
-  }
-  if (roles.empty()) return;
-  const auto names = NamesOf(Role());
-  for (uint64_t value = names.first; value <= names.last(); ++value) {
-    if (*roles.begin() == NameOf(static_cast<Role>(value))) facts->role = static_cast<Role>(value);
-  }
-  if (!facts->role) facts->wrong = "names a role that does not exist";
-}
-
-std::optional<CertificateFacts> CertificateCaller(const grpc::AuthContext& context) {
-  const std::vector<std::string> pem = ValuesOf(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
-  if (pem.empty()) return std::nullopt;
-  CertificateFacts facts;
-  BIO* const bio = BIO_new_mem_buf(pem[0].data(), static_cast<int>(pem[0].size()));
-  X509* const certificate =
-      bio == nullptr ? nullptr : PEM_read_bio_X509(bio, nullptr, nullptr, nullptr);
-  if (certificate != nullptr) {
-    facts.fingerprint = FingerprintOf(certificate);
-    facts.ends_s = EndOf(certificate);
-    X509_free(certificate);
-  }
-  BIO_free(bio);
-  if (facts.fingerprint.empty()) facts.wrong = "cannot be read";
-  std::vector<std::string> uris = ValuesOf(context, GRPC_X509_SAN_PROPERTY_NAME);
-  for (std::string& uri : ValuesOf(context, GRPC_PEER_URI_PROPERTY_NAME)) uris.push_back(uri);
-  ReadUris(uris, &facts);
-  return facts;
-}
-
 std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const TokenDesk& desk,
                                       const std::string& flag) {
   const bool token = shown.token.has_value();
@@ -262,10 +194,6 @@ std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const T
   // What is asked for counts. With kAny that is whatever the caller shows.
   const bool use_token = needs_token || (auth == Auth::kAny && token);
   const bool use_certificate = needs_certificate || (auth == Auth::kAny && certificate);
-  if (use_certificate && !shown.certificate->wrong.empty()) {
-    return Denial{Refusal::kCertificate,
-                  absl::StrCat("the caller's certificate ", shown.certificate->wrong)};
-  }
   if (!use_token) return CallerOf(*shown.certificate);
   std::variant<TokenRecord, Denial> checked = desk.Check(*shown.token);
   if (auto* denial = std::get_if<Denial>(&checked)) return std::move(*denial);
@@ -330,8 +258,16 @@ std::variant<Caller, Denial> Authorizer::Admit(const grpc::CallbackServerContext
     const bool good = std::next(first) == last && absl::StartsWith(value, control::kBearer);
     shown.token = good ? value.substr(sizeof control::kBearer - 1) : "";
   }
-  if (const auto peer = context.auth_context()) shown.certificate = CertificateCaller(*peer);
-  std::variant<Caller, Denial> found = Identify(options_.auth, shown, *desk_, options_.flag);
+  std::variant<Caller, Denial> found;
+  const auto peer = context.auth_context();
+  absl::StatusOr<std::optional<tls::Identity>> certificate = std::optional<tls::Identity>();
+  if (peer != nullptr) certificate = CertificateCaller(*peer);
+  if (certificate.ok()) {
+    shown.certificate = *std::move(certificate);
+    found = Identify(options_.auth, shown, *desk_, options_.flag);
+  } else {
+    found = Denial{Refusal::kCertificate, std::string(certificate.status().message())};
+  }
   if (const auto* caller = std::get_if<Caller>(&found)) {
     if (std::optional<Denial> lapsed = Lapsed(*caller)) {
       found = *std::move(lapsed);
@@ -351,13 +287,7 @@ std::optional<Denial> Authorizer::Lapsed(const Caller& caller) const {
   if (!caller.token.empty()) {
     if (std::optional<Denial> lapsed = desk_->Lapsed(caller.token)) return lapsed;
   }
-  if (caller.certificate.empty()) return std::nullopt;
-  if (caller.certificate_s != 0 && NowS() > caller.certificate_s) {
-    return Denial{Refusal::kExpired, absl::StrCat("the caller's ", caller.Shown(), " has expired")};
-  }
-  const std::string revoked = options_.revoked ? options_.revoked(caller.certificate) : "";
-  if (revoked.empty()) return std::nullopt;
-  return Denial{Refusal::kRevoked, absl::StrCat("the caller's certificate was revoked: ", revoked)};
+  return std::nullopt;
 }
 
 void Authorizer::Refused(const Denial& denial, const std::string& client, const std::string& what) {

@@ -5,8 +5,8 @@
 // run. If a caller shows both, it may do what both allow.
 //
 // Authorizer checks each call before any message of it is read. Afterwards the call goes on with
-// its Caller, a plain value. A call that stays open must end when its token or certificate does:
-// Lapsed() says so, and the server asks it each second.
+// its Caller, a plain value. A call that stays open must end when its token does: Lapsed() says so,
+// and the server asks it each second.
 //
 // Threads: any thread may call anything here. Nothing blocks.
 #pragma once
@@ -22,12 +22,12 @@
 
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "base/tls/certificate.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/tokens/token_desk.h"
 #include "proto/control/messages.h"
 
 namespace grpc {
-class AuthContext;
 class CallbackServerContext;
 class Status;
 }  // namespace grpc
@@ -53,11 +53,10 @@ absl::StatusOr<Auth> ParseAuth(const std::string& flag, const std::string& text)
 // A caller that may do something.
 struct Caller {
   Role role = Role::kTrainer;
-  std::string run;             // kAllRuns: all runs
-  std::string token;           // the id of its token; "": it showed none
-  Quota quota;                 // of its token
-  std::string certificate;     // SHA-256 of its certificate, in hexadecimal; "": it showed none
-  uint64_t certificate_s = 0;  // when the certificate ends, in seconds since 1970
+  std::string run;          // kAllRuns: all runs
+  std::string token;        // the id of its token; "": it showed none
+  Quota quota;              // of its token
+  std::string certificate;  // SHA-256 of its certificate, in hexadecimal; "": it showed none
 
   bool MayUse(const std::string& other) const { return run == kAllRuns || run == other; }
   // "join token 0123456789ab": what the caller has shown, for texts and logs.
@@ -67,26 +66,12 @@ struct Caller {
 // The caller of a port that asks for nothing.
 Caller Anybody(Role role);
 
-// What a client certificate says. The extension "subject alternative name" holds the URIs
-// longhaul:role:ROLE and longhaul:run:RUN (`lhctl ca issue`). A certificate without them only
-// proves who made it: it says nothing that --auth=any or certificate could use, but is enough
-// beside a token (--auth=both).
-struct CertificateFacts {
-  std::string fingerprint;   // SHA-256 of the certificate, in hexadecimal
-  std::optional<Role> role;  // nullopt: it names none
-  std::string run;           // kAllRuns: all runs; "": it names none
-  uint64_t ends_s = 0;       // in seconds since 1970; 0: unknown
-  std::string wrong;         // "", or what contradicts itself in it
-};
-// nullopt: the client showed no certificate. TLS has already checked who made the certificate.
-std::optional<CertificateFacts> CertificateCaller(const grpc::AuthContext& context);
-// The same, of the URIs alone. Public for tests.
-void ReadUris(const std::vector<std::string>& uris, CertificateFacts* facts);
-
-// What a call shows.
+// What a call shows. TLS has already refused certificates that are not of the right CA, that have
+// expired, or that are revoked, and it looks again when a connection has reached its age
+// (--tls-connection-age-s).
 struct Presented {
-  std::optional<std::string> token;  // the value of "authorization"
-  std::optional<CertificateFacts> certificate;
+  std::optional<std::string> token;  // of "authorization"
+  std::optional<tls::Identity> certificate;
 };
 // Decides who the caller is. Says nothing of what its role may do. `auth` is not kAuto.
 std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const TokenDesk& desk,
@@ -107,9 +92,6 @@ class Authorizer {
     Auth auth = Auth::kNone;        // not kAuto
     std::string flag = "--auth";    // which flag set it, for texts
     Role anybody = Role::kTrainer;  // who everybody is with Auth::kNone
-    // Why the certificate with this fingerprint may not be used any more, although it has not ended
-    // yet; "": it may. Default: certificates cannot be revoked.
-    std::function<std::string(const std::string& fingerprint)> revoked;
   };
   // `desk` and `metrics` must outlive this object.
   Authorizer(Options options, const TokenDesk* desk, CoordinatorMetrics* metrics);

@@ -5,13 +5,19 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/daemon/host_port.h"
+#include "base/log.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "coordinator/grpc/services.h"
+#include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
 #include "proto/wire/limits.h"
 
@@ -22,6 +28,48 @@ namespace {
 constexpr int kHandshakeMs = 5000;
 constexpr int kStreamsPerConnectionMax = 256;
 constexpr size_t kMemoryBytesMax = size_t{1} << 30;
+// Calls that are in flight when a connection has reached its age may go on so long, but not longer
+// than the age.
+constexpr int kAgeGraceMaxMs = 5000;
+
+// Counts and logs refused certificates. Strangers can cause such refusals as often as they like, so
+// each reason is logged at most once a second.
+class RefusalLog {
+ public:
+  RefusalLog(CoordinatorMetrics* metrics, const char* flag) : metrics_(metrics), flag_(flag) {}
+
+  void Refused(const tls::Verdict& verdict) {
+    const char* const reason = tls::RefusalName(verdict.refusal);
+    metrics_->OnCertificateRefused(reason);
+    {
+      MutexLock lock(&mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      auto& quiet_until = quiet_until_[static_cast<size_t>(verdict.refusal)];
+      if (now < quiet_until) return;
+      quiet_until = now + std::chrono::seconds(1);
+    }
+    Log(LogLevel::kWarning,
+        "certificate refused" + LogField("port", flag_) + LogField("reason", reason) +
+            LogField("name", verdict.identity.name) +
+            LogField("fingerprint", verdict.identity.fingerprint) + LogField("told", verdict.why));
+  }
+
+ private:
+  CoordinatorMetrics* const metrics_;
+  const char* const flag_;
+  Mutex mutex_;
+  std::array<std::chrono::steady_clock::time_point, tls::kRefusals> quiet_until_
+      ABSL_GUARDED_BY(mutex_) = {};
+};
+
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,
+                                                       CoordinatorMetrics* metrics,
+                                                       const char* flag) {
+  if (tls.files == nullptr) return grpc::InsecureServerCredentials();
+  const auto log = std::make_shared<RefusalLog>(metrics, flag);
+  return control::MakeServerCredentials(
+      {tls.files, "", [log](const tls::Verdict& verdict) { log->Refused(verdict); }});
+}
 
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
@@ -62,9 +110,15 @@ void EnablePlugins() {
 
 class GrpcServer::Impl {
  public:
-  // `name` is the service's name on the wire. `flag` is the flag that chooses the address.
-  Impl(std::unique_ptr<DrainableService> service, const char* name, const char* flag)
-      : service_(std::move(service)), name_(name), flag_(flag) {}
+  // `name` is the service's name on the wire. `flag` is the flag that chooses the address. The
+  // services themselves decide what a role may do (authorization.h).
+  Impl(std::unique_ptr<DrainableService> service, const char* name, const char* flag, GrpcTls tls,
+       CoordinatorMetrics* metrics)
+      : service_(std::move(service)),
+        name_(name),
+        flag_(flag),
+        tls_(std::move(tls)),
+        metrics_(metrics) {}
 
   ~Impl() {
     if (server_) Stop(std::chrono::seconds(1));
@@ -75,7 +129,13 @@ class GrpcServer::Impl {
     grpc::ServerBuilder builder;
     Configure(&builder, detect_ms);
     int port = 0;
-    builder.AddListeningPort(ToString(listen), grpc::InsecureServerCredentials(), &port);
+    if (tls_.files != nullptr) {
+      const int age_ms = static_cast<int>(tls_.connection_age_s) * 1000;
+      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, age_ms);
+      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                                 std::min(age_ms, kAgeGraceMaxMs));
+    }
+    builder.AddListeningPort(ToString(listen), CredentialsOf(tls_, metrics_, flag_), &port);
     builder.RegisterService(service_->service());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
@@ -115,6 +175,8 @@ class GrpcServer::Impl {
   const std::unique_ptr<DrainableService> service_;
   const char* const name_;
   const char* const flag_;
+  const GrpcTls tls_;
+  CoordinatorMetrics* const metrics_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };
@@ -139,21 +201,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(std::unique_ptr<Im
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(const std::string& address,
-                                                                      CoordinatorLoop* loop,
-                                                                      CoordinatorMetrics* metrics,
-                                                                      RecordingDesk* desk,
-                                                                      Authorizer* authorizer) {
-  return Start(std::make_unique<Impl>(MakeAttachService(loop, metrics, desk, authorizer),
-                                      "longhaul.v1.Coordinator", "--listen"),
-               address, loop->core_config().detect_ms);
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(
+    const std::string& address, CoordinatorLoop* loop, CoordinatorMetrics* metrics,
+    RecordingDesk* desk, Authorizer* authorizer, GrpcTls tls) {
+  return Start(
+      std::make_unique<Impl>(MakeAttachService(loop, metrics, desk, authorizer),
+                             "longhaul.v1.Coordinator", "--listen", std::move(tls), metrics),
+      address, loop->core_config().detect_ms);
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForOperators(
     const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, TokenDesk* tokens,
-    Authorizer* authorizer) {
+    Authorizer* authorizer, GrpcTls tls, CoordinatorMetrics* metrics) {
   return Start(std::make_unique<Impl>(MakeAdminService(loop, desk, tokens, authorizer),
-                                      "longhaul.v1.Admin", "--admin"),
+                                      "longhaul.v1.Admin", "--admin", std::move(tls), metrics),
                address, loop->core_config().detect_ms);
 }
 

@@ -15,12 +15,21 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/tls/tls_files.h"
 #include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
 
 namespace longhaul::coordinator {
+
+// How a port is secured. Without files it speaks in clear.
+struct GrpcTls {
+  std::shared_ptr<tls::Files> files;
+  // A connection is closed after this time, and its streams begin anew on another one, where the
+  // certificates are checked anew.
+  uint32_t connection_age_s = 45;
+};
 
 class GrpcServer {
  public:
@@ -31,17 +40,14 @@ class GrpcServer {
   // listens.
   //
   // StartForPeers() offers the service Coordinator (--listen): the control streams of peers.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
-                                                                   CoordinatorLoop* loop,
-                                                                   CoordinatorMetrics* metrics,
-                                                                   RecordingDesk* desk,
-                                                                   Authorizer* authorizer);
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(
+      const std::string& address, CoordinatorLoop* loop, CoordinatorMetrics* metrics,
+      RecordingDesk* desk, Authorizer* authorizer, GrpcTls tls = {});
   // StartForOperators() offers the service Admin (--admin): questions and orders of operators.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(const std::string& address,
-                                                                       CoordinatorLoop* loop,
-                                                                       RecordingDesk* desk,
-                                                                       TokenDesk* tokens,
-                                                                       Authorizer* authorizer);
+  // `metrics` counts bad certificates, and may be null without TLS.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(
+      const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, TokenDesk* tokens,
+      Authorizer* authorizer, GrpcTls tls = {}, CoordinatorMetrics* metrics = nullptr);
   // Calls Stop() with a grace of one second, unless the server was stopped.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;

@@ -87,10 +87,12 @@ class GrpcServerTest : public ::testing::Test {
     options.core.detect_ms = 30000;
     options.core.entropy = std::string(32, 'e');
     loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-    auto server = GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_);
+    auto server =
+        GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_, &peers_auth_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get(), &desk_);
+    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get(), &desk_, &tokens_,
+                                                   &operators_auth_);
     EXPECT_TRUE(operators.ok()) << operators.status();
     operators_ = *std::move(operators);
     channel_ = Channel(*server_);
@@ -155,6 +157,9 @@ class GrpcServerTest : public ::testing::Test {
 
   CoordinatorMetrics metrics_;
   RecordingDesk desk_{nullptr};
+  TokenDesk tokens_{{}, {}};  // its test is tests/tokens/tokens_test.cc
+  Authorizer peers_auth_{{Auth::kNone, "--auth", Role::kTrainer}, &tokens_, &metrics_};
+  Authorizer operators_auth_{{Auth::kNone, "--admin-auth", Role::kOperator}, &tokens_, &metrics_};
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<GrpcServer> operators_;
@@ -296,7 +301,7 @@ TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
   operators_.reset();
   loop_.reset();
   loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_);
+  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_, &peers_auth_);
   peers_ = v1::Coordinator::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   {
@@ -495,11 +500,13 @@ TEST_F(GrpcServerTest, StopDoesNotWaitForAClientThatDoesNotRead) {
 }
 
 TEST_F(GrpcServerTest, SecondServerOnThePortIsRefusedWithTheReason) {
-  const auto second = GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_, &desk_);
+  const auto second =
+      GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_, &desk_, &peers_auth_);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()),
               HasSubstr("another process has the port, stop it or choose another --listen"));
-  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get(), &desk_);
+  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get(), &desk_,
+                                                       &tokens_, &operators_auth_);
   EXPECT_THAT(std::string(operators.status().message()), HasSubstr("choose another --admin"));
 }
 

@@ -53,6 +53,10 @@ constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence"
 constexpr std::array kRefusals = {"missing",     "malformed", "unknown", "expired", "revoked",
                                   "certificate", "role",      "run",     "quota"};
 
+// Why certificates are refused: what tls::RefusalName() gives.
+constexpr std::array kCertificateReasons = {"malformed", "untrusted",      "expired",
+                                            "revoked",   "no_certificate", "role"};
+
 const std::vector<std::string>& CpuParts() {
   static const auto& parts = *new std::vector<std::string>{"loop", "ring", "http"};
   return parts;
@@ -191,6 +195,27 @@ struct CoordinatorMetrics::Impl {
     return counters;
   }();
 
+  Family<Counter>& certificates_refused =
+      BuildCounter()
+          .Name("longhaul_coordinator_certificates_refused_total")
+          .Help("Calls refused for the caller's certificate, by reason")
+          .Register(registry);
+  std::map<std::string, Counter*> certificate_reasons = [this] {
+    std::map<std::string, Counter*> counters;
+    for (const char* reason : kCertificateReasons) {
+      counters[reason] = &certificates_refused.Add({{"reason", reason}});
+    }
+    return counters;
+  }();
+  Family<Counter>& tls_files =
+      BuildCounter()
+          .Name("longhaul_coordinator_tls_files_total")
+          .Help(
+              "New contents of the TLS files: good, in use now; broken, the last good stay in use")
+          .Register(registry);
+  Counter& tls_files_good = tls_files.Add({{"outcome", "good"}});
+  Counter& tls_files_broken = tls_files.Add({{"outcome", "broken"}});
+
   Histogram& preparation =
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
                     "Time from the first PrepareEpoch of a change to its CommitEpoch",
@@ -316,6 +341,13 @@ void CoordinatorMetrics::OnJoinRefused() { impl_->joins_refused.Increment(); }
 void CoordinatorMetrics::OnCallerRefused(const std::string& reason) {
   const auto it = impl_->callers_refused.find(reason);
   if (it != impl_->callers_refused.end()) it->second->Increment();
+}
+void CoordinatorMetrics::OnCertificateRefused(const std::string& reason) {
+  const auto it = impl_->certificate_reasons.find(reason);
+  if (it != impl_->certificate_reasons.end()) it->second->Increment();
+}
+void CoordinatorMetrics::OnTlsFiles(bool good) {
+  (good ? impl_->tls_files_good : impl_->tls_files_broken).Increment();
 }
 void CoordinatorMetrics::SetStreamsWithoutHello(size_t count) {
   impl_->streams_without_hello.Set(static_cast<double>(count));

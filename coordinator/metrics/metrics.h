@@ -57,6 +57,10 @@ class CoordinatorMetrics {
   void OnJoinRefused();
   // `reason`: as NameOf(Refusal).
   void OnCallerRefused(const std::string& reason);
+  // A call was refused for its certificate. `reason`: as tls::RefusalName() gives it.
+  void OnCertificateRefused(const std::string& reason);
+  // New TLS files came: good ones, which are in use now, or broken ones, which are not.
+  void OnTlsFiles(bool good);
   void SetStreamsWithoutHello(size_t count);
   void OnStoreWrite(std::chrono::duration<double> took);
   // The loop took up mail that had waited so long.

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 
 namespace longhaul::coordinator {
@@ -37,6 +38,12 @@ std::string Sha256(const std::string& data) {
            size == kTokenHashBytes)
       << "OpenSSL has no SHA-256";
   return hash;
+}
+
+std::string TimeText(uint64_t seconds) {
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
+                          absl::FromUnixSeconds(static_cast<int64_t>(seconds)),
+                          absl::UTCTimeZone());
 }
 
 bool IsHexDigit(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); }
@@ -100,17 +107,14 @@ uint64_t TokenDesk::Now() const {
 }
 
 std::optional<Denial> TokenDesk::DeadAt(const TokenRecord& record, uint64_t now_s) {
-  if (record.revoked_s != 0) {
-    return Denial{Refusal::kRevoked, absl::StrCat("join token ", record.id, " was revoked ",
-                                                  now_s - std::min(now_s, record.revoked_s),
-                                                  " s ago; ask the operator for another one")};
-  }
-  if (now_s >= record.expires_s) {
-    return Denial{Refusal::kExpired,
-                  absl::StrCat("join token ", record.id, " expired ", now_s - record.expires_s,
-                               " s ago; ask the operator for another one")};
-  }
-  return std::nullopt;
+  const bool revoked = record.revoked_s != 0;
+  if (!revoked && now_s < record.expires_s) return std::nullopt;
+  // The text stays the same, so that a peer that tries again and again logs it once.
+  return Denial{
+      revoked ? Refusal::kRevoked : Refusal::kExpired,
+      absl::StrCat("join token ", record.id, revoked ? " was revoked at " : " expired at ",
+                   TimeText(revoked ? record.revoked_s : record.expires_s),
+                   "; ask the operator for another one")};
 }
 
 absl::StatusOr<std::vector<std::string>> TokenDesk::MakeRoom(uint64_t now_s) const {

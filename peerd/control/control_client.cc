@@ -16,9 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/cpu_time.h"
+#include "base/daemon/secret_file.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "proto/control/convert.h"
+#include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
 #include "proto/control/recording.h"
 #include "proto/wire/limits.h"
@@ -33,7 +35,14 @@ constexpr char kBehind[] = "this peer has too many messages of the coordinator s
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms) {
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(tls::Files* tls) {
+  if (tls == nullptr) return grpc::InsecureChannelCredentials();
+  tls->Refresh();
+  return control::MakeChannelCredentials(*tls->Current());
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms,
+                                           tls::Files* tls) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
   args.SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
@@ -48,7 +57,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t 
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // Lanes do not use an HTTP proxy, so the control stream does not either.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(address, CredentialsOf(tls), args);
 }
 
 const char* CodeName(grpc::StatusCode code) {
@@ -65,6 +74,8 @@ const char* CodeName(grpc::StatusCode code) {
       return "ABORTED";
     case grpc::StatusCode::UNAVAILABLE:
       return "UNAVAILABLE";
+    case grpc::StatusCode::UNAUTHENTICATED:
+      return "UNAUTHENTICATED";
     case grpc::StatusCode::PERMISSION_DENIED:
       return "PERMISSION_DENIED";
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
@@ -90,14 +101,20 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
 class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream(std::string address, uint32_t detect_ms, const ControlClientCallbacks* callbacks)
+  Stream(std::string address, uint32_t detect_ms, tls::Files* tls,
+         const ControlClientCallbacks* callbacks)
       : address_(std::move(address)),
         callbacks_(callbacks),
-        channel_(MakeChannel(address_, detect_ms)),
+        tls_(tls != nullptr),
+        channel_(MakeChannel(address_, detect_ms, tls)),
         stub_(channel_),
         detect_ms_(detect_ms) {}
 
-  void Start() {
+  // `token`: the join token to show; empty: none.
+  void Start(const std::string& token) {
+    if (!token.empty()) {
+      context_.AddMetadata(control::kAuthorization, absl::StrCat(control::kBearer, token));
+    }
     if (callbacks_->recording) context_.AddMetadata(control::kRecordingMetadata, "1");
     stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
     AddHold();
@@ -155,6 +172,11 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     MutexLock lock(&mutex_);
     return worked_ && !refused_;
   }
+  // Whether the coordinator ended the connection for its age only. Call it when the stream is done.
+  bool aged() {
+    MutexLock lock(&mutex_);
+    return aged_locked();
+  }
   uint32_t detect_ms() {
     MutexLock lock(&mutex_);
     return detect_ms_;
@@ -170,7 +192,9 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
              "this port takes no peers: is it the coordinator's port for operators (--admin)? Give "
              "the address of its --listen, port 29600 by default";
     }
-    return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message());
+    if (aged_locked()) return what + "the connection has reached its age (--tls-connection-age-s)";
+    return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message(),
+                        control::TlsAdvice(status_, tls_));
   }
 
  private:
@@ -241,6 +265,12 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     MutexLock lock(&mutex_);
     CloseLocked();
   }
+  // gRPC says so of a connection that the server has announced to end (GOAWAY).
+  bool aged_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return tls_ && worked_ && given_up_.empty() &&
+           status_.error_code() == grpc::StatusCode::UNAVAILABLE &&
+           status_.error_message() == "enter idle";
+  }
   void CloseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (closing_) return;
     closing_ = true;
@@ -265,6 +295,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
 
   const std::string address_;
   const ControlClientCallbacks* const callbacks_;
+  const bool tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
@@ -333,12 +364,25 @@ class ControlClientImpl final : public ControlClient {
     const CpuTime cpu("control");
     size_t address = 0;
     size_t failures = 0;  // in a row
+    bool aged = false;
     std::string last_reason;
     while (true) {
       const std::string& target = options_.addresses[address % options_.addresses.size()];
-      const std::shared_ptr<Stream> stream = Begin(target);
+      const absl::StatusOr<std::string> token = Token();
+      if (!token.ok()) {
+        aged = false;
+        if (!Report(absl::StrCat("cannot reach coordinator ", target, ": ",
+                                 std::string(token.status().message())),
+                    LogLevel::kWarning, &last_reason)) {
+          return;
+        }
+        if (!Pause(++failures)) return;
+        continue;
+      }
+      const std::shared_ptr<Stream> stream = Begin(target, *token);
       if (stream == nullptr) return;
-      Attend(target, *stream, &last_reason);
+      Attend(target, *stream, aged, &last_reason);
+      aged = stream->aged();
       if (stream->worked()) {
         failures = 0;
       } else {
@@ -350,22 +394,30 @@ class ControlClientImpl final : public ControlClient {
     }
   }
 
+  // The join token to show now; empty: none.
+  absl::StatusOr<std::string> Token() const {
+    if (options_.token_file.empty()) return std::string();
+    return ReadSecretFile("--token-file", options_.token_file);
+  }
+
   // Starts a try at one address. Returns null if the client is stopping.
-  std::shared_ptr<Stream> Begin(const std::string& target) {
-    auto stream = std::make_shared<Stream>(target, detect_ms_, &callbacks_);
+  std::shared_ptr<Stream> Begin(const std::string& target, const std::string& token) {
+    auto stream = std::make_shared<Stream>(target, detect_ms_, options_.tls.get(), &callbacks_);
     MutexLock lock(&mutex_);
     if (stopping_) return nullptr;
     stream_ = stream;
-    stream->Start();
+    stream->Start(token);
     return stream;
   }
 
-  // Waits from the start of a stream to its end.
-  void Attend(const std::string& target, Stream& stream, std::string* last_reason) {
+  // Waits from the start of a stream to its end. `aged`: the stream before ended for its age only.
+  void Attend(const std::string& target, Stream& stream, bool aged, std::string* last_reason) {
     const auto patience = std::chrono::milliseconds(std::max<uint32_t>(4 * detect_ms_, 1000));
     stream.WaitUntilStanding(Clock::now() + patience);
     if (stream.standing()) {
-      Log(LogLevel::kInfo, "control stream stands" + LogField("coordinator", target));
+      // After a connection that has reached its age, the next one is no news.
+      Log(aged ? LogLevel::kDebug : LogLevel::kInfo,
+          "control stream stands" + LogField("coordinator", target));
       last_reason->clear();
     } else {
       stream.GiveUp(absl::StrCat("no answer in ", patience.count(), " ms"));
@@ -379,11 +431,19 @@ class ControlClientImpl final : public ControlClient {
     {
       MutexLock lock(&mutex_);
       stream_ = nullptr;
+    }
+    return Report(stream.Reason(), stream.aged() ? LogLevel::kDebug : LogLevel::kWarning,
+                  last_reason);
+  }
+
+  // Tells the owner that there is no stream. Returns false if the client is stopping.
+  bool Report(std::string reason, LogLevel level, std::string* last_reason) {
+    {
+      MutexLock lock(&mutex_);
       if (stopping_) return false;
     }
-    std::string reason = stream.Reason();
     // Log once for a coordinator that stays away, not once for each try.
-    if (reason != *last_reason) Log(LogLevel::kWarning, reason + "; trying again");
+    if (reason != *last_reason) Log(level, reason + "; trying again");
     *last_reason = reason;
     callbacks_.disconnected(std::move(reason));
     return true;

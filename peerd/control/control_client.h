@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tls/tls_files.h"
 #include "proto/control/messages.h"
 #include "proto/control/recording.h"
 
@@ -31,6 +32,10 @@ struct ControlClientOptions {
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;
   uint32_t pause_ms_max = 500;
+  // The file of the join token, read anew for each connection. Empty: no token is shown.
+  std::string token_file;
+  // The files of TLS, read anew for each connection. Null: in clear.
+  std::shared_ptr<tls::Files> tls;
 };
 
 // Threads of the client call these: one at a time, in order, with no lock held. A callback puts its

@@ -243,6 +243,7 @@ class Host:
             [
                 str(find_binary("longhaul-peerd")),
                 f"--coordinator={self.world.coordinator_address}",
+                "--insecure",  # the namespaces are a private network
                 f"--socket={self.socket}",
                 f"--listen={endpoint(self.address, DATA_PORT)}",
                 f"--http={endpoint(self.address, HTTP_PORT)}",
@@ -392,6 +393,7 @@ class BareWorld:
             [
                 str(find_binary("longhaul-coordinator")),
                 f"--listen={self.coordinator_address}",
+                "--insecure",  # the namespaces are a private network
                 # --admin keeps its default, because lhctl runs in this namespace, too.
                 f"--http={endpoint(self.address_of(1), 29601)}",
                 f"--store=sqlite:{self.directory}/coordinator.db",

@@ -388,7 +388,9 @@ Finding Coordinator(const Symptoms& s) {
       f.todo = "give peerd the coordinator's --listen address, usually port 29600";
     } else if (each.answer == CoordinatorSeen::Answer::kOther) {
       bad.push_back(absl::StrCat(address, ": something listens, but no coordinator"));
-      f.todo = "give peerd the coordinator's --listen address, usually port 29600";
+      f.todo =
+          "give peerd the coordinator's --listen address, usually port 29600; if it speaks TLS, "
+          "give --tls-ca to lhctl, too";
     } else {
       good.push_back(absl::StrCat(address, " (", Millis(each.reached.connect_us), ")"));
     }

@@ -65,8 +65,9 @@ void ExaminePeerd(Symptoms* s) {
 }
 
 // Asks an address for an overview. On success `*admin` has it.
-absl::Status AskAdmin(const std::string& address, std::optional<AdminSeen>* admin) {
-  AdminClient client({address});
+absl::Status AskAdmin(const std::string& address, const ExamineOptions& options,
+                      std::optional<AdminSeen>* admin) {
+  AdminClient client({address}, kPatience, options.tls, options.token_file);
   const int64_t before = WallTimeUs();
   const auto overview = client.GetOverview({});
   const int64_t after = WallTimeUs();
@@ -90,7 +91,7 @@ void ExamineAdmin(const ExamineOptions& options, Symptoms* s, std::vector<std::s
       errors.push_back(absl::StrCat(reached.address, ": ", reached.error));
       continue;
     }
-    const absl::Status asked = AskAdmin(reached.address, &s->admin);
+    const absl::Status asked = AskAdmin(reached.address, options, &s->admin);
     if (asked.ok()) return;
     if (absl::IsFailedPrecondition(asked)) {
       // The operator has named the way of peerd. That is a way to use doctor, and no mistake.
@@ -110,12 +111,17 @@ void ExamineAdmin(const ExamineOptions& options, Symptoms* s, std::vector<std::s
   }
 }
 
-void ExamineCoordinators(const std::vector<std::string>& addresses, Symptoms* s) {
+void ExamineCoordinators(const std::vector<std::string>& addresses, std::shared_ptr<tls::Files> tls,
+                         Symptoms* s) {
+  if (const std::string& ca = s->host.peerd.tls_ca; tls == nullptr && !ca.empty()) {
+    if (auto files = tls::Files::Open({.ca = ca}); files.ok()) tls = *std::move(files);
+  }
   for (Reached& reached : TryConnecting(addresses, kPatience)) {
     CoordinatorSeen& seen = s->coordinators.emplace_back();
     seen.reached = std::move(reached);
     if (!seen.reached.error.empty()) continue;
-    const absl::Status asked = AdminClient({seen.reached.address}).ListRuns().status();
+    const absl::Status asked =
+        AdminClient({seen.reached.address}, kPatience, tls).ListRuns().status();
     if (asked.ok()) {
       seen.answer = CoordinatorSeen::Answer::kAdmin;
     } else if (absl::IsFailedPrecondition(asked)) {
@@ -148,7 +154,7 @@ Symptoms Examine(const ExamineOptions& options) {
   std::vector<std::string> for_peers = s.host.peerd.coordinators;
   if (for_peers.empty() && !s.host.peerd.source.empty()) for_peers.push_back(kDefaultCoordinator);
   ExamineAdmin(options, &s, &for_peers);
-  ExamineCoordinators(for_peers, &s);
+  ExamineCoordinators(for_peers, options.tls, &s);
   ExamineMembers(&s);
   return s;
 }

@@ -2,9 +2,11 @@
 // `lhctl doctor`. Blocks for up to some seconds: ways on which nothing answers take 3 s each.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/tls/tls_files.h"
 #include "tools/lhctl/doctor.h"
 
 namespace longhaul {
@@ -17,6 +19,9 @@ struct ExamineOptions {
   std::vector<std::string> coordinators;
   // The operator gave these addresses; they are no defaults.
   bool coordinators_named = false;
+  // TLS for these addresses and for those of peerd. Null: in clear, but peerd's with its --tls-ca.
+  std::shared_ptr<tls::Files> tls;
+  std::string token_file;  // of the operator; empty: none
 };
 
 Symptoms Examine(const ExamineOptions& options);

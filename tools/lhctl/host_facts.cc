@@ -70,6 +70,7 @@ void SetFlag(const std::string& name, const std::string& value, PeerdFacts* peer
   if (name == "http") peerd->http = value;
   if (name == "advertise") peerd->advertise = value;
   if (name == "io") peerd->io = value;
+  if (name == "tls_ca") peerd->tls_ca = value;
   if (name == "congestion") peerd->congestion = value;
 }
 

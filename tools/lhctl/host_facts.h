@@ -23,6 +23,7 @@ struct PeerdFacts {
   std::string advertise;
   std::string io = "auto";
   std::string congestion;
+  std::string tls_ca;  // empty: peerd speaks to the coordinator in clear
 };
 
 struct LimitFacts {

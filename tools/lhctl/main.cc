@@ -24,16 +24,19 @@
 #include "absl/strings/str_split.h"
 #include "base/daemon/flags.h"
 #include "base/daemon/host_port.h"
+#include "base/daemon/tls_flags.h"
 #include "base/log.h"
 #include "base/recorder.h"
 #include "tools/lhctl/admin_client.h"
 #include "tools/lhctl/bench.h"
+#include "tools/lhctl/ca.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
 #include "tools/lhctl/fetch_recording.h"
 #include "tools/lhctl/links.h"
 #include "tools/lhctl/recordings.h"
 #include "tools/lhctl/render.h"
+#include "tools/lhctl/token.h"
 #include "tools/lhctl/top.h"
 
 namespace {
@@ -50,8 +53,33 @@ ABSL_FLAG(bool, once, false, "top: print one table, after a second, and end");
 ABSL_FLAG(int32_t, pid, -1,
           "doctor: the process of longhaul-peerd to look at; -1: the first one that runs here; 0: "
           "none");
-ABSL_FLAG(std::string, run, "bench",
-          "bench: name of the run; the same for all members, and used by nobody else");
+ABSL_FLAG(std::string, run, "",
+          "bench: name of the run, the same for all members, and used by nobody else (default: "
+          "bench); ca issue: the run that the certificate is for (default: all runs); token "
+          "create: the run that the token is for, or * for all runs");
+ABSL_FLAG(std::string, name, "", "ca issue: name of the holder, and of the files");
+ABSL_FLAG(std::string, role, "trainer",
+          "ca issue, token create: trainer (a host that takes part), observer, operator, or (ca "
+          "issue only) coordinator");
+ABSL_FLAG(std::string, token_file, "",
+          "file with a join token of the role operator or observer, which only its owner may read; "
+          "for a coordinator whose --admin asks for one");
+ABSL_FLAG(std::string, ttl, "30d",
+          "token create: how long the token is valid, for instance 90s, 30m, 72h or 30d");
+ABSL_FLAG(std::string, label, "", "token create: a text for people, shown by token list");
+ABSL_FLAG(uint32_t, groups, 0,
+          "token create: in how many groups peers with the token may have members at a time; 0: no "
+          "limit of its own");
+ABSL_FLAG(uint32_t, members, 0,
+          "token create: how many members peers with the token may have at a time; 0: no limit of "
+          "its own");
+ABSL_FLAG(uint32_t, runs, 0,
+          "token create, for all runs: in how many runs peers with the token may have members at a "
+          "time; 0: no limit of its own");
+ABSL_FLAG(std::vector<std::string>, host, {},
+          "ca issue: DNS names and IP addresses at which a coordinator is dialled");
+ABSL_FLAG(uint32_t, days, 0,
+          "ca: how long the certificate is valid; 0: ten years for init, one year for issue");
 ABSL_FLAG(uint32_t, world_size, 0, "bench: number of members to wait for; at least 2");
 ABSL_FLAG(std::string, sizes, "256,4K,1M,16M,64M", "bench: sizes of the tensor in bytes");
 ABSL_FLAG(std::string, algorithm, "auto", "bench: auto, oneshot, mesh or ring");
@@ -103,6 +131,15 @@ const ProgramInfo kInfo{
     "                             ui.perfetto.dev; or --file=PATH[,PATH...]\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
+    "  token create --run=RUN     makes a join token and prints it; --role, --ttl, --label,\n"
+    "                             --groups, --members, --runs\n"
+    "  token list                 all join tokens, without their secrets\n"
+    "  token revoke ID            refuses a join token from now on, and ends what uses it\n"
+    "  ca init DIR                makes a certificate authority in a directory\n"
+    "  ca issue DIR --name=NAME   issues DIR/NAME.crt and DIR/NAME.key; --role, --run, --host, "
+    "--days\n"
+    "  ca revoke DIR NAME|FILE    adds a certificate to DIR/crl.pem, for --tls-crl of "
+    "coordinators\n"
     "\n"
     "Exit codes: 0 done, 1 failed (doctor: something is wrong), 2 bad usage.",
     "LONGHAUL_LHCTL_"};
@@ -168,6 +205,8 @@ int Events(AdminClient& client, const std::string& selection) {
 // A hanging coordinator must not stop the clock of `lhctl top` for long.
 constexpr std::chrono::milliseconds kTopDeadline{2000};
 constexpr std::chrono::milliseconds kTopInterval{1000};
+// How long other calls to one address may take.
+constexpr std::chrono::seconds kCallMax{10};
 
 // A recording has less than 3 MiB. More is no recording.
 constexpr size_t kRecordingFileMax = 16 << 20;
@@ -190,12 +229,21 @@ void PrintScreen(const Top& top, bool terminal) {
   Print(text + "\x1b[J");
 }
 
+// The default address is the coordinator's port on loopback, which speaks in clear.
+std::shared_ptr<tls::Files> AdminTls(const std::vector<std::string>& addresses) {
+  if (absl::GetFlag(FLAGS_coordinator) == kDefaultCoordinator) return nullptr;
+  const auto files = ClientTlsFromFlags("--coordinator", addresses);
+  if (!files.ok()) Usage(std::string(files.status().message()));
+  return *files;
+}
+
 int ShowTop(AdminClient&, const std::string& selection) {
   if (absl::GetFlag(FLAGS_json)) {
     Usage("top prints no JSON; `lhctl status --json` has the figures, as totals");
   }
   const v1::Selector selector = ParseSelector(selection);
-  AdminClient client(*ParseAddressList(absl::GetFlag(FLAGS_coordinator)), kTopDeadline);
+  const auto addresses = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  AdminClient client(addresses, kTopDeadline, AdminTls(addresses), absl::GetFlag(FLAGS_token_file));
   const bool once = absl::GetFlag(FLAGS_once);
   const bool terminal = !once && isatty(STDOUT_FILENO) != 0;
   Top top;
@@ -242,10 +290,97 @@ int Evict(AdminClient& client, const std::string& name) {
   return 0;
 }
 
+int CreateToken(AdminClient& client) {
+  v1::CreateTokenRequest request;
+  request.set_run(absl::GetFlag(FLAGS_run));
+  if (request.run().empty()) Usage("token create: give --run=RUN, or --run='*' for all runs");
+  const std::optional<uint64_t> ttl_s = ParseTtl(absl::GetFlag(FLAGS_ttl));
+  if (!ttl_s) {
+    Usage(absl::StrCat("--ttl=", absl::GetFlag(FLAGS_ttl),
+                       ": give a number and s, m, h or d, for instance 72h"));
+  }
+  request.set_ttl_s(*ttl_s);
+  request.set_role(absl::GetFlag(FLAGS_role));
+  request.set_label(absl::GetFlag(FLAGS_label));
+  request.set_groups(absl::GetFlag(FLAGS_groups));
+  request.set_members(absl::GetFlag(FLAGS_members));
+  request.set_runs(absl::GetFlag(FLAGS_runs));
+  const absl::StatusOr<v1::CreateTokenResponse> made = client.CreateToken(request);
+  if (!made.ok()) return Fail(made.status());
+  if (absl::GetFlag(FLAGS_json)) {
+    Print(RenderJson(*made, false));
+    return 0;
+  }
+  // The token alone goes to stdout, so that it can go into a file.
+  Print(made->token() + "\n");
+  fprintf(stderr, "%s", DescribeToken(made->about()).c_str());
+  return 0;
+}
+
+int Token(AdminClient& client, const std::vector<std::string>& arguments) {
+  const std::string order = arguments.size() > 1 ? arguments[1] : "";
+  const size_t given = arguments.size() > 2 ? arguments.size() - 2 : 0;
+  if (order == "create" && given == 0) return CreateToken(client);
+  if (order == "list" && given == 0) return Show(client.ListTokens(), RenderTokens);
+  if (order == "revoke" && given == 1) {
+    v1::RevokeTokenRequest request;
+    request.set_id(arguments[2]);
+    const absl::Status revoked = client.RevokeToken(request);
+    if (!revoked.ok()) return Fail(revoked);
+    Print(absl::StrCat("token ", Printable(request.id()), " is revoked\n"));
+    return 0;
+  }
+  Usage("token: give create, list, or revoke ID");
+}
+
+int Ca(const std::vector<std::string>& arguments) {
+  constexpr uint32_t kCaDays = 3650;
+  constexpr uint32_t kCertificateDays = 365;
+  const std::string order = arguments.size() > 1 ? arguments[1] : "";
+  const std::map<std::string, size_t> orders = {{"init", 3}, {"issue", 3}, {"revoke", 4}};
+  const auto known = orders.find(order);
+  if (known == orders.end()) Usage("ca: give init, issue or revoke");
+  if (arguments.size() != known->second) {
+    Usage(absl::StrCat("ca ", order, " needs DIR", order == "revoke" ? " and NAME or FILE" : ""));
+  }
+  const std::string& directory = arguments[2];
+  const uint32_t days = absl::GetFlag(FLAGS_days);
+  absl::Status done;
+  std::string told;
+  if (order == "init") {
+    done = InitCa(directory, days != 0 ? days : kCaDays);
+    told = absl::StrCat(directory, "/ca.crt is for --tls-ca of all programs; keep ", directory,
+                        "/ca.key to yourself\n");
+  } else if (order == "issue") {
+    IssueOptions options;
+    options.name = absl::GetFlag(FLAGS_name);
+    options.role = absl::GetFlag(FLAGS_role);
+    options.run = absl::GetFlag(FLAGS_run);
+    options.hosts = absl::GetFlag(FLAGS_host);
+    options.days = days != 0 ? days : kCertificateDays;
+    done = IssueCertificate(directory, options);
+    told = absl::StrCat(directory, "/", options.name, ".crt and ", directory, "/", options.name,
+                        ".key are for --tls-cert and --tls-key\n");
+  } else {
+    const absl::StatusOr<std::string> revoked = RevokeCertificate(directory, arguments[3]);
+    done = revoked.status();
+    if (revoked.ok()) {
+      told = absl::StrCat(*revoked, " is revoked in ", directory,
+                          "/crl.pem: copy that file to --tls-crl of the coordinator\n");
+    }
+  }
+  if (absl::IsInvalidArgument(done)) Usage(std::string(done.message()));
+  if (!done.ok()) return Fail(done);
+  Print(told);
+  return 0;
+}
+
 int Doctor(AdminClient&, const std::string&) {
   ExamineOptions options;
   // Main() has checked the list.
   options.coordinators = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  options.tls = AdminTls(options.coordinators);
+  options.token_file = absl::GetFlag(FLAGS_token_file);
   options.coordinators_named = absl::GetFlag(FLAGS_coordinator) != kDefaultCoordinator;
   if (const int32_t pid = absl::GetFlag(FLAGS_pid); pid >= 0) {
     if (pid > 0 && kill(pid, 0) != 0 && errno == ESRCH) {
@@ -263,6 +398,7 @@ std::atomic<bool> bench_stops{false};
 int Bench(AdminClient&, const std::string&) {
   BenchOptions options;
   options.run = absl::GetFlag(FLAGS_run);
+  if (options.run.empty()) options.run = "bench";
   options.world_size = absl::GetFlag(FLAGS_world_size);
   options.seconds = absl::GetFlag(FLAGS_seconds);
   options.timeout_ms = int64_t{1000} * absl::GetFlag(FLAGS_timeout_s);
@@ -353,10 +489,12 @@ absl::Status FetchAll(AdminClient& client, const v1::Selector& selector,
   std::vector<absl::StatusOr<TracedRecording>> fetched(names.size(), absl::UnknownError(""));
   const uint32_t last = absl::GetFlag(FLAGS_last) == 0 ? 1000 : absl::GetFlag(FLAGS_last);
   std::atomic<size_t> next = 0;
+  const auto addresses = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  const auto tls = AdminTls(addresses);
   std::vector<std::thread> threads;
   for (size_t t = 0; t < std::min(kFetchThreads, names.size()); ++t) {
     threads.emplace_back([&] {
-      AdminClient own(*ParseAddressList(absl::GetFlag(FLAGS_coordinator)));
+      AdminClient own(addresses, kCallMax, tls, absl::GetFlag(FLAGS_token_file));
       for (size_t i = next++; i < names.size(); i = next++) fetched[i] = Fetch(own, names[i], last);
     });
   }
@@ -444,11 +582,24 @@ const std::map<std::string, Command>& Commands() {
   return *commands;
 }
 
+AdminClient MakeClient() {
+  const auto addresses = ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  if (!addresses.ok()) {
+    Usage(absl::StrCat("--coordinator: ", std::string(addresses.status().message())));
+  }
+  return AdminClient(*addresses, kCallMax, AdminTls(*addresses), absl::GetFlag(FLAGS_token_file));
+}
+
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments = ParseFlagsOrExit(argc, argv, kInfo);
   // What matters of gRPC's messages comes back as an error of the call.
   SetLogLevel(LogLevel::kError);
   if (arguments.empty()) Usage("no command given");
+  if (arguments[0] == "ca") return Ca(arguments);
+  if (arguments[0] == "token") {
+    AdminClient client = MakeClient();
+    return Token(client, arguments);
+  }
   const auto command = Commands().find(arguments[0]);
   if (command == Commands().end()) Usage(absl::StrCat("unknown command '", arguments[0], "'"));
   const size_t given = arguments.size() - 1;
@@ -458,11 +609,7 @@ int Main(int argc, char** argv) {
   if (given > command->second.arguments_max) {
     Usage(absl::StrCat("unexpected argument '", arguments.back(), "'"));
   }
-  const auto addresses = ParseAddressList(absl::GetFlag(FLAGS_coordinator));
-  if (!addresses.ok()) {
-    Usage(absl::StrCat("--coordinator: ", std::string(addresses.status().message())));
-  }
-  AdminClient client(*addresses);
+  AdminClient client = MakeClient();
   return command->second.run(client, given > 0 ? arguments[1] : "");
 }
 

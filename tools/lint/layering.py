@@ -47,6 +47,7 @@ LAYERS = [
         "what crosses a border knows neither side",
     ),
     Layer(r"base/http/", r"base/|absl/|httplib\.h", "base is below everything"),
+    Layer(r"base/tls/", r"base/|absl/|openssl/", "base is below everything"),
     Layer(r"base/", r"base/|absl/", "base is below everything"),
     Layer(
         r"coordinator/solver/",
@@ -80,7 +81,7 @@ LAYERS = [
     ),
     Layer(
         r"coordinator/grpc/",
-        r"coordinator/(grpc|loop|metrics|tokens)/|proto/|base/|absl/|grpcpp/|google/protobuf/|openssl/",
+        r"coordinator/(grpc|loop|metrics|tokens)/|proto/|base/|absl/|grpcpp/|google/protobuf/",
         "gRPC reaches the core and the store through the loop only",
     ),
     Layer(

@@ -24,9 +24,9 @@ inline constexpr char kAuthorization[] = "authorization";
 inline constexpr char kBearer[] = "Bearer ";
 
 // Call this before the first use of gRPC. Any thread may call it again. Sends gRPC's own log lines
-// through base/log.h: errors as warnings, all others as debug lines. Keeps the library alive until
-// the process ends, because the shutdown after the last server or channel sometimes waits for ten
-// seconds.
+// through base/log.h: errors as warnings, at most five a second, all others as debug lines. Keeps
+// the library alive until the process ends, because the shutdown after the last server or channel
+// sometimes waits for ten seconds.
 void InitGrpc();
 
 }  // namespace longhaul::control

@@ -1,0 +1,438 @@
+// Tests certificates, the files that hold them, and gRPC with them. lhctl ca makes the
+// certificates.
+#include <grpcpp/grpcpp.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "base/tls/certificate.h"
+#include "base/tls/openssl.h"
+#include "base/tls/tls_files.h"
+#include "coordinator/grpc/certificate_caller.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/control/grpc/credentials.h"
+#include "proto/control/grpc/support.h"
+#include "proto/longhaul/v1/admin.grpc.pb.h"
+#include "tools/lhctl/ca.h"
+
+namespace longhaul {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Read(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+void Write(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::trunc) << text;
+}
+
+// A CA in a directory of its own.
+class Ca {
+ public:
+  explicit Ca(const std::string& name)
+      : directory_(::testing::TempDir() + "/" + name + "-" +
+                   ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    std::filesystem::remove_all(directory_);
+    EXPECT_TRUE(InitCa(directory_, 30).ok());
+  }
+
+  std::string Path(const std::string& file) const { return directory_ + "/" + file; }
+  std::string Pem(const std::string& file) const { return Read(Path(file)); }
+  const std::string& directory() const { return directory_; }
+
+  void Issue(const std::string& name, const std::string& role, const std::string& run = "",
+             std::vector<std::string> hosts = {}) const {
+    const absl::Status issued = IssueCertificate(directory_, {name, role, run, hosts, 10});
+    EXPECT_TRUE(issued.ok()) << issued;
+  }
+  // Moves the time in which the certificate is valid. It keeps its key.
+  void Shift(const std::string& name, int64_t begin_s, int64_t end_s) const {
+    const tls::CertificatePtr certificate =
+        tls::ReadCertificate(tls::Reader(Pem(name + ".crt")).get());
+    ASN1_TIME_set(X509_getm_notBefore(certificate.get()), time(nullptr) + begin_s);
+    ASN1_TIME_set(X509_getm_notAfter(certificate.get()), time(nullptr) + end_s);
+    X509_sign(certificate.get(), tls::ReadKey(Pem("ca.key")).get(), EVP_sha256());
+    const tls::BioPtr bio(BIO_new_file(Path(name + ".crt").c_str(), "w"));
+    PEM_write_bio_X509(bio.get(), certificate.get());
+  }
+
+  tls::Paths Files(const std::string& name) const {
+    return {Path(name + ".crt"), Path(name + ".key"), Path("ca.crt"), Path("crl.pem")};
+  }
+  std::shared_ptr<const tls::Trust> Trust() const {
+    auto trust = tls::Trust::Make(Pem("ca.crt"), Pem("crl.pem"));
+    EXPECT_TRUE(trust.ok()) << trust.status();
+    return *trust;
+  }
+  tls::Verdict Check(const std::string& name) const {
+    return Trust()->Check(Pem(name + ".crt"), "");
+  }
+
+ private:
+  const std::string directory_;
+};
+
+// Collects what is logged.
+class Logged {
+ public:
+  Logged() {
+    SetLogSink([this](std::string_view line) { text_ += std::string(line) + "\n"; });
+  }
+  ~Logged() { SetLogSink(nullptr); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// ------------------------------------------------------------------------------ lhctl ca
+
+TEST(LhctlCa, CertificatesNameRoleRunAndHosts) {
+  const Ca ca("ca");
+  ca.Issue("worker", "trainer", "demo");
+  const auto identity = tls::IdentityOf(ca.Pem("worker.crt"));
+  ASSERT_TRUE(identity.ok());
+  EXPECT_EQ(identity->name, "worker");
+  EXPECT_EQ(identity->role, "trainer");
+  EXPECT_EQ(identity->run, "demo");
+  EXPECT_EQ(identity->fingerprint.size(), 64u);
+  ca.Issue("server", "coordinator", "", {"example.org", "10.0.0.5", "fd00::5"});
+  const tls::CertificatePtr server = tls::ReadCertificate(tls::Reader(ca.Pem("server.crt")).get());
+  EXPECT_EQ(X509_check_host(server.get(), "example.org", 0, 0, nullptr), 1);
+  EXPECT_EQ(X509_check_ip_asc(server.get(), "10.0.0.5", 0), 1);
+  EXPECT_EQ(X509_check_ip_asc(server.get(), "fd00::5", 0), 1);
+  EXPECT_EQ(X509_check_ip_asc(server.get(), "10.0.0.6", 0), 0);
+}
+
+TEST(LhctlCa, KeysAreForTheirOwnerAlone) {
+  const Ca ca("ca");
+  ca.Issue("worker", "trainer");
+  const auto mode = [&](const std::string& path) {
+    struct stat status {};
+    EXPECT_EQ(stat(path.c_str(), &status), 0);
+    return status.st_mode & 0777;
+  };
+  EXPECT_EQ(mode(ca.directory()), 0700u);
+  EXPECT_EQ(mode(ca.Path("ca.key")), 0600u);
+  EXPECT_EQ(mode(ca.Path("worker.key")), 0600u);
+}
+
+TEST(LhctlCa, RefusesWhatWouldMakeAUselessCertificate) {
+  const Ca ca("ca");
+  const auto refused = [&](IssueOptions options) {
+    const absl::Status status = IssueCertificate(ca.directory(), options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused({"../x", "trainer", "", {}, 1}), HasSubstr("--name"));
+  EXPECT_THAT(refused({"ca", "trainer", "", {}, 1}), HasSubstr("--name"));
+  EXPECT_THAT(refused({"x", "admin", "", {}, 1}), HasSubstr("--role"));
+  EXPECT_THAT(refused({"x", "trainer", "a b", {}, 1}), HasSubstr("--run"));
+  EXPECT_THAT(refused({"x", "trainer", "", {"h"}, 1}), HasSubstr("--host"));
+  EXPECT_THAT(refused({"x", "coordinator", "", {}, 1}), HasSubstr("--host"));
+  EXPECT_THAT(refused({"x", "coordinator", "", {"h:29600"}, 1}), HasSubstr("without a port"));
+  EXPECT_THAT(refused({"x", "coordinator", "", {"h,URI:longhaul:role:operator"}, 1}),
+              HasSubstr("--host"));
+  EXPECT_THAT(refused({"x", "trainer", "", {}, 0}), HasSubstr("--days"));
+  EXPECT_EQ(InitCa(ca.directory(), 1).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(IssueCertificate("/nonexistent", {"x", "trainer", "", {}, 1}).code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(LhctlCa, RevokesItsOwnCertificatesOnly) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("a", "trainer");
+  ca.Issue("b", "trainer");
+  ca.Issue("c", "trainer");
+  EXPECT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
+  EXPECT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
+  EXPECT_TRUE(RevokeCertificate(ca.directory(), ca.Path("b.crt")).ok());
+  EXPECT_EQ(ca.Check("a").refusal, tls::Refusal::kRevoked);
+  EXPECT_EQ(ca.Check("b").refusal, tls::Refusal::kRevoked);
+  EXPECT_TRUE(ca.Check("c").ok);
+  other.Issue("x", "trainer");
+  EXPECT_EQ(RevokeCertificate(ca.directory(), other.Path("x.crt")).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(RevokeCertificate(ca.directory(), "nobody").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+// ------------------------------------------------------------------------------ certificates
+
+TEST(Trust, TellsReasonsApart) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("good", "operator");
+  EXPECT_TRUE(ca.Check("good").ok);
+  EXPECT_EQ(ca.Check("good").identity.role, "operator");
+  ca.Issue("late", "trainer");
+  ca.Shift("late", -100, -10);
+  EXPECT_EQ(ca.Check("late").refusal, tls::Refusal::kExpired);
+  EXPECT_THAT(ca.Check("late").why, HasSubstr("your certificate expired at 20"));
+  ca.Issue("early", "trainer");
+  ca.Shift("early", 100, 1000);
+  EXPECT_EQ(ca.Check("early").refusal, tls::Refusal::kExpired);
+  other.Issue("stranger", "operator");
+  EXPECT_EQ(ca.Trust()->Check(other.Pem("stranger.crt"), "").refusal, tls::Refusal::kUntrusted);
+  EXPECT_EQ(ca.Trust()->Check(other.Pem("stranger.crt"), other.Pem("ca.crt")).refusal,
+            tls::Refusal::kUntrusted);
+  // The certificate of a server is not for clients.
+  ca.Issue("server", "coordinator", "", {"h"});
+  EXPECT_EQ(ca.Check("server").refusal, tls::Refusal::kUntrusted);
+  EXPECT_EQ(ca.Trust()->Check("garbage", "").refusal, tls::Refusal::kMalformed);
+  EXPECT_EQ(ca.Trust()->Check("", "").refusal, tls::Refusal::kMalformed);
+  std::string chain;
+  for (int i = 0; i < 9; ++i) chain += ca.Pem("ca.crt");
+  EXPECT_EQ(ca.Trust()->Check(ca.Pem("good.crt"), chain).refusal, tls::Refusal::kMalformed);
+}
+
+TEST(Trust, TakesOnlyFilesThatItUnderstands) {
+  const Ca ca("ca");
+  const Ca other("other");
+  EXPECT_FALSE(tls::Trust::Make("", "").ok());
+  EXPECT_FALSE(tls::Trust::Make("garbage", "").ok());
+  const std::string pem = ca.Pem("ca.crt");
+  EXPECT_FALSE(tls::Trust::Make(pem.substr(0, pem.size() / 2), "").ok());
+  EXPECT_FALSE(tls::Trust::Make(pem + pem.substr(0, pem.size() / 2), "").ok());
+  EXPECT_TRUE(tls::Trust::Make(pem + other.Pem("ca.crt"), "").ok());
+  EXPECT_FALSE(tls::Trust::Make(pem, "garbage").ok());
+  EXPECT_FALSE(tls::Trust::Make(pem, other.Pem("crl.pem")).ok());
+}
+
+TEST(Trust, ACaWithoutACrlHasRevokedNothing) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("a", "trainer");
+  other.Issue("b", "trainer");
+  const auto both = tls::Trust::Make(ca.Pem("ca.crt") + other.Pem("ca.crt"), ca.Pem("crl.pem"));
+  ASSERT_TRUE(both.ok());
+  EXPECT_TRUE((*both)->Check(ca.Pem("a.crt"), "").ok);
+  EXPECT_TRUE((*both)->Check(other.Pem("b.crt"), "").ok);
+}
+
+// ------------------------------------------------------------------------------ files
+
+TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("a", "coordinator", "", {"h"});
+  ca.Issue("b", "coordinator", "", {"h"});
+  other.Issue("c", "coordinator", "", {"h"});
+  const std::string cert = ca.Pem("a.crt");
+  const std::string key = ca.Pem("a.key");
+  std::vector<bool> changes;
+  Logged log;
+  const auto files = tls::Files::Open(ca.Files("a"), {[&](bool good) { changes.push_back(good); }});
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto look = [&] {
+    for (int i = 0; i < 3; ++i) (*files)->Refresh();
+    return (*files)->Current();
+  };
+  EXPECT_EQ(look()->cert, cert);
+  EXPECT_TRUE(changes.empty());
+  // The certificate comes before its key: nothing is said, and the old pair stays.
+  Write(ca.Path("a.crt"), ca.Pem("b.crt"));
+  (*files)->Refresh();
+  EXPECT_TRUE(changes.empty());
+  EXPECT_EQ((*files)->Current()->cert, cert);
+  Write(ca.Path("a.key"), ca.Pem("b.key"));
+  EXPECT_EQ(look()->cert, ca.Pem("b.crt"));
+  EXPECT_THAT(changes, ElementsAre(true));
+  // Broken ones: each is reported once, and the good ones stay.
+  const std::string good = ca.Pem("b.crt");
+  for (const std::string& broken : {std::string(), good.substr(0, good.size() / 2), cert,
+                                    std::string("garbage"), other.Pem("c.crt")}) {
+    changes.clear();
+    Write(ca.Path("a.crt"), broken);
+    EXPECT_EQ(look()->cert, good);
+    EXPECT_THAT(changes, ElementsAre(false));
+  }
+  Write(ca.Path("a.crt"), good);
+  for (const char* file : {"ca.crt", "crl.pem", "a.key"}) {
+    changes.clear();
+    const std::string before = ca.Pem(file);
+    std::filesystem::remove(ca.Path(file));
+    EXPECT_EQ(look()->cert, good);
+    EXPECT_THAT(changes, ElementsAre(false)) << file;
+    Write(ca.Path(file), before);
+  }
+  // An expired certificate is broken, too.
+  changes.clear();
+  ca.Issue("a", "coordinator", "", {"h"});
+  ca.Shift("a", -100, -10);
+  EXPECT_EQ(look()->cert, good);
+  EXPECT_THAT(changes, ElementsAre(false));
+  EXPECT_THAT(log.text(), HasSubstr("the certificate expired at"));
+  for (const std::string& secret : {key, ca.Pem("a.key"), ca.Pem("b.key")}) {
+    EXPECT_THAT(log.text(), Not(HasSubstr(secret.substr(30, 40))));
+  }
+}
+
+TEST(TlsFiles, OpenNamesTheFileThatIsWrong) {
+  const Ca ca("ca");
+  ca.Issue("a", "trainer");
+  ca.Issue("b", "trainer");
+  const auto error = [](const tls::Paths& paths) {
+    return std::string(tls::Files::Open(paths).status().message());
+  };
+  EXPECT_THAT(error({ca.Path("none.crt"), ca.Path("a.key"), "", ""}), HasSubstr("none.crt"));
+  EXPECT_THAT(error({ca.Path("a.crt"), ca.Path("b.key"), "", ""}),
+              HasSubstr("the key is not the key of the certificate"));
+  EXPECT_THAT(error({ca.Path("a.crt"), ca.Path("a.crt"), "", ""}),
+              HasSubstr("the key cannot be read"));
+  EXPECT_THAT(error({"", "", ca.Path("a.key"), ""}), HasSubstr("no certificate in PEM form"));
+}
+
+// ------------------------------------------------------------------------------ gRPC
+
+class Service final : public v1::Admin::Service {
+ public:
+  grpc::Status ListRuns(grpc::ServerContext* context, const v1::ListRunsRequest*,
+                        v1::ListRunsResponse*) override {
+    const auto caller = coordinator::CertificateCaller(*context->auth_context());
+    if (!caller.ok()) return {grpc::StatusCode::INTERNAL, std::string(caller.status().message())};
+    callers.push_back(*caller);
+    return grpc::Status::OK;
+  }
+  std::vector<std::optional<tls::Identity>> callers;
+};
+
+class TlsServer {
+ public:
+  TlsServer(const Ca& ca, const std::string& name, const std::string& role = "") {
+    control::InitGrpc();
+    files = *tls::Files::Open(ca.Files(name));
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0",
+                             control::MakeServerCredentials(
+                                 {files, role, [this](const tls::Verdict& v) { refused = v; }}),
+                             &port);
+    builder.RegisterService(&service);
+    server = builder.BuildAndStart();
+    address = "127.0.0.1:" + std::to_string(port);
+  }
+  ~TlsServer() { server->Shutdown(); }
+
+  // Calls over a new connection.
+  grpc::Status Call(const tls::Material& material) const {
+    grpc::ChannelArguments args;
+    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    const auto channel =
+        grpc::CreateCustomChannel(address, control::MakeChannelCredentials(material), args);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::ListRunsResponse response;
+    return v1::Admin::NewStub(channel)->ListRuns(&context, {}, &response);
+  }
+
+  std::shared_ptr<tls::Files> files;
+  Service service;
+  tls::Verdict refused;
+  std::unique_ptr<grpc::Server> server;
+  std::string address;
+};
+
+tls::Material Shown(const Ca& trusted, const Ca& ca, const std::string& name) {
+  tls::Material material;
+  material.ca = trusted.Pem("ca.crt");
+  if (!name.empty()) {
+    material.cert = ca.Pem(name + ".crt");
+    material.key = ca.Pem(name + ".key");
+  }
+  return material;
+}
+
+TEST(TlsOnGrpc, CallersAreKnownByTheirCertificates) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("server", "coordinator", "", {"127.0.0.1"});
+  ca.Issue("worker", "trainer", "demo");
+  TlsServer server(ca, "server");
+  EXPECT_TRUE(server.Call(Shown(ca, ca, "worker")).ok());
+  ASSERT_EQ(server.service.callers.size(), 1u);
+  EXPECT_EQ(server.service.callers[0]->run, "demo");
+  EXPECT_EQ(server.service.callers[0]->fingerprint,
+            tls::IdentityOf(ca.Pem("worker.crt"))->fingerprint);
+  // Without a certificate the caller has no name.
+  EXPECT_TRUE(server.Call(Shown(ca, ca, "")).ok());
+  EXPECT_FALSE(server.service.callers[1].has_value());
+  // Those whose certificate is bad do not reach the service.
+  ca.Shift("worker", -100, -10);
+  EXPECT_EQ(server.Call(Shown(ca, ca, "worker")).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(server.refused.refusal, tls::Refusal::kExpired);
+  other.Issue("worker", "operator");
+  EXPECT_THAT(server.Call(Shown(ca, other, "worker")).error_message(),
+              HasSubstr("your certificate is not trusted"));
+  EXPECT_EQ(server.service.callers.size(), 2u);
+}
+
+TEST(TlsOnGrpc, ClientsRefuseOtherServers) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("server", "coordinator", "", {"127.0.0.1"});
+  ca.Issue("elsewhere", "coordinator", "", {"10.0.0.5", "example.org"});
+  ca.Issue("host", "trainer");
+  const auto refusal = [&](const std::string& name, const Ca& trusted) {
+    const grpc::Status status = TlsServer(ca, name).Call(Shown(trusted, ca, ""));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+    return status.error_message() + control::TlsAdvice(status, true);
+  };
+  EXPECT_THAT(refusal("server", other), HasSubstr("no CA in --tls-ca has issued"));
+  EXPECT_THAT(refusal("elsewhere", ca), HasSubstr("certificate is for other names"));
+  // The certificate of a host cannot pose as a coordinator.
+  EXPECT_THAT(refusal("host", ca), HasSubstr("certificate verify failed"));
+  TlsServer running(ca, "server");
+  EXPECT_TRUE(running.Call(Shown(ca, ca, "")).ok());
+}
+
+TEST(TlsOnGrpc, NewFilesAreUsedByTheNextHandshakeAndTheNextCall) {
+  const Ca ca("ca");
+  const Ca other("other");
+  ca.Issue("server", "coordinator", "", {"127.0.0.1"});
+  ca.Issue("worker", "trainer");
+  other.Issue("server", "coordinator", "", {"127.0.0.1"});
+  TlsServer server(ca, "server");
+  EXPECT_TRUE(server.Call(Shown(ca, ca, "worker")).ok());
+  ASSERT_TRUE(RevokeCertificate(ca.directory(), "worker").ok());
+  server.files->Refresh();
+  EXPECT_THAT(server.Call(Shown(ca, ca, "worker")).error_message(), HasSubstr("was revoked"));
+  for (const char* file : {"server.crt", "server.key", "ca.crt", "crl.pem"}) {
+    Write(ca.Path(file), other.Pem(file));
+  }
+  server.files->Refresh();
+  const grpc::Status moved = server.Call(Shown(other, other, ""));
+  EXPECT_TRUE(moved.ok()) << moved.error_message();
+}
+
+TEST(TlsOnGrpc, APortMayNeedARole) {
+  const Ca ca("ca");
+  ca.Issue("server", "coordinator", "", {"127.0.0.1"});
+  ca.Issue("worker", "trainer");
+  ca.Issue("boss", "operator");
+  TlsServer server(ca, "server", "operator");
+  EXPECT_TRUE(server.Call(Shown(ca, ca, "boss")).ok());
+  EXPECT_EQ(server.Call(Shown(ca, ca, "")).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(server.refused.refusal, tls::Refusal::kNoCertificate);
+  EXPECT_EQ(server.Call(Shown(ca, ca, "worker")).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(server.refused.refusal, tls::Refusal::kRole);
+}
+
+}  // namespace
+}  // namespace longhaul
