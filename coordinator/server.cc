@@ -232,8 +232,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
     }
     server->tls_ = *std::move(files);
     server->tls_->Watch();
+    server->seen_ = std::make_shared<tls::SeenCertificates>(server->tls_);
   }
-  const GrpcTls tls{server->tls_, options.tls_connection_age_s};
+  const GrpcTls tls{server->tls_, options.tls_connection_age_s, server->seen_};
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
   LH_ASSIGN_OR_RETURN(std::vector<TokenRecord> tokens, store->LoadTokens());
@@ -243,12 +244,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
   };
   server->tokens_ = std::make_unique<TokenDesk>(std::move(tokens), std::move(token_options));
   server->tokens_->SetOnRevoked([server = server.get()] { server->sweeper_.Wake(); });
-  server->peers_ =
-      std::make_unique<Authorizer>(Authorizer::Options{asked.peers, "--auth", Role::kTrainer},
-                                   server->tokens_.get(), &server->metrics_);
-  server->operators_ = std::make_unique<Authorizer>(
-      Authorizer::Options{asked.operators, "--admin-auth", Role::kOperator}, server->tokens_.get(),
+  std::function<std::string(const std::string&)> why_not;
+  if (server->seen_ != nullptr) {
+    why_not = [seen = server->seen_](const std::string& fingerprint) {
+      return seen->WhyNot(fingerprint);
+    };
+  }
+  server->peers_ = std::make_unique<Authorizer>(
+      Authorizer::Options{asked.peers, "--auth", Role::kTrainer, why_not}, server->tokens_.get(),
       &server->metrics_);
+  server->operators_ = std::make_unique<Authorizer>(
+      Authorizer::Options{asked.operators, "--admin-auth", Role::kOperator, why_not},
+      server->tokens_.get(), &server->metrics_);
   CoordinatorLoop::Options loop;
   loop.core = options.core;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));

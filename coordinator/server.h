@@ -85,7 +85,8 @@ class Server {
   void EndLapsedStreams();
 
   CoordinatorMetrics metrics_;
-  std::shared_ptr<tls::Files> tls_;
+  std::shared_ptr<tls::Files> tls_;              // null: in clear
+  std::shared_ptr<tls::SeenCertificates> seen_;  // null: in clear
   std::unique_ptr<RecordingDesk> desk_;
   std::unique_ptr<TokenDesk> tokens_;  // the loop's thread calls it back
   std::unique_ptr<Authorizer> peers_;

@@ -126,15 +126,18 @@ std::string Sentence(int error, X509* certificate) {
   }
 }
 
-// A CA without a CRL has revoked nothing. A CRL whose successor is late still counts: to refuse
-// everybody then would stop a run for want of a file.
-int AllowLateCrls(int ok, X509_STORE_CTX* context) {
-  const int error = X509_STORE_CTX_get_error(context);
-  if (ok == 1 || (error != X509_V_ERR_UNABLE_TO_GET_CRL && error != X509_V_ERR_CRL_HAS_EXPIRED)) {
-    return ok;
+// A CA without a CRL has revoked nothing. A CRL counts at any time: to refuse everybody because its
+// successor is late, or because clocks differ, would stop a run.
+int AllowAnyTimeOfCrls(int ok, X509_STORE_CTX* context) {
+  switch (X509_STORE_CTX_get_error(context)) {
+    case X509_V_ERR_UNABLE_TO_GET_CRL:
+    case X509_V_ERR_CRL_HAS_EXPIRED:
+    case X509_V_ERR_CRL_NOT_YET_VALID:
+      X509_STORE_CTX_set_error(context, X509_V_OK);
+      return 1;
+    default:
+      return ok;
   }
-  X509_STORE_CTX_set_error(context, X509_V_OK);
-  return 1;
 }
 
 bool SignedByOne(X509_CRL* crl, const std::vector<CertificatePtr>& cas) {
@@ -208,7 +211,7 @@ absl::StatusOr<std::shared_ptr<const Trust>> Trust::Make(const std::string& ca_p
   }
   if (!crl_pem.empty() && (!AtEnd() || impl->crls.empty())) return Bad("the CRL cannot be read");
   ERR_clear_error();
-  X509_STORE_set_verify_cb(impl->store.get(), AllowLateCrls);
+  X509_STORE_set_verify_cb(impl->store.get(), AllowAnyTimeOfCrls);
   // A CA of ours may itself have been issued by a CA that is not ours.
   X509_STORE_set_flags(impl->store.get(), X509_V_FLAG_PARTIAL_CHAIN);
   if (!impl->crls.empty()) X509_STORE_set_flags(impl->store.get(), X509_V_FLAG_CRL_CHECK);

@@ -16,12 +16,14 @@ namespace longhaul::tls {
 
 inline constexpr char kRoleUri[] = "longhaul:role:";
 inline constexpr char kRunUri[] = "longhaul:run:";
+// The name that stands for all runs.
+inline constexpr char kAllRuns[] = "*";
 inline constexpr char kOperatorRole[] = "operator";
 
 struct Identity {
   std::string name;         // common name of the subject; may be empty
   std::string role;         // empty: the certificate names none
-  std::string run;          // empty: the certificate is not bound to a run
+  std::string run;          // kAllRuns: every run; empty: the certificate names none
   std::string fingerprint;  // SHA-256 of the certificate, 64 hex digits
 };
 

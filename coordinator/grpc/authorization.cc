@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
-#include "coordinator/grpc/certificate_caller.h"
+#include "base/status_macros.h"
 #include "proto/control/grpc/support.h"
 
 namespace longhaul::coordinator {
@@ -131,18 +131,19 @@ std::optional<Denial> Restrict(const tls::Identity& certificate, Caller* caller)
 
 std::variant<Caller, Denial> CallerOf(const tls::Identity& certificate) {
   const std::optional<Role> role = RoleOf(certificate);
-  if (!role) {
-    return Denial{
-        Refusal::kCertificate,
-        absl::StrCat("the caller's certificate names ",
-                     certificate.role.empty() ? "no role" : "another role",
-                     ": it needs one of the URIs longhaul:role:trainer, "
-                     "longhaul:role:observer and longhaul:role:operator (`lhctl ca issue` "
-                     "writes them); or show a join token")};
+  if (!role || certificate.run.empty()) {
+    const std::string seen = certificate.role.empty() ? "no role"
+                             : !role ? "the role " + CleanText(certificate.role, 32)
+                                     : "no run";
+    return Denial{Refusal::kCertificate,
+                  absl::StrCat("the caller's certificate names ", seen,
+                               ": it needs longhaul:role:trainer, longhaul:role:observer or "
+                               "longhaul:role:operator, and longhaul:run:RUN (`lhctl ca issue` "
+                               "writes them); or show a join token")};
   }
   Caller caller;
   caller.role = *role;
-  caller.run = certificate.run.empty() ? kAllRuns : certificate.run;
+  caller.run = certificate.run;
   caller.certificate = certificate.fingerprint;
   return caller;
 }
@@ -180,6 +181,15 @@ Caller Anybody(Role role) {
   caller.role = role;
   caller.run = kAllRuns;
   return caller;
+}
+
+absl::StatusOr<std::optional<tls::Identity>> CertificateCaller(const grpc::AuthContext& context) {
+  const std::vector<grpc::string_ref> pem =
+      context.FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  if (pem.empty()) return std::optional<tls::Identity>();
+  LH_ASSIGN_OR_RETURN(tls::Identity identity,
+                      tls::IdentityOf(std::string(pem.front().data(), pem.front().size())));
+  return std::optional<tls::Identity>(std::move(identity));
 }
 
 std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const TokenDesk& desk,
@@ -287,7 +297,10 @@ std::optional<Denial> Authorizer::Lapsed(const Caller& caller) const {
   if (!caller.token.empty()) {
     if (std::optional<Denial> lapsed = desk_->Lapsed(caller.token)) return lapsed;
   }
-  return std::nullopt;
+  if (caller.certificate.empty() || !options_.why_not_certificate) return std::nullopt;
+  const std::string why = options_.why_not_certificate(caller.certificate);
+  if (why.empty()) return std::nullopt;
+  return Denial{Refusal::kRevoked, why};
 }
 
 void Authorizer::Refused(const Denial& denial, const std::string& client, const std::string& what) {

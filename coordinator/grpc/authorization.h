@@ -2,11 +2,12 @@
 //
 // A caller shows a join token (metadata "authorization: Bearer TOKEN"), a certificate, or both. The
 // operator decides which of them a port asks for (--auth, --admin-auth). Both name a role and a
-// run. If a caller shows both, it may do what both allow.
+// run. If a caller shows both, it may do what both allow. A certificate without a role or a run is
+// enough beside a token only.
 //
 // Authorizer checks each call before any message of it is read. Afterwards the call goes on with
-// its Caller, a plain value. A call that stays open must end when its token does: Lapsed() says so,
-// and the server asks it each second.
+// its Caller, a plain value. A call that stays open must end when its token or certificate does:
+// Lapsed() says so, and the server asks it each second.
 //
 // Threads: any thread may call anything here. Nothing blocks.
 #pragma once
@@ -28,6 +29,7 @@
 #include "proto/control/messages.h"
 
 namespace grpc {
+class AuthContext;
 class CallbackServerContext;
 class Status;
 }  // namespace grpc
@@ -66,9 +68,12 @@ struct Caller {
 // The caller of a port that asks for nothing.
 Caller Anybody(Role role);
 
-// What a call shows. TLS has already refused certificates that are not of the right CA, that have
-// expired, or that are revoked, and it looks again when a connection has reached its age
-// (--tls-connection-age-s).
+// The caller's certificate; nullopt: it showed none, as in clear. The port's credentials
+// (proto/control/grpc/credentials.h) have already refused certificates of other CAs, and those that
+// have expired or are revoked. InvalidArgument: it cannot be read, or contradicts itself.
+absl::StatusOr<std::optional<tls::Identity>> CertificateCaller(const grpc::AuthContext& context);
+
+// What a call shows.
 struct Presented {
   std::optional<std::string> token;  // of "authorization"
   std::optional<tls::Identity> certificate;
@@ -92,6 +97,9 @@ class Authorizer {
     Auth auth = Auth::kNone;        // not kAuto
     std::string flag = "--auth";    // which flag set it, for texts
     Role anybody = Role::kTrainer;  // who everybody is with Auth::kNone
+    // Why the certificate with this fingerprint may not be used any more, although it was good when
+    // its call began; "": it may. Null: a call goes on until its connection has reached its age.
+    std::function<std::string(const std::string& fingerprint)> why_not_certificate = nullptr;
   };
   // `desk` and `metrics` must outlive this object.
   Authorizer(Options options, const TokenDesk* desk, CoordinatorMetrics* metrics);

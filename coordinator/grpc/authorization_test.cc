@@ -75,7 +75,8 @@ TEST_F(AuthorizationTest, ACertificateNamesItsRunAndRole) {
   EXPECT_EQ(caller.role, Role::kTrainer);
   EXPECT_EQ(caller.run, "a");
   EXPECT_EQ(caller.Shown(), "certificate 0123456789abcdef");
-  EXPECT_EQ(Known(Ask(Auth::kAny, {}, Certificate("operator", ""))).run, kAllRuns);
+  EXPECT_EQ(Known(Ask(Auth::kAny, {}, Certificate("operator", "*"))).run, kAllRuns);
+  EXPECT_THAT(Refused(Ask(Auth::kAny, {}, Certificate("operator", ""))).text, HasSubstr("no run"));
   for (const char* role : {"", "coordinator", "Trainer"}) {
     const Denial denial = Refused(Ask(Auth::kAny, {}, Certificate(role, "a")));
     EXPECT_EQ(denial.refusal, Refusal::kCertificate);
@@ -220,6 +221,25 @@ TEST_F(AuthorizationTest, RefusalsAreCountedAndOneOfAKindIsLogged) {
   EXPECT_THAT(text, HasSubstr("callers_refused_total{reason=\"run\"} 3\n"));
   EXPECT_THAT(text, HasSubstr("callers_refused_total{reason=\"quota\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("callers_refused_total{reason=\"unknown\"} 0\n"));
+}
+
+TEST_F(AuthorizationTest, ACallerLapsesWithItsTokenOrItsCertificate) {
+  CoordinatorMetrics metrics;
+  std::string why;
+  Authorizer authorizer(
+      {Auth::kBoth, "--auth", Role::kTrainer, [&](const std::string&) { return why; }}, &desk_,
+      &metrics);
+  const Caller caller = Known(Ask(Auth::kBoth, Token("a"), Certificate("trainer", "a")));
+  EXPECT_FALSE(authorizer.Lapsed(caller));
+  why = "your certificate was revoked";
+  ASSERT_TRUE(authorizer.Lapsed(caller));
+  EXPECT_EQ(authorizer.Lapsed(caller)->refusal, Refusal::kRevoked);
+  EXPECT_EQ(authorizer.Lapsed(caller)->text, why);
+  const Caller without = Known(Ask(Auth::kToken, Token("a")));
+  EXPECT_FALSE(authorizer.Lapsed(without)) << "it showed no certificate that counts";
+  desk_.Revoke(without.token, [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  ASSERT_TRUE(authorizer.Lapsed(without));
+  EXPECT_FALSE(authorizer.Lapsed(Anybody(Role::kTrainer)));
 }
 
 TEST_F(AuthorizationTest, EveryReasonHasASeries) {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/tls/seen_certificates.h"
 #include "base/tls/tls_files.h"
 #include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/recording_desk.h"
@@ -29,6 +30,8 @@ struct GrpcTls {
   // A connection is closed after this time, and its streams begin anew on another one, where the
   // certificates are checked anew.
   uint32_t connection_age_s = 45;
+  // Is told of the certificates of callers. May be null.
+  std::shared_ptr<tls::SeenCertificates> seen;
 };
 
 class GrpcServer {

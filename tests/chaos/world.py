@@ -243,7 +243,6 @@ class Host:
             [
                 str(find_binary("longhaul-peerd")),
                 f"--coordinator={self.world.coordinator_address}",
-                "--insecure",  # the namespaces are a private network
                 f"--socket={self.socket}",
                 f"--listen={endpoint(self.address, DATA_PORT)}",
                 f"--http={endpoint(self.address, HTTP_PORT)}",
@@ -366,7 +365,9 @@ class BareWorld:
     # ------------------------------------------------------------------ processes
 
     def start(self, namespace: str, command: Sequence[str], log: pathlib.Path) -> Process:
-        return self.keep(Executed(namespace, command, log, _without_longhaul(os.environ)))
+        # The namespaces are a private network. Programs of older releases, in comparisons, lack the flag --insecure.
+        environment = {**_without_longhaul(os.environ), "LONGHAUL_INSECURE": "true"}
+        return self.keep(Executed(namespace, command, log, environment))
 
     def keep(self, process: Process) -> Process:
         """Makes the process end with this world, at the latest."""
@@ -393,7 +394,6 @@ class BareWorld:
             [
                 str(find_binary("longhaul-coordinator")),
                 f"--listen={self.coordinator_address}",
-                "--insecure",  # the namespaces are a private network
                 # --admin keeps its default, because lhctl runs in this namespace, too.
                 f"--http={endpoint(self.address_of(1), 29601)}",
                 f"--store=sqlite:{self.directory}/coordinator.db",

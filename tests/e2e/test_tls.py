@@ -3,6 +3,7 @@ may go in clear."""
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
 import shutil
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import longhaul as lh
-from longhaul.testing import LocalCluster, find_binary
+from longhaul.testing import LocalCluster, find_binary, start_tethered
 
 PATIENCE_S = 60
 # The connections of the tests end all the time.
@@ -108,6 +109,44 @@ class Cluster(LocalCluster):
 def cluster(ca: Ca, tmp_path: pathlib.Path) -> Iterator[Cluster]:
     with Cluster(ca, tmp_path) as running:
         yield running
+
+
+def test_the_lines_of_the_page_make_a_cluster(tmp_path: pathlib.Path) -> None:
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
+    lines = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).replace("\\\n", "").splitlines()
+    assert len(lines) <= 10
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = {"29600": str(one.getsockname()[1]), "29602": str(other.getsockname()[1])}
+    names = {"coordinator.example.org,10.0.0.5": "localhost,127.0.0.1", "10.0.0.5": "127.0.0.1", **ports}
+    more = {
+        "longhaul-coordinator": [f"--listen=127.0.0.1:{ports['29600']}", "--http=", "--store=memory"],
+        "longhaul-peerd": ["--listen=127.0.0.1:0", "--http=", f"--socket={tmp_path}/s"],
+    }
+    flags_of_alice = ["--tls-ca=ca/ca.crt", "--tls-cert=ca/alice.crt", "--tls-key=ca/alice.key"]
+    ask = [str(find_binary("lhctl")), f"--coordinator=127.0.0.1:{ports['29602']}", *flags_of_alice, "events"]
+
+    def attached() -> bool:
+        told = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+        return "peer attached" in told.stdout
+
+    with contextlib.ExitStack() as stack:
+        for line in lines:
+            for name, value in names.items():
+                line = line.replace(name, value)
+            program, *flags = line.split()
+            command = [str(find_binary(program)), *flags]
+            if program == "lhctl":
+                told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+                assert told.returncode == 0, (line, told.stderr)
+                if flags[-1] == "status":
+                    assert "peers 1" in told.stdout
+                continue
+            ready = tmp_path / f"{program}.json"
+            daemon = start_tethered([*command, *more[program], f"--ready-file={ready}"], cwd=tmp_path)
+            stack.callback(daemon.kill)
+            until(f"{program} serves", ready.exists)
+            if program == "longhaul-peerd":
+                until("the peer is attached", attached)
 
 
 def test_operators_need_a_certificate_of_the_role(cluster: Cluster, ca: Ca) -> None:

@@ -16,7 +16,6 @@
 #include "base/tls/certificate.h"
 #include "base/tls/openssl.h"
 #include "base/tls/tls_files.h"
-#include "coordinator/grpc/certificate_caller.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/control/grpc/credentials.h"
@@ -111,6 +110,8 @@ TEST(LhctlCa, CertificatesNameRoleRunAndHosts) {
   EXPECT_EQ(identity->role, "trainer");
   EXPECT_EQ(identity->run, "demo");
   EXPECT_EQ(identity->fingerprint.size(), 64u);
+  ca.Issue("anywhere", "trainer");
+  EXPECT_EQ(tls::IdentityOf(ca.Pem("anywhere.crt"))->run, tls::kAllRuns);
   ca.Issue("server", "coordinator", "", {"example.org", "10.0.0.5", "fd00::5"});
   const tls::CertificatePtr server = tls::ReadCertificate(tls::Reader(ca.Pem("server.crt")).get());
   EXPECT_EQ(X509_check_host(server.get(), "example.org", 0, 0, nullptr), 1);
@@ -160,16 +161,19 @@ TEST(LhctlCa, RevokesItsOwnCertificatesOnly) {
   ca.Issue("a", "trainer");
   ca.Issue("b", "trainer");
   ca.Issue("c", "trainer");
-  EXPECT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
-  EXPECT_TRUE(RevokeCertificate(ca.directory(), "a").ok());
-  EXPECT_TRUE(RevokeCertificate(ca.directory(), ca.Path("b.crt")).ok());
+  const std::string replaced = ca.Pem("a.crt");
+  ca.Issue("a", "trainer");
+  EXPECT_EQ(*RevokeCertificates(ca.directory(), "a"), 2u);
+  EXPECT_EQ(*RevokeCertificates(ca.directory(), "a"), 2u);
+  EXPECT_EQ(ca.Trust()->Check(replaced, "").refusal, tls::Refusal::kRevoked);
+  EXPECT_TRUE(RevokeCertificates(ca.directory(), ca.Path("b.crt")).ok());
   EXPECT_EQ(ca.Check("a").refusal, tls::Refusal::kRevoked);
   EXPECT_EQ(ca.Check("b").refusal, tls::Refusal::kRevoked);
   EXPECT_TRUE(ca.Check("c").ok);
   other.Issue("x", "trainer");
-  EXPECT_EQ(RevokeCertificate(ca.directory(), other.Path("x.crt")).status().code(),
+  EXPECT_EQ(RevokeCertificates(ca.directory(), other.Path("x.crt")).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(RevokeCertificate(ca.directory(), "nobody").status().code(),
+  EXPECT_EQ(RevokeCertificates(ca.directory(), "nobody").status().code(),
             absl::StatusCode::kNotFound);
 }
 
@@ -224,6 +228,29 @@ TEST(Trust, ACaWithoutACrlHasRevokedNothing) {
   ASSERT_TRUE(both.ok());
   EXPECT_TRUE((*both)->Check(ca.Pem("a.crt"), "").ok);
   EXPECT_TRUE((*both)->Check(other.Pem("b.crt"), "").ok);
+}
+
+TEST(Trust, ACrlCountsAtAnyTime) {
+  const Ca ca("ca");
+  ca.Issue("a", "trainer");
+  ca.Issue("b", "trainer");
+  ASSERT_TRUE(RevokeCertificates(ca.directory(), "a").ok());
+  const std::string pem = ca.Pem("crl.pem");
+  for (const int64_t begin_s : {-200, 200}) {
+    const tls::CrlPtr crl(PEM_read_bio_X509_CRL(tls::Reader(pem).get(), nullptr, nullptr, nullptr));
+    ASN1_TIME* const time_of_crl = ASN1_TIME_set(nullptr, time(nullptr) + begin_s);
+    X509_CRL_set1_lastUpdate(crl.get(), time_of_crl);
+    ASN1_TIME_set(time_of_crl, time(nullptr) + begin_s + 100);
+    X509_CRL_set1_nextUpdate(crl.get(), time_of_crl);
+    ASN1_TIME_free(time_of_crl);
+    X509_CRL_sign(crl.get(), tls::ReadKey(ca.Pem("ca.key")).get(), EVP_sha256());
+    const tls::BioPtr bio(BIO_new_file(ca.Path("crl.pem").c_str(), "w"));
+    PEM_write_bio_X509_CRL(bio.get(), crl.get());
+    BIO_flush(bio.get());
+    EXPECT_EQ(ca.Trust()->crl_is_old(), begin_s < 0);
+    EXPECT_EQ(ca.Check("a").refusal, tls::Refusal::kRevoked);
+    EXPECT_TRUE(ca.Check("b").ok);
+  }
 }
 
 // ------------------------------------------------------------------------------ files
@@ -305,12 +332,12 @@ class Service final : public v1::Admin::Service {
  public:
   grpc::Status ListRuns(grpc::ServerContext* context, const v1::ListRunsRequest*,
                         v1::ListRunsResponse*) override {
-    const auto caller = coordinator::CertificateCaller(*context->auth_context());
-    if (!caller.ok()) return {grpc::StatusCode::INTERNAL, std::string(caller.status().message())};
-    callers.push_back(*caller);
+    const auto pem = context->auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    callers.push_back(pem.empty() ? tls::Identity()
+                                  : *tls::IdentityOf(std::string(pem[0].data(), pem[0].size())));
     return grpc::Status::OK;
   }
-  std::vector<std::optional<tls::Identity>> callers;
+  std::vector<tls::Identity> callers;
 };
 
 class TlsServer {
@@ -318,12 +345,14 @@ class TlsServer {
   TlsServer(const Ca& ca, const std::string& name, const std::string& role = "") {
     control::InitGrpc();
     files = *tls::Files::Open(ca.Files(name));
+    seen = std::make_shared<tls::SeenCertificates>(files);
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort("127.0.0.1:0",
-                             control::MakeServerCredentials(
-                                 {files, role, [this](const tls::Verdict& v) { refused = v; }}),
-                             &port);
+    builder.AddListeningPort(
+        "127.0.0.1:0",
+        control::MakeServerCredentials(
+            {files, role, seen, [this](const tls::Verdict& v) { refused = v; }}),
+        &port);
     builder.RegisterService(&service);
     server = builder.BuildAndStart();
     address = "127.0.0.1:" + std::to_string(port);
@@ -343,6 +372,7 @@ class TlsServer {
   }
 
   std::shared_ptr<tls::Files> files;
+  std::shared_ptr<tls::SeenCertificates> seen;
   Service service;
   tls::Verdict refused;
   std::unique_ptr<grpc::Server> server;
@@ -367,12 +397,12 @@ TEST(TlsOnGrpc, CallersAreKnownByTheirCertificates) {
   TlsServer server(ca, "server");
   EXPECT_TRUE(server.Call(Shown(ca, ca, "worker")).ok());
   ASSERT_EQ(server.service.callers.size(), 1u);
-  EXPECT_EQ(server.service.callers[0]->run, "demo");
-  EXPECT_EQ(server.service.callers[0]->fingerprint,
+  EXPECT_EQ(server.service.callers[0].run, "demo");
+  EXPECT_EQ(server.service.callers[0].fingerprint,
             tls::IdentityOf(ca.Pem("worker.crt"))->fingerprint);
   // Without a certificate the caller has no name.
   EXPECT_TRUE(server.Call(Shown(ca, ca, "")).ok());
-  EXPECT_FALSE(server.service.callers[1].has_value());
+  EXPECT_EQ(server.service.callers[1].fingerprint, "");
   // Those whose certificate is bad do not reach the service.
   ca.Shift("worker", -100, -10);
   EXPECT_EQ(server.Call(Shown(ca, ca, "worker")).error_code(), grpc::StatusCode::UNAUTHENTICATED);
@@ -410,8 +440,12 @@ TEST(TlsOnGrpc, NewFilesAreUsedByTheNextHandshakeAndTheNextCall) {
   other.Issue("server", "coordinator", "", {"127.0.0.1"});
   TlsServer server(ca, "server");
   EXPECT_TRUE(server.Call(Shown(ca, ca, "worker")).ok());
-  ASSERT_TRUE(RevokeCertificate(ca.directory(), "worker").ok());
+  const std::string fingerprint = server.service.callers[0].fingerprint;
+  EXPECT_EQ(server.seen->WhyNot(fingerprint), "");
+  EXPECT_EQ(server.seen->WhyNot("unknown"), "");
+  ASSERT_TRUE(RevokeCertificates(ca.directory(), "worker").ok());
   server.files->Refresh();
+  EXPECT_THAT(server.seen->WhyNot(fingerprint), HasSubstr("was revoked"));
   EXPECT_THAT(server.Call(Shown(ca, ca, "worker")).error_message(), HasSubstr("was revoked"));
   for (const char* file : {"server.crt", "server.key", "ca.crt", "crl.pem"}) {
     Write(ca.Path(file), other.Pem(file));

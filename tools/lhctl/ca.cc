@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -115,7 +116,11 @@ absl::Status AddSubjectAltNames(X509* certificate, const IssueOptions& options) 
     sk_GENERAL_NAME_push(names.get(), name);
   };
   add(GEN_URI, V_ASN1_IA5STRING, tls::kRoleUri + options.role);
-  if (!options.run.empty()) add(GEN_URI, V_ASN1_IA5STRING, tls::kRunUri + options.run);
+  // A coordinator serves its runs to others, and takes part in none.
+  if (options.role != "coordinator") {
+    add(GEN_URI, V_ASN1_IA5STRING,
+        tls::kRunUri + (options.run.empty() ? tls::kAllRuns : options.run));
+  }
   for (const std::string& host : options.hosts) {
     unsigned char bytes[16];
     if (inet_pton(AF_INET, host.c_str(), bytes) == 1) {
@@ -228,6 +233,62 @@ absl::StatusOr<CrlPtr> OpenCrl(const std::string& directory, const Ca& ca) {
   return crl;
 }
 
+absl::Status AddToCrl(X509* certificate, X509_CRL* crl) {
+  X509_REVOKED* found = nullptr;
+  if (X509_CRL_get0_by_cert(crl, &found, certificate) == 1) return absl::OkStatus();
+  X509_REVOKED* const entry = X509_REVOKED_new();
+  ASN1_TIME* const now = ASN1_TIME_set(nullptr, time(nullptr));
+  const bool added =
+      entry != nullptr && now != nullptr &&
+      X509_REVOKED_set_serialNumber(entry, X509_get_serialNumber(certificate)) == 1 &&
+      X509_REVOKED_set_revocationDate(entry, now) == 1 && X509_CRL_add0_revoked(crl, entry) == 1;
+  ASN1_TIME_free(now);
+  if (added) return absl::OkStatus();
+  X509_REVOKED_free(entry);
+  return OpensslFailed("add to the CRL");
+}
+
+absl::StatusOr<CertificatePtr> OpenCertificate(const std::string& path) {
+  LH_ASSIGN_OR_RETURN(const std::string pem, ReadFile(path));
+  CertificatePtr certificate = tls::ReadCertificate(tls::Reader(pem).get());
+  ERR_clear_error();
+  if (certificate == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no certificate in PEM form"));
+  }
+  return certificate;
+}
+
+std::string IssuedDirectory(const std::string& directory) { return directory + "/issued"; }
+
+// All certificates that were issued for a name, also those that a later one has replaced.
+absl::StatusOr<std::vector<CertificatePtr>> IssuedFor(const std::string& directory,
+                                                      const std::string& name) {
+  std::vector<CertificatePtr> found;
+  std::error_code failed;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(IssuedDirectory(directory), failed)) {
+    if (entry.path().extension() != ".crt") continue;
+    LH_ASSIGN_OR_RETURN(const std::string pem, ReadFile(entry.path().string()));
+    LH_ASSIGN_OR_RETURN(const tls::Identity identity, tls::IdentityOf(pem));
+    if (identity.name != name) continue;
+    LH_ASSIGN_OR_RETURN(CertificatePtr certificate, OpenCertificate(entry.path().string()));
+    found.push_back(std::move(certificate));
+  }
+  return found;
+}
+
+// Keeps a copy of a certificate, before anybody can use it.
+absl::Status KeepIssued(const std::string& directory, X509* certificate) {
+  const std::string kept = IssuedDirectory(directory);
+  if (mkdir(kept.c_str(), 0700) != 0 && errno != EEXIST) {
+    return FileError("make the directory", kept, errno);
+  }
+  LH_ASSIGN_OR_RETURN(const std::string pem,
+                      ToPem([&](BIO* bio) { return PEM_write_bio_X509(bio, certificate); }));
+  LH_ASSIGN_OR_RETURN(const tls::Identity identity, tls::IdentityOf(pem));
+  return WriteFile(absl::StrCat(kept, "/", identity.fingerprint.substr(0, 32), ".crt"), pem, 0644);
+}
+
 bool IsName(const std::string& text) {
   if (text.empty() || text.size() > kNameBytesMax || text[0] == '.' || text[0] == '-') return false;
   for (const unsigned char c : text) {
@@ -237,11 +298,11 @@ bool IsName(const std::string& text) {
 }
 
 absl::Status Check(const IssueOptions& options) {
-  if (!IsName(options.name) || options.name == "ca" || options.name == "crl") {
+  if (!IsName(options.name) || options.name == "ca" || absl::EndsWith(options.name, ".crt")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--name='", options.name, "': give at most ", kNameBytesMax,
-                     " letters, digits, '.', '-' and '_', and neither 'ca' nor 'crl': files are "
-                     "named so"));
+                     " letters, digits, '.', '-' and '_', not 'ca' and not a name that ends in "
+                     "'.crt': files are named so"));
   }
   bool known = false;
   for (const char* role : kRoles) known = known || options.role == role;
@@ -327,39 +388,34 @@ absl::Status IssueCertificate(const std::string& directory, const IssueOptions& 
   LH_RETURN_IF_ERROR(SetExtension(certificate, issuer, NID_authority_key_identifier, "keyid"));
   LH_RETURN_IF_ERROR(AddSubjectAltNames(certificate, options));
   if (X509_sign(certificate, ca.key.get(), EVP_sha256()) <= 0) return OpensslFailed("sign");
+  LH_RETURN_IF_ERROR(KeepIssued(directory, certificate));
   return WriteDraft(absl::StrCat(directory, "/", options.name), draft);
 }
 
-absl::StatusOr<std::string> RevokeCertificate(const std::string& directory,
-                                              const std::string& which) {
+absl::StatusOr<size_t> RevokeCertificates(const std::string& directory, const std::string& which) {
   LH_ASSIGN_OR_RETURN(const Ca ca, OpenCa(directory));
-  const std::string path = which.find('/') == std::string::npos && !absl::EndsWith(which, ".crt")
-                               ? absl::StrCat(directory, "/", which, ".crt")
-                               : which;
-  LH_ASSIGN_OR_RETURN(const std::string pem, ReadFile(path));
-  const CertificatePtr certificate = tls::ReadCertificate(tls::Reader(pem).get());
-  if (certificate == nullptr || X509_verify(certificate.get(), ca.key.get()) != 1) {
-    ERR_clear_error();
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " is not a certificate of the CA in ", directory));
+  std::vector<CertificatePtr> certificates;
+  if (IsName(which) && !absl::EndsWith(which, ".crt")) {
+    LH_ASSIGN_OR_RETURN(certificates, IssuedFor(directory, which));
+    if (certificates.empty()) {
+      return absl::NotFoundError(
+          absl::StrCat("the CA in ", directory, " has issued no certificate for ", which));
+    }
+  } else {
+    LH_ASSIGN_OR_RETURN(CertificatePtr certificate, OpenCertificate(which));
+    certificates.push_back(std::move(certificate));
   }
   LH_ASSIGN_OR_RETURN(const CrlPtr crl, OpenCrl(directory, ca));
-  X509_REVOKED* found = nullptr;
-  if (X509_CRL_get0_by_cert(crl.get(), &found, certificate.get()) == 1) return path;
-  X509_REVOKED* const entry = X509_REVOKED_new();
-  ASN1_TIME* const now = ASN1_TIME_set(nullptr, time(nullptr));
-  const bool added =
-      entry != nullptr && now != nullptr &&
-      X509_REVOKED_set_serialNumber(entry, X509_get_serialNumber(certificate.get())) == 1 &&
-      X509_REVOKED_set_revocationDate(entry, now) == 1 &&
-      X509_CRL_add0_revoked(crl.get(), entry) == 1;
-  ASN1_TIME_free(now);
-  if (!added) {
-    X509_REVOKED_free(entry);
-    return OpensslFailed("add to the CRL");
+  for (const CertificatePtr& certificate : certificates) {
+    if (X509_verify(certificate.get(), ca.key.get()) != 1) {
+      ERR_clear_error();
+      return absl::InvalidArgumentError(
+          absl::StrCat(which, " is not a certificate of the CA in ", directory));
+    }
+    LH_RETURN_IF_ERROR(AddToCrl(certificate.get(), crl.get()));
   }
   LH_RETURN_IF_ERROR(SignAndWriteCrl(directory, ca, crl.get()));
-  return path;
+  return certificates.size();
 }
 
 }  // namespace longhaul

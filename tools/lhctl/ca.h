@@ -3,6 +3,7 @@
 //   DIR/ca.crt       the CA's certificate: for --tls-ca of all programs
 //   DIR/ca.key       its private key (mode 0600): whoever has it can issue certificates
 //   DIR/NAME.crt     a certificate that it has issued; DIR/NAME.key: the private key (mode 0600)
+//   DIR/issued       copies of all certificates, so that replaced ones can be revoked, too
 //   DIR/crl.pem      what it has revoked: for --tls-crl of the coordinator
 //
 // Keys are ECDSA P-256. A file is written whole or not at all. After an error, files that were
@@ -25,7 +26,7 @@ absl::Status InitCa(const std::string& directory, uint32_t days);
 struct IssueOptions {
   std::string name;                // of the holder, and of the files
   std::string role;                // coordinator, trainer, observer or operator
-  std::string run;                 // empty: not bound to a run
+  std::string run;                 // empty: all runs
   std::vector<std::string> hosts;  // DNS names and IP addresses; for a coordinator, and only for it
   uint32_t days = 0;
 };
@@ -35,9 +36,9 @@ struct IssueOptions {
 // NotFound: the directory has no CA.
 absl::Status IssueCertificate(const std::string& directory, const IssueOptions& options);
 
-// Adds a certificate to DIR/crl.pem. `which`: the NAME of the certificate, or a path. NotFound: no
-// such certificate, or no CA. InvalidArgument: another CA has issued it. Returns its path.
-absl::StatusOr<std::string> RevokeCertificate(const std::string& directory,
-                                              const std::string& which);
+// Adds certificates to DIR/crl.pem: all that were issued for a NAME, or the one in a file.
+// NotFound: no such certificate, or no CA. InvalidArgument: another CA has issued it. Returns how
+// many certificates of `which` are revoked now.
+absl::StatusOr<size_t> RevokeCertificates(const std::string& directory, const std::string& which);
 
 }  // namespace longhaul

@@ -138,8 +138,9 @@ const ProgramInfo kInfo{
     "  ca init DIR                makes a certificate authority in a directory\n"
     "  ca issue DIR --name=NAME   issues DIR/NAME.crt and DIR/NAME.key; --role, --run, --host, "
     "--days\n"
-    "  ca revoke DIR NAME|FILE    adds a certificate to DIR/crl.pem, for --tls-crl of "
-    "coordinators\n"
+    "  ca revoke DIR NAME|FILE    adds all certificates of NAME, or the one in FILE, to "
+    "DIR/crl.pem,\n"
+    "                             for --tls-crl of coordinators\n"
     "\n"
     "Exit codes: 0 done, 1 failed (doctor: something is wrong), 2 bad usage.",
     "LONGHAUL_LHCTL_"};
@@ -362,10 +363,10 @@ int Ca(const std::vector<std::string>& arguments) {
     told = absl::StrCat(directory, "/", options.name, ".crt and ", directory, "/", options.name,
                         ".key are for --tls-cert and --tls-key\n");
   } else {
-    const absl::StatusOr<std::string> revoked = RevokeCertificate(directory, arguments[3]);
+    const absl::StatusOr<size_t> revoked = RevokeCertificates(directory, arguments[3]);
     done = revoked.status();
     if (revoked.ok()) {
-      told = absl::StrCat(*revoked, " is revoked in ", directory,
+      told = absl::StrCat(*revoked, " of ", arguments[3], " revoked in ", directory,
                           "/crl.pem: copy that file to --tls-crl of the coordinator\n");
     }
   }

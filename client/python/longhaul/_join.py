@@ -47,7 +47,8 @@ def join(
     coordinator: host:port of the coordinator, or several with commas between them. Starts a peerd for this process
         alone, which ends when the process ends: a host with one trainer needs no daemon. Further joins of the process
         with the same coordinator use the same peerd. Its flags come from the environment, as LONGHAUL_PEERD_LISTEN;
-        without it, the data port is any free one. None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default
+        without it, the data port is any free one. A coordinator on another host needs LONGHAUL_PEERD_TLS_CA, or
+        LONGHAUL_PEERD_INSECURE=true in a private network. None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default
         path, $LONGHAUL_COORDINATOR does the same; else no peerd is started.
     timeout: seconds until admission, the wait for peerd included; None: no limit. A newcomer waits until the others have
         ended their step, so give more than their longest step takes, or None. At the timeout the request to join

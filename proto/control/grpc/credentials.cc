@@ -70,8 +70,11 @@ class ServerTls {
                                  ": give --tls-cert and --tls-key (lhctl ca issue makes them)");
       return verdict;
     }
-    verdict = material->trust->Check(certificate,
-                                     Property(context, GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME));
+    const std::string chain = Property(context, GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME);
+    verdict = material->trust->Check(certificate, chain);
+    if (verdict.ok && options_.seen) {
+      options_.seen->Saw(verdict.identity.fingerprint, certificate, chain);
+    }
     if (!verdict.ok || options_.role.empty() || verdict.identity.role == options_.role) {
       return verdict;
     }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "base/tls/seen_certificates.h"
 #include "base/tls/tls_files.h"
 
 namespace longhaul::control {
@@ -23,6 +24,8 @@ struct ServerTlsOptions {
   // If not empty: every call needs a certificate of this role, and ends with UNAUTHENTICATED (no
   // certificate) or PERMISSION_DENIED (another role) otherwise.
   std::string role;
+  // Is told of the certificates of callers. May be null.
+  std::shared_ptr<tls::SeenCertificates> seen;
   // Called for each call that is refused, in threads of gRPC. May be null.
   std::function<void(const tls::Verdict&)> refused;
 };
