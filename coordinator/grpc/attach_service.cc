@@ -366,14 +366,12 @@ std::optional<Denial> Stream::ObjectionTo(const control::Join& join, const Coord
 }
 
 void Stream::Deny(const Denial& denial) {
-  {
-    MutexLock lock(&mutex_);
-    if (closing_) return;
-    EndLocked(ToGrpc(denial));
-    // Otherwise the stream would wait for a peer that does not read.
-    if (writing_) context_->TryCancel();
-  }
+  MutexLock lock(&mutex_);
+  if (closing_) return;
   service_->authorizer().Refused(denial, client_, "control stream ended");
+  EndLocked(ToGrpc(denial));
+  // Otherwise the stream would wait for a peer that does not read.
+  if (writing_) context_->TryCancel();
 }
 
 void Stream::OnReadDone(bool ok) {

@@ -1,4 +1,4 @@
-// Makes, checks, lists and revokes join tokens. See docs/join_tokens.md.
+// Makes, checks, lists and revokes join tokens. See docs/security.md.
 //
 // The desk has all tokens in memory. The loop's thread writes changes to the store (`keep` below);
 // a change takes effect once it is durable. A token consists of an id and of a secret of 32 random

@@ -1,7 +1,7 @@
 // What the coordinator keeps of a join token, and why it refuses callers. Plain values.
 //
 // A join token is a text, "lht_ID_SECRET", that a program shows to the coordinator. It says which
-// runs its holder may use, and in which role (docs/join_tokens.md). The coordinator keeps no secret
+// runs its holder may use, and in which role (docs/security.md). The coordinator keeps no secret
 // of a token, only a hash of the secret. The core knows nothing of tokens.
 #pragma once
 
