@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from test_tls import PATIENCE_S, Trainers, run, until
+from test_tls import PATIENCE_S, Ca, Trainers, run, until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -177,6 +177,46 @@ def test_a_file_that_others_may_read_is_refused(cluster: Cluster) -> None:
     assert "chmod 600" in told
 
 
+# ---------------------------------------------------------------------- beside certificates
+
+
+def test_any_takes_a_token_or_a_certificate(tmp_path: pathlib.Path) -> None:
+    ca = Ca(tmp_path / "ca")
+    ca.issue("of-a", "--run=a")
+    crl = tmp_path / "ca" / "crl.pem"
+    flags = [*ca.flags("coordinator"), f"--tls-crl={crl}", "--auth=any", "--tls-connection-age-s=3600"]
+    with Cluster(tmp_path, *flags) as cluster:
+        trust = f"--tls-ca={ca.cert}"
+        nobody = cluster.add_peer([trust])
+        cluster.told(nobody, "shows neither a join token nor a certificate")
+        lh.join("b", peerd=cluster.socket(cluster.add_peer(ca.flags("host"))), timeout=PATIENCE_S).leave()
+        token = f"--token-file={cluster.file('b', cluster.token('--run=b'))}"
+        lh.join("b", peerd=cluster.socket(cluster.add_peer([trust, token])), timeout=PATIENCE_S).leave()
+        operator = cluster.add_peer(ca.flags("operator"))
+        cluster.told(operator, "is for the role operator, and this call needs trainer")
+        # A certificate is for its run only.
+        bound = cluster.add_peer(ca.flags("of-a"))
+        with pytest.raises(lh.FailedPrecondition, match="a group of run b, and the caller's certificate .* for run a"):
+            lh.join("b", peerd=cluster.socket(bound), timeout=PATIENCE_S)
+        # Both have to be right, if both are shown.
+        twice = cluster.add_peer([*ca.flags("of-a"), token])
+        cluster.told(twice, "show two of one run")
+        assert cluster.refused("certificate") > 0
+        # A revoked certificate ends its stream, although the connection is young.
+        run("lhctl", "ca", "revoke", ca.directory, "of-a")
+        cluster.told(bound, "your certificate was revoked")
+        assert cluster.refused("revoked") > 0
+
+
+def test_both_needs_both(tmp_path: pathlib.Path) -> None:
+    ca = Ca(tmp_path / "ca")
+    with Cluster(tmp_path, *ca.flags("coordinator"), "--auth=both") as cluster:
+        token = f"--token-file={cluster.file('a', cluster.token('--run=a'))}"
+        cluster.told(cluster.add_peer([f"--tls-ca={ca.cert}", token]), "shows no certificate")
+        cluster.told(cluster.add_peer(ca.flags("host")), "shows no join token")
+        lh.join("a", peerd=cluster.socket(cluster.add_peer([*ca.flags("host"), token])), timeout=PATIENCE_S).leave()
+
+
 # ---------------------------------------------------------------------- operators
 
 
@@ -234,15 +274,19 @@ def test_a_token_is_replaced_under_load_and_the_old_one_revoked(cluster: Cluster
     for token in tokens:
         cluster.peer(token)
     with Trainers(cluster) as trainers:
-        for number, old in enumerate(tokens):
+
+        def replace(number: int, old: str) -> None:
             # The file first, then the revocation: peerd reads the file when its stream ends.
             cluster.file(f"peer-{number}", cluster.token("--run=rotation"))
             attached = cluster.log().count("peer attached")
             cluster.lhctl("token", "revoke", id_of(old))
-            until("peerd comes back", lambda attached=attached: cluster.log().count("peer attached") > attached)
+            until("peerd comes back", lambda: cluster.log().count("peer attached") > attached)
             assert "was revoked at" in cluster.log(f"peerd-{number}")
             ops = trainers.ops
-            until("ops go on", lambda ops=ops: trainers.ops > ops + 10)
+            until("ops go on", lambda: trainers.ops > ops + 10)
+
+        for number, old in enumerate(tokens):
+            replace(number, old)
         # Nobody was removed.
         assert "left=m" not in cluster.log()
     # No op was redone.
