@@ -24,6 +24,7 @@ SYSTEM_LIBS = {
         "absl_symbolize",
     ],
     "crypto": ["libcrypto"],
+    "ssl": ["libssl"],
     "httplib": ["cpp-httplib"],
     "benchmark": ["benchmark"],
     "gmock": ["gmock", "gtest"],

@@ -54,6 +54,9 @@ ABSL_FLAG(uint64_t, scratch_limit, 0,
 ABSL_FLAG(std::string, zero_copy, "auto",
           "zero-copy sends: on, off, or auto (on except on loopback, where the kernel copies "
           "anyway)");
+ABSL_FLAG(std::string, lane_encryption, "auto",
+          "which connections to other peers are encrypted: auto (those that leave this host), "
+          "require (all) or off; peers of one run need fitting values");
 ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
           "default, on long ways cubic if the default repeats many bytes there and cubic does "
@@ -178,6 +181,12 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
   if (options.zero_copy != "auto" && options.zero_copy != "on" && options.zero_copy != "off") {
     return absl::InvalidArgumentError(
         absl::StrCat("--zero-copy=", options.zero_copy, ": give auto, on or off"));
+  }
+  options.lane_encryption = absl::GetFlag(FLAGS_lane_encryption);
+  if (options.lane_encryption != "auto" && options.lane_encryption != "off" &&
+      options.lane_encryption != "require") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--lane-encryption=", options.lane_encryption, ": give auto, off or require"));
   }
   options.congestion = absl::GetFlag(FLAGS_congestion);
   const std::string io = absl::GetFlag(FLAGS_io);

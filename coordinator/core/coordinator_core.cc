@@ -112,7 +112,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::LinkReport& message);
   Violation Handle(PeerId peer, const control::PeerTried& message);
 
-  bool MayAttach(const control::Hello& hello) const;
+  bool HasKeyOfPeer(const control::Hello& hello) const;
   // Returns why this coordinator may not serve the peer; "": it may.
   std::string RefuseHello(const control::Hello& hello) const;
   void Attach(SessionId session, const control::Hello& hello);
@@ -320,12 +320,11 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
                ") speaks protocol " + std::to_string(hello->protocol) + ", this coordinator " +
                std::to_string(control::kProtocolVersion) + ": run the same release at both ends",
            StreamEnd::kViolation);
-    } else if (!MayAttach(*hello)) {
+    } else if (!HasKeyOfPeer(*hello)) {
       Drop(event.session,
-           "another stream of " + ToString(hello->peer) +
-               " is heard, and this one does not bring that peer's secret: it is not the peer, or "
-               "has lost the answer to its first Hello; it may come when the other is silent for " +
-               std::to_string(config_.detect_ms) + " ms",
+           "refused: " + ToString(hello->peer) +
+               " is known here with another key. Start this peerd again: it then makes a new key, "
+               "and has another id",
            StreamEnd::kStranger);
     } else if (const std::string refusal = RefuseHello(*hello); !refusal.empty()) {
       Drop(event.session, refusal, StreamEnd::kOtherStore);
@@ -341,12 +340,14 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
   if (violation) Drop(event.session, "against the protocol: " + *violation, StreamEnd::kViolation);
 }
 
-// A stranger must not replace the stream of a live peer: that would remove the peer's members. So a
-// peer whose stream is heard must name its secret. Otherwise it needs no secret: it may have one of
-// an earlier start of the coordinator, or none because its Welcome was lost.
-bool CoordinatorCore::Impl::MayAttach(const control::Hello& hello) const {
-  if (!Attached(hello.peer) || Quiet(hello.peer)) return true;
-  return SameSecret(hello.secret, PeerSecret(config_.entropy, hello.peer));
+// The caller has shown that it has the private key of `hello.key`, and that the id is derived from
+// the key. The id has 63 bits only, so another key may have the same one. Only the key itself says
+// that the caller is the peer that is known here.
+bool CoordinatorCore::Impl::HasKeyOfPeer(const control::Hello& hello) const {
+  const auto known = peers_.find(hello.peer);
+  // The key of a peer that is to be drained and has no members was not kept.
+  return known == peers_.end() || known->second.record.key.empty() ||
+         known->second.record.key == hello.key;
 }
 
 // A peer with members in another store is refused. This coordinator does not know these members, so
@@ -396,14 +397,13 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   peer.session = session;
   peer.closed = peer.ended = false;
   peer.dead_at = peer.quiet_at = kNever;
-  peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host};
+  peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host, hello.key};
   Note("attach", hello.peer,
        "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
            " endpoint=" + (hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
            " version=" + Clean(hello.version));
   Send(hello.peer,
-       control::Welcome{config_.incarnation, config_.detect_ms,
-                        PeerSecret(config_.entropy, hello.peer), store_.store, store_.term});
+       control::Welcome{config_.incarnation, config_.detect_ms, store_.store, store_.term});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
 
   // By group: what the peer says of it. If the peer has members in a group here and says nothing of

@@ -101,7 +101,7 @@ struct ToPeer {
 enum class StreamEnd : uint8_t {
   kGone,        // replaced by a newer stream of the same peer, or silent
   kViolation,   // the peer broke the protocol
-  kStranger,    // it names a peer whose own stream is heard, without that peer's secret
+  kStranger,    // it names a peer that is known here with another key
   kOtherStore,  // the peer has members in another store; peers check this themselves, too
 };
 struct CloseSession {

@@ -337,8 +337,10 @@ void Group::TryNewcomers(Tick now, GroupOutput *out) {
     const uint64_t trial =
         trials_.Begin(newcomer, asked, now + kTrialHalfDetects * Millis(detect_ms_) / 2);
     for (const PeerId peer : asked) {
-      out->messages.emplace_back(
-          peer, control::TryPeer{record_.group, trial, {newcomer, record.endpoints, record.lanes}});
+      out->messages.emplace_back(peer, control::TryPeer{record_.group,
+                                                        trial,
+                                                        {newcomer, record.endpoints, record.lanes,
+                                                         record.host, record.key}});
     }
   }
 }

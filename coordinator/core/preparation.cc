@@ -58,7 +58,7 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   for (const PeerRecord &peer : record.peers) records[peer.peer] = &peer;
   for (PeerId id : p.ring) {
     const PeerRecord *peer = records.at(id);
-    message.peers.push_back({peer->peer, peer->endpoints, peer->lanes, peer->host});
+    message.peers.push_back({peer->peer, peer->endpoints, peer->lanes, peer->host, peer->key});
   }
   std::vector<MemberRecord> members = record.members;
   SortMembers(p.ring, p.joiners, &members);

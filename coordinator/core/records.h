@@ -87,8 +87,9 @@ struct PeerRecord {
   std::vector<std::string> endpoints;
   uint32_t lanes = 0;
   std::string host;
+  std::string key;  // Hello::key
   LH_FIELDS(PeerRecord, LH_FIELD(peer), LH_FIELD(endpoints, rule::List{0, LH_ENDPOINTS_MAX}),
-            LH_FIELD(lanes), LH_FIELD(host));
+            LH_FIELD(lanes), LH_FIELD(host), LH_FIELD(key, control::kPublicKey));
 };
 
 // The fates that the last commit gave to the ops of one peer. They are kept until the next commit:

@@ -91,19 +91,6 @@ std::string RunSecret(const std::string& entropy, uint64_t number, const std::st
   return Derive(entropy, data);
 }
 
-std::string PeerSecret(const std::string& entropy, PeerId peer) {
-  std::string data("longhaul peer secret 1\0", 23);
-  AppendLittle(peer.value(), 8, &data);
-  return Derive(entropy, data);
-}
-
-bool SameSecret(const std::string& a, const std::string& b) {
-  if (a.size() != b.size()) return false;
-  uint8_t different = 0;
-  for (size_t i = 0; i < a.size(); ++i) different |= static_cast<uint8_t>(a[i] ^ b[i]);
-  return different == 0;
-}
-
 uint64_t PreparationId(const std::string& incarnation, const GroupKey& group, Epoch epoch) {
   std::string data("longhaul preparation 1\0", 23);
   AppendLittle(group.group, 4, &data);

@@ -1,5 +1,5 @@
-// Derives the secrets of runs and peers, and the tokens of epochs. Whoever knows a token or
-// the secret of a peer learns nothing about another one, or about the secret of the run.
+// Derives the secrets of runs and the tokens of epochs. Whoever knows a token learns nothing about
+// another one, or about the secret of the run.
 //
 // All are made with SipHash-2-4 with 128 bits of output: a pseudo-random function with a key of 128
 // bits. A secret of 32 bytes is two independent keys, and each key gives one half of the 32-byte
@@ -23,14 +23,6 @@ std::array<uint8_t, 16> SipHash128(const std::array<uint8_t, 16>& key, std::stri
 
 // The secret of the `number`th run that a coordinator with this entropy creates.
 std::string RunSecret(const std::string& entropy, uint64_t number, const std::string& run);
-
-// The secret that a peer must name to replace its own control stream, at a coordinator with this
-// entropy.
-std::string PeerSecret(const std::string& entropy, PeerId peer);
-
-// Whether the secrets are equal. If they have the same size, the time of the comparison does not
-// depend on their contents.
-bool SameSecret(const std::string& a, const std::string& b);
 
 // A number that names one preparation of an epoch, and differs for each start of the coordinator.
 // It is no secret, and never 0.

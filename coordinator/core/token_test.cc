@@ -58,24 +58,6 @@ TEST(Token, SecretsOfRunsDifferByNameNumberAndEntropy) {
   EXPECT_EQ(secrets.size(), 4u);
 }
 
-TEST(Token, SecretsOfPeersDifferByPeerAndEntropy) {
-  const std::string entropy(kSecretBytes, 'e');
-  const std::string other(kSecretBytes, 'f');
-  const std::set<std::string> secrets = {
-      PeerSecret(entropy, PeerId(1)), PeerSecret(entropy, PeerId(2)), PeerSecret(other, PeerId(1))};
-  EXPECT_EQ(secrets.size(), 3u);
-  EXPECT_EQ(PeerSecret(entropy, PeerId(1)), PeerSecret(entropy, PeerId(1)));
-  EXPECT_EQ(PeerSecret(entropy, PeerId(1)).size(), kSecretBytes);
-}
-
-TEST(Token, SecretsAreTheSameIfEveryByteIs) {
-  EXPECT_TRUE(SameSecret("", ""));
-  EXPECT_TRUE(SameSecret("abc", "abc"));
-  for (const char* other : {"", "ab", "abcd", "xbc", "axc", "abx"}) {
-    EXPECT_FALSE(SameSecret("abc", other)) << other;
-  }
-}
-
 TEST(TokenDeathTest, ShortEntropyIsABug) { EXPECT_DEATH(RunSecret("short", 1, "a"), "5 bytes"); }
 
 }  // namespace

@@ -23,11 +23,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/crypto/identity.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
 #include "proto/control/convert.h"
+#include "proto/control/grpc/support.h"
 #include "proto/control/recording.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
 #include "proto/wire/limits.h"
@@ -87,7 +89,8 @@ class Stream final : public SessionPort,
         desk_(desk),
         caller_(std::move(caller)),
         client_(context->peer()),
-        records_(context->client_metadata().contains(control::kRecordingMetadata)) {}
+        records_(context->client_metadata().contains(control::kRecordingMetadata)),
+        nonce_(NewPossessionNonce()) {}
 
   // Makes the reactor, which deletes itself when the call is over. Call this once, before any other
   // method.
@@ -128,6 +131,8 @@ class Stream final : public SessionPort,
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refused(const std::string& why);
+  // Returns why this Hello does not come from the peer that it names; "": it does.
+  std::string Distrust(const control::Hello& hello) const;
   // A message about recordings came. It does not go to the loop.
   void OnRecordingMessage(const std::string& bytes);
 
@@ -136,7 +141,8 @@ class Stream final : public SessionPort,
   RecordingDesk* const desk_;
   const Caller caller_;
   const std::string client_;
-  const bool records_;  // the peer answers requests for recordings
+  const bool records_;       // the peer answers requests for recordings
+  const std::string nonce_;  // the peer signs it in Hello
   CoordinatorLoop* loop_ = nullptr;
   CoordinatorMetrics* metrics_ = nullptr;
   std::optional<SessionId> session_;
@@ -319,6 +325,7 @@ void Stream::Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics) {
   MutexLock lock(&mutex_);
   if (closing_) return;
   // Tells the peer that it is connected.
+  context_->AddInitialMetadata(control::kNonceMetadata, nonce_);
   reactor_->StartSendInitialMetadata();
   StartReadLocked();
 }
@@ -393,10 +400,35 @@ void Stream::OnReadDone(bool ok) {
   }
   // Any first message counts. The core ends a stream whose first message is not Hello.
   if (!std::exchange(greeted_, true)) {
-    if (const auto* hello = std::get_if<control::Hello>(&*message)) hello_ = hello->peer;
+    if (const auto* hello = std::get_if<control::Hello>(&*message)) {
+      if (const std::string why = Distrust(*hello); !why.empty()) {
+        Refused(why);
+        metrics_->OnStrangerRefused();
+        return End({grpc::StatusCode::PERMISSION_DENIED, why});
+      }
+      hello_ = hello->peer;
+    }
     service_->Greeted(*this);
   }
   loop_->PostMessage(*session_, *std::move(message));
+}
+
+std::string Stream::Distrust(const control::Hello& hello) const {
+  if (hello.protocol != control::kProtocolVersion) return "";  // the core says what to do
+  if (hello.key.size() != kPublicKeyBytes) {
+    return absl::StrCat("Hello has a key of ", hello.key.size(), " bytes: give the ",
+                        kPublicKeyBytes, " bytes of an Ed25519 public key");
+  }
+  if (PeerIdOf(hello.key) != hello.peer) {
+    return absl::StrCat("Hello names ", ToString(hello.peer), ", and the id of its key is ",
+                        ToString(PeerIdOf(hello.key)), ": it is not that peer");
+  }
+  if (!IsSignedBy(hello.key, PossessionText(nonce_, hello.key), hello.signature)) {
+    return absl::StrCat("the signature in the Hello of ", ToString(hello.peer),
+                        " is wrong: the caller does not have the peer's private key, or repeats "
+                        "the Hello of another stream");
+  }
+  return "";
 }
 
 void Stream::OnRecordingMessage(const std::string& bytes) {

@@ -11,9 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "base/crypto/identity.h"
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/control/grpc/support.h"
 #include "proto/control/messages.h"
 #include "proto/control/recording.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
@@ -30,10 +32,14 @@ using ::testing::Not;
 
 using AttachStream = grpc::ClientReaderWriter<v1::PeerMessage, v1::CoordinatorMessage>;
 
-v1::PeerMessage Hello(uint64_t peer, const std::string& secret = "") {
+// The id of the peer that these tests call by this number, and its text.
+PeerId IdOf(uint64_t peer) { return Identity::ForTest(peer).peer(); }
+std::string NameOf(uint64_t peer) { return ToString(IdOf(peer)); }
+
+// Attached::Write() adds the key and the signature.
+v1::PeerMessage Hello(uint64_t peer) {
   v1::PeerMessage message;
   v1::Hello* hello = message.mutable_hello();
-  hello->set_secret(secret);
   hello->set_peer(peer);
   hello->add_endpoints("10.0.0.1:29700");
   hello->set_protocol(control::kProtocolVersion);
@@ -59,7 +65,24 @@ struct Attached {
     stream = stub->Attach(&context);
   }
 
-  bool Write(const v1::PeerMessage& message) { return stream->Write(message); }
+  bool Write(const v1::PeerMessage& message) {
+    if (!message.has_hello() || message.hello().peer() == 0) return stream->Write(message);
+    v1::PeerMessage hello = message;
+    Sign(Identity::ForTest(message.hello().peer()), hello.mutable_hello());
+    return stream->Write(hello);
+  }
+  // Makes `hello` the Hello of this peer on this stream.
+  void Sign(const Identity& identity, v1::Hello* hello) {
+    hello->set_peer(identity.peer().value());
+    hello->set_key(identity.public_key());
+    hello->set_signature(identity.Sign(PossessionText(Nonce(), identity.public_key())));
+  }
+  std::string Nonce() {
+    stream->WaitForInitialMetadata();
+    const auto& metadata = context.GetServerInitialMetadata();
+    const auto nonce = metadata.find(control::kNonceMetadata);
+    return nonce == metadata.end() ? "" : std::string(nonce->second.data(), nonce->second.size());
+  }
   // Reads up to the next message of this kind. Returns false if the stream ended before.
   bool ReadUntil(v1::CoordinatorMessage::MessageCase kind, v1::CoordinatorMessage* message) {
     while (stream->Read(message)) {
@@ -228,7 +251,7 @@ TEST_F(GrpcServerTest, APeersPieceReachesTheOperator) {
   auto asked = std::async(std::launch::async, [&] {
     grpc::ClientContext context;
     v1::ReadRecordingRequest request;
-    request.set_peer("p1f");
+    request.set_peer(NameOf(0x1f));
     request.set_offset(7);
     return admin_->ReadRecording(&context, request, &response);
   });
@@ -254,7 +277,7 @@ TEST_F(GrpcServerTest, APeerThatDoesNotAnswerCostsTheCallerItsDeadlineOnly) {
   ASSERT_TRUE(attached.Write(Hello(0x1f)));
   ASSERT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
   v1::ReadRecordingRequest request;
-  request.set_peer("p1f");
+  request.set_peer(NameOf(0x1f));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
   v1::ReadRecordingResponse response;
@@ -269,7 +292,7 @@ TEST_F(GrpcServerTest, APeerWithoutARecorderIsNotAsked) {
   ASSERT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
   grpc::ClientContext context;
   v1::ReadRecordingRequest request;
-  request.set_peer("p1f");
+  request.set_peer(NameOf(0x1f));
   v1::ReadRecordingResponse response;
   EXPECT_EQ(admin_->ReadRecording(&context, request, &response).error_code(),
             grpc::StatusCode::NOT_FOUND);
@@ -385,7 +408,7 @@ TEST_F(GrpcServerTest, NewerStreamOfAPeerReplacesTheOlder) {
   ASSERT_TRUE(first.Write(Hello(1)));
   ASSERT_TRUE(first.stream->Read(&message));
   Attached second(peers_.get());
-  ASSERT_TRUE(second.Write(Hello(1, message.welcome().secret())));
+  ASSERT_TRUE(second.Write(Hello(1)));
   ASSERT_TRUE(second.stream->Read(&message));
   const grpc::Status status = first.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
@@ -395,14 +418,37 @@ TEST_F(GrpcServerTest, NewerStreamOfAPeerReplacesTheOlder) {
 TEST_F(GrpcServerTest, AStrangerDoesNotEndTheStreamOfAPeer) {
   std::string member;
   const auto attached = Member(1, "run", &member);
-  for (const std::string& guess : {std::string(), std::string(32, 'x')}) {
+  const Identity peer = Identity::ForTest(1);
+  const Identity other = Identity::ForTest(2);
+  std::string old_signature;
+  const auto refused = [&](const std::function<void(Attached*, v1::Hello*)>& forge,
+                           const std::string& text) {
     Attached stranger(peers_.get());
-    ASSERT_TRUE(stranger.Write(Hello(1, guess)));
+    v1::PeerMessage message = Hello(1);
+    stranger.Sign(peer, message.mutable_hello());
+    const std::string signature = message.hello().signature();
+    forge(&stranger, message.mutable_hello());
+    old_signature = signature;
+    ASSERT_TRUE(stranger.stream->Write(message));
     const grpc::Status status = stranger.Finish();
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
-    EXPECT_THAT(status.error_message(), HasSubstr("does not bring that peer's secret"));
-  }
-  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_strangers_refused_total 2\n"));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << text;
+    EXPECT_THAT(status.error_message(), HasSubstr(text));
+  };
+  refused([](Attached*, v1::Hello* hello) { hello->clear_key(); }, "Hello has a key of 0 bytes");
+  refused([](Attached*, v1::Hello* hello) { hello->clear_signature(); },
+          "does not have the peer's");
+  // The peer's Hello on an earlier stream, which somebody has recorded.
+  refused([&](Attached*, v1::Hello* hello) { hello->set_signature(old_signature); },
+          "repeats the Hello of another stream");
+  // The key of another peer.
+  refused([&](Attached*, v1::Hello* hello) { hello->set_key(other.public_key()); },
+          "it is not that peer");
+  refused(
+      [&](Attached* stranger, v1::Hello* hello) {
+        hello->set_signature(other.Sign(PossessionText(stranger->Nonce(), hello->key())));
+      },
+      "does not have the peer's private key");
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_strangers_refused_total 5\n"));
   // The real peer's stream still works.
   v1::PeerMessage join = Join("other");
   join.mutable_join()->set_request(2);
@@ -528,7 +574,7 @@ TEST_F(GrpcServerTest, ThePeersPortTakesNoOrders) {
   {
     grpc::ClientContext context;
     v1::DrainRequest request;
-    request.set_peer("p1f");
+    request.set_peer(NameOf(0x1f));
     v1::DrainResponse response;
     EXPECT_EQ(stranger->Drain(&context, request, &response).error_code(),
               grpc::StatusCode::UNIMPLEMENTED);
@@ -569,7 +615,7 @@ TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
     EXPECT_GT(overview.time_us(), int64_t{1600000000} * 1000000);
     ASSERT_EQ(overview.groups_size(), 1);
     EXPECT_EQ(overview.groups(0).members(0).member(), other);
-    EXPECT_EQ(overview.groups(0).members(0).peer(), "p20");
+    EXPECT_EQ(overview.groups(0).members(0).peer(), NameOf(0x20));
     EXPECT_TRUE(overview.groups(0).ring(0).attached());
   }
   {
@@ -587,7 +633,7 @@ TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
     v1::GetLinksResponse links;
     ASSERT_TRUE(admin_->GetLinks(&context, request, &links).ok());
     ASSERT_EQ(links.groups_size(), 1);
-    EXPECT_EQ(links.groups(0).peers(0).peer(), "p20");
+    EXPECT_EQ(links.groups(0).peers(0).peer(), NameOf(0x20));
     EXPECT_EQ(links.groups(0).links_size(), 0);
   }
   {
@@ -643,7 +689,7 @@ TEST_F(GrpcServerTest, DrainsAndEvicts) {
   EXPECT_EQ(drain("p2f"), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(evict("m99"), grpc::StatusCode::NOT_FOUND);
   v1::CoordinatorMessage message;
-  EXPECT_EQ(drain("p1f"), grpc::StatusCode::OK);
+  EXPECT_EQ(drain(NameOf(0x1f)), grpc::StatusCode::OK);
   ASSERT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kDrain, &message));
   EXPECT_THAT(message.drain().reason(), HasSubstr("maintenance"));
   EXPECT_EQ(evict(member), grpc::StatusCode::OK);

@@ -8,7 +8,7 @@
 //   SIGKILL, and its last record is the event that made a coordinator crash. The journal is not
 //   flushed to the disk.
 // - If a record cannot be written, the journal ends, the log says so, and the coordinator goes on.
-// - No secrets are in it: neither entropy, nor secrets of runs and peers, nor tokens.
+// - No secrets are in it: neither entropy, nor secrets of runs, nor tokens.
 //
 // proto/longhaul/v1/journal.proto describes the format.
 #pragma once

@@ -19,18 +19,6 @@ void PutNumber(uint32_t number, std::string* out) {
 
 constexpr JsonParts kNoSecrets{.secrets = false};
 
-// The core checks a peer's secret, so a replay needs a secret. If the secret was right, the secret
-// that is right in a replay is recorded in its place. Any other secret is recorded as "wrong".
-control::PeerMessage WithoutSecrets(const control::PeerMessage& message,
-                                    const std::string& entropy) {
-  const auto* hello = std::get_if<control::Hello>(&message);
-  if (hello == nullptr || hello->secret.empty()) return message;
-  control::Hello recorded = *hello;
-  const bool right = SameSecret(hello->secret, PeerSecret(entropy, hello->peer));
-  recorded.secret = right ? PeerSecret(ReplayEntropy(), hello->peer) : "wrong";
-  return recorded;
-}
-
 }  // namespace
 
 uint32_t JournalChecksum(const std::string& bytes) {
@@ -58,13 +46,12 @@ v1::JournalStart StartOf(const CoreConfig& config, const Records& records) {
   return start;
 }
 
-v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy) {
+v1::JournalEvent EventOf(const Event& event, Tick now) {
   v1::JournalEvent proto;
   proto.set_tick_us(now.us);
   if (const auto* from_peer = std::get_if<FromPeer>(&event)) {
     proto.mutable_from_peer()->set_session(from_peer->session.value());
-    proto.mutable_from_peer()->set_message(
-        control::Serialize(WithoutSecrets(from_peer->message, entropy)));
+    proto.mutable_from_peer()->set_message(control::Serialize(from_peer->message));
   } else {
     proto.set_other(ToJson(event, kNoSecrets));
   }

@@ -12,7 +12,7 @@
 
 namespace longhaul::coordinator {
 
-inline constexpr uint32_t kJournalFormat = 4;
+inline constexpr uint32_t kJournalFormat = 5;
 // In front of each record stand its length and its checksum, 4 bytes each, lowest byte first.
 inline constexpr size_t kJournalHeadBytes = 8;
 // The first record of a journal holds all records of the store. All others are far smaller.
@@ -26,9 +26,7 @@ std::string FrameOf(const v1::JournalRecord& record);
 std::string ReplayEntropy();
 
 v1::JournalStart StartOf(const CoreConfig& config, const Records& records);
-// `entropy` is the entropy of the recorded core. With it this function checks a peer's secret, and
-// records only whether the secret is right.
-v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy);
+v1::JournalEvent EventOf(const Event& event, Tick now);
 
 // These read what StartOf() and EventOf() recorded, with fixed values in place of the secrets.
 // DataLoss: no coordinator writes such a record.

@@ -17,11 +17,8 @@ namespace longhaul::coordinator {
 
 class JournalWriter::Impl {
  public:
-  Impl(JournalOptions options, std::string entropy, Fd lock, Fd file)
-      : options_(std::move(options)),
-        entropy_(std::move(entropy)),
-        lock_(std::move(lock)),
-        file_(std::move(file)) {}
+  Impl(JournalOptions options, Fd lock, Fd file)
+      : options_(std::move(options)), lock_(std::move(lock)), file_(std::move(file)) {}
 
   void Write(const v1::JournalRecord& record) {
     if (ended_) return;
@@ -39,7 +36,6 @@ class JournalWriter::Impl {
   void Count() { ++events_; }
   bool DigestDue() const { return !ended_ && events_ % options_.digest_every == 0; }
   uint64_t events() const { return events_; }
-  const std::string& entropy() const { return entropy_; }
 
  private:
   void Append(const std::string& frame) {
@@ -59,7 +55,6 @@ class JournalWriter::Impl {
   }
 
   const JournalOptions options_;
-  const std::string entropy_;
   const Fd lock_;
   const Fd file_;
   uint64_t bytes_ = 0;
@@ -87,7 +82,7 @@ absl::StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Begin(const Journa
     return absl::UnavailableError(
         absl::StrCat("cannot make the journal ", options.path, ": ", strerror(errno)));
   }
-  auto impl = std::make_unique<Impl>(options, config.entropy, std::move(lock), std::move(file));
+  auto impl = std::make_unique<Impl>(options, std::move(lock), std::move(file));
   v1::JournalRecord record;
   *record.mutable_start() = StartOf(config, records);
   impl->Write(record);
@@ -96,7 +91,7 @@ absl::StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Begin(const Journa
 
 void JournalWriter::Write(const Event& event, Tick now) {
   v1::JournalRecord record;
-  *record.mutable_event() = EventOf(event, now, impl_->entropy());
+  *record.mutable_event() = EventOf(event, now);
   impl_->Write(record);
   impl_->Count();
 }

@@ -175,9 +175,9 @@ struct CoordinatorMetrics::Impl {
       MakeCounter(registry, "longhaul_coordinator_messages_refused_total",
                   "Messages that broke the protocol, and streams that were turned away");
 
-  Counter& strangers_refused = MakeCounter(
-      registry, "longhaul_coordinator_strangers_refused_total",
-      "Streams that named a peer whose own stream is alive, and did not bring that peer's secret");
+  Counter& strangers_refused =
+      MakeCounter(registry, "longhaul_coordinator_strangers_refused_total",
+                  "Streams that named a peer and did not prove that they have its key");
   Counter& joins_refused =
       MakeCounter(registry, "longhaul_coordinator_joins_refused_total",
                   "Joins that were refused; lhctl events says why (kind refuse)");

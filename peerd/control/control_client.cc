@@ -101,9 +101,10 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
 class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream(std::string address, uint32_t detect_ms, tls::Files* tls,
+  Stream(std::string address, uint32_t detect_ms, const Identity* identity, tls::Files* tls,
          const ControlClientCallbacks* callbacks)
       : address_(std::move(address)),
+        identity_(identity),
         callbacks_(callbacks),
         tls_(tls != nullptr),
         channel_(MakeChannel(address_, detect_ms, tls)),
@@ -122,7 +123,9 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   }
 
   bool Send(const control::PeerMessage& message) {
-    return SendBytes(control::Serialize(message), std::holds_alternative<control::Hello>(message));
+    const auto* hello = std::get_if<control::Hello>(&message);
+    if (hello == nullptr) return SendBytes(control::Serialize(message), /*hello=*/false);
+    return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true);
   }
 
   bool SendBytes(std::string bytes, bool hello) {
@@ -198,11 +201,26 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   }
 
  private:
+  // Shows the coordinator of this stream that this peer has its private key.
+  control::PeerMessage Signed(control::Hello hello) {
+    std::string nonce;
+    {
+      MutexLock lock(&mutex_);
+      nonce = nonce_;
+    }
+    hello.key = identity_->public_key();
+    hello.signature = identity_->Sign(PossessionText(nonce, hello.key));
+    return hello;
+  }
+
   void OnReadInitialMetadataDone(bool ok) override {
     if (!ok) return Close();
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
+      const auto& metadata = context_.GetServerInitialMetadata();
+      const auto nonce = metadata.find(control::kNonceMetadata);
+      if (nonce != metadata.end()) nonce_.assign(nonce->second.data(), nonce->second.size());
       standing_ = true;
       changed_.SignalAll();
     }
@@ -294,6 +312,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   }
 
   const std::string address_;
+  const Identity* const identity_;
   const ControlClientCallbacks* const callbacks_;
   const bool tls_;
   const std::shared_ptr<grpc::Channel> channel_;
@@ -304,6 +323,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   Mutex mutex_;
   CondVar changed_;
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  std::string nonce_ ABSL_GUARDED_BY(mutex_);  // of the coordinator; Hello signs it
   std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t detect_ms_ ABSL_GUARDED_BY(mutex_);
@@ -402,7 +422,8 @@ class ControlClientImpl final : public ControlClient {
 
   // Starts a try at one address. Returns null if the client is stopping.
   std::shared_ptr<Stream> Begin(const std::string& target, const std::string& token) {
-    auto stream = std::make_shared<Stream>(target, detect_ms_, options_.tls.get(), &callbacks_);
+    auto stream = std::make_shared<Stream>(target, detect_ms_, &options_.identity,
+                                           options_.tls.get(), &callbacks_);
     MutexLock lock(&mutex_);
     if (stopping_) return nullptr;
     stream_ = stream;

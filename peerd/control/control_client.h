@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/crypto/identity.h"
 #include "base/tls/tls_files.h"
 #include "proto/control/messages.h"
 #include "proto/control/recording.h"
@@ -27,7 +28,8 @@
 namespace longhaul::peerd {
 
 struct ControlClientOptions {
-  std::vector<std::string> addresses;  // host:port, tried in turn; at least one
+  Identity identity = Identity::New();  // signs Hello
+  std::vector<std::string> addresses;   // host:port, tried in turn; at least one
   // Used until a coordinator tells its own detect_ms in Welcome.
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;

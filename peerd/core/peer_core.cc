@@ -251,7 +251,6 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
     if (state.members.empty() && !state.committed && !state.prepared) continue;
     hello.groups.push_back(std::move(state));
   }
-  hello.secret = welcome_.secret;
   hello.store = welcome_.store;
   hello.term = welcome_.term;
   hello.coordinator = welcome_.coordinator;
@@ -857,7 +856,7 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
 uint64_t PeerCore::Impl::Digest() const {
   Digester digest;
   digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
-  digest.Add(welcome_.store).Add(welcome_.term).Add(welcome_.coordinator).Add(welcome_.secret);
+  digest.Add(welcome_.store).Add(welcome_.term).Add(welcome_.coordinator);
   digest.Add(uint64_t{refused_});
   digest.Add(uint64_t{welcomed_})
       .Add(coordinator_down_since_)

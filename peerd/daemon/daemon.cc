@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/cpu_time.h"
+#include "base/crypto/identity.h"
 #include "base/daemon/service_manager.h"
 #include "base/http/http_server.h"
 #include "base/ids.h"
@@ -65,15 +65,6 @@ constexpr int64_t kReportUs = Seconds(2);
 // How many messages of the control client may wait for the reactor.
 constexpr size_t kInboxMax = 65536;
 
-PeerId RandomPeerId() {
-  uint64_t value = 0;
-  while (value == 0) {
-    LH_CHECK(getrandom(&value, sizeof value, 0) == sizeof value);
-    value >>= 1;  // stays positive wherever it is shown as a signed number
-  }
-  return PeerId(value);
-}
-
 std::string HostName() {
   char name[256] = {};
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
@@ -83,7 +74,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
  public:
   explicit DaemonImpl(DaemonOptions options)
       : options_(std::move(options)),
-        self_(RandomPeerId()),
+        self_(identity_.peer()),
         inbox_(kInboxMax, [this] { ring_->Wake(); }) {}
 
   ~DaemonImpl() override {
@@ -124,6 +115,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   bool OnAction(const Action& action) override;
 
   DaemonOptions options_;
+  const Identity identity_ = Identity::New();
   const PeerId self_;
   std::unique_ptr<Ring> ring_;
   bool on_epoll_ = false;
@@ -174,6 +166,10 @@ absl::Status DaemonImpl::Open() {
   transport.zero_copy = options_.zero_copy == "on"    ? TransportOptions::ZeroCopy::kOn
                         : options_.zero_copy == "off" ? TransportOptions::ZeroCopy::kOff
                                                       : TransportOptions::ZeroCopy::kAuto;
+  transport.identity = identity_;
+  transport.encryption = options_.lane_encryption == "off"       ? LaneEncryption::kOff
+                         : options_.lane_encryption == "require" ? LaneEncryption::kRequire
+                                                                 : LaneEncryption::kAuto;
   LH_ASSIGN_OR_RETURN(transport_, MakeTransport(transport, ring_.get(), engine_.get()));
 
   OpRunner::Options runner;
@@ -205,6 +201,7 @@ absl::Status DaemonImpl::Open() {
   LH_ASSIGN_OR_RETURN(ipc_, MakeIpcServer(ipc, ring_.get(), engine_.get()));
 
   ControlClientOptions control;
+  control.identity = identity_;
   control.addresses = options_.coordinators;
   control.tls = options_.tls;
   control.token_file = options_.token_file;

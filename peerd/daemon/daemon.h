@@ -42,8 +42,9 @@ struct DaemonOptions {
   uint32_t drain_timeout_ms = 30000;    // how long members may take to leave after a signal
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;
-  uint32_t probe_interval_s = 0;   // between two probes of links; 0: links are not probed
-  std::string zero_copy = "auto";  // auto, on, off
+  uint32_t probe_interval_s = 0;         // between two probes of links; 0: links are not probed
+  std::string zero_copy = "auto";        // auto, on, off
+  std::string lane_encryption = "auto";  // auto, off, require
   std::string congestion;
   Recorder* recorder = nullptr;  // the flight recorder; outlives the daemon
   Dumps* dumps = nullptr;        // its files after faults; outlives the daemon

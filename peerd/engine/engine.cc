@@ -132,8 +132,8 @@ struct Engine::Carrier {
     std::vector<LinkRequest> links;
     for (const LinkWanted& want : a.links) {
       const PeerId at = want.relay ? want.relay : want.peer.peer;
-      links.push_back({want.peer.peer, want.relay, infos.at(at)->endpoints, want.dial, want.data,
-                       want.one_lane});
+      links.push_back({want.peer.peer, want.relay, want.peer.key, infos.at(at)->endpoints,
+                       want.dial, want.data, want.one_lane});
     }
     ports.links->OpenLinks(a.group.run, a.group.group, a.epoch, a.token, links, a.deadline);
   }

@@ -65,11 +65,19 @@ void FakeRing::CutConnection(int connection, bool from_dialer, uint64_t after_by
 }
 
 void FakeRing::FlipBit(int connection, bool from_dialer, uint64_t at) {
-  LH_CHECK(connection < connections());
+  Fault& fault = faults_[connection];
+  (from_dialer ? fault.flip_from_dialer : fault.flip_to_dialer) = at;
+  if (connection >= connections()) return;
   Link& link = links_[connection];
   Stream& stream = from_dialer ? *link.from_dialer : *link.to_dialer;
   LH_CHECK(at >= stream.written);
   stream.flip_at = at;
+}
+
+const std::string& FakeRing::Recorded(int connection, bool by_dialer) const {
+  LH_CHECK(record_ && connection < connections());
+  const Link& link = links_[connection];
+  return by_dialer ? link.from_dialer->recorded : link.to_dialer->recorded;
 }
 
 void FakeRing::StallConnection(int connection, bool stalled) {
@@ -127,11 +135,14 @@ void FakeRing::Join(Socket* dialer, Socket* acceptor) {
   if (const auto it = faults_.find(connections()); it != faults_.end()) {
     link.from_dialer->cut_after = it->second.cut_from_dialer;
     link.to_dialer->cut_after = it->second.cut_to_dialer;
+    link.from_dialer->flip_at = it->second.flip_from_dialer;
+    link.to_dialer->flip_at = it->second.flip_to_dialer;
     link.from_dialer->stalled = link.to_dialer->stalled = it->second.stalled;
     if (link.from_dialer->cut_after == 0 || link.to_dialer->cut_after == 0) {
       link.from_dialer->cut = link.to_dialer->cut = true;
     }
   }
+  link.from_dialer->record = link.to_dialer->record = record_;
   link.from_dialer->segment_bytes_max = dialer->segment_bytes_max;
   link.to_dialer->segment_bytes_max = dialer->segment_bytes_max;
   dialer->out = acceptor->in = link.from_dialer;
@@ -529,6 +540,7 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
     if (out->flip_at - out->written < amount) {
       out->data[out->data.size() - amount + (out->flip_at - out->written)] ^= 1;
     }
+    if (out->record) out->recorded.append(op->snapshot, op->done - amount, amount);
     out->written += amount;
     if (swallow_above_ != 0 &&
         std::min<size_t>(op->bytes, out->segment_bytes_max) > swallow_above_) {

@@ -51,8 +51,8 @@ class FakeRing final : public Ring, private Sockets {
 
   // ---- faults and views for tests
 
-  // Connections are numbered from 0 in the order in which they are made. CutConnection() and
-  // StallConnection() may be called before the connection is made.
+  // Connections are numbered from 0 in the order in which they are made. CutConnection(), FlipBit()
+  // and StallConnection() may be called before the connection is made.
 
   // Both ends fail with ECONNRESET once one end has sent `after_bytes`. `from_dialer`: that end is
   // the dialer's. The sending end fails at once. The other end fails when it has read the bytes
@@ -61,6 +61,10 @@ class FakeRing final : public Ring, private Sockets {
   // Changes the lowest bit of one byte on its way. `at` counts the bytes that the end sends, from
   // 0. Must be called before the end sends the byte.
   void FlipBit(int connection, bool from_dialer, uint64_t at);
+  // From now on keeps what goes over new connections, for Recorded().
+  void Record() { record_ = true; }
+  // All bytes that one end of a connection has sent.
+  const std::string& Recorded(int connection, bool by_dialer) const;
   // sockets().Delivery() gives this for every connection; before the call it gives nothing. The
   // exception: the byte counts of an open connection are the real ones, not those of `delivery`.
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
@@ -132,6 +136,8 @@ class FakeRing final : public Ring, private Sockets {
     uint64_t read = 0;
     uint64_t cut_after = UINT64_MAX;
     uint64_t flip_at = UINT64_MAX;
+    bool record = false;
+    std::string recorded;
     bool ended = false;        // the writer will send no more
     bool reader_gone = false;  // the reader has closed
     bool cut = false;          // ECONNRESET: the writer gets it now, the reader after `data`
@@ -162,6 +168,8 @@ class FakeRing final : public Ring, private Sockets {
   struct Fault {
     uint64_t cut_from_dialer = UINT64_MAX;
     uint64_t cut_to_dialer = UINT64_MAX;
+    uint64_t flip_from_dialer = UINT64_MAX;
+    uint64_t flip_to_dialer = UINT64_MAX;
     bool stalled = false;
   };
   enum class Kind { kAccept, kConnect, kRecv, kSend, kSendZeroCopy, kNotice, kTimeout, kPollIn };
@@ -240,6 +248,7 @@ class FakeRing final : public Ring, private Sockets {
   std::map<int, Socket> sockets_;
   std::vector<Link> links_;
   std::map<int, Fault> faults_;
+  bool record_ = false;
   std::set<std::string> refusing_;
   std::optional<SocketAddress> dial_from_;
   std::set<std::string> ignoring_;

@@ -13,6 +13,8 @@ namespace {
 
 // Turned-away callers are logged at most this often.
 constexpr int64_t kCrowdedLogUs = Seconds(60);
+// Callers with a wrong key are logged at most this often.
+constexpr int64_t kUntrustedLogUs = Seconds(10);
 // The pause after a failed accept (too many open files). Other code may close files meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
 
@@ -75,14 +77,17 @@ void Admission::OnAccepted(int value) {
   ++accepts_;
   const AddressBlock block = AddressBlock::Of(*remote);
   const uint64_t caller = callers_.Add(block, runs_->PeerIsKnownAt(block));
+  const bool on_host = StaysOnHost(ring_->sockets(), value, *remote);
   accepting_[caller] = handshakes_->Accept(
       value, ring_->Now() + 2 * Millis(options_->detect_ms),
-      [this, caller](const LaneHello& hello) {
-        LaneVerdict verdict = Judge(hello);
+      [this, caller, on_host](const LaneHello& hello) {
+        LaneVerdict verdict = Judge(hello, on_host);
         if (verdict.result == LaneResult::kAccepted) callers_.SetJudged(caller);
         return verdict;
       },
-      [this, caller](LaneAccept* handshake) { OnHandshake(caller, handshake); });
+      [this, caller, remote = *remote, on_host](LaneAccept* handshake) {
+        OnHandshake(caller, handshake, remote, on_host);
+      });
   if (callers_.size() > LH_HANDSHAKES_MAX) MakeRoom();
   AcceptNext();
 }
@@ -104,34 +109,36 @@ void Admission::MakeRoom() {
 }
 
 // Whether to let the caller go on and prove that it has the token.
-LaneVerdict Admission::Judge(const LaneHello& hello) const {
+LaneVerdict Admission::Judge(const LaneHello& hello, bool on_host) const {
   if (hello.relay == options_->self) {
     const LaneResult result = tunnels_->Judge(hello);
-    return {result, "", result == LaneResult::kAccepted};
+    return {result, "", "", result == LaneResult::kAccepted};
   }
   // The caller wants another peer, which had this address before.
-  if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer, ""};
+  if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer};
   Run* run = runs_->Find(hello.run_digest);
   if (hello.link != 0) {
     // The link is checked before the epoch, because a side that has given the link up has usually
     // dropped the epoch too.
     const Peering* p = run == nullptr ? nullptr : runs_->Find({run->name, hello.dialer});
     if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
-      return {LaneResult::kUnknownLink, ""};
+      return {LaneResult::kUnknownLink};
     }
   }
   const std::string* token =
       run == nullptr ? nullptr : runs_->FindToken(*run, hello.group, hello.epoch);
-  if (token == nullptr) return {LaneResult::kUnknownEpoch, ""};
+  if (token == nullptr) return {LaneResult::kUnknownEpoch};
   const auto peer = run->peers.find(hello.dialer);
   if (peer == run->peers.end() || !peer->second.needed()) {
-    return {LaneResult::kWrongPeer, ""};
+    return {LaneResult::kWrongPeer};
   }
   const Peering& p = peer->second;
   LaneResult result = LaneResult::kAccepted;
   if (hello.link == 0 && !p.Wants(hello.relay)) {
     // The caller follows another epoch than this peer.
     result = LaneResult::kUnknownEpoch;
+  } else if (!MaySeal(p, hello, on_host)) {
+    result = LaneResult::kWrongSealing;
   } else if (hello.kind == LaneKind::kControl) {
     result = JudgeControl(p, hello);
   } else if (hello.kind == LaneKind::kProbe) {
@@ -141,7 +148,23 @@ LaneVerdict Admission::Judge(const LaneHello& hello) const {
   } else if (p.link->options().dialled) {
     result = LaneResult::kWrongPeer;  // the side that dialled the link dials these too
   }
-  return {result, result == LaneResult::kAccepted ? *token : std::string()};
+  if (result != LaneResult::kAccepted) return {result};
+  return {result, *token, p.public_key};
+}
+
+// Whether this lane may be sealed, or in clear, as HELLO says. A probe carries nothing.
+bool Admission::MaySeal(const Peering& p, const LaneHello& hello, bool on_host) const {
+  if (hello.kind == LaneKind::kProbe) return true;
+  if (hello.link != 0) return hello.sealed == p.link->sealed();
+  switch (options_->encryption) {
+    case LaneEncryption::kOff:
+      return !hello.sealed;
+    case LaneEncryption::kAuto:
+      return hello.sealed || (on_host && !hello.relay);
+    case LaneEncryption::kRequire:
+      return hello.sealed;
+  }
+  return false;
 }
 
 // Each pair of peers has one control lane. A new connection replaces a link if the link was made in
@@ -168,27 +191,42 @@ LaneResult Admission::JudgeControl(const Peering& p, const LaneHello& hello) con
   return LaneResult::kAccepted;
 }
 
-void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake) {
+void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake, const SocketAddress& remote,
+                            bool on_host) {
   callers_.Remove(caller);
   accepting_.erase(caller);
   --accepts_;
   if (!handshake->ok() || closing_) {
     if (!handshake->ok()) ++refused_;
+    if (handshake->untrusted()) LogUntrusted(*handshake, remote);
     if (handshake->ok()) ring_->sockets().Close(handshake->TakeFd());
     return;
   }
   // Checked again: much may have changed since HELLO.
   const LaneHello& hello = handshake->hello();
-  const int fd = handshake->TakeFd();
-  const auto remote = ring_->sockets().PeerAddress(fd);
-  if (!remote.ok() || Judge(hello).result != LaneResult::kAccepted) {
+  LaneSocket socket = handshake->TakeSocket();
+  if (Judge(hello, on_host).result != LaneResult::kAccepted) {
     ++refused_;
-    ring_->sockets().Abort(fd);
+    ring_->sockets().Abort(socket.fd);
     return;
   }
-  if (hello.relay == options_->self) return tunnels_->Open(fd, handshake->hello_bytes(), hello);
+  if (hello.relay == options_->self) {
+    return tunnels_->Open(socket.fd, handshake->hello_bytes(), hello);
+  }
   Run* const run = runs_->Find(hello.run_digest);
-  owner_->OnAdmitted(&run->peers[hello.dialer], fd, hello, *remote);
+  owner_->OnAdmitted(&run->peers[hello.dialer], std::move(socket), hello, remote);
+}
+
+// A member of the epoch poses as another one, or the path is under attack.
+void Admission::LogUntrusted(const LaneAccept& handshake, const SocketAddress& remote) {
+  ++untrusted_;
+  if (ring_->Now() < untrusted_log_at_) return;
+  untrusted_log_at_ = ring_->Now() + kUntrustedLogUs;
+  Log(LogLevel::kWarning,
+      absl::StrCat(
+          "a caller at the data port does not have the key of the peer that it names peer=",
+          ToString(handshake.hello().dialer), " from=", ToString(remote)) +
+          LogField("reason", handshake.error()));
 }
 
 }  // namespace longhaul::peerd

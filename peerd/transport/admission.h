@@ -23,7 +23,7 @@ class AdmissionOwner {
   // Whether one more connection of a probe can be accepted now.
   virtual bool HasRoomForProbe() const = 0;
   // The caller at `remote` has proved that it has the token, and its lane fits the peering.
-  virtual void OnAdmitted(Peering* p, int fd, const LaneHello& hello,
+  virtual void OnAdmitted(Peering* p, LaneSocket socket, const LaneHello& hello,
                           const SocketAddress& remote) = 0;
 };
 
@@ -48,12 +48,18 @@ class Admission {
   bool idle() const { return accept_ == 0; }
   uint64_t accepted() const { return accepted_; }
   uint64_t refused() const { return refused_; }
+  // The part of refused() that did not have the key of the peer that they named.
+  uint64_t untrusted() const { return untrusted_; }
 
  private:
   void AcceptNext();
   void OnAccepted(int value);
-  void OnHandshake(uint64_t caller, LaneAccept* handshake);
-  LaneVerdict Judge(const LaneHello& hello) const;
+  void OnHandshake(uint64_t caller, LaneAccept* handshake, const SocketAddress& remote,
+                   bool on_host);
+  // `on_host`: the caller connects from this host.
+  LaneVerdict Judge(const LaneHello& hello, bool on_host) const;
+  bool MaySeal(const Peering& p, const LaneHello& hello, bool on_host) const;
+  void LogUntrusted(const LaneAccept& handshake, const SocketAddress& remote);
   LaneResult JudgeControl(const Peering& p, const LaneHello& hello) const;
   void MakeRoom();
 
@@ -75,6 +81,8 @@ class Admission {
   uint64_t turned_away_ = 0;  // callers, since the last log line about them
   uint64_t accepted_ = 0;
   uint64_t refused_ = 0;
+  uint64_t untrusted_ = 0;
+  Tick untrusted_log_at_;
 };
 
 }  // namespace longhaul::peerd

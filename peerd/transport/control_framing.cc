@@ -16,25 +16,44 @@ static_assert(kReceiveBytes >= kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX)
 }  // namespace
 
 std::span<uint8_t> ControlReader::Room() {
+  if (tls_ != nullptr) {
+    sealed_.resize(kReceiveBytes);
+    return sealed_;
+  }
   bytes_.resize(kReceiveBytes);
   return std::span(bytes_).subspan(have_);
 }
 
-absl::StatusOr<std::optional<ControlReader::Frame>> ControlReader::Next() {
-  const std::span<const uint8_t> rest(bytes_.data() + used_, have_ - used_);
-  if (rest.size() >= kFrameHeaderBytes) {
-    const auto header = ParseFrameHeader(rest.first<kFrameHeaderBytes>(), LaneKind::kControl);
-    if (!header.ok()) return header.status();
-    const size_t whole = kFrameHeaderBytes + header->payload_bytes;
-    if (rest.size() >= whole) {
-      used_ += whole;
-      return Frame{*header, rest.subspan(kFrameHeaderBytes, header->payload_bytes)};
-    }
+void ControlReader::Took(size_t bytes) {
+  if (tls_ == nullptr) {
+    have_ += bytes;
+  } else {
+    tls_->Feed(std::span(sealed_).first(bytes));
   }
-  memmove(bytes_.data(), rest.data(), rest.size());
-  have_ = rest.size();
-  used_ = 0;
-  return std::nullopt;
+}
+
+absl::StatusOr<std::optional<ControlReader::Frame>> ControlReader::Next() {
+  while (true) {
+    const std::span<const uint8_t> rest(bytes_.data() + used_, have_ - used_);
+    if (rest.size() >= kFrameHeaderBytes) {
+      const auto header = ParseFrameHeader(rest.first<kFrameHeaderBytes>(), LaneKind::kControl);
+      if (!header.ok()) return header.status();
+      const size_t whole = kFrameHeaderBytes + header->payload_bytes;
+      if (rest.size() >= whole) {
+        used_ += whole;
+        return Frame{*header, rest.subspan(kFrameHeaderBytes, header->payload_bytes)};
+      }
+    }
+    if (!rest.empty()) memmove(bytes_.data(), rest.data(), rest.size());
+    have_ = rest.size();
+    used_ = 0;
+    if (tls_ == nullptr) return std::nullopt;
+    bytes_.resize(kReceiveBytes);
+    const absl::StatusOr<size_t> read = tls_->Read(std::span(bytes_).subspan(have_));
+    if (!read.ok()) return read.status();
+    if (*read == 0) return std::nullopt;
+    have_ += *read;
+  }
 }
 
 bool ControlWriter::HasRoom(size_t bytes) const {
@@ -78,8 +97,16 @@ std::span<const uint8_t> ControlWriter::Take() {
   if (flying_sent_ == flying_.size()) {
     flying_.clear();
     flying_sent_ = 0;
-    flying_.swap(queued_);
     newest_.clear();
+    if (tls_ == nullptr) {
+      flying_.swap(queued_);
+    } else {
+      // A session that has failed takes nothing. Then the lane is about to break, and numbered
+      // frames are sent again on the next one.
+      (void)tls_->Write(queued_);
+      queued_.clear();
+      flying_ = tls_->TakeOutput();
+    }
   }
   return std::span<const uint8_t>(flying_).subspan(flying_sent_);
 }

@@ -155,7 +155,7 @@ void Dialling::StartControlDial(Peering* p, const Request& request, Tick now) {
     deadline = std::min(deadline, now + std::max(share, kAttemptMinUs));
   }
   DialSpec spec = handshakes_->Introduce(*p, run.digest, LaneKind::kControl, address, request.relay,
-                                         {request.group, request.epoch, *token});
+                                         {request.group, request.epoch, *token}, nullptr);
   spec.hello.lanes = PlannedLanes(*p, address, 0);
   control.dial = handshakes_->Dial(std::move(spec), deadline, [this, key = p->key](LaneDial* dial) {
     OnControlDialled(key, dial);
@@ -170,7 +170,7 @@ void Dialling::OnControlDialled(const LinkKey& key, LaneDial* dial) {
   }
   p->control.dial = nullptr;
   if (dial->ok() && p->link == nullptr) {
-    return owner_->OnControlDialled(p, dial->TakeFd(), dial->hello(), dial->address());
+    return owner_->OnControlDialled(p, dial->TakeSocket(), dial->hello(), dial->address());
   }
   if (dial->ok()) ring_->sockets().Close(dial->TakeFd());
   OnControlFailed(p, *dial);
@@ -253,8 +253,9 @@ void Dialling::DialData(Peering* p, Tick now) {
 void Dialling::DialDataLane(Peering* p, uint32_t lane, const Credential& credential,
                             Tick deadline) {
   Link* const link = p->link.get();
-  DialSpec spec = handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kData,
-                                         link->options().remote, link->options().relay, credential);
+  DialSpec spec =
+      handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kData, link->options().remote,
+                             link->options().relay, credential, link);
   spec.hello.lane = lane;
   spec.hello.lanes = p->data.planned;
   spec.hello.link = link->options().id;

@@ -19,7 +19,7 @@ class DiallingOwner {
  public:
   virtual ~DiallingOwner() = default;
   // A control lane has passed its handshake. There was no link to this peer.
-  virtual void OnControlDialled(Peering* p, int fd, const LaneHello& hello,
+  virtual void OnControlDialled(Peering* p, LaneSocket socket, const LaneHello& hello,
                                 const SocketAddress& remote) = 0;
   // The link got one more data lane.
   virtual void OnDataLaneDialled(Peering* p) = 0;

@@ -43,11 +43,18 @@ StreamTuning Handshakes::TuningFor(const SocketAddress& remote) const {
 }
 
 DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind kind,
-                               const SocketAddress& address, PeerId relay, Credential credential) {
+                               const SocketAddress& address, PeerId relay, Credential credential,
+                               const Link* link) {
   DialSpec spec{.address = address,
                 .tuning = TuningFor(address),
                 .hello = {},
-                .token = std::move(credential.token)};
+                .token = std::move(credential.token),
+                .encryption = options_->encryption,
+                .tls = tls_.get(),
+                .peer_key = p.public_key};
+  if (link != nullptr) {
+    spec.encryption = link->sealed() ? LaneEncryption::kRequire : LaneEncryption::kOff;
+  }
   spec.hello = {.kind = kind,
                 .run_digest = run,
                 .group = credential.group,
@@ -78,8 +85,8 @@ LaneKnock* Handshakes::Knock(const SocketAddress& address, Tick deadline, Done<L
 
 LaneAccept* Handshakes::Accept(int fd, Tick deadline, LaneAccept::Judge judge,
                                Done<LaneAccept> done) {
-  return Keep(std::make_unique<LaneAccept>(ring_, fd, nonces_.Next(), deadline, std::move(judge),
-                                           Over(std::move(done))));
+  return Keep(std::make_unique<LaneAccept>(ring_, fd, nonces_.Next(), tls_.get(), deadline,
+                                           std::move(judge), Over(std::move(done))));
 }
 
 Tick Handshakes::Work(Tick now) {

@@ -28,7 +28,12 @@ class Handshakes {
 
   // `options->detect_ms` may change later.
   Handshakes(Ring* ring, const TransportOptions* options, EventQueue* events, Alarm* alarm)
-      : ring_(ring), options_(options), events_(events), alarm_(alarm), nonces_(options->seed) {}
+      : ring_(ring),
+        options_(options),
+        events_(events),
+        alarm_(alarm),
+        nonces_(options->seed),
+        tls_(options->identity ? std::make_unique<TlsContext>(*options->identity) : nullptr) {}
   // Leaks handshakes that the kernel still refers to.
   ~Handshakes();
 
@@ -42,9 +47,11 @@ class Handshakes {
   // Returns how to set up a socket to that address.
   StreamTuning TuningFor(const SocketAddress& remote) const;
 
-  // Returns the dial for a lane to this peer. The caller fills in which lane it is.
+  // Returns the dial for a lane to this peer. The caller fills in which lane it is. A lane of a
+  // link that stands is sealed if the link is. `link`: nullptr for the first lane of a link.
   DialSpec Introduce(const Peering& p, const Digest32& run, LaneKind kind,
-                     const SocketAddress& address, PeerId relay, Credential credential);
+                     const SocketAddress& address, PeerId relay, Credential credential,
+                     const Link* link);
   // Returns a dial that finds out whether `peer` listens at `address`. It always ends with a
   // refusal, which is kUnknownEpoch if the peer listens.
   DialSpec LookFor(PeerId peer, const SocketAddress& address);
@@ -68,6 +75,7 @@ class Handshakes {
   EventQueue* const events_;
   Alarm* const alarm_;
   NonceSource nonces_;
+  const std::unique_ptr<TlsContext> tls_;
   std::string loopback_congestion_;
   std::string default_congestion_;
   std::string other_congestion_;

@@ -24,13 +24,23 @@ bool IsTransient(int value) { return value == -EINTR || value == -EAGAIN; }
 
 }  // namespace
 
-Lane::Lane(Ring* ring, int fd, LaneOptions options, LaneOwner* owner)
+Lane::Lane(Ring* ring, LaneSocket socket, LaneOptions options, LaneOwner* owner)
     : ring_(ring),
-      fd_(fd),
+      fd_(socket.fd),
       options_(std::move(options)),
       owner_(owner),
       last_heard_(ring->Now()),
-      control_out_(options_.queue_bytes_max) {}
+      tls_(std::move(socket.tls)),
+      sealer_(options_.keys ? std::make_unique<Sealer>(options_.keys->aead, options_.keys->send)
+                            : nullptr),
+      opener_(options_.keys ? std::make_unique<Opener>(options_.keys->aead, options_.keys->receive)
+                            : nullptr),
+      tls_drained_(tls_ == nullptr),
+      control_in_(tls_.get()),
+      segments_in_(opener_.get()),
+      control_out_(options_.queue_bytes_max, tls_.get()) {
+  options_.keys.reset();
+}
 
 Lane::~Lane() = default;
 
@@ -67,6 +77,14 @@ void Lane::Receive() {
   if (state_ == State::kFinishing) {
     sink_.resize(kDiscardBytes);
     recv_id_ = ring_->Recv(fd_, sink_.data(), sink_.size(), false, done);
+    return;
+  }
+  if (!std::exchange(tls_drained_, true)) {
+    recv_id_ = ring_->Timeout(Tick{}, [this](IoResult) {
+      recv_id_ = 0;
+      if (state_ == State::kOpen) TakeControl(0);
+      AfterReceive();
+    });
     return;
   }
   if (options_.kind == LaneKind::kControl) {
@@ -123,6 +141,11 @@ void Lane::OnReceived(IoResult result) {
     RunDetached();
     if (value != -ECANCELED && !IsTransient(value)) Broken(strerror(-value), false);
   }
+  AfterReceive();
+}
+
+// Starts the next receive, if there is to be one.
+void Lane::AfterReceive() {
   if (recv_id_ != 0) return;
   if (!peer_ended_ && (state_ == State::kOpen || state_ == State::kFinishing)) {
     Receive();
@@ -146,8 +169,11 @@ void Lane::TakeControl(size_t bytes) {
   control_in_.Took(bytes);
   while (true) {
     const auto frame = control_in_.Next();
-    if (!frame.ok()) return Broken(std::string(frame.status().message()), true);
-    if (!frame->has_value()) return;
+    if (!frame.ok()) return BrokenBy(frame.status());
+    if (!frame->has_value()) {
+      if (tls_ != nullptr && tls_->has_output()) SendSoon();
+      return;
+    }
     const auto& [header, payload] = **frame;
     if (closing_) return Broken("a frame after CLOSE", true);
     if (header.type == FrameType::kClose) {
@@ -181,7 +207,7 @@ void Lane::TakeData(size_t bytes) {
 void Lane::TakePayload() {
   const FrameHeader header = segments_in_.header();
   const bool kept = segments_in_.kept();
-  segments_in_.EndPayload();
+  if (const absl::Status status = segments_in_.EndPayload(); !status.ok()) return BrokenBy(status);
   ++received_;
   if (received_ - received_told_ >= LH_SEGMENTS_PER_ACK) AcknowledgeSoon();
   if (!kept) {
@@ -197,7 +223,7 @@ void Lane::TakePayload() {
 bool Lane::TakeHeader() {
   const auto taken = segments_in_.TakeHeader();
   if (!taken.ok()) {
-    Broken(std::string(taken.status().message()), true);
+    BrokenBy(taken.status());
     return false;
   }
   if (!taken->has_value()) return false;
@@ -312,6 +338,7 @@ void Lane::Pull() {
   if (ack_due_ && state_ == State::kOpen) return SendPing();
   FillBatch();
   if (!batch_.empty()) {
+    if (sealer_ != nullptr) batch_.Seal(sealer_.get());
     SendBatch();
   } else if (state_ == State::kFinishing && !std::exchange(close_queued_, true)) {
     SendBare({.type = FrameType::kClose, .flags = close_flags_});
@@ -345,6 +372,7 @@ void Lane::SendBare(const FrameHeader& header) {
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
   batch_bare_ = true;
+  if (sealer_ != nullptr) batch_.Seal(sealer_.get());
   SendBatch();
 }
 
@@ -475,6 +503,9 @@ void Lane::AdvanceBatch(size_t bytes) {
     stats_.bytes_sent += batch_[i].header.payload_bytes;
   }
   ReleaseBatch();
+  if (sealer_ != nullptr && sealer_->bytes() > options_.sealed_bytes_max) {
+    return Broken("its key has sealed as many bytes as it may", false);
+  }
   Pull();
 }
 
@@ -512,6 +543,12 @@ void Lane::Broken(const std::string& reason, bool protocol) {
   } else if (state_ == State::kFinishing) {
     Abort();
   }
+}
+
+void Lane::BrokenBy(const absl::Status& status) {
+  const bool protocol = !absl::IsUnauthenticated(status);
+  if (!protocol) ++stats_.unauthentic;
+  Broken(std::string(status.message()), protocol);
 }
 
 void Lane::Finish(uint8_t flags) {

@@ -23,6 +23,9 @@
 // counts the segments that it receives on the lane, in the order in which they were pulled. Each
 // PING carries the count, and one is sent after every LH_SEGMENTS_PER_ACK segments.
 //
+// A sealed lane breaks if it receives what the other end did not send. It says nothing about the
+// peer then: anybody on the path can change bytes.
+//
 // Threads: the ring's. The owner is called from within Ring::RunOnce() only.
 #pragma once
 
@@ -32,6 +35,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -40,10 +44,13 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/crypto/sealing.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
 #include "peerd/transport/control_framing.h"
+#include "peerd/transport/lane_encryption.h"
 #include "peerd/transport/segment_framing.h"
+#include "peerd/transport/tls_session.h"
 #include "peerd/transport/zero_copy_gate.h"
 #include "proto/wire/frame.h"
 
@@ -86,12 +93,20 @@ inline constexpr uint32_t kAnyBytes = UINT32_MAX;
 // The limit of what waits to be sent on a control lane.
 inline constexpr size_t kControlQueueBytesMax = size_t{1} << 30;
 
+// The keys of a sealed data lane.
+struct LaneKeys {
+  Aead aead = Aead::kAes128Gcm;
+  KeySecret send;
+  KeySecret receive;
+};
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
   uint32_t index = 0;                 // of a data lane; for the owner
   std::string name;                   // for error texts: "control lane to 10.0.0.3:29700"
   ZeroCopyGate* zero_copy = nullptr;  // of the link; nullptr: no zero-copy sends
   size_t queue_bytes_max = kControlQueueBytesMax;
+  std::optional<LaneKeys> keys;  // of a sealed data lane
+  uint64_t sealed_bytes_max = kSealedBytesMax;
 };
 
 struct LaneStats {
@@ -101,6 +116,7 @@ struct LaneStats {
   uint64_t bytes_taken = 0;  // all that came in on a data lane
   uint64_t state_bytes = 0;  // payload of CHUNK_DATA, incomplete frames included
   uint64_t zero_copy_copied = 0;
+  uint64_t unauthentic = 0;  // times that received bytes were not those that the other end sent
 
   void Add(const LaneStats& other) {
     bytes_sent += other.bytes_sent;
@@ -109,13 +125,14 @@ struct LaneStats {
     bytes_taken += other.bytes_taken;
     state_bytes += other.state_bytes;
     zero_copy_copied += other.zero_copy_copied;
+    unauthentic += other.unauthentic;
   }
 };
 
 class Lane {
  public:
-  // Takes over `fd`, a connected and tuned socket. `ring` and `owner` must outlive the lane.
-  Lane(Ring* ring, int fd, LaneOptions options, LaneOwner* owner);
+  // Takes over a connected and tuned socket. `ring` and `owner` must outlive the lane.
+  Lane(Ring* ring, LaneSocket socket, LaneOptions options, LaneOwner* owner);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -207,6 +224,9 @@ class Lane {
   void ReleaseZeroCopy(size_t index);
 
   void Broken(const std::string& reason, bool protocol);
+  // The bytes that were received are against the rules, or were not sent by the other end.
+  void BrokenBy(const absl::Status& status);
+  void AfterReceive();
   void Settle();
   void MaybeShutdown();
   void Post();
@@ -235,7 +255,12 @@ class Lane {
   uint8_t close_flags_ = 0;
   bool close_queued_ = false;
 
+  const std::unique_ptr<TlsSession> tls_;  // of a sealed control lane
+  std::unique_ptr<Sealer> sealer_;         // these two: of a sealed data lane
+  std::unique_ptr<Opener> opener_;
+
   // Receiving.
+  bool tls_drained_ = true;  // what the handshake received behind its own bytes was taken
   ControlReader control_in_;
   SegmentReader segments_in_;
   uint64_t received_ = 0;

@@ -29,6 +29,10 @@ const char* Explain(LaneResult result) {
       return "it has given the link up";
     case LaneResult::kNoWay:
       return "the relay could not connect to the peer, or carries as many lanes as it may";
+    case LaneResult::kWrongSealing:
+      return "one of the two peers encrypts this lane and the other one does not; give both the "
+             "same "
+             "--lane-encryption";
   }
   return "unknown";
 }
@@ -39,7 +43,21 @@ bool IsHelloOfAnotherVersion(const HelloBytes& bytes) {
   return reader.U32() == kHandshakeMagic && reader.U16() != kLaneProtocolVersion;
 }
 
+// The other side sends less than this before its TLS handshake is over.
+constexpr size_t kTlsHandshakeBytesMax = 16 << 10;
+
+std::string HostOf(const SocketAddress& address) {
+  const std::string text = ToString(address);
+  return text.substr(0, text.rfind(':'));
+}
+
 }  // namespace
+
+bool StaysOnHost(Sockets& sockets, int fd, const SocketAddress& remote) {
+  if (remote.loopback()) return true;
+  const auto local = sockets.LocalAddress(fd);
+  return local.ok() && HostOf(*local) == HostOf(remote);
+}
 
 // ------------------------------------------------------------------------------ both sides
 
@@ -49,6 +67,8 @@ LaneHandshake::LaneHandshake(Ring* ring, int fd, Tick deadline, Done done)
 LaneHandshake::~LaneHandshake() = default;
 
 int LaneHandshake::TakeFd() { return std::exchange(fd_, -1); }
+
+LaneSocket LaneHandshake::TakeSocket() { return {TakeFd(), std::move(tls_)}; }
 
 void LaneHandshake::Fail(const std::string& reason) {
   if (failed_ || ended_) return;
@@ -104,6 +124,47 @@ void LaneHandshake::Move(bool send, uint8_t* data, size_t bytes, Step next) {
                     : ring_->Recv(fd_, data, bytes, true, std::move(moved));
 }
 
+void LaneHandshake::Secure(const TlsContext* tls, TlsSession::Side side,
+                           const std::string& peer_key) {
+  if (hello_.kind != LaneKind::kControl || !hello_.sealed) return End();
+  tls_ = std::make_unique<TlsSession>(*tls, side, peer_key);
+  Shake();
+}
+
+void LaneHandshake::Shake() {
+  const absl::Status status = tls_->Shake();
+  if (!status.ok()) {
+    untrusted_ = true;
+    Fail(std::string(status.message()));
+    return End();
+  }
+  tls_out_ = tls_->TakeOutput();
+  if (tls_out_.empty()) return OnShaken();
+  Send(tls_out_.data(), tls_out_.size(), &LaneHandshake::OnShaken);
+}
+
+void LaneHandshake::OnShaken() {
+  if (tls_->shaken()) return End();
+  ReceiveForTls();
+}
+
+void LaneHandshake::ReceiveForTls() {
+  operation_ = ring_->Recv(fd_, tls_in_.data(), tls_in_.size(), false, [this](IoResult result) {
+    if (!Running()) return;
+    const int value = result.value;
+    if (value == -EINTR || value == -EAGAIN) return ReceiveForTls();
+    tls_bytes_ += value > 0 ? static_cast<size_t>(value) : 0;
+    if (value <= 0 || tls_bytes_ > kTlsHandshakeBytesMax) {
+      Fail(value == 0  ? "closed by the other side during the TLS handshake"
+           : value < 0 ? strerror(-value)
+                       : "the TLS handshake has too many bytes");
+      return End();
+    }
+    tls_->Feed(std::span(tls_in_).first(static_cast<size_t>(value)));
+    Shake();
+  });
+}
+
 void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tuning,
                             absl::AnyInvocable<void(int)> connected) {
   absl::Status status;
@@ -131,7 +192,6 @@ LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
       answer_by_(deadline) {
   hello_ = spec_.hello;
   token_ = spec_.token;
-  hello_bytes_ = Encode(hello_);
   Connect(spec_.address, spec_.tuning, [this](int value) { OnConnected(value); });
 }
 
@@ -144,6 +204,12 @@ void LaneDial::OnConnected(int value) {
   }
   connected_ = true;
   SetDeadline(answer_by_);
+  if (hello_.kind != LaneKind::kProbe) {
+    hello_.sealed = spec_.encryption == LaneEncryption::kRequire ||
+                    (spec_.encryption == LaneEncryption::kAuto &&
+                     (hello_.relay || !StaysOnHost(ring_->sockets(), fd_, spec_.address)));
+  }
+  hello_bytes_ = Encode(hello_);
   Send(hello_bytes_.data(), hello_bytes_.size(), static_cast<Step>(&LaneDial::OnHelloSent));
 }
 
@@ -171,7 +237,7 @@ void LaneDial::OnAnswer() {
   Send(confirm_bytes_.data(), confirm_bytes_.size(), static_cast<Step>(&LaneDial::OnConfirmSent));
 }
 
-void LaneDial::OnConfirmSent() { End(); }
+void LaneDial::OnConfirmSent() { Secure(spec_.tls, TlsSession::Side::kClient, spec_.peer_key); }
 
 // ------------------------------------------------------------------------------ probing
 
@@ -190,8 +256,12 @@ LaneKnock::LaneKnock(Ring* ring, const SocketAddress& address, const StreamTunin
 
 // ------------------------------------------------------------------------------ being dialled
 
-LaneAccept::LaneAccept(Ring* ring, int fd, Digest32 nonce, Tick deadline, Judge judge, Done done)
-    : LaneHandshake(ring, fd, deadline, std::move(done)), nonce_(nonce), judge_(std::move(judge)) {
+LaneAccept::LaneAccept(Ring* ring, int fd, Digest32 nonce, const TlsContext* tls, Tick deadline,
+                       Judge judge, Done done)
+    : LaneHandshake(ring, fd, deadline, std::move(done)),
+      nonce_(nonce),
+      tls_context_(tls),
+      judge_(std::move(judge)) {
   Receive(hello_bytes_.data(), hello_bytes_.size(), static_cast<Step>(&LaneAccept::OnHello));
 }
 
@@ -216,6 +286,7 @@ void LaneAccept::OnHello() {
     return;
   }
   token_ = std::move(verdict.token);
+  peer_key_ = std::move(verdict.peer_key);
   answer.nonce = nonce_;
   answer.proof = AnswerProof(token_, hello_bytes_, nonce_);
   answer_bytes_ = Encode(answer);
@@ -238,6 +309,8 @@ void LaneAccept::OnConfirm() {
     Fail(std::string(confirm.status().message()));
   } else if (!SameProof(confirm->proof, ConfirmProof(token_, hello_bytes_, nonce_))) {
     Fail("the caller does not have the epoch's token");
+  } else {
+    return Secure(tls_context_, TlsSession::Side::kServer, peer_key_);
   }
   End();
 }

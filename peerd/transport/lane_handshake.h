@@ -5,21 +5,31 @@
 // caller, and asks its judge before it answers. If the first bytes are no HELLO, it closes the
 // connection with a reset and does not answer.
 //
+// If HELLO says that a control lane is sealed, TLS follows the three messages, and ends with the
+// proof that the other side has the key of the peer that HELLO names.
+//
 // Threads: the ring's. `done` and the judge are called from within Ring::RunOnce().
 #pragma once
 
 #include <array>
 #include <cerrno>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
 #include "peerd/transport/auth.h"
+#include "peerd/transport/lane_encryption.h"
+#include "peerd/transport/tls_session.h"
 #include "proto/wire/handshake.h"
 
 namespace longhaul::peerd {
+
+// Whether both ends of the connection are on this host.
+bool StaysOnHost(Sockets& sockets, int fd, const SocketAddress& remote);
 
 class LaneHandshake {
  public:
@@ -36,6 +46,9 @@ class LaneHandshake {
   const LaneHello& hello() const { return hello_; }
   const HelloBytes& hello_bytes() const { return hello_bytes_; }
   int TakeFd();
+  LaneSocket TakeSocket();
+  // The other side does not have the key of the peer that HELLO names.
+  bool untrusted() const { return untrusted_; }
 
  protected:
   LaneHandshake(Ring* ring, int fd, Tick deadline, Done done);
@@ -43,6 +56,9 @@ class LaneHandshake {
   // Starts the next operation. `next` follows when all bytes have moved.
   void Send(const void* data, size_t bytes, Step next);
   void Receive(void* data, size_t bytes, Step next);
+  // Both sides have proved that they have the token. If the lane needs TLS, goes on with it, and
+  // ends after it. Otherwise ends.
+  void Secure(const TlsContext* tls, TlsSession::Side side, const std::string& peer_key);
   void Watch(IoId id) { operation_ = id; }
   // Starts the first operation of a side that connects. `connected` gets 0 or -errno.
   void Connect(const SocketAddress& address, const StreamTuning& tuning,
@@ -64,6 +80,9 @@ class LaneHandshake {
 
  private:
   void Move(bool send, uint8_t* data, size_t bytes, Step next);
+  void Shake();
+  void OnShaken();
+  void ReceiveForTls();
 
   Tick deadline_;
   Done done_;
@@ -71,7 +90,12 @@ class LaneHandshake {
   bool failed_ = false;
   bool in_order_ = false;
   bool ended_ = false;
+  bool untrusted_ = false;
   std::string error_;
+  std::unique_ptr<TlsSession> tls_;
+  std::vector<uint8_t> tls_out_;
+  std::array<uint8_t, 2048> tls_in_;
+  size_t tls_bytes_ = 0;  // received for TLS
 };
 
 struct DialSpec {
@@ -79,6 +103,10 @@ struct DialSpec {
   StreamTuning tuning;
   LaneHello hello;
   std::string token;
+  // Whether the lane is sealed. LaneDial decides it when it is connected, and says so in HELLO.
+  LaneEncryption encryption = LaneEncryption::kOff;
+  const TlsContext* tls = nullptr;  // needed unless encryption is off
+  std::string peer_key;             // the public key of the acceptor
   Tick connect_by = kNever;
 };
 
@@ -129,14 +157,17 @@ class LaneKnock final : public LaneHandshake {
 struct LaneVerdict {
   LaneResult result = LaneResult::kUnknownEpoch;
   std::string token;
-  bool carry = false;  // accepted for another peer, which will answer: the handshake ends here
+  std::string peer_key;  // the public key of the dialer; only for a sealed control lane
+  bool carry = false;    // accepted for another peer, which will answer: the handshake ends here
 };
 
 // Reads HELLO, asks the judge, answers, and checks CONFIRM.
 class LaneAccept final : public LaneHandshake {
  public:
   using Judge = absl::AnyInvocable<LaneVerdict(const LaneHello&)>;
-  LaneAccept(Ring* ring, int fd, Digest32 nonce, Tick deadline, Judge judge, Done done);
+  // `tls`: nullptr if the judge accepts no sealed lane.
+  LaneAccept(Ring* ring, int fd, Digest32 nonce, const TlsContext* tls, Tick deadline, Judge judge,
+             Done done);
 
  private:
   void OnHello();
@@ -145,8 +176,10 @@ class LaneAccept final : public LaneHandshake {
   void OnConfirm();
 
   const Digest32 nonce_;
+  const TlsContext* const tls_context_;
   Judge judge_;
   std::string refusal_;
+  std::string peer_key_;
 };
 
 }  // namespace longhaul::peerd

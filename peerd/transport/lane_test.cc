@@ -98,8 +98,8 @@ class Pair {
                            .name = "lane",
                            .zero_copy = zero_copy ? &gate : nullptr,
                            .queue_bytes_max = 8 << 20};
-    left_lane = std::make_unique<Lane>(&ring, a, lane, &left);
-    right_lane = std::make_unique<Lane>(&ring, b, lane, &right);
+    left_lane = std::make_unique<Lane>(&ring, LaneSocket{a, nullptr}, lane, &left);
+    right_lane = std::make_unique<Lane>(&ring, LaneSocket{b, nullptr}, lane, &right);
     left_lane->StartReceiving();
     right_lane->StartReceiving();
   }
@@ -395,7 +395,7 @@ TEST(LaneTest, GarbageBreaksTheLaneAsAgainstTheProtocol) {
       const auto [a, b] = ring.Pair();
       End end;
       end.memory.resize(1 << 20);
-      Lane lane(&ring, b, {.kind = kind, .name = "lane"}, &end);
+      Lane lane(&ring, LaneSocket{b, nullptr}, {.kind = kind, .name = "lane"}, &end);
       lane.StartReceiving();
       FrameHeader header;
       header.type = kind == LaneKind::kData ? FrameType::kData : FrameType::kDone;

@@ -45,7 +45,7 @@ constexpr uint64_t kUnknownLostMax = uint64_t{64} * LH_LANES_MAX;
 
 }  // namespace
 
-Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
+Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner)
     : ring_(ring),
       options_(std::move(options)),
       owner_(owner),
@@ -53,7 +53,10 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
       last_serial_(LH_LANES_MAX),
       zero_copy_(options_.zero_copy),
       congestion_(options_.congestion) {
-  control_ = MakeControl(fd);
+  if (control.tls != nullptr) {
+    secret_ = {control.tls->aead(), control.tls->Export("EXPORTER-longhaul-data-lanes")};
+  }
+  control_ = MakeControl(std::move(control));
   // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first PING.
   established_ = !options_.dialled;
   control_->StartReceiving();
@@ -64,12 +67,26 @@ Link::~Link() {
   if (options_.host_lanes != nullptr) options_.host_lanes->Remove(options_.id);
 }
 
-std::unique_ptr<Lane> Link::MakeControl(int fd) {
+std::unique_ptr<Lane> Link::MakeControl(LaneSocket control) {
+  LH_CHECK((control.tls != nullptr) == sealed());
   return std::make_unique<Lane>(
-      ring_, fd,
+      ring_, std::move(control),
       LaneOptions{.kind = LaneKind::kControl,
                   .name = absl::StrCat("control lane to ", ToString(options_.remote))},
       this);
+}
+
+// Both ends compute the same keys. No serial comes twice, so no key does either.
+std::optional<LaneKeys> Link::KeysOf(uint32_t index, uint64_t serial) const {
+  if (!secret_) return std::nullopt;
+  const auto key = [&](const char* from) {
+    return secret_->secret.Derive(
+        absl::StrCat("longhaul data lane ", index, " serial ", serial, " from ", from));
+  };
+  const KeySecret dialler = key("dialer");
+  const KeySecret acceptor = key("acceptor");
+  return options_.dialled ? LaneKeys{secret_->aead, dialler, acceptor}
+                          : LaneKeys{secret_->aead, acceptor, dialler};
 }
 
 template <class F>
@@ -94,11 +111,11 @@ bool Link::FitsControl(uint64_t serial) const {
   return alive() && established_ && !closing() && serial > control_serial_;
 }
 
-void Link::ResumeControl(int fd, uint64_t serial) {
+void Link::ResumeControl(LaneSocket control, uint64_t serial) {
   LH_CHECK(FitsControl(serial));
   if (control_ != nullptr) LoseLane(control_.get(), "replaced by a new connection of the peer");
   control_serial_ = serial;
-  control_ = MakeControl(fd);
+  control_ = MakeControl(std::move(control));
   frames_.BeginLane();
   control_->StartReceiving();
   FrameHeader resume{.type = FrameType::kResume};
@@ -134,11 +151,14 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   data.index = index;
   data.serial = serial;
   data.lane = std::make_unique<Lane>(
-      ring_, fd,
+      ring_, LaneSocket{fd, nullptr},
       LaneOptions{.kind = LaneKind::kData,
                   .index = index,
                   .name = absl::StrCat("data lane ", index, " to ", ToString(options_.remote)),
-                  .zero_copy = &zero_copy_},
+                  // What is sealed was copied already.
+                  .zero_copy = sealed() ? nullptr : &zero_copy_,
+                  .keys = KeysOf(index, serial),
+                  .sealed_bytes_max = options_.sealed_bytes_max},
       this);
   last_serial_[index] = serial;
   schedule_.Add(index);

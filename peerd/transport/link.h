@@ -119,12 +119,13 @@ struct LinkOptions {
   HostLanes* host_lanes = nullptr;  // of all links together; nullptr: this link counts alone
   std::string congestion;           // of data lanes on a long path; "": as they are
   uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
+  uint64_t sealed_bytes_max = kSealedBytesMax;  // see LaneOptions
 };
 
 class Link final : public LaneOwner {
  public:
-  // `fd`: the socket of the control lane.
-  Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner);
+  // `control`: the control lane.
+  Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner);
   ~Link() override;
 
   const LinkOptions& options() const { return options_; }
@@ -143,7 +144,11 @@ class Link final : public LaneOwner {
   bool has_control() const { return control_ != nullptr; }
   // Whether a control lane with this serial would be newer than every earlier one.
   bool FitsControl(uint64_t serial) const;
-  void ResumeControl(int fd, uint64_t serial);
+  // The lane must be sealed if the link is.
+  void ResumeControl(LaneSocket control, uint64_t serial);
+  // The lanes of the link are sealed. The keys of its data lanes derive from the TLS session of its
+  // first control lane, which both ends remember.
+  bool sealed() const { return secret_.has_value(); }
 
   // Raises the number of data lanes to `count`. Never lowers it.
   void ExpectDataLanes(uint32_t count);
@@ -268,7 +273,8 @@ class Link final : public LaneOwner {
   void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) override;
   void OnLaneEnded(Lane* lane) override;
 
-  std::unique_ptr<Lane> MakeControl(int fd);
+  std::unique_ptr<Lane> MakeControl(LaneSocket control);
+  std::optional<LaneKeys> KeysOf(uint32_t index, uint64_t serial) const;
   absl::Status HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload);
   absl::Status OnResume(const FrameHeader& header);
   absl::Status OnLaneLost(const FrameHeader& header);
@@ -313,8 +319,15 @@ class Link final : public LaneOwner {
   void ForEachLane(F f) const;
 
   Ring* const ring_;
+  // From which the keys of data lanes derive.
+  struct Secret {
+    Aead aead = Aead::kAes128Gcm;
+    KeySecret secret;
+  };
+
   const LinkOptions options_;
   LinkOwner* const owner_;
+  std::optional<Secret> secret_;  // of a sealed link
   State state_ = State::kAlive;
   bool established_ = false;
   bool open_ = false;

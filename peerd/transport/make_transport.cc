@@ -114,15 +114,16 @@ class TransportImpl final : public Transport,
   void OnLinkEnded(Link* link) override;
 
   // DiallingOwner
-  void OnControlDialled(Peering* p, int fd, const LaneHello& hello,
+  void OnControlDialled(Peering* p, LaneSocket socket, const LaneHello& hello,
                         const SocketAddress& remote) override {
-    Adopt(p, fd, hello, remote, true);
+    Adopt(p, std::move(socket), hello, remote, true);
   }
   void OnDataLaneDialled(Peering* p) override { Evaluate(p); }
 
   // AdmissionOwner
   bool HasRoomForProbe() const override { return probing_.HasRoom(); }
-  void OnAdmitted(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote) override;
+  void OnAdmitted(Peering* p, LaneSocket socket, const LaneHello& hello,
+                  const SocketAddress& remote) override;
 
   void OnProbed(const LinkProbe& probe);
   void OnEventsRun();
@@ -141,7 +142,8 @@ class TransportImpl final : public Transport,
   void Expire(Peering* p, const std::vector<Request>& expired);
   std::string WhyNotUp(const Peering& p, const Request& request) const;
   void ReportDown(const Peering& p, const std::string& reason, int64_t silent_us = 0);
-  void Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote, bool dialled);
+  void Adopt(Peering* p, LaneSocket socket, const LaneHello& hello, const SocketAddress& remote,
+             bool dialled);
   void Retire(Peering* p);
   void RetireLink(Peering* p);
   void CancelDials(Peering* p, const char* why);
@@ -339,6 +341,7 @@ void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch
     p.data.one_lane = link.one_lane && (p.groups.empty() || p.data.one_lane);
     if (!p.data.one_lane) dialling_.PlanAll(&p);
     p.groups[group] = link.relay;
+    p.public_key = link.public_key;
     runs_.SetEndpoints(&p, link.endpoints);
     if (p.control.dial != nullptr && !p.Wants(p.control.dial->relay())) {
       dialling_.CancelControl(&p, "the link is to go another way");
@@ -654,8 +657,8 @@ std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) co
 }
 
 // A new control lane has passed its handshake. Makes it the link of the peering.
-void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote,
-                          bool dialled) {
+void TransportImpl::Adopt(Peering* p, LaneSocket socket, const LaneHello& hello,
+                          const SocketAddress& remote, bool dialled) {
   LinkOptions options{.key = p->key,
                       .id = NewLinkId(hello),
                       .remote = remote,
@@ -667,13 +670,14 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .count_lanes = options_.lanes == 0,
                       .host_lanes = &host_lanes_,
                       .congestion = congestion_ ? congestion_->in_use() : "",
-                      .probed_rate = p->probed_rate};
-  const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
+                      .probed_rate = p->probed_rate,
+                      .sealed_bytes_max = options_.sealed_bytes_max};
+  const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(socket.fd);
   const Tick now = ring_->Now();
   runs_.SetLinked(p, remote);
   dialling_.BeginLink(p, remote, measured ? measured->rtt_us : 0, now);
   repair_.Begin(p, now);
-  p->link = std::make_unique<Link>(ring_, fd, std::move(options), this);
+  p->link = std::make_unique<Link>(ring_, std::move(socket), std::move(options), this);
   Evaluate(p);
   alarm_.Set(now);
 }
@@ -683,22 +687,22 @@ void TransportImpl::CancelDials(Peering* p, const char* why) {
   dialling_.CancelData(p, why);
 }
 
-void TransportImpl::OnAdmitted(Peering* p, int fd, const LaneHello& hello,
+void TransportImpl::OnAdmitted(Peering* p, LaneSocket socket, const LaneHello& hello,
                                const SocketAddress& remote) {
-  if (hello.kind == LaneKind::kProbe) return probing_.Adopt(fd);
+  if (hello.kind == LaneKind::kProbe) return probing_.Adopt(socket.fd);
   if (hello.kind == LaneKind::kData) {
-    p->link->AddDataLane(fd, hello.lane, hello.lanes, hello.serial);
+    p->link->AddDataLane(socket.fd, hello.lane, hello.lanes, hello.serial);
     Evaluate(p);
     return;
   }
   if (hello.link != 0) {
-    p->link->ResumeControl(fd, hello.serial);
+    p->link->ResumeControl(std::move(socket), hello.serial);
     alarm_.Set(ring_->Now());
     return;
   }
   if (p->link != nullptr) p->link->Break("replaced by a new connection of the peer");
   dialling_.CancelControl(p, "the peer has dialled us");
-  Adopt(p, fd, hello, remote, false);
+  Adopt(p, std::move(socket), hello, remote, false);
 }
 
 void TransportImpl::OnProbed(const LinkProbe& probe) {
@@ -820,6 +824,7 @@ TransportStats TransportImpl::GetStats() const {
   for (const Retired& retired : retired_) sum.Add(retired.link->stats());
   stats.connections_accepted = admission_.accepted();
   stats.handshakes_refused = admission_.refused();
+  stats.handshakes_untrusted = admission_.untrusted();
   stats.probes = probing_.probes();
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
@@ -830,6 +835,7 @@ TransportStats TransportImpl::GetStats() const {
   stats.bytes_discarded = sum.bytes_discarded;
   stats.bytes_taken = sum.bytes_taken;
   stats.zero_copy_copied = sum.zero_copy_copied;
+  stats.unauthentic = sum.unauthentic;
   return stats;
 }
 
@@ -844,6 +850,7 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
                         .lanes = peer.link->lanes(),
                         .lanes_used = peer.link->lanes_used(),
                         .small_packets = peer.link->small_packets(),
+                        .sealed = peer.link->sealed(),
                         .rtt_us = peer.link->rtt_us(),
                         .bytes_sent = s.bytes_sent,
                         .bytes_received = s.bytes_received});

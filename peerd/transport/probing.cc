@@ -45,7 +45,7 @@ bool Probing::Start(const LinkKey& key) {
   probe_->connections = std::clamp(lanes, 1u, kProbeConnectionsMax);
   for (uint32_t i = 0; i < probe_->connections; ++i) {
     DialSpec spec = handshakes_->Introduce(p, runs_->RunOf(p).digest, LaneKind::kProbe, *address,
-                                           PeerId(), *credential);
+                                           PeerId(), *credential, link);
     spec.hello.lane = i;
     spec.hello.lanes = probe_->connections;
     spec.hello.link = link->options().id;

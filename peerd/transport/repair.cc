@@ -94,9 +94,9 @@ void Repair::Redial(Peering* p, Tick now) {
     p->repair.redial_backoff.Failed(now);
     return;
   }
-  DialSpec spec =
-      handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kControl,
-                             p->link->options().remote, p->link->options().relay, *credential);
+  DialSpec spec = handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kControl,
+                                         p->link->options().remote, p->link->options().relay,
+                                         *credential, p->link.get());
   spec.hello.lanes = p->data.planned;
   spec.hello.link = p->link->options().id;
   spec.hello.serial = p->link->NewSerial();
@@ -116,12 +116,12 @@ void Repair::OnRedialled(const LinkKey& key, LaneDial* dial) {
   // A dial is cancelled with its link, so this is the link that the dial was started for.
   p->repair.redial = nullptr;
   if (dial->ok()) {
-    const int fd = dial->TakeFd();
+    LaneSocket socket = dial->TakeSocket();
     const bool too_large = p->link->small_packets() && !dial->small_packets();
     if (!too_large && p->link->FitsControl(dial->hello().serial)) {
-      p->link->ResumeControl(fd, dial->hello().serial);
+      p->link->ResumeControl(std::move(socket), dial->hello().serial);
     } else {
-      ring_->sockets().Abort(fd);
+      ring_->sockets().Abort(socket.fd);
     }
     alarm_->Set(ring_->Now());
     return;

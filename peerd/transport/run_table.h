@@ -67,6 +67,7 @@ struct Peering {
   bool announcing = false;     // the call of OnLinkUp() is queued
   std::string last_error;      // why there is no link
 
+  std::string public_key;              // of the peer, from the last request
   std::vector<std::string> endpoints;  // of the peer or its relay, from the last request
   std::vector<AddressBlock> blocks;    // of the numeric endpoints
   std::optional<AddressBlock> linked;  // of the last link's remote address

@@ -1,6 +1,9 @@
 #include "peerd/transport/segment_framing.h"
 
+#include <string.h>
+
 #include <algorithm>
+#include <span>
 
 #include "base/check.h"
 
@@ -13,35 +16,46 @@ constexpr size_t kDiscardBytes = 64 << 10;
 }  // namespace
 
 size_t SegmentReader::Room(iovec parts[2]) {
-  if (!in_payload_) {
-    parts[0] = {next_.data() + next_have_, next_.size() - next_have_};
-    return 1;
+  size_t count = 0;
+  if (const size_t rest = in_payload_ ? header_.payload_bytes - have_ : 0; rest > 0) {
+    size_t part = rest;
+    if (place_ != nullptr) {
+      parts[count++] = {place_ + have_, part};
+    } else {
+      sink_.resize(kDiscardBytes);
+      part = std::min(rest, sink_.size());
+      parts[count++] = {sink_.data(), part};
+    }
+    if (part < rest) return count;
   }
-  const size_t rest = header_.payload_bytes - have_;
-  size_t part = rest;
-  if (place_ != nullptr) {
-    parts[0] = {place_ + have_, part};
-  } else {
-    sink_.resize(kDiscardBytes);
-    part = std::min(rest, sink_.size());
-    parts[0] = {sink_.data(), part};
-  }
-  parts[1] = {next_.data(), next_.size()};
-  return part == rest ? 2 : 1;
+  parts[count++] = {tail_.data() + tail_have_, TagBytes() + HeaderBytes() - tail_have_};
+  return count;
 }
 
 size_t SegmentReader::Took(size_t bytes) {
   const size_t payload =
       in_payload_ ? std::min<size_t>(bytes, header_.payload_bytes - have_) : size_t{0};
+  // What is thrown away is not opened.
+  if (payload > 0 && opener_ != nullptr && place_ != nullptr) {
+    opener_->Open(place_ + have_, payload);
+  }
   have_ += payload;
-  next_have_ += bytes - payload;
+  tail_have_ += bytes - payload;
   return payload;
 }
 
 absl::StatusOr<std::optional<FrameHeader>> SegmentReader::TakeHeader() {
-  if (next_have_ < kFrameHeaderBytes) return std::nullopt;
-  next_have_ = 0;
-  const auto header = ParseFrameHeader(next_, LaneKind::kData);
+  if (tail_have_ < HeaderBytes()) return std::nullopt;
+  tail_have_ = 0;
+  if (opener_ != nullptr &&
+      !opener_->OpenWhole(tail_.data(), kFrameHeaderBytes, tail_.data() + kFrameHeaderBytes)) {
+    return absl::UnauthenticatedError(
+        "the header of a frame has a wrong tag: it was changed on the way, or comes from somebody "
+        "else");
+  }
+  const auto header =
+      ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes>(tail_.data(), kFrameHeaderBytes),
+                       LaneKind::kData);
   if (!header.ok()) return header.status();
   return *header;
 }
@@ -51,27 +65,64 @@ void SegmentReader::BeginPayload(const FrameHeader& header, uint8_t* place) {
   in_payload_ = true;
   have_ = 0;
   place_ = place;
+  // The other end has counted this text, so it is counted here even if it is thrown away.
+  if (TagBytes() > 0) opener_->Begin();
 }
 
-void SegmentReader::EndPayload() {
+absl::Status SegmentReader::EndPayload() {
+  if (const size_t tag = TagBytes(); tag > 0) {
+    if (place_ != nullptr && !opener_->Finish(tail_.data())) {
+      return absl::UnauthenticatedError(
+          "the payload of a frame has a wrong tag: it was changed on the way");
+    }
+    tail_have_ -= tag;
+    memmove(tail_.data(), tail_.data() + tag, tail_have_);
+  }
   in_payload_ = false;
   place_ = nullptr;
+  return absl::OkStatus();
 }
 
 void SegmentBatch::Add(const OutgoingSegment& segment) {
   LH_CHECK(!full());
-  packets_[count_++] = {.header = Encode(segment.header), .segment = segment};
+  LH_CHECK(!sealed_now_);
+  Packet& packet = packets_[count_++];
+  const auto header = Encode(segment.header);
+  std::copy(header.begin(), header.end(), packet.header.begin());
+  packet.segment = segment;
+}
+
+void SegmentBatch::Seal(Sealer* sealer) {
+  sealed_now_ = true;
+  size_t bytes = 0;
+  for (size_t i = 0; i < count_; ++i) {
+    packets_[i].sealed_at = bytes;
+    bytes += PayloadBytes(packets_[i]);
+  }
+  if (bytes > sealed_room_) {
+    sealed_ = std::make_unique_for_overwrite<uint8_t[]>(bytes);
+    sealed_room_ = bytes;
+  }
+  for (size_t i = 0; i < count_; ++i) {
+    Packet& packet = packets_[i];
+    sealer->Seal(packet.header.data(), kFrameHeaderBytes, packet.header.data());
+    const uint32_t payload = packet.segment.header.payload_bytes;
+    if (payload > 0) {
+      sealer->Seal(packet.segment.data, payload, sealed_.get() + packet.sealed_at);
+    }
+  }
 }
 
 void SegmentBatch::Clear() {
   count_ = 0;
   sent_ = 0;
+  sealed_now_ = false;
 }
 
 size_t SegmentBatch::bytes() const {
   size_t bytes = 0;
   for (size_t i = 0; i < count_; ++i) {
-    bytes += kFrameHeaderBytes + packets_[i].segment.header.payload_bytes;
+    bytes += HeaderBytes() + PayloadBytes(packets_[i]);
   }
   return bytes;
 }
@@ -87,9 +138,10 @@ size_t SegmentBatch::Parts(bool payloads, PartsArray* parts) const {
     }
   };
   for (size_t i = 0; i < count_; ++i) {
-    const OutgoingSegment& segment = packets_[i].segment;
-    add(packets_[i].header.data(), kFrameHeaderBytes);
-    if (payloads) add(segment.data, segment.header.payload_bytes);
+    const Packet& packet = packets_[i];
+    add(packet.header.data(), HeaderBytes());
+    if (!payloads) continue;
+    add(sealed_now_ ? sealed_.get() + packet.sealed_at : packet.segment.data, PayloadBytes(packet));
   }
   return count;
 }

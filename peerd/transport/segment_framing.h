@@ -4,6 +4,12 @@
 // A payload is received straight into its place, and sent straight from its memory. Nothing is
 // copied here.
 //
+// On a sealed lane, header and payload of a frame are two texts (base/crypto/sealing.h), each with
+// a tag behind it. The header is opened first, because it says where the payload goes. A payload is
+// sealed into memory of the batch, and opened in its place, piece by piece. Before the payload's
+// tag was found right, the place may hold anything: the segment does not count as received, and is
+// sent again. A payload of no bytes has no tag.
+//
 // Plain values: no I/O.
 #pragma once
 
@@ -12,10 +18,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/crypto/sealing.h"
 #include "proto/wire/frame.h"
 
 namespace longhaul::peerd {
@@ -29,6 +38,9 @@ struct OutgoingSegment {
 
 class SegmentReader {
  public:
+  // `opener`: of a sealed lane; must outlive the reader. nullptr: frames come in clear.
+  explicit SegmentReader(Opener* opener = nullptr) : opener_(opener) {}
+
   // Fills `parts` with the places of the next bytes: the rest of a header, or the rest of a payload
   // and the next header behind it. Returns how many parts it filled.
   size_t Room(iovec parts[2]);
@@ -36,13 +48,17 @@ class SegmentReader {
   size_t Took(size_t bytes);
 
   // Returns the next header, or nothing if it is not complete. InvalidArgument: the bytes are no
-  // header.
+  // header. Unauthenticated: the other end did not send them.
   absl::StatusOr<std::optional<FrameHeader>> TakeHeader();
   // The payload of `header` follows, and goes to `place`. nullptr: it is thrown away.
   void BeginPayload(const FrameHeader& header, uint8_t* place);
   // All of the payload has come.
-  bool payload_is_whole() const { return have_ == header_.payload_bytes; }
-  void EndPayload();
+  bool payload_is_whole() const {
+    return have_ == header_.payload_bytes && tail_have_ >= TagBytes();
+  }
+  // Call it for a whole payload. Unauthenticated: the other end did not send what is in the place;
+  // the payload does not end.
+  absl::Status EndPayload();
   // Throws the rest of the payload away.
   void Divert() { place_ = nullptr; }
 
@@ -52,11 +68,19 @@ class SegmentReader {
   // The payload has a place.
   bool kept() const { return place_ != nullptr; }
   // Part of a frame has been received.
-  bool in_frame() const { return in_payload_ || next_have_ != 0; }
+  bool in_frame() const { return in_payload_ || tail_have_ != 0; }
 
  private:
-  std::array<uint8_t, kFrameHeaderBytes> next_;  // the next header
-  size_t next_have_ = 0;
+  size_t HeaderBytes() const { return kFrameHeaderBytes + (opener_ != nullptr ? kTagBytes : 0); }
+  // Of the present payload.
+  size_t TagBytes() const {
+    return opener_ != nullptr && in_payload_ && header_.payload_bytes > 0 ? kTagBytes : 0;
+  }
+
+  Opener* const opener_;
+  // What follows the payload: its tag, if there is one, and the next header.
+  std::array<uint8_t, kTagBytes + kFrameHeaderBytes + kTagBytes> tail_;
+  size_t tail_have_ = 0;
   bool in_payload_ = false;
   FrameHeader header_;
   size_t have_ = 0;  // bytes of the payload so far
@@ -75,6 +99,8 @@ class SegmentBatch {
   size_t size() const { return count_; }
   const OutgoingSegment& operator[](size_t i) const { return packets_[i].segment; }
   void Add(const OutgoingSegment& segment);
+  // Seals all segments that were added. Call it once, before anything is sent.
+  void Seal(Sealer* sealer);
   // Forgets all segments, and what was sent of them.
   void Clear();
 
@@ -88,12 +114,23 @@ class SegmentBatch {
 
  private:
   struct Packet {
-    std::array<uint8_t, kFrameHeaderBytes> header;
+    std::array<uint8_t, kFrameHeaderBytes + kTagBytes> header;
     OutgoingSegment segment;
+    size_t sealed_at = 0;  // where the sealed payload is in sealed_
   };
+  size_t HeaderBytes() const { return kFrameHeaderBytes + (sealed_now_ ? kTagBytes : 0); }
+  // Of the payload with its tag.
+  size_t PayloadBytes(const Packet& packet) const {
+    const size_t bytes = packet.segment.header.payload_bytes;
+    return bytes + (sealed_now_ && bytes > 0 ? kTagBytes : 0);
+  }
+
   std::array<Packet, kMax> packets_;
   size_t count_ = 0;
   size_t sent_ = 0;  // bytes sent of the batch
+  bool sealed_now_ = false;
+  std::unique_ptr<uint8_t[]> sealed_;  // sealed payloads
+  size_t sealed_room_ = 0;
 };
 
 }  // namespace longhaul::peerd

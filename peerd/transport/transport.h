@@ -31,9 +31,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/counters.h"
+#include "base/crypto/identity.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
+#include "peerd/transport/lane_encryption.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/handshake.h"
 
@@ -103,6 +105,9 @@ struct TransportOptions {
   enum class ZeroCopy { kAuto, kOn, kOff } zero_copy = ZeroCopy::kAuto;  // auto: not on loopback
   std::string congestion;                                                // "": system default
   uint64_t seed = 0;  // nonces in tests; 0: system randomness
+  LaneEncryption encryption = LaneEncryption::kOff;
+  std::optional<Identity> identity;             // needed unless encryption is off
+  uint64_t sealed_bytes_max = kSealedBytesMax;  // after which a data lane gets another key
 };
 
 // How an op should use a link.
@@ -118,6 +123,8 @@ struct LinkUse {
 struct LinkRequest {
   PeerId peer;
   PeerId relay;  // the peer that the link goes through; 0: none, the link is straight
+  // The public key of the peer. A sealed link is made with the owner of this key only.
+  std::string public_key;
   // Endpoints of the relay if there is one, else of the peer. They are tried in order, again and
   // again until `deadline`.
   std::vector<std::string> endpoints;
@@ -128,8 +135,10 @@ struct LinkRequest {
 
 struct TransportStats {
   uint64_t connections_accepted = 0;
-  uint64_t handshakes_refused = 0;  // garbage, wrong token, unknown epoch, too slow
-  uint64_t frames_refused = 0;      // links closed for breaking the protocol
+  uint64_t handshakes_refused = 0;    // garbage, wrong token, unknown epoch, too slow
+  uint64_t handshakes_untrusted = 0;  // the other side did not have the key of the peer it named
+  uint64_t frames_refused = 0;        // links closed for breaking the protocol
+  uint64_t unauthentic = 0;           // lanes closed because bytes were changed or forged
   uint64_t links_lost = 0;
   uint64_t lanes_lost = 0;           // while their link stayed up
   uint64_t lane_rests = 0;           // times a slow data lane was left unused for a while
@@ -161,6 +170,12 @@ inline constexpr Counter<TransportStats> kTransportCounters[] = {
      &TransportStats::connections_accepted},
     {"longhaul_peerd_handshakes_refused_total",
      "Connections on the data port that failed the handshake", &TransportStats::handshakes_refused},
+    {"longhaul_peerd_handshakes_untrusted_total",
+     "Handshakes in which the other side did not have the key that the epoch names for the peer",
+     &TransportStats::handshakes_untrusted},
+    {"longhaul_peerd_unauthentic_total",
+     "Lanes that broke because received bytes were not those that the other peer sent",
+     &TransportStats::unauthentic},
     {"longhaul_peerd_links_lost_total", "Links that broke or fell silent",
      &TransportStats::links_lost},
     {"longhaul_peerd_lanes_lost_total", "Lanes that broke while their link stood",
@@ -202,6 +217,7 @@ struct LinkStats {
   uint32_t lanes = 0;
   uint32_t lanes_used = 0;     // data lanes that we send on
   bool small_packets = false;  // large packets vanish on the path
+  bool sealed = false;         // authenticated and encrypted
   int64_t rtt_us = 0;          // of the last PING; 0: none was answered yet
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;

@@ -28,11 +28,12 @@ namespace longhaul::control {
 
 // The version of this protocol. It rises when one release would misunderstand the messages of
 // another. Hello carries it. The coordinator refuses a stream with another version.
-inline constexpr uint32_t kProtocolVersion = 8;
+inline constexpr uint32_t kProtocolVersion = 9;
 
 // Rules of fields (base/fields.h) that several messages share.
 inline constexpr rule::Text kText{LH_ERROR_TEXT_BYTES_MAX};
 inline constexpr rule::Text kLabel{128};  // versions, names of hosts and of coordinators
+inline constexpr rule::Bytes kPublicKey{0, LH_PUBLIC_KEY_BYTES};
 inline constexpr rule::List kEndpoints{1, LH_ENDPOINTS_MAX, rule::Endpoint{LH_ENDPOINT_BYTES_MAX}};
 static_assert(kRunNameBytesMax == LH_RUN_NAME_BYTES_MAX);
 static_assert(kOutcomeTextBytesMax == LH_ERROR_TEXT_BYTES_MAX);
@@ -69,7 +70,11 @@ struct Hello {
   std::string version;
   std::string host;  // name of the host, for people
   std::vector<GroupState> groups;
-  std::string secret;  // of the last Welcome; empty: there was none
+  // The peer's public key, from which its id is derived (base/crypto/identity.h), and the signature
+  // that shows that the peer has the private key. The code at the stream's two ends sets and checks
+  // both; in a core, `key` names the peer.
+  std::string key;
+  std::string signature;
   // Copied from the last Welcome that this peer accepted; 0, 0 and "": none yet.
   uint64_t store = 0;
   uint64_t term = 0;
@@ -77,8 +82,8 @@ struct Hello {
   LH_MESSAGE(Hello, hello, LH_FIELD(peer, rule::Needed{}), LH_FIELD(endpoints, kEndpoints),
              LH_FIELD(protocol), LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}),
              LH_FIELD(version, kLabel), LH_FIELD(host, kLabel),
-             LH_FIELD(groups, rule::List{0, LH_GROUPS_MAX}),
-             LH_FIELD(secret, rule::Secret{0, LH_PEER_SECRET_BYTES_MAX}), LH_FIELD(store),
+             LH_FIELD(groups, rule::List{0, LH_GROUPS_MAX}), LH_FIELD(key, kPublicKey),
+             LH_FIELD(signature, rule::Bytes{0, LH_SIGNATURE_BYTES}), LH_FIELD(store),
              LH_FIELD(term), LH_FIELD(coordinator, kLabel));
 };
 
@@ -424,17 +429,13 @@ using PeerMessage =
 struct Welcome {
   std::string coordinator;  // names this start of the coordinator
   uint32_t detect_ms = 0;
-  // Known to this peer only. While the coordinator hears the peer, only a Hello with this secret
-  // replaces the peer's stream.
-  std::string secret = {};
   // Names the store. The name is random. Exception: a store in memory is named by a hash of the
   // host name and --listen, unless the port in --listen is 0.
   uint64_t store = 0;
   uint64_t term = 0;  // rises with each start of a coordinator on the store
   LH_MESSAGE(Welcome, welcome, LH_FIELD(coordinator, kLabel),
-             LH_FIELD(detect_ms, rule::Range{1, LH_DETECT_MS_MAX}),
-             LH_FIELD(secret, rule::Secret{0, LH_PEER_SECRET_BYTES_MAX}),
-             LH_FIELD(store, rule::Needed{}), LH_FIELD(term, rule::Needed{}));
+             LH_FIELD(detect_ms, rule::Range{1, LH_DETECT_MS_MAX}), LH_FIELD(store, rule::Needed{}),
+             LH_FIELD(term, rule::Needed{}));
 };
 
 // The coordinator knows the join. The member waits for admission.
@@ -494,9 +495,11 @@ struct PeerInfo {
   std::vector<std::string> endpoints;
   uint32_t lanes = 0;
   std::string host;  // name of the host
+  std::string key;   // the peer's public key (Hello::key)
   PeerId Key() const { return peer; }
   LH_FIELDS(PeerInfo, LH_FIELD(peer, rule::Needed{}), LH_FIELD(endpoints, kEndpoints),
-            LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}), LH_FIELD(host, kLabel));
+            LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}), LH_FIELD(host, kLabel),
+            LH_FIELD(key, kPublicKey));
 };
 
 // The measured cost of a group's links when the epoch was prepared. All peers get the same figures,

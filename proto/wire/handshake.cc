@@ -52,7 +52,7 @@ std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello) {
   ByteWriter writer(bytes);
   WriteStart(&writer);
   writer.U8(static_cast<uint8_t>(hello.kind));
-  writer.U8(0);
+  writer.U8(hello.sealed ? 1 : 0);
   writer.Bytes(hello.run_digest);
   writer.U32(hello.group);
   writer.U16(static_cast<uint16_t>(hello.lane));
@@ -98,7 +98,8 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   LH_RETURN_IF_ERROR(CheckStart(&reader, "HELLO"));
   LaneHello hello;
   const uint8_t kind = reader.U8();
-  const bool zeros = reader.Zeros(1);
+  const uint8_t sealed = reader.U8();
+  hello.sealed = sealed == 1;
   hello.kind = static_cast<LaneKind>(kind);
   hello.run_digest = ReadDigest(&reader);
   hello.group = reader.U32();
@@ -114,7 +115,10 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   if (kind > static_cast<uint8_t>(LaneKind::kProbe)) {
     return Refuse("HELLO", "lane kind", kind, "0 to 2");
   }
-  if (!zeros) return NotZero("HELLO");
+  if (sealed > 1) return Refuse("HELLO", "sealed", sealed, "0 or 1");
+  if (hello.kind == LaneKind::kProbe && hello.sealed) {
+    return Refuse("HELLO", "sealed", sealed, "0 for a probe");
+  }
   if (hello.lanes > LH_LANES_MAX) return Refuse("HELLO", "lanes", hello.lanes, "at most 256");
   if (hello.kind == LaneKind::kControl && hello.lane != 0) {
     return Refuse("HELLO", "lane", hello.lane, "0 as for a control lane");
@@ -148,8 +152,8 @@ absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerB
   answer.nonce = ReadDigest(&reader);
   answer.proof = ReadDigest(&reader);
   zeros &= reader.Zeros(24);
-  if (result > static_cast<uint8_t>(LaneResult::kNoWay)) {
-    return Refuse("ANSWER", "result", result, "at most 6");
+  if (result > static_cast<uint8_t>(LaneResult::kWrongSealing)) {
+    return Refuse("ANSWER", "result", result, "at most 7");
   }
   if (!zeros) return NotZero("ANSWER");
   if (answer.result != LaneResult::kAccepted &&

@@ -10,14 +10,19 @@
 // the three messages, and checks both proofs as the ends do. From then on it copies bytes. The
 // bytes of a relayed lane are the same as those of a straight one.
 //
+// On a sealed control lane, TLS 1.3 follows CONFIRM, with the dialer as client, and both ends prove
+// their own keys. All frames of the lane are inside TLS. On a sealed data lane, frames follow
+// CONFIRM at once, sealed with keys that both ends derive from that TLS session
+// (docs/wire_format.md). Only the two ends of a relayed lane can open it.
+//
 // A proof is HMAC-SHA-256 keyed with the epoch's token (PrepareEpoch.token). It shows that both
 // ends are peers of that epoch. A stranger, a wrong run or an outdated epoch is refused. The
 // acceptor finds the token by (run digest, group, epoch). The messages are little-endian:
 //
 // HELLO, 128 bytes:
-//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256
-//   of the run's name) | 40 group u32 | 44 lane u16 | 46 lanes u16 | 48 relay u64 | 56 epoch u64 |
-//   64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 link u64 | 120 serial u64
+//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 sealed u8 | 8 run_digest 32 bytes
+//   (SHA-256 of the run's name) | 40 group u32 | 44 lane u16 | 46 lanes u16 | 48 relay u64 | 56
+//   epoch u64 | 64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 link u64 | 120 serial u64
 // ANSWER, 96 bytes:
 //   0 magic u32 | 4 version u16 | 6 result u8 | 7 zero u8 | 8 nonce 32 bytes | 40 proof 32 bytes |
 //   72 zero 24 bytes
@@ -37,7 +42,7 @@
 namespace longhaul {
 
 inline constexpr uint32_t kHandshakeMagic = 0x3148484cu;  // "LHH1"
-inline constexpr uint16_t kLaneProtocolVersion = 7;
+inline constexpr uint16_t kLaneProtocolVersion = 8;
 inline constexpr size_t kLaneHelloBytes = 128;
 inline constexpr size_t kLaneAnswerBytes = 96;
 inline constexpr size_t kLaneConfirmBytes = 40;
@@ -46,6 +51,7 @@ using Digest32 = std::array<uint8_t, 32>;
 
 struct LaneHello {
   LaneKind kind = LaneKind::kControl;
+  bool sealed = false;  // authenticated and encrypted
   Digest32 run_digest{};
   uint32_t group = 0;
   uint32_t lane = 0;   // index of a data lane, or of a connection of a probe; control lane: 0
@@ -76,9 +82,10 @@ enum class LaneResult : uint8_t {
   kUnknownEpoch = 2,
   // This dialer may not open this lane here: for instance, HELLO names another acceptor.
   kWrongPeer = 3,
-  kBusy = 4,         // no room, or another connection goes first: try again later
-  kUnknownLink = 5,  // the acceptor has given the link up
-  kNoWay = 6,        // the relay could not connect to the acceptor, or carries too many lanes
+  kBusy = 4,          // no room, or another connection goes first: try again later
+  kUnknownLink = 5,   // the acceptor has given the link up
+  kNoWay = 6,         // the relay could not connect to the acceptor, or carries too many lanes
+  kWrongSealing = 7,  // one end wants a sealed lane, and the other one does not
 };
 
 struct LaneAnswer {

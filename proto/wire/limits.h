@@ -107,7 +107,8 @@
 /* The secret of an epoch. */
 #define LH_TOKEN_BYTES_MAX 256
 /* The secret of a peer at the coordinator. */
-#define LH_PEER_SECRET_BYTES_MAX 64
+#define LH_PUBLIC_KEY_BYTES 32
+#define LH_SIGNATURE_BYTES 64
 /* detect_ms, the one setting of failure detection: at most an hour. */
 #define LH_DETECT_MS_MAX 3600000u
 /* A member's step deadline: at most a day. */

@@ -91,10 +91,10 @@ class Harness {
     hello.lanes = 2;
     hello.version = "1";
     hello.host = "host" + std::to_string(peer.value());
+    hello.key = KeyOf(peer);
     hello.groups = std::move(groups);
     const auto welcome = welcomes_.find(peer);
     if (welcome != welcomes_.end()) {
-      hello.secret = welcome->second.secret;
       hello.store = welcome->second.store;
       hello.term = welcome->second.term;
       hello.coordinator = welcome->second.coordinator;
@@ -118,9 +118,8 @@ class Harness {
     Step(SessionClosed{session});
     Run();
   }
-  // Sets the secret that the peer sends in its next Hello.
-  void SetSecret(PeerId peer, const std::string& secret) { welcomes_[peer].secret = secret; }
-  const std::string& Secret(PeerId peer) { return welcomes_[peer].secret; }
+  // The public key in the peer's Hello.
+  static std::string KeyOf(PeerId peer) { return "key of " + ToString(peer); }
   // From its next Attach() on, the peer has the address of `other`.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }

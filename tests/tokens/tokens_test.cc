@@ -10,9 +10,11 @@
 #include <set>
 #include <string>
 
+#include "base/crypto/identity.h"
 #include "coordinator/server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/control/grpc/support.h"
 #include "proto/control/messages.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
@@ -58,7 +60,22 @@ struct Peer {
     Show(token, &context);
     stream = stub->Attach(&context);
   }
-  bool Write(const v1::PeerMessage& message) { return stream->Write(message); }
+  // A Hello gets the key and the signature of the peer of this number.
+  bool Write(v1::PeerMessage message) {
+    if (message.has_hello()) {
+      const Identity identity = Identity::ForTest(message.hello().peer());
+      stream->WaitForInitialMetadata();
+      const auto& metadata = context.GetServerInitialMetadata();
+      const auto nonce = metadata.find(control::kNonceMetadata);
+      if (nonce == metadata.end()) return false;
+      v1::Hello* const hello = message.mutable_hello();
+      hello->set_peer(identity.peer().value());
+      hello->set_key(identity.public_key());
+      hello->set_signature(identity.Sign(PossessionText(
+          std::string(nonce->second.data(), nonce->second.size()), identity.public_key())));
+    }
+    return stream->Write(message);
+  }
   bool ReadUntil(v1::CoordinatorMessage::MessageCase kind, v1::CoordinatorMessage* message) {
     while (stream->Read(message)) {
       if (message->message_case() == kind) return true;

@@ -47,7 +47,7 @@ LAYERS = [
         "what crosses a border knows neither side",
     ),
     Layer(r"base/http/", r"base/|absl/|httplib\.h", "base is below everything"),
-    Layer(r"base/tls/", r"base/|absl/|openssl/", "base is below everything"),
+    Layer(r"base/(crypto|tls)/", r"base/|absl/|openssl/", "base is below everything"),
     Layer(r"base/", r"base/|absl/", "base is below everything"),
     Layer(
         r"coordinator/solver/",
@@ -170,6 +170,11 @@ CONFINED = [
         r"prometheus/",
         r"(coordinator|peerd)/metrics/|tests/",
         "other code counts in plain structs",
+    ),
+    Confined(
+        r"openssl/",
+        r"base/(crypto|tls)/|peerd/transport/|tools/lhctl/|tests/",
+        "few files know OpenSSL",
     ),
     Confined(r"sqlite3\.h$", r"coordinator/store/", "only stores know SQLite"),
     Confined(

@@ -15,6 +15,9 @@ struct Keepalive {
 
 Keepalive KeepaliveFor(uint32_t detect_ms);
 
+// Initial metadata of the coordinator's side of Attach: the nonce that Hello signs.
+inline constexpr char kNonceMetadata[] = "longhaul-nonce-bin";
+
 // Initial metadata of Admin.WatchEvents, see admin.proto.
 inline constexpr char kWatchedIncarnation[] = "longhaul-incarnation";
 inline constexpr char kWatchedAfter[] = "longhaul-after-sequence";
