@@ -1119,7 +1119,7 @@ TEST_F(CoordinatorCoreTest, AnotherKeyDoesNotReplaceTheStreamOfAPeer) {
     h.Step(SessionClosed{stranger});
   };
   refused("");
-  refused(CoreHarness::KeyOf(P(1)));
+  refused(Harness::KeyOf(P(1)));
   EXPECT_EQ(h.closings().size(), 2u);
   EXPECT_TRUE(h.HasStream(P(2)));
   h.Wait(3000);
@@ -1128,7 +1128,7 @@ TEST_F(CoordinatorCoreTest, AnotherKeyDoesNotReplaceTheStreamOfAPeer) {
   EXPECT_EQ(h.View().ring[1].endpoint, "10.0.0.2:29700");
   // A coordinator that starts again knows the keys of its members' peers.
   h.Boot();
-  refused(CoreHarness::KeyOf(P(1)));
+  refused(Harness::KeyOf(P(1)));
   for (const uint64_t p : {1, 2}) h.Reattach(P(p));
   h.Run();
   h.Wait(5000);
@@ -1149,7 +1149,7 @@ TEST_F(CoordinatorCoreTest, APeerWithItsKeyReplacesItsOwnStream) {
 TEST_F(CoordinatorCoreTest, AnEpochNamesTheKeysOfItsPeers) {
   Found(2);
   for (const control::PeerInfo& peer : h.Prepared(P(1)).peers) {
-    EXPECT_EQ(peer.key, CoreHarness::KeyOf(peer.peer));
+    EXPECT_EQ(peer.key, Harness::KeyOf(peer.peer));
   }
 }
 

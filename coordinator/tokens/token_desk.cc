@@ -1,9 +1,5 @@
 #include "coordinator/tokens/token_desk.h"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/rand.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -12,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/check.h"
+#include "base/crypto/secrets.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -22,23 +18,6 @@ constexpr size_t kPrefixChars = sizeof kPrefix - 1;
 constexpr size_t kTokenSecretBytes = 32;
 // Base64 for URLs, without padding.
 constexpr size_t kTokenSecretChars = 43;
-
-std::string Random(size_t size) {
-  std::string bytes(size, '\0');
-  LH_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(size)) == 1)
-      << "OpenSSL has no randomness";
-  return bytes;
-}
-
-std::string Sha256(const std::string& data) {
-  std::string hash(kTokenHashBytes, '\0');
-  unsigned int size = 0;
-  LH_CHECK(EVP_Digest(data.data(), data.size(), reinterpret_cast<unsigned char*>(hash.data()),
-                      &size, EVP_sha256(), nullptr) == 1 &&
-           size == kTokenHashBytes)
-      << "OpenSSL has no SHA-256";
-  return hash;
-}
 
 std::string TimeText(uint64_t seconds) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
@@ -145,7 +124,7 @@ void TokenDesk::Create(TokenOrder order, std::function<void(absl::StatusOr<NewTo
     return done(absl::InvalidArgumentError(fault));
   }
   const uint64_t now_s = Now();
-  const std::string secret = Random(kTokenSecretBytes);
+  const std::string secret = RandomBytes(kTokenSecretBytes);
   NewToken made;
   made.record.hash = Sha256(secret);
   made.record.run = order.run;
@@ -159,7 +138,7 @@ void TokenDesk::Create(TokenOrder order, std::function<void(absl::StatusOr<NewTo
   {
     MutexLock lock(&mutex_);
     do {
-      made.record.id = absl::BytesToHexString(Random(kTokenIdBytes / 2));
+      made.record.id = absl::BytesToHexString(RandomBytes(kTokenIdBytes / 2));
     } while (tokens_.contains(made.record.id));
     absl::StatusOr<std::vector<std::string>> gone = MakeRoom(now_s);
     if (gone.ok()) {
@@ -252,8 +231,7 @@ std::variant<TokenRecord, Denial> TokenDesk::Check(const std::string& text) cons
   }
   // An id is no secret. So only the comparison of the hashes has to take constant time. Whoever
   // does not have the secret learns nothing about the token, not even that it exists.
-  if (record.hash.size() != hash.size() ||
-      CRYPTO_memcmp(record.hash.data(), hash.data(), hash.size()) != 0) {
+  if (!SameBytes(record.hash, hash)) {
     return Denial{Refusal::kUnknown, absl::StrCat("join token ", parts->id,
                                                   " is not known here: it is of another "
                                                   "coordinator, or was deleted, or is mistyped")};

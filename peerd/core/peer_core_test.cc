@@ -143,16 +143,6 @@ TEST_F(PeerCoreTest, HelloIsTheFirstWord) {
   EXPECT_TRUE(hello[0].groups.empty());
 }
 
-TEST_F(PeerCoreTest, HelloBringsTheSecretOfTheLastWelcome) {
-  EXPECT_EQ(Sent<control::Hello>(Give(CoordinatorUp{})).at(0).secret, "");
-  Say(control::Welcome{"c", 300, "first"});
-  Give(CoordinatorDown{});
-  EXPECT_EQ(Sent<control::Hello>(Give(CoordinatorUp{})).at(0).secret, "first");
-  Say(control::Welcome{"d", 300, "second"});
-  Give(CoordinatorDown{});
-  EXPECT_EQ(Sent<control::Hello>(Give(CoordinatorUp{})).at(0).secret, "second");
-}
-
 TEST_F(PeerCoreTest, AJoinerIsToldItsWorldWhenItsEpochIsCommitted) {
   EnterTwo();
   EXPECT_EQ(Get<JoinDone>(out_).at(0).world,
@@ -251,14 +241,14 @@ TEST_F(PeerCoreTest, WhoIsForgottenBeforeItsFirstEpochFollowsLowerNumbersAgain) 
 
 TEST_F(PeerCoreTest, ALowerTermOfItsStoreIsRefused) {
   Give(CoordinatorUp{});
-  Say(control::Welcome{"c5", 300, "", 77, 5});
+  Say(control::Welcome{"c5", 300, 77, 5});
   EXPECT_TRUE(out_.empty());
   Give(CoordinatorDown{});
   const auto hello = Sent<control::Hello>(Give(CoordinatorUp{}));
   EXPECT_EQ(hello.at(0).store, 77u);
   EXPECT_EQ(hello.at(0).term, 5u);
   EXPECT_EQ(hello.at(0).coordinator, "c5");
-  Say(control::Welcome{"c4", 300, "", 77, 4});
+  Say(control::Welcome{"c4", 300, 77, 4});
   ASSERT_EQ(Get<RefuseCoordinator>(out_).size(), 1u);
   EXPECT_EQ(Get<LogLine>(out_).at(0).text,
             "coordinator refused coordinator=c4 term=4 known_coordinator=c5 known_term=5 why=\"a "
@@ -273,29 +263,29 @@ TEST_F(PeerCoreTest, ALowerTermOfItsStoreIsRefused) {
   Give(CoordinatorUp{});
   EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
   // Two starts of a coordinator have the same term, because the store lost one of them.
-  Say(control::Welcome{"other", 300, "", 77, 5});
+  Say(control::Welcome{"other", 300, 77, 5});
   EXPECT_EQ(Get<RefuseCoordinator>(out_).size(), 1u);
   Give(CoordinatorDown{});
   Give(CoordinatorUp{});
-  EXPECT_TRUE(Get<RefuseCoordinator>(Say(control::Welcome{"other", 300, "", 77, 6})).empty());
+  EXPECT_TRUE(Get<RefuseCoordinator>(Say(control::Welcome{"other", 300, 77, 6})).empty());
 }
 
 TEST_F(PeerCoreTest, AnotherStoreIsRefusedWhileThereAreMembers) {
   Give(CoordinatorUp{});
-  Say(control::Welcome{"a", 300, "", 77, 5});
+  Say(control::Welcome{"a", 300, 77, 5});
   Join(1);
   Give(CoordinatorDown{});
   Give(CoordinatorUp{});
-  EXPECT_EQ(Get<RefuseCoordinator>(Say(control::Welcome{"b", 300, "", 78, 9})).size(), 1u);
+  EXPECT_EQ(Get<RefuseCoordinator>(Say(control::Welcome{"b", 300, 78, 9})).size(), 1u);
   Give(CoordinatorDown{});
   Give(CoordinatorUp{});
-  Say(control::Welcome{"a2", 300, "", 77, 6});
+  Say(control::Welcome{"a2", 300, 77, 6});
   EXPECT_TRUE(Get<RefuseCoordinator>(out_).empty());
   Give(LocalLeave{LocalId(1)});
   Removed(1, Removal::kLeft);
   Give(CoordinatorDown{});
   Give(CoordinatorUp{});
-  EXPECT_TRUE(Get<RefuseCoordinator>(Say(control::Welcome{"b", 300, "", 78, 9})).empty());
+  EXPECT_TRUE(Get<RefuseCoordinator>(Say(control::Welcome{"b", 300, 78, 9})).empty());
 }
 
 TEST_F(PeerCoreTest, AStepEndsWithTheVoteResult) {

@@ -27,7 +27,8 @@ class Generator {
         .peer = Make<PeerId>(), .endpoints = Endpoints(), .protocol = Small(), .lanes = Lanes()};
     m.version = Words();
     m.host = Words();
-    m.secret = Secret();
+    m.key = Bytes(LH_PUBLIC_KEY_BYTES);
+    m.signature = Bytes(LH_SIGNATURE_BYTES);
     for (uint32_t i = Count(3); i > 0; --i) {
       GroupState state{.group = {Label(), i}, .committed = Epoch(prng_.Below(5))};
       for (uint32_t j = Count(4); j > 0; --j) state.members.push_back(MemberId(100 * i + j));
@@ -132,7 +133,7 @@ class Generator {
   }
   Draining MakeDraining() { return {}; }
 
-  Welcome MakeWelcome() { return {Words(), 1 + Small(), Secret(), Any(), Any()}; }
+  Welcome MakeWelcome() { return {Words(), 1 + Small(), Any(), Any()}; }
   JoinPending MakeJoinPending() { return {Any(), Group(), Make<MemberId>(), Words()}; }
   JoinRefused MakeJoinRefused() {
     return {Any(), Group(), {static_cast<Code>(1 + prng_.Below(9)), Words()}};
@@ -226,10 +227,11 @@ class Generator {
     return T(Any());
   }
   // Returns random bytes; there may be none.
-  std::string Secret() {
-    std::string secret(Count(LH_PEER_SECRET_BYTES_MAX), '\0');
-    for (char& byte : secret) byte = static_cast<char>(prng_.Below(256));
-    return secret;
+  // At most `most` bytes.
+  std::string Bytes(size_t most) {
+    std::string bytes(Count(most), '\0');
+    for (char& byte : bytes) byte = static_cast<char>(prng_.Below(256));
+    return bytes;
   }
   uint32_t Small() { return static_cast<uint32_t>(prng_.Below(100)); }
   uint32_t Count(uint32_t max) { return static_cast<uint32_t>(prng_.Below(max + 1)); }
@@ -441,13 +443,12 @@ TEST(RefusalTest, Endpoints) {
             "");
 }
 
-TEST(RefusalTest, SecretsOfPeersAreBounded) {
-  EXPECT_EQ(REFUSAL(Hello, m->secret.assign(LH_PEER_SECRET_BYTES_MAX, '\xff')), "");
-  EXPECT_EQ(REFUSAL(Hello, m->secret.assign(LH_PEER_SECRET_BYTES_MAX + 1, '\xff')),
-            "Hello: secret is 65 bytes, not 0 to 64");
-  EXPECT_EQ(REFUSAL(Welcome, m->secret.assign(LH_PEER_SECRET_BYTES_MAX, '\xff')), "");
-  EXPECT_EQ(REFUSAL(Welcome, m->secret.assign(LH_PEER_SECRET_BYTES_MAX + 1, '\xff')),
-            "Welcome: secret is 65 bytes, not 0 to 64");
+TEST(RefusalTest, KeysAndSignaturesAreBounded) {
+  EXPECT_EQ(REFUSAL(Hello, m->key.assign(LH_PUBLIC_KEY_BYTES, '\xff')), "");
+  EXPECT_EQ(REFUSAL(Hello, m->key.assign(LH_PUBLIC_KEY_BYTES + 1, '\xff')),
+            "Hello: key is 33 bytes, not 0 to 32");
+  EXPECT_EQ(REFUSAL(Hello, m->signature.assign(LH_SIGNATURE_BYTES + 1, '\xff')),
+            "Hello: signature is 65 bytes, not 0 to 64");
 }
 
 TEST(RefusalTest, CountsOfHello) {

@@ -825,6 +825,7 @@ Digest32 Sequence(uint8_t first) {
 LaneHello Hello() {
   LaneHello hello;
   hello.kind = LaneKind::kData;
+  hello.sealed = true;
   hello.run_digest = Sequence(0x20);
   hello.group = 0x01020304;
   hello.lane = 2;
@@ -842,9 +843,9 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0700"
+            "0800"
             "01"
-            "00"
+            "01"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
             "04030201"
             "0200"
@@ -865,7 +866,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0700"
+            "0800"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -879,7 +880,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0700"
+            "0800"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -894,13 +895,13 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
   EXPECT_EQ(HelloRefusalWith(4, 4),
-            "HELLO: lane protocol version is 4, not 7; run the same release at both ends");
+            "HELLO: lane protocol version is 4, not 8; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
   EXPECT_EQ(HelloRefusalWith(47, 1), "HELLO: lanes is 260, not at most 256");
   EXPECT_EQ(HelloRefusalWith(56, 0), "HELLO: epoch is 0, not an epoch");
-  EXPECT_EQ(HelloRefusalWith(7, 1), "HELLO: reserved bytes are not zero");
+  EXPECT_EQ(HelloRefusalWith(7, 2), "HELLO: sealed is 2, not 0 or 1");
   LaneHello nobody = Hello();
   nobody.dialer = PeerId();
   EXPECT_EQ(Message(ParseLaneHello(Encode(nobody)).status()), "HELLO: dialer is 0, not a peer");

@@ -61,7 +61,7 @@ LAYERS = [
     ),
     Layer(
         r"coordinator/tokens/",
-        r"coordinator/tokens/|base/|absl/|openssl/",
+        r"coordinator/tokens/|base/|absl/",
         "tokens know neither the store nor callers",
     ),
     Layer(

@@ -1,4 +1,4 @@
-"""Tests that bench/epoll.py runs, on tensors so small that its figures mean nothing."""
+"""Tests that bench/peerd_flags.py runs, on tensors so small that its figures mean nothing."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 HERE = pathlib.Path(__file__).resolve().parent
 # How long anything may take. A busy machine is not a failure.
 PATIENCE_S = 600
 
 
-def test_both_rings_have_a_row_of_every_size(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("flag, names", [("io", ("uring", "epoll")), ("encryption", ("clear", "sealed"))])
+def test_both_values_have_a_row_of_every_size(flag: str, names: tuple[str, str], tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
-    quick = ["--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", f"--json={path}"]
-    command = [sys.executable, str(HERE / "epoll.py"), *quick, f"--log-dir={tmp_path}"]
+    quick = [flag, "--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", f"--json={path}"]
+    command = [sys.executable, str(HERE / "peerd_flags.py"), *quick, f"--log-dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]
     assert {(row["bytes"], row["system"]) for row in rows} == {
-        (size, ring) for size in (256, 1 << 20) for ring in ("uring", "epoll")
+        (size, name) for size in (256, 1 << 20) for name in names
     }
     for row in rows:
         assert 0 < row["p10_s"] <= row["median_s"] <= row["p90_s"]
         assert row["cpu_s_per_op"] > 0
+    if flag != "io":
+        return
     logs = [log.read_text() for log in tmp_path.glob("2-*/peerd-*.log")]
     assert sum("epoll of Linux" in log for log in logs) == 2
     assert sum("io_uring of Linux" in log for log in logs) == 2

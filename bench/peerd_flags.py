@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Measures what an all-reduce costs on epoll (`longhaul-peerd --io=epoll`) beside io_uring, in one run.
+"""Measures what an all-reduce costs with one flag of peerd beside another, in one run.
 
-    tools/build && .venv/bin/python bench/epoll.py
-    .venv/bin/python bench/epoll.py --peers=2 --sizes=256,64M --json=result.json
+    tools/build && .venv/bin/python bench/peerd_flags.py io            # --io=uring beside --io=epoll
+    .venv/bin/python bench/peerd_flags.py encryption                   # --lane-encryption=off beside require
+    .venv/bin/python bench/peerd_flags.py io --peers=2 --sizes=256,64M --json=result.json
 
-For each world size two clusters start, one on io_uring and one on epoll, and stay up. Each has one peerd per member and
-trainers in C, whose ops work in place on tensors of lh_alloc(). The clusters take turns, round by round. Every sum is
-checked before it is timed.
+For each world size two clusters start, one with each flag, and stay up. Each has one peerd per member and trainers in
+C, whose ops work in place on tensors of lh_alloc(). The clusters take turns, round by round. Every sum is checked
+before it is timed.
 
 A row has the median, the tenth and the ninetieth percentile of the time of one op, for the slowest member, and the CPU
-time of all processes of the cluster per op. `x time` and `x CPU` say how many times as much epoll needs.
+time of all processes of the cluster per op. `x time` and `x CPU` say how many times as much the second flag needs.
 """
 
 from __future__ import annotations
@@ -33,29 +34,31 @@ from workers import Failure
 
 from longhaul.bench import sizes_of, text_of
 
-RINGS = ("uring", "epoll")
+# What is compared: the two values of a flag, and what a peerd with this value writes into its log ("": nothing).
+FLAGS = {
+    "io": {"uring": ("--io=uring", "io_uring of Linux"), "epoll": ("--io=epoll", "epoll of Linux")},
+    "encryption": {"clear": ("--lane-encryption=off", ""), "sealed": ("--lane-encryption=require", "")},
+}
 
 
-def expect_ring(size: int, ring: str, logs: pathlib.Path) -> None:
-    """Failure: a peerd of this cluster does not run on this ring."""
-    words = {"uring": "io_uring of Linux", "epoll": "epoll of Linux"}[ring]
+def expect_words(size: int, name: str, words: str, logs: pathlib.Path) -> None:
+    """Failure: a peerd of this cluster does not do what its flag says."""
     for log in sorted(logs.glob("peerd-*.log")):
         if words not in log.read_text():
-            raise Failure(f"a peerd of the world of {size} does not run on {ring}: see {log}")
+            raise Failure(f"a peerd of the world of {size} does not run with {name}: see {log}")
 
 
 @contextlib.contextmanager
 def started(size: int, args: argparse.Namespace, logs: pathlib.Path) -> Iterator[list[allreduce.Variant]]:
-    """The variants of both clusters, io_uring first."""
+    """The variants of both clusters."""
     system = next(system for system in systems.SYSTEMS if system.name == "longhaul")
     with contextlib.ExitStack() as stack:
         variants = []
-        for ring in RINGS:
-            where = logs / f"{size}-{ring}"
-            flags = [f"--io={ring}", *args.peerd_flag]
-            place = stack.enter_context(systems.loopback(size, str(where), flags))
-            expect_ring(size, ring, where)
-            team = systems.Team(dataclasses.replace(system, name=ring), place)
+        for name, (flag, words) in FLAGS[args.flag].items():
+            where = logs / f"{size}-{name}"
+            place = stack.enter_context(systems.loopback(size, str(where), [flag, *args.peerd_flag]))
+            expect_words(size, name, words, where)
+            team = systems.Team(dataclasses.replace(system, name=name), place)
             stack.callback(team.kill)
             variants.append(allreduce.Variant(team, "arena"))
         for variant in variants:
@@ -74,7 +77,7 @@ def compare(size: int, args: argparse.Namespace, logs: pathlib.Path, result: dic
                 continue
             result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": allreduce.quiet()})
             all_samples = allreduce.measure(variants, nbytes, args)
-            rows = [figures.row_of(size, nbytes, ring, "arena", samples) for ring, samples in zip(RINGS, all_samples)]
+            rows = [figures.row_of(size, nbytes, variant.team.system.name, "arena", samples) for variant, samples in zip(variants, all_samples)]
             result["rows"] += rows
             for row in rows:
                 ratios = ""
@@ -90,10 +93,11 @@ def compare(size: int, args: argparse.Namespace, logs: pathlib.Path, result: dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("flag", choices=FLAGS, help="what to compare")
     parser.add_argument("--peers", type=allreduce.numbers, default="2,3,4", help="world sizes (default 2,3,4)")
     sizes = "256,4K,64K,1M,16M,64M"
     parser.add_argument("--sizes", type=sizes_of, default=sizes, help=f"bytes of the tensor (default {sizes})")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each ring (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each flag (default 7)")
     parser.add_argument("--round-seconds", type=float, default=0.3, help="about how long a turn lasts (default 0.3)")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     parser.add_argument("--log-dir", type=pathlib.Path, help="keep the daemons' logs here")
@@ -103,7 +107,7 @@ def main() -> int:
         parser.error("give at least 2 --peers and at least 1 of --rounds")
     about = machine.describe()
     result: dict[str, Any] = {
-        "command": ["bench/epoll.py", *sys.argv[1:]],
+        "command": ["bench/peerd_flags.py", *sys.argv[1:]],
         "machine": about,
         "busy_elsewhere": [],
         "rows": [],
@@ -112,7 +116,7 @@ def main() -> int:
         f"{about['cpu']}, {about['processors']} processors, Linux {about['kernel']}, load {os.getloadavg()[0]:.1f}; loopback"
     )
     columns = ("median ms", "p10 ms", "p90 ms", "CPU ms")
-    print(f"peers     size ring   {' '.join(f'{column:>9}' for column in columns)}  x time   x CPU", flush=True)
+    print(f"peers     size flag   {' '.join(f'{column:>9}' for column in columns)}  x time   x CPU", flush=True)
     code = 0
     try:
         with contextlib.ExitStack() as stack:
@@ -121,7 +125,7 @@ def main() -> int:
             for size in args.peers:
                 compare(size, args, logs, result)
     except Failure as failure:
-        print(f"epoll: {failure}", file=sys.stderr)
+        print(f"peerd_flags: {failure}", file=sys.stderr)
         result["failure"] = str(failure)
         code = 1
     busy = max((one["share"] for one in result["busy_elsewhere"]), default=0)
