@@ -77,8 +77,12 @@ struct Attached {
     hello->set_key(identity.public_key());
     hello->set_signature(identity.Sign(PossessionText(Nonce(), identity.public_key())));
   }
-  std::string Nonce() {
+  // gRPC allows only one wait.
+  void WaitForMetadata() {
     if (!std::exchange(has_metadata, true)) stream->WaitForInitialMetadata();
+  }
+  std::string Nonce() {
+    WaitForMetadata();
     const auto& metadata = context.GetServerInitialMetadata();
     const auto nonce = metadata.find(control::kNonceMetadata);
     return nonce == metadata.end() ? "" : std::string(nonce->second.data(), nonce->second.size());
@@ -473,13 +477,13 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   std::vector<std::unique_ptr<Attached>> silent;
   for (size_t i = 0; i < LH_STREAMS_WITHOUT_HELLO_MAX; ++i) {
     silent.push_back(std::make_unique<Attached>(i % 2 == 0 ? strangers.get() : peers_.get()));
-    silent.back()->stream->WaitForInitialMetadata();
+    silent.back()->WaitForMetadata();
   }
   EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX);
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 0\n"));
   // One more stream ends the oldest one.
   Attached another(peers_.get());
-  another.stream->WaitForInitialMetadata();
+  another.WaitForMetadata();
   const grpc::Status status = silent[0]->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("LH_STREAMS_WITHOUT_HELLO_MAX"));
