@@ -22,13 +22,20 @@ ABSL_FLAG(std::string, listen, "",
 ABSL_FLAG(
     std::string, admin, "127.0.0.1:29602",
     "address for lhctl (gRPC), in clear on loopback: everybody on this host may evict members "
-    "and drain peers; elsewhere with TLS, for certificates of the role operator; empty: none");
+    "and drain peers; elsewhere with TLS, for the roles operator and observer; empty: none");
 ABSL_FLAG(std::string, tls_crl, "",
           "file with what the CAs of --tls-ca have revoked (PEM); new contents are used without a "
           "restart");
 ABSL_FLAG(uint32_t, tls_connection_age_s, 45,
           "seconds after which a connection with TLS ends and its peer connects anew: so long, and "
           "about ten seconds, a revoked certificate or a removed CA may still be in use");
+ABSL_FLAG(std::string, auth, "auto",
+          "what peers have to show at --listen: none, token (a join token of the role trainer), "
+          "certificate, any (one of the two), both; auto: none on loopback and with --insecure, "
+          "else any");
+ABSL_FLAG(std::string, admin_auth, "auto",
+          "what operators and observers have to show at --admin, as for --auth; auto: none on "
+          "loopback, else any");
 ABSL_FLAG(std::string, http, "127.0.0.1:29601",
           "address of the status page, /metrics, /healthz and /readyz; empty: none");
 ABSL_FLAG(std::string, store, "",
@@ -79,6 +86,8 @@ int Main(int argc, char** argv) {
   options.tls.crl = absl::GetFlag(FLAGS_tls_crl);
   options.tls_connection_age_s = absl::GetFlag(FLAGS_tls_connection_age_s);
   options.insecure = InsecureFlag();
+  options.auth = absl::GetFlag(FLAGS_auth);
+  options.admin_auth = absl::GetFlag(FLAGS_admin_auth);
   options.core.detect_ms = absl::GetFlag(FLAGS_detect_ms);
   options.core.ring_interval_ms = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));

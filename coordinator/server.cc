@@ -102,25 +102,54 @@ absl::Status CheckTls(const ServerOptions& options) {
                     "network or a tunnel, or an address on loopback such as 127.0.0.1:29600");
     }
   }
-  if (!tls.cert.empty() && tls.ca.empty() && OffLoopback(options.admin)) {
-    return refuse(
-        "--admin", options.admin,
-        "so operators need a certificate there: give --tls-ca, the CA that issues theirs");
-  }
   return absl::OkStatus();
 }
 
-void WarnOfClearPorts(const ServerOptions& options) {
+// What callers of the two ports have to show: with a value other than kAuto.
+struct Asked {
+  Auth peers = Auth::kNone;
+  Auth operators = Auth::kNone;
+};
+
+// InvalidArgument: a flag has another value, or asks for what no caller could show.
+absl::StatusOr<Asked> AskedOf(const ServerOptions& options) {
+  Asked asked;
+  LH_ASSIGN_OR_RETURN(asked.peers, ParseAuth("--auth", options.auth));
+  LH_ASSIGN_OR_RETURN(asked.operators, ParseAuth("--admin-auth", options.admin_auth));
+  if (asked.peers == Auth::kAuto) {
+    asked.peers = OffLoopback(options.listen) && !options.insecure ? Auth::kAny : Auth::kNone;
+  }
+  if (asked.operators == Auth::kAuto) {
+    asked.operators = OffLoopback(options.admin) ? Auth::kAny : Auth::kNone;
+  }
+  for (const auto& [flag, auth] :
+       {std::pair("--auth", asked.peers), std::pair("--admin-auth", asked.operators)}) {
+    if ((auth == Auth::kCertificate || auth == Auth::kBoth) && options.tls.ca.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, "=", NameOf(auth),
+                       ": without TLS nobody can show a certificate; give --tls-cert, --tls-key "
+                       "and --tls-ca, the CA that issues the callers' certificates"));
+    }
+  }
+  return asked;
+}
+
+void WarnOfClearPorts(const ServerOptions& options, const Asked& asked) {
   if (!options.tls.cert.empty()) return;
   if (OffLoopback(options.listen)) {
     Log(LogLevel::kWarning,
-        "--insecure: gRPC of peers is not encrypted, and whoever reaches the port may join runs" +
-            LogField("listen", options.listen));
+        absl::StrCat("--insecure: gRPC of peers is not encrypted, and ",
+                     asked.peers == Auth::kNone ? "whoever reaches the port may join runs"
+                                                : "whoever sees the packets can read join tokens",
+                     LogField("listen", options.listen)));
   }
   if (OffLoopback(options.admin)) {
     Log(LogLevel::kWarning,
-        "--insecure: whoever reaches the port of operators may evict members and drain peers" +
-            LogField("admin", options.admin));
+        absl::StrCat("--insecure: the port of operators is not encrypted, and ",
+                     asked.operators == Auth::kNone
+                         ? "whoever reaches it may evict members and drain peers"
+                         : "whoever sees the packets can read operators' tokens",
+                     LogField("admin", options.admin)));
   }
 }
 
@@ -192,7 +221,8 @@ void ExitOnFatal(const absl::Status& status) {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given) {
   const ServerOptions options = WithDefaults(given);
   LH_RETURN_IF_ERROR(Check(options));
-  WarnOfClearPorts(options);
+  LH_ASSIGN_OR_RETURN(const Asked asked, AskedOf(options));
+  WarnOfClearPorts(options, asked);
   std::unique_ptr<Server> server(new Server);
   if (!options.tls.cert.empty()) {
     auto files = tls::Files::Open(
@@ -207,6 +237,25 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
   const GrpcTls tls{server->tls_, options.tls_connection_age_s, server->seen_};
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
+  LH_ASSIGN_OR_RETURN(std::vector<TokenRecord> tokens, store->LoadTokens());
+  TokenDesk::Options token_options;
+  token_options.keep = [server = server.get()](TokenChange change, TokenDesk::Done done) {
+    server->loop_->ChangeTokens(std::move(change), std::move(done));
+  };
+  server->tokens_ = std::make_unique<TokenDesk>(std::move(tokens), std::move(token_options));
+  server->tokens_->SetOnRevoked([server = server.get()] { server->sweeper_.Wake(); });
+  std::function<std::string(const std::string&)> why_not;
+  if (server->seen_ != nullptr) {
+    why_not = [seen = server->seen_](const std::string& fingerprint) {
+      return seen->WhyNot(fingerprint);
+    };
+  }
+  server->peers_ = std::make_unique<Authorizer>(
+      Authorizer::Options{asked.peers, "--auth", Role::kTrainer, why_not}, server->tokens_.get(),
+      &server->metrics_);
+  server->operators_ = std::make_unique<Authorizer>(
+      Authorizer::Options{asked.operators, "--admin-auth", Role::kOperator, why_not},
+      server->tokens_.get(), &server->metrics_);
   CoordinatorLoop::Options loop;
   loop.core = options.core;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
@@ -232,15 +281,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
     LH_ASSIGN_OR_RETURN(server->admin_,
                         GrpcServer::StartForOperators(
                             options.admin, server->loop_.get(), server->desk_.get(),
+                            server->tokens_.get(), server->operators_.get(),
                             OffLoopback(options.admin) ? tls : GrpcTls{}, &server->metrics_));
   }
   // The last step: from here on peers connect.
-  LH_ASSIGN_OR_RETURN(server->grpc_,
-                      GrpcServer::StartForPeers(options.listen, server->loop_.get(),
-                                                &server->metrics_, server->desk_.get(), tls));
+  LH_ASSIGN_OR_RETURN(server->grpc_, GrpcServer::StartForPeers(
+                                         options.listen, server->loop_.get(), &server->metrics_,
+                                         server->desk_.get(), server->peers_.get(), tls));
+  server->sweeper_.Start([server = server.get()] { server->EndLapsedStreams(); });
   Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
                            LogField("admin", server->admin_address()) +
                            LogField("tls", server->tls_ == nullptr ? "off" : "on") +
+                           LogField("auth", NameOf(asked.peers)) +
+                           LogField("admin_auth", NameOf(asked.operators)) +
                            LogField("http", server->http_address()) +
                            LogField("store", server->loop_->store_name()) +
                            LogField("incarnation", server->incarnation()) +
@@ -256,8 +309,15 @@ Server::~Server() {
   if (tls_) tls_->StopWatching();
 }
 
+void Server::EndLapsedStreams() {
+  const auto lapsed = [this](const Caller& caller) { return peers_->Lapsed(caller); };
+  grpc_->EndStreamsOf(lapsed);
+  if (admin_) admin_->EndStreamsOf(lapsed);
+}
+
 void Server::Stop(std::chrono::milliseconds grace) {
   if (web_) web_->SetStopping();
+  sweeper_.Stop();
   grpc_->Stop(grace);
   if (admin_) admin_->Stop(grace);
 }

@@ -15,10 +15,13 @@
 #include "absl/status/statusor.h"
 #include "base/daemon/dumps.h"
 #include "base/recorder.h"
+#include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/grpc_server.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
+#include "coordinator/sweeper.h"
+#include "coordinator/tokens/token_desk.h"
 #include "coordinator/web/web.h"
 
 namespace longhaul::coordinator {
@@ -41,7 +44,11 @@ struct ServerOptions {
   // loopback.
   tls::Paths tls;
   uint32_t tls_connection_age_s = 45;
-  bool insecure = false;         // ports in clear may be reached from other hosts
+  bool insecure = false;  // ports in clear may be reached from other hosts
+  // What callers of --listen and of --admin have to show: auto, none, token, certificate, any,
+  // both. auto: nothing at a port on loopback, and at --listen with `insecure`; else any.
+  std::string auth = "auto";
+  std::string admin_auth = "auto";
   CoreConfig core;               // Start() sets incarnation, store and entropy
   JournalOptions journal;        // without a path no journal is written
   Recorder* recorder = nullptr;  // the flight recorder, if any; outlives the server
@@ -75,11 +82,17 @@ class Server {
 
  private:
   Server() = default;
+  void EndLapsedStreams();
 
   CoordinatorMetrics metrics_;
   std::shared_ptr<tls::Files> tls_;              // null: in clear
   std::shared_ptr<tls::SeenCertificates> seen_;  // null: in clear
   std::unique_ptr<RecordingDesk> desk_;
+  std::unique_ptr<TokenDesk> tokens_;  // the loop's thread calls it back
+  std::unique_ptr<Authorizer> peers_;
+  std::unique_ptr<Authorizer> operators_;
+  // Ends streams whose callers' tokens were revoked or have expired.
+  Sweeper sweeper_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<GrpcServer> admin_;

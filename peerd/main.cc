@@ -21,6 +21,7 @@
 #include "base/daemon/daemon.h"
 #include "base/daemon/dumps.h"
 #include "base/daemon/host_port.h"
+#include "base/daemon/secret_file.h"
 #include "base/daemon/tls_flags.h"
 #include "base/daemon/version.h"
 #include "base/log.h"
@@ -31,6 +32,9 @@
 
 ABSL_FLAG(std::string, coordinator, "127.0.0.1:29600",
           "coordinator addresses, host:port[,host:port...]; tried in turn");
+ABSL_FLAG(std::string, token_file, "",
+          "file with a join token of the role trainer (lhctl token create), which only its owner "
+          "may read; read at each connection, so a new token needs no restart; empty: none");
 ABSL_FLAG(std::string, socket, "",
           "path of the Unix socket for trainers; empty: /run/longhaul/peerd.sock, or "
           "$XDG_RUNTIME_DIR/longhaul/peerd.sock where /run/longhaul cannot be written");
@@ -155,6 +159,12 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
       ClientTlsFromFlags("--coordinator", options.coordinators);
   if (!tls.ok()) return tls.status();
   options.tls = *std::move(tls);
+  options.token_file = absl::GetFlag(FLAGS_token_file);
+  if (!options.token_file.empty()) {
+    // Says now what would keep the daemon from ever reaching a coordinator.
+    const auto token = ReadSecretFile("--token-file", options.token_file);
+    if (!token.ok()) return token.status();
+  }
   options.socket_path = absl::GetFlag(FLAGS_socket);
   if (options.socket_path.empty()) options.socket_path = DefaultSocketPath();
   absl::StatusOr<mode_t> mode = ParseSocketMode(absl::GetFlag(FLAGS_socket_mode));

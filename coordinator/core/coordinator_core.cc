@@ -39,6 +39,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
   bool HasPeer(PeerId peer) const { return peers_.contains(peer); }
+  Holdings HoldingsOf(const std::set<PeerId>& peers) const;
+  bool KnowsJoin(PeerId peer, const control::Join& join) const;
   Overview GetOverview() const;
   // What is known of the link from one peer to another.
   std::optional<DirectionView> Direction(PeerId from, PeerId to) const;
@@ -1255,6 +1257,23 @@ std::optional<PaceView> CoordinatorCore::Impl::PaceOf(const GroupKey& key) const
   return links_.PaceOf(found->second.Ring(), found->second.Blocked(), now_);
 }
 
+Holdings CoordinatorCore::Impl::HoldingsOf(const std::set<PeerId>& peers) const {
+  Holdings holdings;
+  for (const auto& [key, group] : groups_) {
+    for (const MemberRecord& member : group.record().members) {
+      if (!peers.contains(member.peer)) continue;
+      ++holdings.members;
+      holdings.groups.insert(key);
+    }
+  }
+  return holdings;
+}
+
+bool CoordinatorCore::Impl::KnowsJoin(PeerId peer, const control::Join& join) const {
+  const auto group = groups_.find(join.group);
+  return group != groups_.end() && group->second.FindRequest(peer, join.request);
+}
+
 Overview CoordinatorCore::Impl::GetOverview() const {
   Overview overview;
   overview.incarnation = config_.incarnation;
@@ -1400,6 +1419,12 @@ std::vector<Action> CoordinatorCore::Step(const Event& event, Tick now) {
 }
 Tick CoordinatorCore::NextDeadline() const { return impl_->NextDeadline(); }
 bool CoordinatorCore::HasPeer(PeerId peer) const { return impl_->HasPeer(peer); }
+Holdings CoordinatorCore::HoldingsOf(const std::set<PeerId>& peers) const {
+  return impl_->HoldingsOf(peers);
+}
+bool CoordinatorCore::KnowsJoin(PeerId peer, const control::Join& join) const {
+  return impl_->KnowsJoin(peer, join);
+}
 Overview CoordinatorCore::GetOverview() const { return impl_->GetOverview(); }
 std::vector<DirectionView> CoordinatorCore::LinksOf(const GroupView& group) const {
   std::vector<DirectionView> links;

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -142,6 +143,12 @@ struct DirectionView {
   bool held = false;           // the link or the receiver limits the rate, and not the sender
 };
 
+// What some peers take up with their members, pending and admitted ones.
+struct Holdings {
+  size_t members = 0;
+  std::set<GroupKey> groups;  // in which they have members
+};
+
 class CoordinatorCore {
  public:
   // `records`: what the store holds; empty for a new store. Aborts the process (LH_CHECK) unless
@@ -158,6 +165,10 @@ class CoordinatorCore {
 
   // Whether the peer is attached, has members, or may still come back to be drained.
   bool HasPeer(PeerId peer) const;
+  // Costs time that grows with all members.
+  Holdings HoldingsOf(const std::set<PeerId>& peers) const;
+  // Whether the member that this Join asks for is there: the peer has sent the Join before.
+  bool KnowsJoin(PeerId peer, const control::Join& join) const;
   // Returns what operators see of all groups, in order of run and group number.
   Overview GetOverview() const;
   // What is known of the links between the peers of this group's ring, ordered by the ring: first

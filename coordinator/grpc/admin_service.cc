@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/daemon/version.h"
+#include "base/log.h"
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/loop/explain.h"
@@ -26,6 +27,8 @@ namespace {
 constexpr size_t kWatchersMax = 64;
 // How many events a watcher takes from the log at once.
 constexpr size_t kBatch = 64;
+// How long a token is valid if the request does not say.
+constexpr uint64_t kTokenTtlS = 30 * 86400;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // Abseil and gRPC number their codes alike, as google.rpc.Code does.
@@ -180,9 +183,27 @@ void Fill(const RecordingAnswer& answer, v1::ReadRecordingResponse* response) {
   response->set_answered_us(answer.answered_us);
 }
 
-void Fill(const Overview& overview, v1::ListRunsResponse* response) {
+void Fill(const TokenRecord& record, int64_t now_s, v1::Token* token) {
+  token->set_id(record.id);
+  token->set_run(record.run);
+  token->set_role(NameOf(record.role));
+  token->set_label(CleanText(record.label, kTokenLabelBytesMax));
+  token->set_created_s(static_cast<int64_t>(record.created_s));
+  token->set_expires_s(static_cast<int64_t>(record.expires_s));
+  token->set_revoked_s(static_cast<int64_t>(record.revoked_s));
+  token->set_groups(record.quota.groups);
+  token->set_members(record.quota.members);
+  token->set_runs(record.quota.runs);
+  token->set_state(record.revoked_s != 0         ? "revoked"
+                   : now_s >= token->expires_s() ? "expired"
+                                                 : "valid");
+}
+
+// The runs that `selector` names, without their groups.
+void Fill(const Overview& overview, const v1::Selector& selector, v1::ListRunsResponse* response) {
   std::map<std::string, v1::ListRunsResponse::Run*> runs;
   for (const GroupView& group : overview.groups) {
+    if (!Selects(selector, group.group)) continue;
     v1::ListRunsResponse::Run*& run = runs[group.group.run];
     if (run == nullptr) {
       run = response->add_runs();
@@ -209,12 +230,14 @@ class Watchers;
 //   any  --(end of the backlog | cancelled | Stop())--> finished, once no write is in flight
 class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
  public:
+  // `request` selects nothing but what the caller may see.
   Watcher(Watchers* watchers, EventLog* log, std::string incarnation,
-          const v1::WatchEventsRequest& request)
+          const v1::WatchEventsRequest& request, Caller caller)
       : watchers_(watchers),
         log_(log),
         incarnation_(std::move(incarnation)),
         request_(request),
+        caller_(std::move(caller)),
         end_(log->newest()) {
     // Every start of the coordinator numbers its events from 1. So a number from another start
     // means nothing here.
@@ -239,11 +262,16 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
     subscription_ = log_->Subscribe([this] { Advance(); });
     Advance();
   }
-  // Ends the stream. A watch that is refused from the start ends this way, too.
-  void Stop(const grpc::Status& status) {
+  // Ends the stream. A watch that is refused from the start ends this way, too. Returns whether the
+  // stream was running.
+  bool Stop(const grpc::Status& status) {
     MutexLock lock(&mutex_);
+    const bool running = !stopped_;
     StopLocked(status);
+    return running;
   }
+
+  const Caller& caller() const { return caller_; }
 
   void OnWriteDone(bool ok) override {
     {
@@ -272,9 +300,11 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
       const StampedEvent event = std::move(batch_.front());
       batch_.erase(batch_.begin());
       after_ = event.sequence;
-      if (!event.event.group.run.empty() && !Selects(request_.selector(), event.event.group)) {
-        continue;
-      }
+      // An event that concerns no group may name peers of other runs.
+      const bool shown = event.event.group.run.empty()
+                             ? caller_.run == kAllRuns
+                             : Selects(request_.selector(), event.event.group);
+      if (!shown) continue;
       outgoing_.Clear();
       Fill(event, incarnation_, &outgoing_);
       writing_ = true;
@@ -293,6 +323,7 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
   EventLog* const log_;
   const std::string incarnation_;
   const v1::WatchEventsRequest request_;
+  const Caller caller_;
   const uint64_t end_;  // the newest event when the watch began: the end of the backlog
   std::optional<EventLog::Subscription> subscription_;
 
@@ -323,6 +354,16 @@ class Watchers {
   void Remove(Watcher* watcher) {
     MutexLock lock(&mutex_);
     watchers_.erase(watcher);
+  }
+  // Ends the watches for whose callers `why` gives a reason. Returns the reasons.
+  std::vector<Denial> StopWhere(const std::function<std::optional<Denial>(const Caller&)>& why) {
+    std::vector<Denial> denials;
+    MutexLock lock(&mutex_);
+    for (Watcher* watcher : watchers_) {
+      const std::optional<Denial> denial = why(watcher->caller());
+      if (denial && watcher->Stop(ToGrpc(*denial))) denials.push_back(*denial);
+    }
+    return denials;
   }
   void StopAll() {
     MutexLock lock(&mutex_);
@@ -373,16 +414,57 @@ class RecordingCall final : public grpc::ServerUnaryReactor {
 
 class AdminService final : public DrainableService, private v1::Admin::CallbackService {
  public:
-  AdminService(CoordinatorLoop* loop, RecordingDesk* desk) : loop_(loop), desk_(desk) {}
+  AdminService(CoordinatorLoop* loop, RecordingDesk* desk, TokenDesk* tokens,
+               Authorizer* authorizer)
+      : loop_(loop), desk_(desk), tokens_(tokens), authorizer_(authorizer) {}
 
   grpc::Service* service() override { return this; }
   void EndStreams() override { watchers_.StopAll(); }
+  void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) override {
+    for (const Denial& denial : watchers_.StopWhere(why)) {
+      authorizer_->Refused(denial, "a watcher of events", "stream of events ended");
+    }
+  }
 
  private:
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
 
-  // Answers with what `fill` makes of the overview. `fill` runs on the loop's thread.
+  // Each method first finds out who calls, with one of the next four. They count and log a refusal.
+
+  std::variant<Caller, Denial> Admit(Context* context, Role needed) {
+    return authorizer_->Admit(*context, needed);
+  }
+  // Also refuses a caller that may not use `run`.
+  std::variant<Caller, Denial> AdmitTo(Context* context, Role needed, const std::string& run) {
+    std::variant<Caller, Denial> admitted = Admit(context, needed);
+    const auto* caller = std::get_if<Caller>(&admitted);
+    if (caller == nullptr || caller->MayUse(run)) return admitted;
+    const std::string asked = run == kAllRuns ? "this call concerns all runs"
+                                              : absl::StrCat("this call concerns run ",
+                                                             CleanText(run, LH_RUN_NAME_BYTES_MAX));
+    const Denial denial{Refusal::kRun, absl::StrCat(asked, ", and the caller's ", caller->Shown(),
+                                                    " is for run ", caller->run)};
+    authorizer_->Refused(denial, context->peer(), "call refused");
+    return denial;
+  }
+  // Admits a reader. Makes the selection narrower if the caller may see one run only.
+  std::variant<Caller, Denial> AdmitReader(Context* context, v1::Selector* selector) {
+    if (!selector->run().empty()) return AdmitTo(context, Role::kObserver, selector->run());
+    std::variant<Caller, Denial> admitted = Admit(context, Role::kObserver);
+    const auto* caller = std::get_if<Caller>(&admitted);
+    if (caller != nullptr && caller->run != kAllRuns) selector->set_run(caller->run);
+    return admitted;
+  }
+  // Finishes the call if it was refused. Returns whether it was.
+  static bool Over(const std::variant<Caller, Denial>& admitted, Unary* reactor) {
+    const auto* denial = std::get_if<Denial>(&admitted);
+    if (denial != nullptr) reactor->Finish(ToGrpc(*denial));
+    return denial != nullptr;
+  }
+
+  // Answers with what `fill` makes of the overview. `fill` runs on the loop's thread. These four
+  // come after the caller was admitted, or admit it themselves if they have a selector.
   Unary* Answer(Context* context, std::function<absl::Status(const Overview&)> fill) {
     return AnswerFromCore(
         context, [fill = std::move(fill)](const Overview& overview, const CoordinatorCore&) {
@@ -401,7 +483,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     return reactor;
   }
 
-  // Answers with what `fill` makes of each selected group.
+  // Answers with what `fill` makes of each selected group that the caller may see.
   Unary* ForEach(Context* context, const v1::Selector& selector,
                  std::function<void(const GroupView&)> fill) {
     return ForEachFromCore(
@@ -409,10 +491,12 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
         [fill = std::move(fill)](const GroupView& group, const CoordinatorCore&) { fill(group); });
   }
 
-  Unary* ForEachFromCore(Context* context, const v1::Selector& selector,
+  Unary* ForEachFromCore(Context* context, v1::Selector selector,
                          std::function<void(const GroupView&, const CoordinatorCore&)> fill) {
-    return AnswerFromCore(context, [&selector, fill = std::move(fill)](
-                                       const Overview& overview, const CoordinatorCore& core) {
+    Unary* reactor = context->DefaultReactor();
+    if (Over(AdmitReader(context, &selector), reactor)) return reactor;
+    return AnswerFromCore(context, [selector, fill = std::move(fill)](const Overview& overview,
+                                                                      const CoordinatorCore& core) {
       const auto groups = Select(selector, overview);
       if (!groups.ok()) return groups.status();
       for (const GroupView* group : *groups) fill(*group, core);
@@ -422,8 +506,11 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   Unary* ListRuns(Context* context, const v1::ListRunsRequest*,
                   v1::ListRunsResponse* response) override {
-    return Answer(context, [response](const Overview& overview) {
-      Fill(overview, response);
+    Unary* reactor = context->DefaultReactor();
+    v1::Selector selector;
+    if (Over(AdmitReader(context, &selector), reactor)) return reactor;
+    return Answer(context, [selector, response](const Overview& overview) {
+      Fill(overview, selector, response);
       return absl::OkStatus();
     });
   }
@@ -464,9 +551,12 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
   Unary* Explain(Context* context, const v1::ExplainRequest* request,
                  v1::ExplainResponse* response) override {
     const uint32_t detect_ms = loop_->core_config().detect_ms;
-    return AnswerFromCore(context, [request, response, detect_ms](const Overview& overview,
-                                                                  const CoordinatorCore& core) {
-      const auto groups = Select(request->selector(), overview);
+    Unary* reactor = context->DefaultReactor();
+    v1::Selector selector = request->selector();
+    if (Over(AdmitReader(context, &selector), reactor)) return reactor;
+    return AnswerFromCore(context, [selector, response, detect_ms](const Overview& overview,
+                                                                   const CoordinatorCore& core) {
+      const auto groups = Select(selector, overview);
       if (!groups.ok()) return groups.status();
       for (const GroupView* group : *groups) {
         GroupView view = *group;
@@ -487,6 +577,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   Unary* Drain(Context* context, const v1::DrainRequest* request, v1::DrainResponse*) override {
     Unary* reactor = context->DefaultReactor();
+    if (Over(AdmitTo(context, Role::kOperator, kAllRuns), reactor)) return reactor;
     PeerId peer;
     if (!ParseId(request->peer(), &peer) || !peer) {
       reactor->Finish(BadRequest("peer: write it as in `lhctl ring`, for instance p1f"));
@@ -499,15 +590,16 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   Unary* Evict(Context* context, const v1::EvictRequest* request, v1::EvictResponse*) override {
     Unary* reactor = context->DefaultReactor();
-    MemberId member;
-    if (!ParseId(request->member(), &member) || !member) {
-      reactor->Finish(BadRequest("member: write it as in `lhctl members`, for instance m3"));
-      return reactor;
-    }
     if (request->run().size() > LH_RUN_NAME_BYTES_MAX) {
       reactor->Finish(
           BadRequest(absl::StrCat("run: the name has ", request->run().size(),
                                   " bytes; a run's name has at most ", LH_RUN_NAME_BYTES_MAX)));
+      return reactor;
+    }
+    if (Over(AdmitTo(context, Role::kOperator, request->run()), reactor)) return reactor;
+    MemberId member;
+    if (!ParseId(request->member(), &member) || !member) {
+      reactor->Finish(BadRequest("member: write it as in `lhctl members`, for instance m3"));
       return reactor;
     }
     loop_->Evict({{request->run(), request->group()},
@@ -519,9 +611,14 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   grpc::ServerWriteReactor<v1::Event>* WatchEvents(Context* context,
                                                    const v1::WatchEventsRequest* request) override {
-    auto* watcher =
-        new Watcher(&watchers_, &loop_->events(), loop_->core_config().incarnation, *request);
-    if (const grpc::Status refused = watchers_.Add(watcher); !refused.ok()) {
+    v1::WatchEventsRequest seen = *request;
+    const std::variant<Caller, Denial> admitted = AdmitReader(context, seen.mutable_selector());
+    const auto* denial = std::get_if<Denial>(&admitted);
+    auto* watcher = new Watcher(&watchers_, &loop_->events(), loop_->core_config().incarnation,
+                                seen, denial == nullptr ? std::get<Caller>(admitted) : Caller());
+    if (denial != nullptr) {
+      watcher->Stop(ToGrpc(*denial));
+    } else if (const grpc::Status refused = watchers_.Add(watcher); !refused.ok()) {
       watcher->Stop(refused);
     } else {
       watcher->Begin(context);
@@ -531,6 +628,13 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   Unary* ReadRecording(Context* context, const v1::ReadRecordingRequest* request,
                        v1::ReadRecordingResponse* response) override {
+    const std::variant<Caller, Denial> admitted = AdmitTo(context, Role::kObserver, kAllRuns);
+    // The default reactor must not be made for a call that has a reactor of its own.
+    if (std::holds_alternative<Denial>(admitted)) {
+      Unary* reactor = context->DefaultReactor();
+      Over(admitted, reactor);
+      return reactor;
+    }
     control::ReadRecording read;
     read.snapshot = request->snapshot();
     read.offset = request->offset();
@@ -554,15 +658,77 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     return call;
   }
 
+  Unary* CreateToken(Context* context, const v1::CreateTokenRequest* request,
+                     v1::CreateTokenResponse* response) override {
+    Unary* reactor = context->DefaultReactor();
+    const std::variant<Caller, Denial> admitted = AdmitTo(context, Role::kOperator, kAllRuns);
+    if (Over(admitted, reactor)) return reactor;
+    TokenOrder order;
+    order.run = request->run();
+    order.role = Role();  // no role: the desk refuses it
+    const auto roles = NamesOf(Role());
+    for (uint64_t role = roles.first; role <= roles.last(); ++role) {
+      if (request->role() == NameOf(static_cast<Role>(role))) order.role = static_cast<Role>(role);
+    }
+    order.label = request->label();
+    order.ttl_s = request->ttl_s() == 0 ? kTokenTtlS : request->ttl_s();
+    order.quota = {request->groups(), request->members(), request->runs()};
+    tokens_->Create(order, [reactor, response,
+                            by = ByWhom(admitted, context)](const absl::StatusOr<NewToken>& made) {
+      if (made.ok()) {
+        const TokenRecord& record = made->record;
+        response->set_token(made->token);
+        Fill(record, WallTimeUs() / 1000000, response->mutable_about());
+        Log(LogLevel::kInfo, absl::StrCat("join token created id=", record.id, " run=", record.run,
+                                          " role=", NameOf(record.role),
+                                          " valid_for_s=", record.expires_s - record.created_s,
+                                          LogField("label", record.label), by));
+      }
+      reactor->Finish(ToGrpc(made.status()));
+    });
+    return reactor;
+  }
+
+  Unary* ListTokens(Context* context, const v1::ListTokensRequest*,
+                    v1::ListTokensResponse* response) override {
+    Unary* reactor = context->DefaultReactor();
+    if (Over(AdmitTo(context, Role::kOperator, kAllRuns), reactor)) return reactor;
+    const int64_t now_s = WallTimeUs() / 1000000;
+    for (const TokenRecord& record : tokens_->List()) Fill(record, now_s, response->add_tokens());
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  Unary* RevokeToken(Context* context, const v1::RevokeTokenRequest* request,
+                     v1::RevokeTokenResponse*) override {
+    Unary* reactor = context->DefaultReactor();
+    const std::variant<Caller, Denial> admitted = AdmitTo(context, Role::kOperator, kAllRuns);
+    if (Over(admitted, reactor)) return reactor;
+    const std::string id = request->id();
+    tokens_->Revoke(id, [reactor, id, by = ByWhom(admitted, context)](const absl::Status& status) {
+      if (status.ok()) Log(LogLevel::kInfo, absl::StrCat("join token revoked id=", id, by));
+      reactor->Finish(ToGrpc(status));
+    });
+    return reactor;
+  }
+
+  // For the log: who gave an order.
+  static std::string ByWhom(const std::variant<Caller, Denial>& admitted, Context* context) {
+    return LogField("by", std::get<Caller>(admitted).Shown()) + LogField("client", context->peer());
+  }
+
   CoordinatorLoop* const loop_;
   RecordingDesk* const desk_;
+  TokenDesk* const tokens_;
+  Authorizer* const authorizer_;
   Watchers watchers_;
 };
 
 }  // namespace
 
-std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop, RecordingDesk* desk) {
-  return std::make_unique<AdminService>(loop, desk);
+std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop, RecordingDesk* desk,
+                                                   TokenDesk* tokens, Authorizer* authorizer) {
+  return std::make_unique<AdminService>(loop, desk, tokens, authorizer);
 }
 
 }  // namespace longhaul::coordinator

@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
+#include "coordinator/grpc/token_use.h"
 #include "proto/control/convert.h"
 #include "proto/control/grpc/support.h"
 #include "proto/control/recording.h"
@@ -81,10 +82,12 @@ class Stream final : public SessionPort,
                      public RecordingStream,
                      public std::enable_shared_from_this<Stream> {
  public:
-  Stream(AttachService* service, grpc::CallbackServerContext* context, RecordingDesk* desk)
+  Stream(AttachService* service, grpc::CallbackServerContext* context, RecordingDesk* desk,
+         Caller caller)
       : service_(service),
         context_(context),
         desk_(desk),
+        caller_(std::move(caller)),
         client_(context->peer()),
         records_(context->client_metadata().contains(control::kRecordingMetadata)),
         nonce_(NewPossessionNonce()) {}
@@ -99,11 +102,17 @@ class Stream final : public SessionPort,
   void Send(const control::CoordinatorMessage& message) override;
   void Close(StreamEnd end, const std::string& reason) override;
   void Accepted() override;
+  std::optional<Denial> ObjectionTo(const control::Join& join,
+                                    const CoordinatorCore& core) override;
 
   // ---- RecordingStream
   void SendBytes(std::string bytes) override;
 
   const std::string& client() const { return client_; }
+  const Caller& caller() const { return caller_; }
+  // Ends the stream because of what its caller may not do. A peer that does not read does not hold
+  // this up.
+  void Deny(const Denial& denial);
 
   void End(const grpc::Status& status) {
     MutexLock lock(&mutex_);
@@ -130,6 +139,7 @@ class Stream final : public SessionPort,
   AttachService* const service_;
   grpc::CallbackServerContext* const context_;
   RecordingDesk* const desk_;
+  const Caller caller_;
   const std::string client_;
   const bool records_;       // the peer answers requests for recordings
   const std::string nonce_;  // the peer signs it in Hello
@@ -152,12 +162,20 @@ class Stream final : public SessionPort,
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
+// A call that ends before any message of it is read.
+class RefusedCall final : public Reactor {
+ public:
+  explicit RefusedCall(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
 class AttachService final
     : public DrainableService,
       private v1::Coordinator::WithRawCallbackMethod_Attach<v1::Coordinator::Service> {
  public:
-  AttachService(CoordinatorLoop* loop, CoordinatorMetrics* metrics, RecordingDesk* desk)
-      : loop_(loop), metrics_(metrics), desk_(desk) {}
+  AttachService(CoordinatorLoop* loop, CoordinatorMetrics* metrics, RecordingDesk* desk,
+                Authorizer* authorizer)
+      : loop_(loop), metrics_(metrics), desk_(desk), authorizer_(authorizer) {}
 
   grpc::Service* service() override { return this; }
 
@@ -170,6 +188,20 @@ class AttachService final
     }
     for (const std::shared_ptr<Stream>& stream : streams) stream->End(ShuttingDown());
   }
+
+  void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) override {
+    std::set<std::shared_ptr<Stream>> streams;
+    {
+      MutexLock lock(&mutex_);
+      streams = streams_;
+    }
+    for (const std::shared_ptr<Stream>& stream : streams) {
+      if (const std::optional<Denial> denial = why(stream->caller())) stream->Deny(*denial);
+    }
+  }
+
+  Authorizer& authorizer() { return *authorizer_; }
+  TokenUse& token_use() { return *token_use_; }
 
   // The stream's first message has come: the stream no longer waits for Hello.
   void Greeted(const Stream& stream) {
@@ -185,7 +217,11 @@ class AttachService final
 
  private:
   Reactor* Attach(grpc::CallbackServerContext* context) override {
-    auto stream = std::make_shared<Stream>(this, context, desk_);
+    std::variant<Caller, Denial> admitted = authorizer_->Admit(*context, Role::kTrainer);
+    if (const auto* denial = std::get_if<Denial>(&admitted)) {
+      return new RefusedCall(ToGrpc(*denial));
+    }
+    auto stream = std::make_shared<Stream>(this, context, desk_, std::get<Caller>(admitted));
     Reactor* const reactor = stream->MakeReactor();
     bool draining = false;
     std::shared_ptr<Stream> put_out;
@@ -239,6 +275,8 @@ class AttachService final
   CoordinatorLoop* const loop_;
   CoordinatorMetrics* const metrics_;
   RecordingDesk* const desk_;
+  Authorizer* const authorizer_;
+  const std::shared_ptr<TokenUse> token_use_ = std::make_shared<TokenUse>();
   Mutex mutex_;
   std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
   // The streams that have not said Hello, oldest first.
@@ -296,6 +334,7 @@ void Stream::Send(const control::CoordinatorMessage& message) {
   // Only now the Hello is known to be no stranger's. A peer that has its Welcome can be asked.
   if (std::holds_alternative<control::Welcome>(message)) {
     welcomed_ = true;
+    service_->token_use().Attached(hello_, caller_, loop_);
     if (records_) desk_->Add(hello_, shared_from_this());
   }
   SendBytes(control::Serialize(message));
@@ -327,6 +366,21 @@ void Stream::Accepted() {
   StartReadLocked();
 }
 
+std::optional<Denial> Stream::ObjectionTo(const control::Join& join, const CoordinatorCore& core) {
+  if (!welcomed_) return std::nullopt;  // the core ends a stream that does not begin with Hello
+  if (std::optional<Denial> denial = ObjectionToRun(caller_, join)) return denial;
+  return service_->token_use().ObjectionTo(caller_, hello_, join, core);
+}
+
+void Stream::Deny(const Denial& denial) {
+  MutexLock lock(&mutex_);
+  if (closing_) return;
+  service_->authorizer().Refused(denial, client_, "control stream ended");
+  EndLocked(ToGrpc(denial));
+  // Otherwise the stream would wait for a peer that does not read.
+  if (writing_) context_->TryCancel();
+}
+
 void Stream::OnReadDone(bool ok) {
   if (!ok) return End(grpc::Status::OK);
   absl::StatusOr<std::string> bytes = BytesOf(incoming_);
@@ -340,6 +394,9 @@ void Stream::OnReadDone(bool ok) {
     const std::string why(message.status().message());
     Refused(why);
     return End({grpc::StatusCode::INVALID_ARGUMENT, why});
+  }
+  if (const auto denial = longhaul::coordinator::ObjectionTo(caller_, *message)) {
+    return Deny(*denial);
   }
   // Any first message counts. The core ends a stream whose first message is not Hello.
   if (!std::exchange(greeted_, true)) {
@@ -438,8 +495,8 @@ void Stream::Refused(const std::string& why) {
 
 std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
                                                     CoordinatorMetrics* metrics,
-                                                    RecordingDesk* desk) {
-  return std::make_unique<AttachService>(loop, metrics, desk);
+                                                    RecordingDesk* desk, Authorizer* authorizer) {
+  return std::make_unique<AttachService>(loop, metrics, desk, authorizer);
 }
 
 }  // namespace longhaul::coordinator

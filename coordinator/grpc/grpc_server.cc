@@ -62,13 +62,13 @@ class RefusalLog {
       ABSL_GUARDED_BY(mutex_) = {};
 };
 
-std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls, const std::string& role,
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,
                                                        CoordinatorMetrics* metrics,
                                                        const char* flag) {
   if (tls.files == nullptr) return grpc::InsecureServerCredentials();
   const auto log = std::make_shared<RefusalLog>(metrics, flag);
   return control::MakeServerCredentials(
-      {tls.files, role, tls.seen, [log](const tls::Verdict& verdict) { log->Refused(verdict); }});
+      {tls.files, "", tls.seen, [log](const tls::Verdict& verdict) { log->Refused(verdict); }});
 }
 
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
@@ -110,15 +110,14 @@ void EnablePlugins() {
 
 class GrpcServer::Impl {
  public:
-  // `name` is the service's name on the wire. `flag` is the flag that chooses the address. With
-  // TLS, callers need a certificate of `role`, unless that is empty.
+  // `name` is the service's name on the wire. `flag` is the flag that chooses the address. The
+  // services themselves decide what a role may do (authorization.h).
   Impl(std::unique_ptr<DrainableService> service, const char* name, const char* flag, GrpcTls tls,
-       const char* role, CoordinatorMetrics* metrics)
+       CoordinatorMetrics* metrics)
       : service_(std::move(service)),
         name_(name),
         flag_(flag),
         tls_(std::move(tls)),
-        role_(role),
         metrics_(metrics) {}
 
   ~Impl() {
@@ -136,7 +135,7 @@ class GrpcServer::Impl {
       builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
                                  std::min(age_ms, kAgeGraceMaxMs));
     }
-    builder.AddListeningPort(ToString(listen), CredentialsOf(tls_, role_, metrics_, flag_), &port);
+    builder.AddListeningPort(ToString(listen), CredentialsOf(tls_, metrics_, flag_), &port);
     builder.RegisterService(service_->service());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
@@ -161,6 +160,7 @@ class GrpcServer::Impl {
     server_ = nullptr;
   }
 
+  DrainableService* service() { return service_.get(); }
   bool serving() const { return server_ != nullptr; }
   const std::string& address() const { return address_; }
 
@@ -176,7 +176,6 @@ class GrpcServer::Impl {
   const char* const name_;
   const char* const flag_;
   const GrpcTls tls_;
-  const std::string role_;
   CoordinatorMetrics* const metrics_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
@@ -185,6 +184,10 @@ class GrpcServer::Impl {
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() = default;
 const std::string& GrpcServer::address() const { return impl_->address(); }
+
+void GrpcServer::EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) {
+  impl_->service()->EndStreamsOf(why);
+}
 
 void GrpcServer::Stop(std::chrono::milliseconds grace) {
   if (impl_->serving()) impl_->Stop(grace);
@@ -198,22 +201,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(std::unique_ptr<Im
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(const std::string& address,
-                                                                      CoordinatorLoop* loop,
-                                                                      CoordinatorMetrics* metrics,
-                                                                      RecordingDesk* desk,
-                                                                      GrpcTls tls) {
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(
+    const std::string& address, CoordinatorLoop* loop, CoordinatorMetrics* metrics,
+    RecordingDesk* desk, Authorizer* authorizer, GrpcTls tls) {
   return Start(
-      std::make_unique<Impl>(MakeAttachService(loop, metrics, desk), "longhaul.v1.Coordinator",
-                             "--listen", std::move(tls), "", metrics),
+      std::make_unique<Impl>(MakeAttachService(loop, metrics, desk, authorizer),
+                             "longhaul.v1.Coordinator", "--listen", std::move(tls), metrics),
       address, loop->core_config().detect_ms);
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForOperators(
-    const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, GrpcTls tls,
-    CoordinatorMetrics* metrics) {
-  return Start(std::make_unique<Impl>(MakeAdminService(loop, desk), "longhaul.v1.Admin", "--admin",
-                                      std::move(tls), tls::kOperatorRole, metrics),
+    const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, TokenDesk* tokens,
+    Authorizer* authorizer, GrpcTls tls, CoordinatorMetrics* metrics) {
+  return Start(std::make_unique<Impl>(MakeAdminService(loop, desk, tokens, authorizer),
+                                      "longhaul.v1.Admin", "--admin", std::move(tls), metrics),
                address, loop->core_config().detect_ms);
 }
 

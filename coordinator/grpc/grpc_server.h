@@ -9,12 +9,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "base/tls/seen_certificates.h"
 #include "base/tls/tls_files.h"
+#include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
@@ -34,22 +37,20 @@ struct GrpcTls {
 class GrpcServer {
  public:
   // StartForPeers() and StartForOperators() serve on `address` ("host:port"; port 0: any free
-  // port). `loop`, `metrics` and `desk` must outlive the server. InvalidArgument: `address` is not
-  // an address. Unavailable: the server cannot listen there; the text says why and names the flag
-  // that chooses the address. After an error nothing listens.
+  // port). All that the pointers point to must outlive the server. `authorizer` decides who may
+  // call. InvalidArgument: `address` is not an address. Unavailable: the server cannot listen
+  // there; the text says why and names the flag that chooses the address. After an error nothing
+  // listens.
   //
   // StartForPeers() offers the service Coordinator (--listen): the control streams of peers.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
-                                                                   CoordinatorLoop* loop,
-                                                                   CoordinatorMetrics* metrics,
-                                                                   RecordingDesk* desk,
-                                                                   GrpcTls tls = {});
-  // StartForOperators() offers the service Admin (--admin): questions and orders of operators. With
-  // TLS, it takes callers with a certificate of the role operator only. `metrics` counts those that
-  // it refuses, and may be null without TLS.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(
+      const std::string& address, CoordinatorLoop* loop, CoordinatorMetrics* metrics,
+      RecordingDesk* desk, Authorizer* authorizer, GrpcTls tls = {});
+  // StartForOperators() offers the service Admin (--admin): questions and orders of operators.
+  // `metrics` counts bad certificates, and may be null without TLS.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(
-      const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, GrpcTls tls = {},
-      CoordinatorMetrics* metrics = nullptr);
+      const std::string& address, CoordinatorLoop* loop, RecordingDesk* desk, TokenDesk* tokens,
+      Authorizer* authorizer, GrpcTls tls = {}, CoordinatorMetrics* metrics = nullptr);
   // Calls Stop() with a grace of one second, unless the server was stopped.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
@@ -57,6 +58,9 @@ class GrpcServer {
 
   // "host:port", with the port that was bound.
   const std::string& address() const;
+
+  // Ends each stream for whose caller `why` gives a reason. Any thread may call it before Stop().
+  void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why);
 
   // Refuses new calls, ends all streams with UNAVAILABLE, and waits until all calls are over. Calls
   // that are not over after `grace` are cancelled. On UNAVAILABLE a peer tries its next address, or

@@ -77,8 +77,12 @@ struct Attached {
     hello->set_key(identity.public_key());
     hello->set_signature(identity.Sign(PossessionText(Nonce(), identity.public_key())));
   }
-  std::string Nonce() {
+  // gRPC allows only one wait.
+  void WaitForMetadata() {
     if (!std::exchange(has_metadata, true)) stream->WaitForInitialMetadata();
+  }
+  std::string Nonce() {
+    WaitForMetadata();
     const auto& metadata = context.GetServerInitialMetadata();
     const auto nonce = metadata.find(control::kNonceMetadata);
     return nonce == metadata.end() ? "" : std::string(nonce->second.data(), nonce->second.size());
@@ -111,10 +115,12 @@ class GrpcServerTest : public ::testing::Test {
     options.core.detect_ms = 30000;
     options.core.entropy = std::string(32, 'e');
     loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-    auto server = GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_);
+    auto server =
+        GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_, &peers_auth_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get(), &desk_);
+    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get(), &desk_, &tokens_,
+                                                   &operators_auth_);
     EXPECT_TRUE(operators.ok()) << operators.status();
     operators_ = *std::move(operators);
     channel_ = Channel(*server_);
@@ -179,6 +185,9 @@ class GrpcServerTest : public ::testing::Test {
 
   CoordinatorMetrics metrics_;
   RecordingDesk desk_{nullptr};
+  TokenDesk tokens_{{}, {}};  // its test is tests/tokens/tokens_test.cc
+  Authorizer peers_auth_{{Auth::kNone, "--auth", Role::kTrainer}, &tokens_, &metrics_};
+  Authorizer operators_auth_{{Auth::kNone, "--admin-auth", Role::kOperator}, &tokens_, &metrics_};
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<GrpcServer> operators_;
@@ -320,7 +329,7 @@ TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
   operators_.reset();
   loop_.reset();
   loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_);
+  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_, &desk_, &peers_auth_);
   peers_ = v1::Coordinator::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   {
@@ -468,13 +477,13 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   std::vector<std::unique_ptr<Attached>> silent;
   for (size_t i = 0; i < LH_STREAMS_WITHOUT_HELLO_MAX; ++i) {
     silent.push_back(std::make_unique<Attached>(i % 2 == 0 ? strangers.get() : peers_.get()));
-    silent.back()->stream->WaitForInitialMetadata();
+    silent.back()->WaitForMetadata();
   }
   EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX);
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 0\n"));
   // One more stream ends the oldest one.
   Attached another(peers_.get());
-  another.stream->WaitForInitialMetadata();
+  another.WaitForMetadata();
   const grpc::Status status = silent[0]->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("LH_STREAMS_WITHOUT_HELLO_MAX"));
@@ -542,11 +551,13 @@ TEST_F(GrpcServerTest, StopDoesNotWaitForAClientThatDoesNotRead) {
 }
 
 TEST_F(GrpcServerTest, SecondServerOnThePortIsRefusedWithTheReason) {
-  const auto second = GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_, &desk_);
+  const auto second =
+      GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_, &desk_, &peers_auth_);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()),
               HasSubstr("another process has the port, stop it or choose another --listen"));
-  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get(), &desk_);
+  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get(), &desk_,
+                                                       &tokens_, &operators_auth_);
   EXPECT_THAT(std::string(operators.status().message()), HasSubstr("choose another --admin"));
 }
 

@@ -1,10 +1,13 @@
 // The two gRPC services of the coordinator, without gRPC's headers: those take seconds to compile.
 // A service owns its streams; gRPC's threads call it. The loop, the metrics and the desk must
-// outlive it.
+// outlive it, and so must the authorizer, which decides who may call.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 
+#include "coordinator/grpc/authorization.h"
 #include "coordinator/grpc/recording_desk.h"
 #include "coordinator/loop/loop.h"
 #include "coordinator/metrics/metrics.h"
@@ -21,13 +24,16 @@ class DrainableService {
   virtual grpc::Service* service() = 0;
   // Ends all streams with UNAVAILABLE and refuses new ones. Any thread may call it.
   virtual void EndStreams() = 0;
+  // Ends each stream for whose caller `why` gives a reason. Any thread may call it.
+  virtual void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) = 0;
 };
 
 // For peers: the service Coordinator.
 std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
                                                     CoordinatorMetrics* metrics,
-                                                    RecordingDesk* desk);
+                                                    RecordingDesk* desk, Authorizer* authorizer);
 // For operators: the service Admin.
-std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop, RecordingDesk* desk);
+std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop, RecordingDesk* desk,
+                                                   TokenDesk* tokens, Authorizer* authorizer);
 
 }  // namespace longhaul::coordinator

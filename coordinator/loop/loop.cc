@@ -174,7 +174,7 @@ class CoordinatorLoop::Impl {
     (*shared)(nullptr, Stopping());
   }
 
-  // These four are for requests only: they run on the loop's thread.
+  // These five are for requests only: they run on the loop's thread.
   Overview GetOverview() {
     Overview overview = core_.GetOverview();
     overview.now = Now();
@@ -186,6 +186,12 @@ class CoordinatorLoop::Impl {
   absl::Status StepFor(const Event& event) {
     Step(event);
     return failed_ ? Stopping() : absl::OkStatus();
+  }
+
+  absl::Status Keep(const TokenChange& change) {
+    const absl::Status kept = Stored([&] { return store_->ChangeTokens(change); });
+    if (!kept.ok()) Fail(kept);
+    return kept;
   }
 
   EventLog& events() { return events_; }
@@ -237,11 +243,16 @@ class CoordinatorLoop::Impl {
   void HandleOpen(Open& open);
   void HandleMessage(Message& message);
   void HandleClosed(const Closed& closed);
+  // Refuses the join if its stream objects to it. Returns whether it was refused.
+  bool Refuse(SessionPort& port, const control::Join& join);
   // Called after the store failed: stops the loop and calls `fatal`.
   void Fail(const absl::Status& status);
   // Answers all requests in `mail` and in the mailbox with an error.
   void RefuseRest(std::vector<Mail> mail);
 
+  // Runs `write`, which writes to the store, and measures it.
+  template <class Write>
+  absl::Status Stored(Write write);
   void Carry(ToPeer& action);
   void Carry(Persist& action);
   void Carry(::longhaul::coordinator::CloseSession& action);
@@ -342,9 +353,27 @@ void CoordinatorLoop::Impl::HandleOpen(Open& open) {
 void CoordinatorLoop::Impl::HandleMessage(Message& message) {
   if (std::holds_alternative<control::Vote>(message.message)) metrics_->OnVote();
   const SessionId session = message.session;
-  Step(FromPeer{session, std::move(message.message)});
-  if (failed_) return;
+  const auto port = ports_.find(session);
+  const auto* join = std::get_if<control::Join>(&message.message);
+  if (join == nullptr || port == ports_.end() || !Refuse(*port->second, *join)) {
+    Step(FromPeer{session, std::move(message.message)});
+    if (failed_) return;
+  }
   if (const auto it = ports_.find(session); it != ports_.end()) it->second->Accepted();
+}
+
+bool CoordinatorLoop::Impl::Refuse(SessionPort& port, const control::Join& join) {
+  const std::optional<Denial> denial = port.ObjectionTo(join, core_);
+  if (!denial) return false;
+  metrics_->OnCallerRefused(NameOf(denial->refusal));
+  metrics_->OnJoinRefused();
+  port.Send(
+      control::JoinRefused{join.request, join.group, {Code::kFailedPrecondition, denial->text}});
+  Notice notice;
+  notice.event.kind = "refuse";
+  notice.event.text = "join refused reason=" + denial->text;
+  Carry(notice);
+  return true;
 }
 
 void CoordinatorLoop::Impl::HandleClosed(const Closed& closed) {
@@ -392,12 +421,18 @@ void CoordinatorLoop::Impl::Carry(ToPeer& action) {
   }
 }
 
-void CoordinatorLoop::Impl::Carry(Persist& action) {
+template <class Write>
+absl::Status CoordinatorLoop::Impl::Stored(Write write) {
   const Clock::time_point begun = Clock::now();
-  const absl::Status applied = store_->Apply(action.mutations);
+  const absl::Status written = write();
   const Clock::duration took = Clock::now() - begun;
   metrics_->OnStoreWrite(took);
   slow_writes_.Add(Now(), took);
+  return written;
+}
+
+void CoordinatorLoop::Impl::Carry(Persist& action) {
+  const absl::Status applied = Stored([&] { return store_->Apply(action.mutations); });
   if (!applied.ok()) Fail(applied);
 }
 
@@ -512,6 +547,13 @@ void CoordinatorLoop::Drain(DrainPeer request, Done done) {
                                           " is attached or has members; `lhctl ring` lists peers "
                                           "with members, `lhctl events` shows which attached")));
   });
+}
+
+void CoordinatorLoop::ChangeTokens(TokenChange change, Done done) {
+  impl_->PostRequest(
+      [change = std::move(change), done = std::move(done)](Impl* loop, const absl::Status& status) {
+        done(loop == nullptr ? status : loop->Keep(change));
+      });
 }
 
 void CoordinatorLoop::Query(std::function<void(const absl::StatusOr<Overview>&)> done) {

@@ -27,6 +27,7 @@
 #include "coordinator/loop/event_log.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/store/store.h"
+#include "coordinator/tokens/token_record.h"
 
 namespace longhaul::coordinator {
 
@@ -43,6 +44,11 @@ class SessionPort {
   virtual void Close(StreamEnd end, const std::string& reason) = 0;
   // The loop has handled the last message of the stream. The stream may post the next one.
   virtual void Accepted() = 0;
+  // Why the caller at the other end may not have this member; nullopt: it may. If it may not, the
+  // loop answers with JoinRefused, and the core never hears of the join.
+  virtual std::optional<Denial> ObjectionTo(const control::Join&, const CoordinatorCore&) {
+    return std::nullopt;
+  }
 };
 
 class CoordinatorLoop {
@@ -87,6 +93,9 @@ class CoordinatorLoop {
   using Done = std::function<void(const absl::Status&)>;
   void Evict(EvictMember request, Done done);
   void Drain(DrainPeer request, Done done);
+  // Changes what the store has of join tokens. OK: the change is durable. If the store fails, the
+  // loop stops, as after any other failed write.
+  void ChangeTokens(TokenChange change, Done done);
   // Asks for an overview of all groups. `done` gets it, or Unavailable as above.
   void Query(std::function<void(const absl::StatusOr<Overview>&)> done);
   // As Query(). `done` may ask the core for more; nullptr after an error.

@@ -61,6 +61,13 @@ class FakeStore final : public Store {
     for (const Mutation& mutation : mutations) coordinator::Apply(mutation, &records_);
     return absl::OkStatus();
   }
+  absl::StatusOr<std::vector<TokenRecord>> LoadTokens() override { return tokens_; }
+  absl::Status ChangeTokens(const TokenChange& change) override {
+    journal_->Add("tokens");
+    if (fail_) return absl::UnavailableError("disk on fire");
+    if (change.put) tokens_.push_back(*change.put);
+    return absl::OkStatus();
+  }
   std::string Name() const override { return "fake"; }
 
   std::atomic<bool> fail_{false};
@@ -68,6 +75,7 @@ class FakeStore final : public Store {
  private:
   Journal* const journal_;
   Records records_;
+  std::vector<TokenRecord> tokens_;
 };
 
 class FakePort final : public SessionPort {
@@ -89,7 +97,15 @@ class FakePort final : public SessionPort {
     journal_->Add(name_ + " closed " + reason);
   }
   void Accepted() override { journal_->Add(name_ + " accepted"); }
+  std::optional<Denial> ObjectionTo(const control::Join& join,
+                                    const CoordinatorCore& core) override {
+    if (core.KnowsJoin(peer_, join)) return std::nullopt;
+    if (core.HoldingsOf({peer_}).members < members_max_) return std::nullopt;
+    return Denial{Refusal::kQuota, "too many"};
+  }
 
+  const PeerId peer_{1};
+  std::atomic<size_t> members_max_{SIZE_MAX};
   std::atomic<uint64_t> member_{0};
   std::atomic<uint64_t> epoch_{0};
   std::atomic<uint64_t> preparation_{0};
@@ -271,6 +287,44 @@ TEST_F(LoopTest, APingIsAnsweredWhenTheMailBeforeItIsHandled) {
   const std::string text = metrics_.Text();
   EXPECT_THAT(text, HasSubstr("longhaul_coordinator_streams 1\n"));
   EXPECT_THAT(text, HasSubstr("longhaul_coordinator_loop_lag_seconds_count 2\n"));
+}
+
+TEST_F(LoopTest, AJoinToWhichTheStreamObjectsIsRefusedAndTheCoreDoesNotHearOfIt) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  port->members_max_ = 1;
+  const SessionId session = Join(port, "a", 1);
+  loop_->PostMessage(session, control::Join{2, {"run", 1}, "t"});
+  EXPECT_EQ(journal_.TakeUntil("a refused"), "a refused");
+  EXPECT_EQ(journal_.TakeUntil("a accepted"), "a accepted");
+  // The first join again: a peer repeats it if it has lost the answer.
+  loop_->PostMessage(session, control::Join{1, {"run", 0}, "t"});
+  EXPECT_EQ(journal_.TakeUntil("a pending"), "a pending");
+  const auto overview = loop_->QueryAndWait(kDeadline);
+  ASSERT_TRUE(overview.ok()) << overview.status();
+  EXPECT_EQ(overview->groups.size(), 1u);
+  EXPECT_EQ(loop_->events().Read(0, 100).back().event.kind, "refuse");
+  EXPECT_EQ(loop_->events().Read(0, 100).back().event.text, "join refused reason=too many");
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_joins_refused_total 1\n"));
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_callers_refused_total{reason=\"quota\"} 1\n"));
+}
+
+TEST_F(LoopTest, AChangeOfTokensIsAcknowledgedOnlyWhenItIsWritten) {
+  Start();
+  const auto change = [this] {
+    std::promise<absl::Status> answer;
+    TokenChange put;
+    put.put = TokenRecord{};
+    loop_->ChangeTokens(put, [&](const absl::Status& status) { answer.set_value(status); });
+    return answer.get_future().get();
+  };
+  EXPECT_TRUE(change().ok());
+  EXPECT_EQ(journal_.TakeUntil("tokens"), "tokens");
+  store_->fail_ = true;
+  EXPECT_TRUE(absl::IsUnavailable(change()));
+  EXPECT_EQ(journal_.TakeUntil("fatal"), "fatal disk on fire");
+  EXPECT_TRUE(absl::IsUnavailable(change()));
 }
 
 TEST_F(LoopTest, CountsAMemberThatLeavesApartFromOneThatDies) {

@@ -49,6 +49,10 @@ constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence"
                                 "reset",  "unreachable",  "evict",     "step_deadline",
                                 "cohort", "restart"};
 
+// The reasons of Refusal.
+constexpr std::array kRefusals = {"missing",     "malformed", "unknown", "expired", "revoked",
+                                  "certificate", "role",      "run",     "quota"};
+
 // Why certificates are refused: what tls::RefusalName() gives.
 constexpr std::array kCertificateReasons = {"malformed", "untrusted",      "expired",
                                             "revoked",   "no_certificate", "role"};
@@ -177,6 +181,19 @@ struct CoordinatorMetrics::Impl {
   Counter& joins_refused =
       MakeCounter(registry, "longhaul_coordinator_joins_refused_total",
                   "Joins that were refused; lhctl events says why (kind refuse)");
+
+  Family<Counter>& callers =
+      BuildCounter()
+          .Name("longhaul_coordinator_callers_refused_total")
+          .Help(
+              "Calls and joins that were refused, and streams that were ended, because of the "
+              "caller's join token or certificate, or for want of one, by reason")
+          .Register(registry);
+  std::map<std::string, Counter*> callers_refused = [this] {
+    std::map<std::string, Counter*> counters;
+    for (const char* reason : kRefusals) counters[reason] = &callers.Add({{"reason", reason}});
+    return counters;
+  }();
 
   Family<Counter>& certificates_refused =
       BuildCounter()
@@ -321,6 +338,10 @@ void CoordinatorMetrics::OnStreamClosed() { impl_->streams.Decrement(); }
 void CoordinatorMetrics::OnRefused() { impl_->refused.Increment(); }
 void CoordinatorMetrics::OnStrangerRefused() { impl_->strangers_refused.Increment(); }
 void CoordinatorMetrics::OnJoinRefused() { impl_->joins_refused.Increment(); }
+void CoordinatorMetrics::OnCallerRefused(const std::string& reason) {
+  const auto it = impl_->callers_refused.find(reason);
+  if (it != impl_->callers_refused.end()) it->second->Increment();
+}
 void CoordinatorMetrics::OnCertificateRefused(const std::string& reason) {
   const auto it = impl_->certificate_reasons.find(reason);
   if (it != impl_->certificate_reasons.end()) it->second->Increment();

@@ -55,6 +55,8 @@ class CoordinatorMetrics {
   // A stream named a peer whose own stream is alive, without that peer's secret.
   void OnStrangerRefused();
   void OnJoinRefused();
+  // `reason`: as NameOf(Refusal).
+  void OnCallerRefused(const std::string& reason);
   // A call was refused for its certificate. `reason`: as tls::RefusalName() gives it.
   void OnCertificateRefused(const std::string& reason);
   // New TLS files came: good ones, which are in use now, or broken ones, which are not.

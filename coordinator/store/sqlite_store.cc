@@ -37,12 +37,12 @@ namespace {
 constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
 // Rises with each change of a record's fields, because an older release refuses fields that it does
 // not know. A test compares what is written with testdata/schema_N.sql.
-constexpr int kSchemaVersion = 6;
+constexpr int kSchemaVersion = 7;
 constexpr int kOldestMigrated = 5;
 constexpr int kBusyTimeoutMs = 5000;
 
 // `name` and `number` say what the record belongs to: a run and a group in it; only a run; only a
-// peer ("p1f"); or nothing. `place` is the index of an element in its list.
+// peer ("p1f"); only a token's id; or nothing. `place` is the index of an element in its list.
 constexpr char kSchema[] = R"(
 CREATE TABLE records(
   kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, place INTEGER NOT NULL,
@@ -67,12 +67,16 @@ INSERT INTO records_6 SELECT kind, name, number, place, record FROM records;
 DROP TABLE records;
 ALTER TABLE records_6 RENAME TO records;
 )"},
+    // There were no join tokens. An older release would let everybody in, so it must refuse a store
+    // with tokens.
+    {6, ""},
 };
 static_assert(std::size(kMigrations) == kSchemaVersion - kOldestMigrated);
 constexpr char kStore[] = "store";
 constexpr char kRuns[] = "runs";
 constexpr char kGroups[] = "groups";
 constexpr char kDrains[] = "drains";
+constexpr char kTokens[] = "tokens";
 constexpr JsonParts kText{.rows = false};  // elements of lists have records of their own
 
 // Returns what is wrong with the record, or "" if nothing is.
@@ -127,6 +131,7 @@ std::string View(const std::string& kind, const std::string& key) {
 
 std::string Views() {
   std::string sql = View<StoreRecord>(kStore, "place") + View<DrainRecord>(kDrains, "place");
+  sql += View<TokenRecord>(kTokens, "json_extract(record, '$.run') AS run");
   sql += View<RunRecord>(kRuns, "name AS run");
   sql += View<GroupRecord>(kGroups, "name AS run, number AS grp");
   ForEachList<GroupRecord>([&](const auto& list) {
@@ -190,6 +195,8 @@ class SqliteStore final : public Store {
   absl::Status Open();
   absl::StatusOr<Records> Load() override;
   absl::Status Apply(const std::vector<Mutation>& mutations) override;
+  absl::StatusOr<std::vector<TokenRecord>> LoadTokens() override;
+  absl::Status ChangeTokens(const TokenChange& change) override;
   std::string Name() const override { return absl::StrCat("sqlite:", path_); }
 
  private:
@@ -224,6 +231,10 @@ class SqliteStore final : public Store {
                    const std::string& text);
   // Deletes the records at `place` and behind it.
   absl::Status Delete(const std::string& kind, const GroupKey& of, size_t place);
+
+  // Calls `write` in a transaction.
+  template <class Call>
+  absl::Status InTransaction(Call write);
 
   absl::Status Write(const Mutation& mutation);
   absl::Status Write(const PutStore& put);
@@ -375,7 +386,7 @@ absl::Status SqliteStore::Migrate(int from) {
   absl::StatusOr<Records> records = Load();
   if (!records.ok()) return records.status();
   records_ = *std::move(records);
-  return absl::OkStatus();
+  return LoadTokens().status();
 }
 
 absl::Status SqliteStore::DropViews() {
@@ -480,15 +491,46 @@ absl::StatusOr<Records> SqliteStore::Load() {
   return records;
 }
 
+absl::StatusOr<std::vector<TokenRecord>> SqliteStore::LoadTokens() {
+  std::vector<TokenRecord> tokens;
+  LH_RETURN_IF_ERROR(ForEach(
+      kTokens, [&](const GroupKey& key, uint64_t place, const std::string& text) -> std::string {
+        return ReadOnly(text, key.run, place, &tokens.emplace_back());
+      }));
+  return tokens;
+}
+
 // ------------------------------------------------------------------------------ writing
 
-absl::Status SqliteStore::Apply(const std::vector<Mutation>& mutations) {
+template <class Call>
+absl::Status SqliteStore::InTransaction(Call write) {
   if (!broken_.ok()) return broken_;
   broken_ = Execute("BEGIN IMMEDIATE");
-  for (size_t i = 0; broken_.ok() && i < mutations.size(); ++i) broken_ = Write(mutations[i]);
+  if (broken_.ok()) broken_ = write();
   if (broken_.ok()) broken_ = Execute("COMMIT");
   if (!broken_.ok()) sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
   return broken_;
+}
+
+absl::Status SqliteStore::Apply(const std::vector<Mutation>& mutations) {
+  return InTransaction([&] {
+    absl::Status status;
+    for (size_t i = 0; status.ok() && i < mutations.size(); ++i) status = Write(mutations[i]);
+    return status;
+  });
+}
+
+absl::Status SqliteStore::ChangeTokens(const TokenChange& change) {
+  return InTransaction([&] {
+    absl::Status status;
+    for (size_t i = 0; status.ok() && i < change.gone.size(); ++i) {
+      status = Delete(kTokens, {change.gone[i], 0}, 0);
+    }
+    if (status.ok() && change.put) {
+      status = Put(kTokens, {change.put->id, 0}, 0, ToJson(*change.put, kText));
+    }
+    return status;
+  });
 }
 
 absl::Status SqliteStore::Write(const Mutation& mutation) {

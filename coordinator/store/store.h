@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "coordinator/core/records.h"
+#include "coordinator/tokens/token_record.h"
 
 namespace longhaul::coordinator {
 
@@ -28,6 +29,11 @@ class Store {
   // are. Therefore a coordinator ends after an error, and the next one reads what the store really
   // holds.
   virtual absl::Status Apply(const std::vector<Mutation>& mutations) = 0;
+
+  // Join tokens. They are no part of Records, because the core knows nothing of them. LoadTokens()
+  // has the errors of Load(), and a change those of Apply() above.
+  virtual absl::StatusOr<std::vector<TokenRecord>> LoadTokens() = 0;
+  virtual absl::Status ChangeTokens(const TokenChange& change) = 0;
 
   // The store's name for people: "memory", "sqlite:/var/lib/longhaul/coordinator.db".
   virtual std::string Name() const = 0;

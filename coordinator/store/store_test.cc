@@ -95,6 +95,30 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
   return group;
 }
 
+TokenRecord SomeToken(const std::string& id) {
+  TokenRecord token;
+  token.id = id;
+  token.hash = std::string("\0\xff", 2) + std::string(kTokenHashBytes - 2, 'h');
+  token.run = kAllRuns;
+  token.role = Role::kTrainer;
+  token.label = "site \"b\"";
+  token.created_s = 1;
+  token.expires_s = UINT64_MAX;
+  token.revoked_s = 3;
+  token.quota = {4, 5, UINT32_MAX};
+  return token;
+}
+
+TokenRecord OtherToken() {
+  TokenRecord token = SomeToken("00000000000b");
+  token.run = "a";
+  token.role = Role::kOperator;
+  token.label = "";
+  token.revoked_s = 0;
+  token.quota = {};
+  return token;
+}
+
 // ------------------------------------------------------------------------------ the contract
 
 class StoreContract : public ::testing::TestWithParam<const char*> {
@@ -143,6 +167,21 @@ TEST_P(StoreContract, KeepsItsNameItsTermAndDrains) {
   ApplyAndCompare(
       {PutStore{{UINT64_MAX, 2}}, PutDrain{{PeerId(0x1f), "another"}}, PutDrain{{PeerId(2), ""}}});
   ApplyAndCompare({DeleteDrain{PeerId(0x1f)}, DeleteDrain{PeerId(3)}});
+}
+
+TEST_P(StoreContract, KeepsTokensApartFromRecords) {
+  TokenRecord first = SomeToken("00000000000a");
+  ASSERT_TRUE(store_->ChangeTokens({first, {}}).ok());
+  ASSERT_TRUE(store_->ChangeTokens({OtherToken(), {"ffffffffffff"}}).ok());
+  ApplyAndCompare({PutRun{SomeRun("a")}});
+  EXPECT_EQ(*store_->LoadTokens(), (std::vector<TokenRecord>{first, OtherToken()}));
+  first.revoked_s = 17;
+  ASSERT_TRUE(store_->ChangeTokens({first, {OtherToken().id}}).ok());
+  EXPECT_EQ(*store_->LoadTokens(), std::vector<TokenRecord>{first});
+  ApplyAndCompare({DeleteRun{"a"}});
+  EXPECT_EQ(*store_->LoadTokens(), std::vector<TokenRecord>{first});
+  ASSERT_TRUE(store_->ChangeTokens({std::nullopt, {first.id}}).ok());
+  EXPECT_TRUE(store_->LoadTokens()->empty());
 }
 
 TEST_P(StoreContract, ReplacesAndDeletes) {
@@ -250,9 +289,9 @@ TEST_F(SqliteFile, SecondCoordinatorIsRefusedUntilTheFirstIsGone) {
 
 TEST_F(SqliteFile, FileOfANewerVersionIsRefused) {
   Create();
-  Execute("PRAGMA user_version=7");
+  Execute("PRAGMA user_version=8");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 7, this version knows up to 6; run the newer one"));
+              HasSubstr("its schema is 8, this version knows up to 7; run the newer one"));
 }
 
 TEST_F(SqliteFile, FileOfAMuchOlderVersionIsRefusedWithWhatToDo) {
@@ -321,7 +360,7 @@ TEST_F(Migration, AStoreOfThePreviousSchemaKeepsAllRecordsAndACopyStays) {
   Execute("CREATE VIEW \"of an \"\" older release\" AS SELECT kind FROM records");
   const std::string before = Dump();
   ExpectRecords(path_);
-  EXPECT_EQ(Query("PRAGMA user_version"), "6\n");
+  EXPECT_EQ(Query("PRAGMA user_version"), "7\n");
   EXPECT_EQ(Query("SELECT count(*) FROM sqlite_master WHERE name LIKE 'of an%'"), "0\n");
   EXPECT_EQ(Query("SELECT member FROM members WHERE place=0"), "m2\n");
 
@@ -333,6 +372,18 @@ TEST_F(Migration, AStoreOfThePreviousSchemaKeepsAllRecordsAndACopyStays) {
   ASSERT_EQ(rename(copy().c_str(), path_.c_str()), 0);
   EXPECT_EQ(Dump(), before);
   ExpectRecords(path_);
+}
+
+TEST_F(Migration, AStoreOfTheSchemaBeforeTokensHasNone) {
+  Execute(Fixture(6));
+  ExpectRecords(path_);
+  EXPECT_EQ(Query("PRAGMA user_version"), "7\n");
+  auto store = OpenSqliteStore(path_);
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE((*store)->LoadTokens().ok());
+  EXPECT_TRUE((*store)->LoadTokens()->empty());
+  store->reset();
+  unlink((path_ + "-schema-6").c_str());
 }
 
 TEST_F(Migration, AStoreThatCannotBeReadAfterwardsStaysAsItWas) {
@@ -377,9 +428,14 @@ TEST_F(Migration, KilledAtAnyMomentItIsDoneOrNot) {
 
 TEST_F(Migration, TheSchemaVersionRisesWithEachChangeOfARecord) {
   Create();
+  {
+    auto store = OpenSqliteStore(path_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE((*store)->ChangeTokens({SomeToken("00000000000a"), {}}).ok());
+  }
   const std::string now = Dump();
   const std::string path = path_ + ".sql";
-  if (now == Fixture(6)) return;
+  if (now == Fixture(7)) return;
   std::ofstream(path) << now;
   FAIL()
       << "the fields of a record, or the schema, have changed, and a store of the release before "
@@ -437,6 +493,9 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
   refuses(set("blocked", "a", "'m3'"), "record 0 of blocked of a/0: no id");
   refuses(set("runs", "secret", "'00'"),
           "record 0 of runs of a/0: secret is 1 bytes, not 32 to 32");
+  ASSERT_TRUE((*OpenSqliteStore(path_))->ChangeTokens({SomeToken("00000000000a"), {}}).ok());
+  refuses(set("tokens", "hash", "'00'"),
+          "record 0 of tokens of 00000000000a/0: hash is 1 bytes, not 32 to 32");
   refuses(set("runs", "run", "'b'"),
           "record 0 of runs of a/0: the record names another key than its row");
   refuses("UPDATE records SET record='[]' WHERE kind='runs'", "record 0 of runs of a/0: no '{'");

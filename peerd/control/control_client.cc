@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/cpu_time.h"
+#include "base/daemon/secret_file.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "proto/control/convert.h"
@@ -110,7 +111,11 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
         stub_(channel_),
         detect_ms_(detect_ms) {}
 
-  void Start() {
+  // `token`: the join token to show; empty: none.
+  void Start(const std::string& token) {
+    if (!token.empty()) {
+      context_.AddMetadata(control::kAuthorization, absl::StrCat(control::kBearer, token));
+    }
     if (callbacks_->recording) context_.AddMetadata(control::kRecordingMetadata, "1");
     stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
     AddHold();
@@ -383,7 +388,18 @@ class ControlClientImpl final : public ControlClient {
     std::string last_reason;
     while (true) {
       const std::string& target = options_.addresses[address % options_.addresses.size()];
-      const std::shared_ptr<Stream> stream = Begin(target);
+      const absl::StatusOr<std::string> token = Token();
+      if (!token.ok()) {
+        aged = false;
+        if (!Report(absl::StrCat("cannot reach coordinator ", target, ": ",
+                                 std::string(token.status().message())),
+                    LogLevel::kWarning, &last_reason)) {
+          return;
+        }
+        if (!Pause(++failures)) return;
+        continue;
+      }
+      const std::shared_ptr<Stream> stream = Begin(target, *token);
       if (stream == nullptr) return;
       Attend(target, *stream, aged, &last_reason);
       aged = stream->aged();
@@ -398,14 +414,20 @@ class ControlClientImpl final : public ControlClient {
     }
   }
 
+  // The join token to show now; empty: none.
+  absl::StatusOr<std::string> Token() const {
+    if (options_.token_file.empty()) return std::string();
+    return ReadSecretFile("--token-file", options_.token_file);
+  }
+
   // Starts a try at one address. Returns null if the client is stopping.
-  std::shared_ptr<Stream> Begin(const std::string& target) {
+  std::shared_ptr<Stream> Begin(const std::string& target, const std::string& token) {
     auto stream = std::make_shared<Stream>(target, detect_ms_, &options_.identity,
                                            options_.tls.get(), &callbacks_);
     MutexLock lock(&mutex_);
     if (stopping_) return nullptr;
     stream_ = stream;
-    stream->Start();
+    stream->Start(token);
     return stream;
   }
 
@@ -430,11 +452,18 @@ class ControlClientImpl final : public ControlClient {
     {
       MutexLock lock(&mutex_);
       stream_ = nullptr;
+    }
+    return Report(stream.Reason(), stream.aged() ? LogLevel::kDebug : LogLevel::kWarning,
+                  last_reason);
+  }
+
+  // Tells the owner that there is no stream. Returns false if the client is stopping.
+  bool Report(std::string reason, LogLevel level, std::string* last_reason) {
+    {
+      MutexLock lock(&mutex_);
       if (stopping_) return false;
     }
-    std::string reason = stream.Reason();
     // Log once for a coordinator that stays away, not once for each try.
-    const LogLevel level = stream.aged() ? LogLevel::kDebug : LogLevel::kWarning;
     if (reason != *last_reason) Log(level, reason + "; trying again");
     *last_reason = reason;
     callbacks_.disconnected(std::move(reason));

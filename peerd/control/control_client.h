@@ -34,6 +34,8 @@ struct ControlClientOptions {
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;
   uint32_t pause_ms_max = 500;
+  // The file of the join token, read anew for each connection. Empty: no token is shown.
+  std::string token_file;
   // The files of TLS, read anew for each connection. Null: in clear.
   std::shared_ptr<tls::Files> tls;
 };

@@ -208,6 +208,7 @@ absl::Status DaemonImpl::Open() {
   control.identity = identity_;
   control.addresses = options_.coordinators;
   control.tls = options_.tls;
+  control.token_file = options_.token_file;
   ControlClientCallbacks callbacks;
   callbacks.connected = [this] {
     // Runs on a thread of the client, because looking names up may block.

@@ -22,6 +22,7 @@ namespace longhaul::peerd {
 struct DaemonOptions {
   std::vector<std::string> coordinators;  // host:port, tried in turn
   std::shared_ptr<tls::Files> tls;        // for the calls to coordinators; null: in clear
+  std::string token_file;                 // with the join token; "": none
   std::string socket_path;
   // Root, the user of peerd and the members of this group may connect. "": the group of peerd.
   uint32_t socket_mode = 0660;

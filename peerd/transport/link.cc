@@ -526,11 +526,17 @@ bool Link::Barren(const DataLane& data) const {
          WaitsLong(data.sent_first);
 }
 
-// Replaces the data lanes of large packets that would soon be lost as barren, too.
+// Replaces the data lanes of large packets that would soon be lost as barren, too. If it is the
+// peer whose large packets vanish, we have sent nothing on these lanes; then all of them are
+// replaced on which nothing has arrived. (Only the dialer can tell which lanes those are: the
+// acceptor does not know whether a new lane has small packets.)
 void Link::ReplaceBarren() {
   std::vector<Lane*> barren;
   for (const DataLane& data : data_) {
-    if (data.lane != nullptr && Barren(data)) barren.push_back(data.lane.get());
+    if (data.lane == nullptr) continue;
+    const bool unused =
+        options_.dialled && data.segments.acked() == 0 && data.lane->received() == 0;
+    if (unused || Barren(data)) barren.push_back(data.lane.get());
   }
   for (Lane* lane : barren) {
     LoseLane(lane, absl::StrCat(lane->name(), ": replaced by one of small packets"));

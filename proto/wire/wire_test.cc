@@ -945,6 +945,9 @@ TEST(HandshakeTest, LanesAreBounded) {
   hello.lanes = LH_LANES_MAX + 1;
   EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
   hello.kind = LaneKind::kProbe;
+  EXPECT_EQ(Message(ParseLaneHello(Encode(hello)).status()),
+            "HELLO: sealed is 1, not 0 for a probe");
+  hello.sealed = false;
   hello.lanes = 2;
   hello.lane = 1;
   EXPECT_EQ(ParseLaneHello(Encode(hello))->kind, LaneKind::kProbe);

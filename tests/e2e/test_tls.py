@@ -152,12 +152,13 @@ def test_the_lines_of_the_page_make_a_cluster(tmp_path: pathlib.Path) -> None:
 def test_operators_need_a_certificate_of_the_role(cluster: Cluster, ca: Ca) -> None:
     trust = f"--tls-ca={ca.cert}"
     assert "no runs" in cluster.lhctl(trust, *ca.pair("operator"), "status")
-    assert "needs a certificate of the role operator" in cluster.lhctl(trust, "status", code=1)
-    assert cluster.metric("certificates_refused_total", "no_certificate") == 1
-    assert "yours is of the role trainer" in cluster.lhctl(trust, *ca.pair("host"), "evict", "a/0/m1", code=1)
-    assert cluster.metric("certificates_refused_total", "role") == 1
-    for reason in ("no_certificate", "role"):
-        assert f"certificate refused port=--admin reason={reason}" in cluster.log()
+    assert "shows neither a join token nor a certificate" in cluster.lhctl(trust, "status", code=1)
+    assert cluster.metric("callers_refused_total", "missing") == 1
+    told = cluster.lhctl(trust, *ca.pair("host"), "evict", "a/0/m1", code=1)
+    assert "is for the role trainer, and this call needs operator" in told
+    assert cluster.metric("callers_refused_total", "role") == 1
+    for reason in ("missing", "role"):
+        assert f"call refused why={reason}" in cluster.log()
 
 
 def test_certificates_of_other_cas_are_refused(cluster: Cluster, ca: Ca, tmp_path: pathlib.Path) -> None:
@@ -342,11 +343,11 @@ def test_clear_text_to_other_hosts_is_refused(command: list[str]) -> None:
 
 
 def test_insecure_allows_clear_text_and_warns(tmp_path: pathlib.Path) -> None:
-    flags = ["--listen=0.0.0.0:0", "--admin=0.0.0.0:0", "--insecure"]
+    flags = ["--listen=0.0.0.0:0", "--admin=0.0.0.0:0", "--insecure", "--admin-auth=none"]
     with LocalCluster(peers=0, log_dir=tmp_path, coordinator_flags=flags) as cluster:
         log = (tmp_path / "coordinator.log").read_text()
         assert "WARNING --insecure: gRPC of peers is not encrypted" in log
-        assert "WARNING --insecure: whoever reaches the port of operators may evict members" in log
+        assert "WARNING --insecure: the port of operators is not encrypted, and whoever reaches it may evict" in log
         own = address()
         if not own:
             return

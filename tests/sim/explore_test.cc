@@ -86,7 +86,7 @@ constexpr Default kDefaults[] = {
     {"scatter", 1, 1, 3500},
     {"barrier", 1, 1, 4900},
     {"send_recv", 1, 80, 45000},
-    {"send_beside_a_third", 1, 3, 45000},
+    {"send_beside_a_third", 1, 3, 42000},
     {"two_of_three", 1, 3, 70000},
     {"weights", 1, 1, 5600},
     {"weights_of_three", 1, 5000, 25000},

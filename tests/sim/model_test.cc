@@ -108,7 +108,7 @@ TEST(ModelTransportTest, PeersThatDialEachOtherAtOnceGetOneLinkThatStays) {
     for (const uint64_t self : {1, 2}) {
       pair.Find(PeerId(self))
           ->OpenLinks("run", group, Epoch(1), "token" + std::to_string(group),
-                      {{PeerId(3 - self), {}, {}, (self == 1) == by_first, true}},
+                      {{.peer = PeerId(3 - self), .dial = (self == 1) == by_first, .data = true}},
                       pair.world_.now() + Millis(1000));
     }
   }

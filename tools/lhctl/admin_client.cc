@@ -9,6 +9,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/daemon/secret_file.h"
+#include "base/status_macros.h"
 #include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
@@ -58,15 +60,27 @@ absl::Status FromGrpc(const grpc::Status& status) {
 class AdminClient::Impl {
  public:
   Impl(std::vector<std::string> addresses, std::chrono::milliseconds deadline,
-       std::shared_ptr<tls::Files> tls)
-      : addresses_(std::move(addresses)), deadline_(deadline), tls_(std::move(tls)) {}
+       std::shared_ptr<tls::Files> tls, std::string token_file)
+      : addresses_(std::move(addresses)),
+        deadline_(deadline),
+        tls_(std::move(tls)),
+        token_file_(std::move(token_file)) {}
 
   // Runs `call` at each address until one answers.
-  absl::Status Try(const std::function<grpc::Status(v1::Admin::Stub*)>& call) {
+  absl::Status Try(
+      const std::function<grpc::Status(v1::Admin::Stub*, grpc::ClientContext*)>& call) {
+    std::string token;
+    if (!token_file_.empty()) {
+      LH_ASSIGN_OR_RETURN(token, ReadSecretFile("--token-file", token_file_));
+    }
     std::string tried;
     for (const std::string& address : addresses_) {
       const auto stub = v1::Admin::NewStub(MakeChannel(address, tls_.get()));
-      const grpc::Status status = call(stub.get());
+      grpc::ClientContext context;
+      if (!token.empty()) {
+        context.AddMetadata(control::kAuthorization, absl::StrCat(control::kBearer, token));
+      }
+      const grpc::Status status = call(stub.get(), &context);
       const bool absent = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
       if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) return NoAdminHere(address);
@@ -91,10 +105,9 @@ class AdminClient::Impl {
                                                                         const Request&, Response*),
                                 const Request& request, std::chrono::milliseconds deadline) {
     Response response;
-    const absl::Status status = Try([&](v1::Admin::Stub* stub) {
-      grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + deadline);
-      return (stub->*method)(&context, request, &response);
+    const absl::Status status = Try([&](v1::Admin::Stub* stub, grpc::ClientContext* context) {
+      context->set_deadline(std::chrono::system_clock::now() + deadline);
+      return (stub->*method)(context, request, &response);
     });
     if (!status.ok()) return status;
     return response;
@@ -107,13 +120,12 @@ class AdminClient::Impl {
                      const std::function<void(const v1::Event&)>& each) {
     // Once a coordinator has answered, no other address is tried: another one would repeat events.
     absl::Status ended;
-    const absl::Status tried = Try([&](v1::Admin::Stub* stub) {
-      grpc::ClientContext context;
-      const auto reader = stub->WatchEvents(&context, request);
+    const absl::Status tried = Try([&](v1::Admin::Stub* stub, grpc::ClientContext* context) {
+      const auto reader = stub->WatchEvents(context, request);
       // The metadata comes at once. The first event may come much later.
       reader->WaitForInitialMetadata();
       v1::WatchEventsRequest rest = request;
-      const bool answered = Begun(context, &rest);
+      const bool answered = Begun(*context, &rest);
       if (answered) begun(rest);
       v1::Event event;
       while (reader->Read(&event)) each(event);
@@ -148,11 +160,13 @@ class AdminClient::Impl {
   const std::vector<std::string> addresses_;
   const std::chrono::milliseconds deadline_;
   const std::shared_ptr<tls::Files> tls_;
+  const std::string token_file_;
 };
 
 AdminClient::AdminClient(std::vector<std::string> addresses, std::chrono::milliseconds deadline,
-                         std::shared_ptr<tls::Files> tls)
-    : impl_(std::make_unique<Impl>(std::move(addresses), deadline, std::move(tls))) {
+                         std::shared_ptr<tls::Files> tls, std::string token_file)
+    : impl_(std::make_unique<Impl>(std::move(addresses), deadline, std::move(tls),
+                                   std::move(token_file))) {
   control::InitGrpc();
 }
 AdminClient::~AdminClient() = default;
@@ -196,6 +210,19 @@ absl::Status AdminClient::Drain(const v1::DrainRequest& request) {
 
 absl::Status AdminClient::Evict(const v1::EvictRequest& request) {
   return impl_->Call(&v1::Admin::Stub::Evict, request).status();
+}
+
+absl::StatusOr<v1::CreateTokenResponse> AdminClient::CreateToken(
+    const v1::CreateTokenRequest& request) {
+  return impl_->Call(&v1::Admin::Stub::CreateToken, request);
+}
+
+absl::StatusOr<v1::ListTokensResponse> AdminClient::ListTokens() {
+  return impl_->Call(&v1::Admin::Stub::ListTokens, v1::ListTokensRequest());
+}
+
+absl::Status AdminClient::RevokeToken(const v1::RevokeTokenRequest& request) {
+  return impl_->Call(&v1::Admin::Stub::RevokeToken, request).status();
 }
 
 absl::Status AdminClient::WatchEvents(const v1::WatchEventsRequest& request,

@@ -65,9 +65,9 @@ void ExaminePeerd(Symptoms* s) {
 }
 
 // Asks an address for an overview. On success `*admin` has it.
-absl::Status AskAdmin(const std::string& address, const std::shared_ptr<tls::Files>& tls,
+absl::Status AskAdmin(const std::string& address, const ExamineOptions& options,
                       std::optional<AdminSeen>* admin) {
-  AdminClient client({address}, kPatience, tls);
+  AdminClient client({address}, kPatience, options.tls, options.token_file);
   const int64_t before = WallTimeUs();
   const auto overview = client.GetOverview({});
   const int64_t after = WallTimeUs();
@@ -91,7 +91,7 @@ void ExamineAdmin(const ExamineOptions& options, Symptoms* s, std::vector<std::s
       errors.push_back(absl::StrCat(reached.address, ": ", reached.error));
       continue;
     }
-    const absl::Status asked = AskAdmin(reached.address, options.tls, &s->admin);
+    const absl::Status asked = AskAdmin(reached.address, options, &s->admin);
     if (asked.ok()) return;
     if (absl::IsFailedPrecondition(asked)) {
       // The operator has named the way of peerd. That is a way to use doctor, and no mistake.

@@ -21,6 +21,7 @@ struct ExamineOptions {
   bool coordinators_named = false;
   // TLS for these addresses and for those of peerd. Null: in clear, but peerd's with its --tls-ca.
   std::shared_ptr<tls::Files> tls;
+  std::string token_file;  // of the operator; empty: none
 };
 
 Symptoms Examine(const ExamineOptions& options);

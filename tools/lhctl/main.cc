@@ -36,6 +36,7 @@
 #include "tools/lhctl/links.h"
 #include "tools/lhctl/recordings.h"
 #include "tools/lhctl/render.h"
+#include "tools/lhctl/token.h"
 #include "tools/lhctl/top.h"
 
 namespace {
@@ -54,10 +55,27 @@ ABSL_FLAG(int32_t, pid, -1,
           "none");
 ABSL_FLAG(std::string, run, "",
           "bench: name of the run, the same for all members, and used by nobody else (default: "
-          "bench); ca issue: the run that the certificate is for (default: all runs)");
+          "bench); ca issue: the run that the certificate is for (default: all runs); token "
+          "create: the run that the token is for, or * for all runs");
 ABSL_FLAG(std::string, name, "", "ca issue: name of the holder, and of the files");
 ABSL_FLAG(std::string, role, "trainer",
-          "ca issue: coordinator, trainer (a host that takes part), observer or operator");
+          "ca issue, token create: trainer (a host that takes part), observer, operator, or (ca "
+          "issue only) coordinator");
+ABSL_FLAG(std::string, token_file, "",
+          "file with a join token of the role operator or observer, which only its owner may read; "
+          "for a coordinator whose --admin asks for one");
+ABSL_FLAG(std::string, ttl, "30d",
+          "token create: how long the token is valid, for instance 90s, 30m, 72h or 30d");
+ABSL_FLAG(std::string, label, "", "token create: a text for people, shown by token list");
+ABSL_FLAG(uint32_t, groups, 0,
+          "token create: in how many groups peers with the token may have members at a time; 0: no "
+          "limit of its own");
+ABSL_FLAG(uint32_t, members, 0,
+          "token create: how many members peers with the token may have at a time; 0: no limit of "
+          "its own");
+ABSL_FLAG(uint32_t, runs, 0,
+          "token create, for all runs: in how many runs peers with the token may have members at a "
+          "time; 0: no limit of its own");
 ABSL_FLAG(std::vector<std::string>, host, {},
           "ca issue: DNS names and IP addresses at which a coordinator is dialled");
 ABSL_FLAG(uint32_t, days, 0,
@@ -113,6 +131,10 @@ const ProgramInfo kInfo{
     "                             ui.perfetto.dev; or --file=PATH[,PATH...]\n"
     "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
+    "  token create --run=RUN     makes a join token and prints it; --role, --ttl, --label,\n"
+    "                             --groups, --members, --runs\n"
+    "  token list                 all join tokens, without their secrets\n"
+    "  token revoke ID            refuses a join token from now on, and ends what uses it\n"
     "  ca init DIR                makes a certificate authority in a directory\n"
     "  ca issue DIR --name=NAME   issues DIR/NAME.crt and DIR/NAME.key; --role, --run, --host, "
     "--days\n"
@@ -222,7 +244,7 @@ int ShowTop(AdminClient&, const std::string& selection) {
   }
   const v1::Selector selector = ParseSelector(selection);
   const auto addresses = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
-  AdminClient client(addresses, kTopDeadline, AdminTls(addresses));
+  AdminClient client(addresses, kTopDeadline, AdminTls(addresses), absl::GetFlag(FLAGS_token_file));
   const bool once = absl::GetFlag(FLAGS_once);
   const bool terminal = !once && isatty(STDOUT_FILENO) != 0;
   Top top;
@@ -267,6 +289,49 @@ int Evict(AdminClient& client, const std::string& name) {
   if (const absl::Status status = client.Evict(request); !status.ok()) return Fail(status);
   if (!absl::GetFlag(FLAGS_json)) Print(absl::StrCat("member ", name, " was evicted\n"));
   return 0;
+}
+
+int CreateToken(AdminClient& client) {
+  v1::CreateTokenRequest request;
+  request.set_run(absl::GetFlag(FLAGS_run));
+  if (request.run().empty()) Usage("token create: give --run=RUN, or --run='*' for all runs");
+  const std::optional<uint64_t> ttl_s = ParseTtl(absl::GetFlag(FLAGS_ttl));
+  if (!ttl_s) {
+    Usage(absl::StrCat("--ttl=", absl::GetFlag(FLAGS_ttl),
+                       ": give a number and s, m, h or d, for instance 72h"));
+  }
+  request.set_ttl_s(*ttl_s);
+  request.set_role(absl::GetFlag(FLAGS_role));
+  request.set_label(absl::GetFlag(FLAGS_label));
+  request.set_groups(absl::GetFlag(FLAGS_groups));
+  request.set_members(absl::GetFlag(FLAGS_members));
+  request.set_runs(absl::GetFlag(FLAGS_runs));
+  const absl::StatusOr<v1::CreateTokenResponse> made = client.CreateToken(request);
+  if (!made.ok()) return Fail(made.status());
+  if (absl::GetFlag(FLAGS_json)) {
+    Print(RenderJson(*made, false));
+    return 0;
+  }
+  // The token alone goes to stdout, so that it can go into a file.
+  Print(made->token() + "\n");
+  fprintf(stderr, "%s", DescribeToken(made->about()).c_str());
+  return 0;
+}
+
+int Token(AdminClient& client, const std::vector<std::string>& arguments) {
+  const std::string order = arguments.size() > 1 ? arguments[1] : "";
+  const size_t given = arguments.size() > 2 ? arguments.size() - 2 : 0;
+  if (order == "create" && given == 0) return CreateToken(client);
+  if (order == "list" && given == 0) return Show(client.ListTokens(), RenderTokens);
+  if (order == "revoke" && given == 1) {
+    v1::RevokeTokenRequest request;
+    request.set_id(arguments[2]);
+    const absl::Status revoked = client.RevokeToken(request);
+    if (!revoked.ok()) return Fail(revoked);
+    Print(absl::StrCat("token ", Printable(request.id()), " is revoked\n"));
+    return 0;
+  }
+  Usage("token: give create, list, or revoke ID");
 }
 
 int Ca(const std::vector<std::string>& arguments) {
@@ -316,6 +381,7 @@ int Doctor(AdminClient&, const std::string&) {
   // Main() has checked the list.
   options.coordinators = *ParseAddressList(absl::GetFlag(FLAGS_coordinator));
   options.tls = AdminTls(options.coordinators);
+  options.token_file = absl::GetFlag(FLAGS_token_file);
   options.coordinators_named = absl::GetFlag(FLAGS_coordinator) != kDefaultCoordinator;
   if (const int32_t pid = absl::GetFlag(FLAGS_pid); pid >= 0) {
     if (pid > 0 && kill(pid, 0) != 0 && errno == ESRCH) {
@@ -429,7 +495,7 @@ absl::Status FetchAll(AdminClient& client, const v1::Selector& selector,
   std::vector<std::thread> threads;
   for (size_t t = 0; t < std::min(kFetchThreads, names.size()); ++t) {
     threads.emplace_back([&] {
-      AdminClient own(addresses, kCallMax, tls);
+      AdminClient own(addresses, kCallMax, tls, absl::GetFlag(FLAGS_token_file));
       for (size_t i = next++; i < names.size(); i = next++) fetched[i] = Fetch(own, names[i], last);
     });
   }
@@ -517,12 +583,24 @@ const std::map<std::string, Command>& Commands() {
   return *commands;
 }
 
+AdminClient MakeClient() {
+  const auto addresses = ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  if (!addresses.ok()) {
+    Usage(absl::StrCat("--coordinator: ", std::string(addresses.status().message())));
+  }
+  return AdminClient(*addresses, kCallMax, AdminTls(*addresses), absl::GetFlag(FLAGS_token_file));
+}
+
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments = ParseFlagsOrExit(argc, argv, kInfo);
   // What matters of gRPC's messages comes back as an error of the call.
   SetLogLevel(LogLevel::kError);
   if (arguments.empty()) Usage("no command given");
   if (arguments[0] == "ca") return Ca(arguments);
+  if (arguments[0] == "token") {
+    AdminClient client = MakeClient();
+    return Token(client, arguments);
+  }
   const auto command = Commands().find(arguments[0]);
   if (command == Commands().end()) Usage(absl::StrCat("unknown command '", arguments[0], "'"));
   const size_t given = arguments.size() - 1;
@@ -532,11 +610,7 @@ int Main(int argc, char** argv) {
   if (given > command->second.arguments_max) {
     Usage(absl::StrCat("unexpected argument '", arguments.back(), "'"));
   }
-  const auto addresses = ParseAddressList(absl::GetFlag(FLAGS_coordinator));
-  if (!addresses.ok()) {
-    Usage(absl::StrCat("--coordinator: ", std::string(addresses.status().message())));
-  }
-  AdminClient client(*addresses, kCallMax, AdminTls(*addresses));
+  AdminClient client = MakeClient();
   return command->second.run(client, given > 0 ? arguments[1] : "");
 }
 

@@ -56,8 +56,13 @@ LAYERS = [
     ),
     Layer(
         r"coordinator/store/",
-        r"coordinator/core/records\.h|coordinator/store/|base/|absl/",
+        r"coordinator/(core/records|tokens/token_record)\.h|coordinator/store/|base/|absl/",
         "stores keep records and know no decisions",
+    ),
+    Layer(
+        r"coordinator/tokens/",
+        r"coordinator/tokens/|base/|absl/",
+        "tokens know neither the store nor callers",
     ),
     Layer(
         r"coordinator/journal/",
@@ -71,12 +76,12 @@ LAYERS = [
     ),
     Layer(
         r"coordinator/loop/",
-        r"coordinator/(core|journal|loop|metrics|store)/|base/|absl/",
+        r"coordinator/(core|journal|loop|metrics|store)/|coordinator/tokens/token_record\.h|base/|absl/",
         "the loop knows streams and operators through its ports only",
     ),
     Layer(
         r"coordinator/grpc/",
-        r"coordinator/(grpc|loop|metrics)/|proto/|base/|absl/|grpcpp/|google/protobuf/",
+        r"coordinator/(grpc|loop|metrics|tokens)/|proto/|base/|absl/|grpcpp/|google/protobuf/",
         "gRPC reaches the core and the store through the loop only",
     ),
     Layer(

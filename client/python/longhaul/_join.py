@@ -48,8 +48,9 @@ def join(
         alone, which ends when the process ends: a host with one trainer needs no daemon. Further joins of the process
         with the same coordinator use the same peerd. Its flags come from the environment, as LONGHAUL_PEERD_LISTEN;
         without it, the data port is any free one. A coordinator on another host needs LONGHAUL_PEERD_TLS_CA, or
-        LONGHAUL_PEERD_INSECURE=true in a private network. None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default
-        path, $LONGHAUL_COORDINATOR does the same; else no peerd is started.
+        LONGHAUL_PEERD_INSECURE=true in a private network; LONGHAUL_PEERD_TOKEN_FILE names a file with a join token.
+        None: if there is neither $LONGHAUL_SOCKET nor a peerd at a default path, $LONGHAUL_COORDINATOR does the same;
+        else no peerd is started.
     timeout: seconds until admission, the wait for peerd included; None: no limit. A newcomer waits until the others have
         ended their step, so give more than their longest step takes, or None. At the timeout the request to join
         is withdrawn. If no coordinator serves peerd for 10 s (`--coordinator-timeout-ms` of peerd), the join ends with

@@ -22,6 +22,10 @@ inline constexpr char kNonceMetadata[] = "longhaul-nonce-bin";
 inline constexpr char kWatchedIncarnation[] = "longhaul-incarnation";
 inline constexpr char kWatchedAfter[] = "longhaul-after-sequence";
 
+// How a caller shows its join token: metadata "authorization" with "Bearer TOKEN".
+inline constexpr char kAuthorization[] = "authorization";
+inline constexpr char kBearer[] = "Bearer ";
+
 // Call this before the first use of gRPC. Any thread may call it again. Sends gRPC's own log lines
 // through base/log.h: errors as warnings, at most five a second, all others as debug lines. Keeps
 // the library alive until the process ends, because the shutdown after the last server or channel
