@@ -20,6 +20,8 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "base/fields.h"
@@ -35,7 +37,11 @@ struct JsonParts {
 };
 
 template <class T>
-std::string ToJson(const T& value, JsonParts parts = {});
+std::string ToJson(const T& value, JsonParts parts);
+// For values without secrets. If a value may have a secret, the caller has to say whether the text
+// shows it: most texts end in a log, a journal or a page.
+template <class T>
+std::string ToJson(const T& value);
 
 // Fills *value, which must be newly constructed. Returns what is wrong with the text and where, or
 // "".
@@ -169,6 +175,30 @@ void AppendJson(const T& value, const Rule& rule, JsonParts parts, std::string* 
   }
 }
 
+// Whether any value of the type may have a field with rule::Secret, at any depth.
+template <class T>
+constexpr bool HasSecrets() {
+  if constexpr (kIsOptional<T> || kIsVector<T>) {
+    return HasSecrets<typename T::value_type>();
+  } else if constexpr (kIsMap<T>) {
+    return HasSecrets<typename T::mapped_type>();
+  } else if constexpr (kIsVariant<T>) {
+    return []<class... Kinds>(const std::variant<Kinds...>*) {
+      return (HasSecrets<Kinds>() || ...);
+    }(static_cast<const T*>(nullptr));
+  } else if constexpr (HasFields<T>) {
+    bool any = false;
+    ForEachField<T>([&](const auto& field) {
+      using Member = std::decay_t<decltype(std::declval<T>().*field.member)>;
+      any |=
+          std::is_same_v<std::decay_t<decltype(field.rule)>, rule::Secret> || HasSecrets<Member>();
+    });
+    return any;
+  } else {
+    return false;
+  }
+}
+
 // ------------------------------------------------------------------------------ reading
 
 template <class T, class Rule>
@@ -294,6 +324,12 @@ std::string ToJson(const T& value, JsonParts parts) {
   std::string text;
   fields_internal::AppendJson(value, rule::Any(), parts, &text);
   return text;
+}
+
+template <class T>
+std::string ToJson(const T& value) {
+  static_assert(!fields_internal::HasSecrets<T>(), "say whether the text shows secrets");
+  return ToJson(value, JsonParts());
 }
 
 template <class T>

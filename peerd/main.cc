@@ -11,11 +11,13 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/daemon/daemon.h"
 #include "base/daemon/dumps.h"
 #include "base/daemon/host_port.h"
@@ -25,6 +27,7 @@
 #include "base/log.h"
 #include "base/recorder.h"
 #include "peerd/daemon/daemon.h"
+#include "peerd/ipc/ipc_socket.h"
 #include "proto/wire/limits.h"
 
 ABSL_FLAG(std::string, coordinator, "127.0.0.1:29600",
@@ -35,8 +38,22 @@ ABSL_FLAG(std::string, token_file, "",
 ABSL_FLAG(std::string, socket, "",
           "path of the Unix socket for trainers; empty: /run/longhaul/peerd.sock, or "
           "$XDG_RUNTIME_DIR/longhaul/peerd.sock where /run/longhaul cannot be written");
+ABSL_FLAG(std::string, socket_mode, "0660",
+          "mode of the socket: 0600 (only root and the daemon's own user may connect), 0660 (also "
+          "--socket-group), 0666 (all users of the host, unless --allow-users or --allow-groups "
+          "names who)");
 ABSL_FLAG(std::string, socket_group, "",
-          "group whose members may connect to the socket, besides root and the daemon's own user");
+          "group of the socket, name or number, whose members may connect; empty: that of the "
+          "daemon");
+ABSL_FLAG(std::string, allow_users, "",
+          "users who may connect to the socket, names or numbers, separated by commas, besides "
+          "root and the daemon's own user; with this flag or --allow-groups, --socket-group alone "
+          "admits nobody");
+ABSL_FLAG(std::string, allow_groups, "",
+          "groups whose members may connect to the socket, names or numbers, separated by commas");
+ABSL_FLAG(uint32_t, user_share, 100,
+          "the most that one user of the socket may have of what all users together may: "
+          "connections, members, arena, registered states, ops in flight; 1 to 100 percent");
 ABSL_FLAG(std::string, listen, "0.0.0.0:29700",
           "address of the data port, host:port or [v6]:port; port 0: any free one");
 ABSL_FLAG(std::string, advertise, "",
@@ -108,6 +125,10 @@ absl::StatusOr<uint32_t> ParseLanes(const std::string& text) {
   return lanes;
 }
 
+std::vector<std::string> Words(const std::string& list) {
+  return absl::StrSplit(list, ',', absl::SkipWhitespace());
+}
+
 // Trainers without a path of their own look for the socket at the same place.
 std::string DefaultSocketPath() {
   const std::string system = "/run/longhaul";
@@ -146,7 +167,17 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
   }
   options.socket_path = absl::GetFlag(FLAGS_socket);
   if (options.socket_path.empty()) options.socket_path = DefaultSocketPath();
+  absl::StatusOr<mode_t> mode = ParseSocketMode(absl::GetFlag(FLAGS_socket_mode));
+  if (!mode.ok()) return mode.status();
+  options.socket_mode = *mode;
   options.socket_group = absl::GetFlag(FLAGS_socket_group);
+  options.allow_users = Words(absl::GetFlag(FLAGS_allow_users));
+  options.allow_groups = Words(absl::GetFlag(FLAGS_allow_groups));
+  options.user_share = absl::GetFlag(FLAGS_user_share);
+  if (options.user_share < 1 || options.user_share > 100) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--user-share=", options.user_share, ": give 1 to 100"));
+  }
   options.listen = absl::GetFlag(FLAGS_listen);
   options.advertise = absl::GetFlag(FLAGS_advertise);
   options.http = absl::GetFlag(FLAGS_http);

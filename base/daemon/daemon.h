@@ -32,6 +32,8 @@ namespace longhaul {
 // - turns off the deadlock detector of Abseil. Debian builds Abseil with the detector on. It makes
 //   locks several times slower, and aborts the process when locks are taken in an order that might
 //   deadlock
+// - forbids core dumps and debuggers of the same user, unless --core-dumps is given, because the
+//   memory of a daemon holds tokens and keys, and tensors
 // - makes a crash print a stack trace, and write what base/daemon/dumps.h says
 // - removes a ready file that an earlier process left
 void InitDaemon(int argc, char** argv, const ProgramInfo& info);

@@ -195,11 +195,12 @@ static lh_status open_once(const struct paths *paths, const char *name, int64_t 
   if (error != 0) {
     const char *const path = paths->path[i < paths->count ? i : 0];
     *again = may_appear(error);
-    return lhi_fail(LH_UNAVAILABLE, "lh_open: no peerd answers on %s (%s); %s", path,
-                    strerror(error),
-                    error == EACCES || error == EPERM
-                        ? "peerd runs as another user: give it --socket_group"
-                        : "start longhaul-peerd, or set socket_path or LONGHAUL_SOCKET");
+    return lhi_fail(
+        LH_UNAVAILABLE, "lh_open: no peerd answers on %s (%s); %s", path, strerror(error),
+        error == EACCES || error == EPERM
+            ? "peerd does not let this user connect: see --socket-mode, --socket-group and "
+              "--allow-users of peerd"
+            : "start longhaul-peerd, or set socket_path or LONGHAUL_SOCKET");
   }
   client = client_new(fd);
   if (client == NULL) {

@@ -4,12 +4,14 @@
 
 #include <fstream>
 #include <sstream>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/token.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/core_harness.h"
+#include "tests/support/fill_secrets.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -180,6 +182,28 @@ TEST_F(JournalTest, SecretsAreNotInIt) {
   Story();
   EXPECT_THAT(Bytes(), Not(HasSubstr(kEntropy)));
   EXPECT_THAT(Bytes(), Not(HasSubstr("secret-of-the-run")));
+}
+
+// Holds for messages that do not exist yet, too: the secrets are found by the lists of fields.
+TEST_F(JournalTest, NoSecretOfAnyMessageRecordOrSettingIsInIt) {
+  CoreConfig config;
+  config.incarnation = "c1";
+  config.detect_ms = 1000;
+  Records records;
+  EXPECT_GT(FillSecrets(&config), 0);
+  EXPECT_GT(FillSecrets(&records), 0);
+  auto writer = JournalWriter::Begin(options_, config, records);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const auto write = [&](const Event& event) { (*writer)->Write(event, Tick{5}); };
+  ForEachKindWithSecrets<control::PeerMessage>([&](const auto& message) {
+    write(FromPeer{SessionId(1), message});
+  });
+  ForEachKindWithSecrets<Event>([&](const auto& event) {
+    if constexpr (!std::is_same_v<std::decay_t<decltype(event)>, FromPeer>) write(event);
+  });
+  writer->reset();  // closes the file
+  EXPECT_GT(Bytes().size(), 100u);
+  EXPECT_FALSE(ShowsSecret(Bytes()));
 }
 
 // A replay distinguishes a stranger from the peer itself, as the recorded core did.

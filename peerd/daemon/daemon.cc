@@ -196,7 +196,11 @@ absl::Status DaemonImpl::Open() {
 
   IpcServerOptions ipc;
   ipc.path = options_.socket_path;
+  ipc.mode = options_.socket_mode;
   ipc.group = options_.socket_group;
+  ipc.allow_users = options_.allow_users;
+  ipc.allow_groups = options_.allow_groups;
+  ipc.user_share = options_.user_share;
   ipc.arena_limit = options_.arena_limit;
   LH_ASSIGN_OR_RETURN(ipc_, MakeIpcServer(ipc, ring_.get(), engine_.get()));
 

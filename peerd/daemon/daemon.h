@@ -25,12 +25,16 @@ struct DaemonOptions {
   std::string token_file;                 // with the join token; "": none
   std::string socket_path;
   // Root, the user of peerd and the members of this group may connect. "": the group of peerd.
+  uint32_t socket_mode = 0660;
   std::string socket_group;
-  std::string listen;     // data port
+  std::vector<std::string> allow_users;   // besides root and the daemon's own user; with
+  std::vector<std::string> allow_groups;  // both empty, mode and group decide
+  std::string listen;                     // data port
   std::string advertise;  // host:port at which other peers reach the data port; "": see advertise.h
   std::string http;       // "": no HTTP server
   std::string version;
-  uint32_t lanes = 0;  // 0: automatic
+  uint32_t lanes = 0;         // 0: automatic
+  uint32_t user_share = 100;  // the most that one user may have of what all may, in percent
   uint64_t arena_limit = 0;
   uint64_t scratch_limit = 0;
   IoChoice io = IoChoice::kAuto;

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/fill_secrets.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -151,6 +152,15 @@ TEST_F(PeerRecorderTest, ASyncIsToldIfBytesMoveOrItFails) {
   sync.outcome = {Code::kAborted, "fault"};
   peer_.OnAction(sync, Tick{30});
   EXPECT_THAT(LastEvent(), HasSubstr("aborted: fault"));
+}
+
+TEST_F(PeerRecorderTest, NoSecretOfAnyMessageIsRecorded) {
+  const int secrets = ForEachKindWithSecrets<control::CoordinatorMessage>(
+      [&](const auto& message) { peer_.OnEvent(FromCoordinator{message}, Tick{30}); });
+  EXPECT_GT(secrets, 0);
+  ForEachKindWithSecrets<control::PeerMessage>(
+      [&](const auto& message) { peer_.OnAction(ToCoordinator{message}, Tick{40}); });
+  EXPECT_FALSE(ShowsSecret(recorder_.Serialize("", SIZE_MAX, SIZE_MAX)));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "peerd/io/unmapper.h"
 
 namespace longhaul::peerd {
@@ -61,15 +62,19 @@ void ArenaRegions::Close() {
   for (ArenaRegion* region : std::exchange(hub_->released, {})) hub_->Unmap(region);
 }
 
-absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t bytes) {
-  // Access to huge pages that nobody reserved, or to other kinds of files, could raise SIGBUS.
+absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t bytes,
+                                                               Account* account) {
+  // Ask for the seals first: for a file of FUSE, statfs would wait for whoever serves the file.
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0) return absl::InvalidArgumentError("not a memfd");
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    // Access beyond a new, lower end would raise SIGBUS.
+    return absl::InvalidArgumentError("not a memfd sealed against shrinking");
+  }
+  // Access to huge pages that nobody reserved could raise SIGBUS.
   struct statfs fs;
   if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC) {
     return absl::InvalidArgumentError("not a memfd of ordinary pages");
-  }
-  const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return absl::InvalidArgumentError("not a memfd sealed against shrinking");
   }
   struct stat status;
   if (fstat(fd, &status) != 0) return absl::InvalidArgumentError("fstat failed");
@@ -77,13 +82,17 @@ absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t 
     return absl::InvalidArgumentError(
         absl::StrCat("the file has ", status.st_size, " bytes, ", bytes, " were announced"));
   }
+  LH_ASSIGN_OR_RETURN(Hold bytes_held, account->Take(Resource::kArenaBytes, bytes));
+  LH_ASSIGN_OR_RETURN(Hold region_held, account->Take(Resource::kRegions, 1));
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
     return absl::UnavailableError(absl::StrCat("mmap failed (", strerror(errno), ")"));
   }
   hub_->bytes_mapped += bytes;
-  return std::shared_ptr<ArenaRegion>(new ArenaRegion{static_cast<uint8_t*>(data), bytes},
-                                      [hub = hub_](ArenaRegion* region) { hub->Release(region); });
+  return std::shared_ptr<ArenaRegion>(
+      new ArenaRegion{static_cast<uint8_t*>(data), bytes, std::move(bytes_held),
+                      std::move(region_held)},
+      [hub = hub_](ArenaRegion* region) { hub->Release(region); });
 }
 
 }  // namespace longhaul::peerd

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "peerd/io/ring.h"
+#include "peerd/ipc/accounts.h"
 
 namespace longhaul::peerd {
 
@@ -22,6 +23,9 @@ namespace longhaul::peerd {
 struct ArenaRegion {
   uint8_t* data = nullptr;
   size_t bytes = 0;
+  // Given back when nobody refers to the region any more.
+  Hold bytes_held;
+  Hold region_held;
 };
 
 class ArenaRegions {
@@ -31,9 +35,11 @@ class ArenaRegions {
   ArenaRegions(const ArenaRegions&) = delete;
   ArenaRegions& operator=(const ArenaRegions&) = delete;
 
-  // Maps the first `bytes` of a memfd. InvalidArgument: the descriptor is no memfd of that size, or
-  // access to the memory could raise SIGBUS later. Unavailable: the system refused to map it.
-  absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes);
+  // Maps the first `bytes` of a memfd. `account` holds the region until it is unmapped.
+  // InvalidArgument: the descriptor is no memfd of that size, or access to the memory could raise
+  // SIGBUS later. ResourceExhausted: the account may not hold so much. Unavailable: the system
+  // refused to map it.
+  absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes, Account* account);
   uint64_t bytes_mapped() const;
   // Returns whether released regions still wait for the call of `removed`.
   bool sweeping() const;

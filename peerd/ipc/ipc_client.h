@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,9 +16,12 @@
 #include <vector>
 
 #include "base/outcome.h"
+#include "base/tick.h"
 #include "peerd/core/values.h"
 #include "peerd/io/ring.h"
+#include "peerd/ipc/accounts.h"
 #include "peerd/ipc/arena_regions.h"
+#include "peerd/ipc/descriptor_closer.h"
 #include "peerd/ipc/ipc_socket.h"
 #include "peerd/state/local_state.h"
 #include "proto/wire/ipc.h"
@@ -31,13 +35,24 @@ struct ServerLife {
   Server* server = nullptr;  // null once the server is gone
 };
 
-// The most descriptors that one read takes. A request carries at most one; with more than it should
-// carry, the server ends the connection and closes them all.
-inline constexpr size_t kDescriptorsMax = 8;
+// The most descriptors that one message carries (SCM_MAX_FD of the kernel). A request of our client
+// library carries at most one. A read takes all, so that the server closes them: those that a read
+// has no room for, the kernel closes on the reactor thread (descriptor_closer.h).
+inline constexpr size_t kDescriptorsMax = 253;
+
+// What the server knows of a user, by uid, while the user has connections or still holds something.
+struct User {
+  std::shared_ptr<Account> account;
+  // Descriptors that are no memfds, that this user sent, and that are not closed yet.
+  DescriptorCloser::Count unclosed = std::make_shared<std::atomic<uint32_t>>(0);
+  // The user's next request that takes long (with thousands of tensors) waits until then.
+  std::shared_ptr<Tick> costly_from = std::make_shared<Tick>();
+};
 
 // A local member, admitted or not, and its open requests.
 struct Member {
   struct Client* client = nullptr;
+  Hold held;
   bool admitted = false;
   uint64_t join_call = 0;
   uint64_t step_call = 0;   // 0: none open
@@ -62,6 +77,9 @@ struct Client {
   UniqueFd fd;
   uint64_t number = 0;
   PeerCredentials credentials;
+  User user;
+  std::shared_ptr<Account> account;  // of this connection; its parent is the user's
+  Hold held;                         // the connection itself
   std::string name;
   bool greeted = false;
 
@@ -84,6 +102,7 @@ struct Client {
   IoId recv = 0;
   IoId send = 0;
   IoId timer = 0;
+  IoId pause = 0;                 // `request` is whole, and waits
   bool ending = false;            // nothing is read or answered any more
   bool told = false;              // Settle() has told the handler of the end
   bool end_when_flushed = false;  // ends when all answers are sent, because the server closes

@@ -20,6 +20,17 @@ namespace {
 // How many replies may wait for a client that does not read, besides those for its members' ops.
 constexpr size_t kRepliesWaitingMax = size_t{2} * LH_OPS_OPEN_MAX;
 constexpr int64_t kAcceptRetryUs = Millis(100);
+// Requests with more tensors than this take milliseconds of the reactor. After such a request its
+// user waits this many times as long before the next one. So a user who sends nothing else gets a
+// quarter of the reactor's time.
+constexpr uint32_t kCostlyTensors = 4096;
+constexpr int64_t kCostlyRest = 3;
+
+bool IsCostly(const lh_ipc_request& request) {
+  return (request.type == LH_IPC_STATE && request.u.state.count > kCostlyTensors) ||
+         (request.type == LH_IPC_OP && request.u.op.pieces > kCostlyTensors);
+}
+
 constexpr int64_t kRefusalLogUs = Seconds(1);
 
 }  // namespace
@@ -31,7 +42,7 @@ Server::~Server() {
   if (retry_ != 0) ring_->Cancel(retry_);
   for (auto& [number, client] : clients_) {
     shutdown(client->fd.get(), SHUT_RDWR);
-    for (const IoId id : {client->recv, client->send, client->timer}) {
+    for (const IoId id : {client->recv, client->send, client->timer, client->pause}) {
       if (id != 0) ring_->Cancel(id);
     }
     client->states.clear();
@@ -52,7 +63,7 @@ void Server::StartAccept() {
 void Server::OnAccept(IoResult result) {
   accept_ = 0;
   if (closing_) {
-    if (result.value >= 0) close(result.value);
+    if (result.value >= 0) closer_.CloseSocket(UniqueFd(result.value));
     return;
   }
   if (result.value < 0) {
@@ -67,25 +78,12 @@ void Server::OnAccept(IoResult result) {
   }
   StartAccept();
   UniqueFd fd(result.value);
-  absl::StatusOr<PeerCredentials> credentials = CredentialsOf(fd.get());
-  if (!credentials.ok()) {
-    return Refuse(fd.get(),
-                  {Code::kFailedPrecondition, std::string(credentials.status().message())});
-  }
-  if (!Permitted(*credentials, geteuid(), socket_.group())) {
-    return Refuse(fd.get(), {Code::kFailedPrecondition,
-                             absl::StrCat("connection refused: user ", credentials->uid,
-                                          " may not use this peerd; only root, user ", geteuid(),
-                                          " and members of group ", socket_.group(),
-                                          " may (--socket_group of peerd)")});
-  }
-  if (clients_.size() >= LH_CLIENTS_MAX) {
-    return Refuse(fd.get(), {Code::kUnavailable,
-                             absl::StrCat("connection refused: peerd has ", clients_.size(),
-                                          " clients already, the most it "
-                                          "takes; close some")});
-  }
   auto client = std::make_shared<Client>();
+  absl::StatusOr<PeerCredentials> credentials = CredentialsOf(fd.get());
+  const Outcome admitted = credentials.ok() ? Admit(*credentials, client.get())
+                                            : Outcome{Code::kFailedPrecondition,
+                                                      std::string(credentials.status().message())};
+  if (!admitted.ok()) return Refuse(std::move(fd), admitted);
   client->life = life_;
   client->fd = std::move(fd);
   client->number = next_client_++;
@@ -102,14 +100,118 @@ void Server::OnAccept(IoResult result) {
         server->Settle(client);
       });
   StartRecv(client);
+  BoundSilent();
 }
 
-void Server::Refuse(int fd, const Outcome& outcome) {
+Outcome Server::Admit(const PeerCredentials& credentials, Client* client) {
+  if (!Permitted(credentials, admission_)) {
+    ++users_refused_;
+    return {
+        Code::kFailedPrecondition,
+        absl::StrCat("connection refused: user ", credentials.uid, ", process ", credentials.pid,
+                     ", may not use this peerd; it admits ", ToString(admission_),
+                     " (--socket_mode, --socket_group, --allow_users and --allow_groups of "
+                     "peerd)")};
+  }
+  User& user = UserOf(credentials.uid);
+  if (const uint32_t unclosed = user.unclosed->load(); unclosed > LH_FOREIGN_DESCRIPTORS_MAX) {
+    ++limits_reached_;
+    return {Code::kUnavailable,
+            absl::StrCat("connection refused: peerd is still closing ", unclosed,
+                         " file descriptors that user ", credentials.uid,
+                         " sent and that are no arena regions; end the processes that keep "
+                         "them open")};
+  }
+  absl::StatusOr<Hold> held = user.account->Take(Resource::kConnections, 1);
+  if (!held.ok()) {
+    ++limits_reached_;
+    return {Code::kUnavailable,
+            absl::StrCat("connection refused: ", std::string(held.status().message()))};
+  }
+  ResourceLimits limits;
+  limits.fill(UINT64_MAX);
+  limits[static_cast<size_t>(Resource::kRegions)] = LH_REGIONS_MAX;
+  limits[static_cast<size_t>(Resource::kTensors)] = LH_CLIENT_TENSORS_MAX;
+  limits[static_cast<size_t>(Resource::kPieces)] = LH_CLIENT_PIECES_MAX;
+  client->user = user;
+  client->account = Account::Make("a connection", "", limits, user.account);
+  client->held = *std::move(held);
+  return {};
+}
+
+ResourceLimits Server::LimitsOfAll(const IpcServerOptions& options) {
+  ResourceLimits limits;
+  limits[static_cast<size_t>(Resource::kConnections)] = LH_CLIENTS_MAX;
+  limits[static_cast<size_t>(Resource::kMembers)] = LH_LOCAL_MEMBERS_MAX;
+  limits[static_cast<size_t>(Resource::kRegions)] = LH_REGIONS_OF_ALL_MAX;
+  limits[static_cast<size_t>(Resource::kArenaBytes)] =
+      options.arena_limit == 0 ? UINT64_MAX : options.arena_limit;
+  limits[static_cast<size_t>(Resource::kTensors)] = LH_TENSORS_OF_ALL_MAX;
+  limits[static_cast<size_t>(Resource::kPieces)] = LH_PIECES_OF_ALL_MAX;
+  return limits;
+}
+
+User& Server::UserOf(uid_t uid) {
+  // Forget users of whom nothing is left: their accounts have no other owner.
+  std::erase_if(users_, [&](const auto& entry) {
+    const auto& [known, user] = entry;
+    return known != uid && user.account.use_count() == 1 && user.unclosed.use_count() == 1;
+  });
+  User& user = users_[uid];
+  if (user.account == nullptr) {
+    // A user who may have all gets no limits, so that refusals name peerd's.
+    ResourceLimits limits;
+    limits.fill(UINT64_MAX);
+    if (options_.user_share < 100) limits = ShareOf(LimitsOfAll(options_), options_.user_share);
+    user.account = Account::Make(absl::StrCat("user ", uid),
+                                 absl::StrCat("(--user_share=", options_.user_share, " of peerd)"),
+                                 limits, peerd_);
+  }
+  return user;
+}
+
+void Server::BoundSilent() {
+  std::map<uid_t, std::vector<Client*>> silent;  // each list from the oldest to the newest
+  size_t count = 0;
+  for (const auto& [number, client] : clients_) {
+    if (client->greeted || client->ending) continue;
+    silent[client->credentials.uid].push_back(client.get());
+    ++count;
+  }
+  if (count <= LH_CLIENTS_WITHOUT_HELLO_MAX) return;
+  const auto most = std::max_element(
+      silent.begin(), silent.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  ++limits_reached_;
+  Cut(*most->second.front(),
+      {Code::kUnavailable, absl::StrCat("peerd has more than ", LH_CLIENTS_WITHOUT_HELLO_MAX,
+                                        " connections without HELLO; this is the oldest one of "
+                                        "user ",
+                                        most->first, ", who has most of them")});
+}
+
+void Server::Refuse(UniqueFd fd, const Outcome& outcome) {
   ++connections_refused_;
   CountRefusal(outcome.text);
   // The buffer of a new connection has room for one frame. It does not matter if nobody reads it.
   const lh_ipc_reply reply = MakeReply(LH_IPC_GONE, 0, 0, outcome);
-  (void)::send(fd, &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
+  (void)::send(fd.get(), &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
+  closer_.CloseSocket(std::move(fd));
+}
+
+void Server::DropDescriptors(Client& client) {
+  for (UniqueFd& fd : client.descriptors) {
+    closer_.CloseForeign(std::move(fd), client.user.unclosed);
+  }
+  client.descriptors.clear();
+  if (client.user.unclosed->load() <= LH_FOREIGN_DESCRIPTORS_MAX) return;
+  for (const auto& [number, other] : clients_) {
+    if (other->credentials.uid != client.credentials.uid || other->ending) continue;
+    Cut(*other, {Code::kUnavailable,
+                 absl::StrCat("user ", client.credentials.uid,
+                              " sent file descriptors that are no arena regions and that peerd "
+                              "cannot close at once; all connections of this user end")});
+  }
 }
 
 void Server::CountRefusal(const std::string& what) {
@@ -167,12 +269,35 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
       const bool foreign = !c.greeted && c.have >= kVersionEnd && c.request.magic == LH_IPC_MAGIC &&
                            c.request.type == LH_IPC_HELLO &&
                            c.request.u.hello.version != LH_IPC_VERSION;
-      if (c.have == sizeof c.request || foreign) {
-        OnRequest(client);
-        c.have = 0;
-        c.descriptors.clear();
+      if (c.have == sizeof c.request || foreign) return TakeRequest(client);
+      if (c.descriptors.size() > 1) {
+        // Otherwise each byte of a request could bring more of them.
+        Cut(c, {Code::kFailedPrecondition,
+                absl::StrCat(c.descriptors.size(), " descriptors with one request")});
       }
     }
+  }
+  if (!c.ending) StartRecv(client);
+  Settle(client);
+}
+
+void Server::TakeRequest(const ClientPtr& client) {
+  Client& c = *client;
+  const bool costly = IsCostly(c.request);
+  if (costly && !c.ending && ring_->Now() < *c.user.costly_from) {
+    c.pause = ring_->Timeout(*c.user.costly_from, [client](IoResult) {
+      client->pause = 0;
+      if (client->life->server != nullptr) client->life->server->TakeRequest(client);
+    });
+    return;
+  }
+  if (!c.ending) {
+    const Tick begin = ring_->Now();
+    OnRequest(client);
+    c.have = 0;
+    DropDescriptors(c);
+    const Tick end = ring_->Now();
+    if (costly) *c.user.costly_from = end + kCostlyRest * (end - begin);
   }
   if (!c.ending) StartRecv(client);
   Settle(client);
@@ -240,7 +365,7 @@ void Server::End(Client& client, const std::string& reason) {
   client.reason = reason;
   // Ends the operations in flight, so that their callbacks come and call Settle().
   shutdown(client.fd.get(), SHUT_RDWR);
-  for (const IoId id : {client.recv, client.send, client.timer}) {
+  for (const IoId id : {client.recv, client.send, client.timer, client.pause}) {
     if (id != 0) ring_->Cancel(id);
   }
 }
@@ -260,13 +385,15 @@ void Server::Settle(const ClientPtr& client) {
     c.regions.clear();
     c.calls.clear();
     c.waiting.clear();
-    c.descriptors.clear();
     if (c.greeted) {
       Log(LogLevel::kInfo, absl::StrCat("trainer detached client=", c.number) +
                                LogField("name", c.name) + LogField("reason", c.reason));
     }
   }
-  if (c.recv == 0 && c.send == 0 && c.timer == 0) clients_.erase(c.number);
+  if (c.recv != 0 || c.send != 0 || c.timer != 0 || c.pause != 0) return;
+  DropDescriptors(c);  // the last read may have brought some
+  closer_.CloseSocket(std::move(c.fd));
+  clients_.erase(c.number);
 }
 
 void Server::Close() {
@@ -287,8 +414,13 @@ IpcStats Server::GetStats() const {
   stats.clients = static_cast<uint32_t>(clients_.size());
   stats.members = static_cast<uint32_t>(members_.size());
   stats.posts_open = posts_open_;
+  for (const auto& [number, client] : clients_) {
+    stats.states += static_cast<uint32_t>(client->states.size());
+  }
   stats.arena_bytes = regions_.bytes_mapped();
   stats.connections_refused = connections_refused_;
+  stats.users_refused = users_refused_;
+  stats.limits_reached = limits_reached_;
   stats.connections_cut = connections_cut_;
   stats.requests_refused = requests_refused_;
   return stats;

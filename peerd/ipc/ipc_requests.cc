@@ -86,6 +86,11 @@ void Server::Deny(Client& client, Code code, const std::string& text) {
   Answer(client, client.request.call, {code, text});
 }
 
+void Server::DenyLimit(Client& client, const std::string& text) {
+  ++limits_reached_;
+  Deny(client, Code::kUnavailable, text);
+}
+
 void Server::AddRegion(Client& client) {
   const lh_ipc_region& wanted = client.request.u.region;
   const std::string what = absl::StrCat("arena region of ", wanted.bytes, " bytes refused: ");
@@ -96,19 +101,10 @@ void Server::AddRegion(Client& client) {
     return Deny(client, Code::kInvalidArgument,
                 absl::StrCat(what, "region ", wanted.region, " exists already"));
   }
-  if (client.regions.size() >= LH_REGIONS_MAX) {
-    return Deny(client, Code::kUnavailable,
-                absl::StrCat(what, "a client has at most ", LH_REGIONS_MAX, " regions"));
+  auto region = regions_.Map(client.descriptors.front().get(), wanted.bytes, client.account.get());
+  if (absl::IsResourceExhausted(region.status())) {
+    return DenyLimit(client, what + std::string(region.status().message()));
   }
-  if (options_.arena_limit != 0 &&
-      (regions_.bytes_mapped() > options_.arena_limit ||
-       wanted.bytes > options_.arena_limit - regions_.bytes_mapped())) {
-    return Deny(
-        client, Code::kUnavailable,
-        absl::StrCat(what, "the arena limit of peerd is ", options_.arena_limit, " bytes, and ",
-                     regions_.bytes_mapped(), " are in use; free tensors or raise --arena_limit"));
-  }
-  auto region = regions_.Map(client.descriptors.front().get(), wanted.bytes);
   if (!region.ok()) {
     return Deny(client,
                 absl::IsUnavailable(region.status()) ? Code::kUnavailable : Code::kInvalidArgument,
@@ -140,14 +136,14 @@ void Server::RemoveRegion(Client& client) {
 }
 
 void Server::Join(Client& client) {
-  if (members_.size() >= LH_LOCAL_MEMBERS_MAX) {
-    return Deny(client, Code::kUnavailable,
-                absl::StrCat("join refused: peerd has ", members_.size(),
-                             " members already, the most it takes; run another peerd"));
+  absl::StatusOr<Hold> held = client.account->Take(Resource::kMembers, 1);
+  if (!held.ok()) {
+    return DenyLimit(client, "join refused: " + std::string(held.status().message()));
   }
   const LocalId local(next_local_++);
   Member& member = members_[local];
   member.client = &client;
+  member.held = *std::move(held);
   member.join_call = client.request.call;
   client.locals.insert(local);
   const lh_ipc_join& wish = client.request.u.join;
@@ -293,6 +289,7 @@ void Server::AddState(Client& client) {
     return refuse(Code::kInvalidArgument, absl::StrCat("state ", wish.state, " exists already"));
   }
   if (client.states.size() >= LH_STATES_MAX) {
+    ++limits_reached_;
     return refuse(Code::kUnavailable,
                   absl::StrCat("a client has at most ", LH_STATES_MAX, "; free some"));
   }
@@ -300,13 +297,23 @@ void Server::AddState(Client& client) {
     return refuse(Code::kInvalidArgument,
                   absl::StrCat("1 to ", LH_STATE_TENSORS_MAX, " are possible"));
   }
+  absl::StatusOr<Hold> tensors = client.account->Take(Resource::kTensors, wish.count);
+  if (!tensors.ok()) {
+    ++limits_reached_;
+    return refuse(Code::kUnavailable, std::string(tensors.status().message()));
+  }
   Client::State made;
   const absl::StatusOr<std::vector<lh_ipc_tensor>> table = CopyTable(client, wish);
   absl::Status status = table.status();
   if (status.ok()) {
     auto state = MakeState(client, wish, *table, &made.regions);
     status = state.status();
-    if (state.ok()) made.state = *std::move(state);
+    if (state.ok()) {
+      made.state = *std::move(state);
+      // The tensors count as long as anything uses the state, even after the end of the connection.
+      using Kept = std::pair<std::shared_ptr<const void>, Hold>;
+      made.state->memory = std::make_shared<Kept>(made.state->memory, *std::move(tensors));
+    }
   }
   if (!status.ok()) return refuse(Code::kInvalidArgument, std::string(status.message()));
   for (const uint64_t region : made.regions) ++client.regions.at(region).states;
@@ -401,7 +408,12 @@ void Server::Op(Client& client) {
         return it->second.region->bytes;
       });
   if (!op.ok()) return Deny(client, Code::kInvalidArgument, std::string(op.status().message()));
+  absl::StatusOr<Hold> pieces = client.account->Take(Resource::kPieces, op->pieces.size());
+  if (!pieces.ok()) {
+    return DenyLimit(client, "op refused: " + std::string(pieces.status().message()));
+  }
   PostBuffers buffers;
+  buffers.holders.push_back(std::make_shared<Hold>(*std::move(pieces)));
   std::set<uint64_t>& regions = member->posts[client.request.call];
   const auto place = [&](const lh_ipc_range& range) -> uint8_t* {
     if (range.region == 0) return nullptr;

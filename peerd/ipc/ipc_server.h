@@ -35,6 +35,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/counters.h"
@@ -46,10 +47,16 @@ namespace longhaul::peerd {
 
 struct IpcServerOptions {
   std::string path;  // at most 107 bytes. A missing parent directory is created
+  // Who may connect, and the mode (0600, 0660 or 0666) and group of the socket file: see
+  // AdmissionOptions in ipc_socket.h.
   uint32_t mode = 0660;
-  // Root, the user of peerd and the members of this group may connect. "": the group of peerd.
   std::string group;
-  uint64_t arena_limit = 0;           // bytes of all regions together; 0: no limit
+  std::vector<std::string> allow_users;
+  std::vector<std::string> allow_groups;
+  uint64_t arena_limit = 0;  // bytes of all regions together; 0: no limit
+  // The most that one user may have of what all users together may have: connections, members,
+  // regions and their bytes, tensors of states, pieces of ops. 1 to 100 percent.
+  uint32_t user_share = 100;
   uint32_t hello_timeout_ms = 10000;  // a connection without HELLO is closed after this
 };
 
@@ -57,10 +64,16 @@ struct IpcStats {
   uint32_t clients = 0;
   uint32_t members = 0;
   uint32_t posts_open = 0;
+  uint32_t states = 0;       // registered
   uint64_t arena_bytes = 0;  // of all regions that are mapped
   // Connections closed before a valid HELLO: not permitted, too many, not of this protocol, or no
   // HELLO in time.
   uint64_t connections_refused = 0;
+  // Those of connections_refused whose user may not use this peerd.
+  uint64_t users_refused = 0;
+  // Requests and connections that were refused because of a limit: of the client, its user, or
+  // peerd.
+  uint64_t limits_reached = 0;
   // Connections closed after HELLO: the trainer broke the protocol, or does not read.
   uint64_t connections_cut = 0;
   // All refusals: requests that were not granted, connections as above, and failed accepts.
@@ -69,6 +82,21 @@ struct IpcStats {
 
 // The counters that /metrics shows.
 inline constexpr Counter<IpcStats> kIpcCounters[] = {
+    {"longhaul_peerd_trainers_refused_total",
+     "Connections to the Unix socket that were closed before a valid HELLO: of a user who may not "
+     "use this peerd, one too many, of another protocol, or silent",
+     &IpcStats::connections_refused},
+    {"longhaul_peerd_users_refused_total",
+     "Connections to the Unix socket of users who may not use this peerd (--socket-group, "
+     "--allow-users, --allow-groups)",
+     &IpcStats::users_refused},
+    {"longhaul_peerd_trainers_cut_total",
+     "Connections of trainers that were closed for breaking the protocol, or for not reading",
+     &IpcStats::connections_cut},
+    {"longhaul_peerd_trainer_limits_total",
+     "Requests and connections of trainers that were refused because a limit was reached: of the "
+     "trainer, of its user (--user-share), or of peerd",
+     &IpcStats::limits_reached},
     {"longhaul_peerd_requests_refused_total",
      "Requests of trainers that peerd refused, and connections of trainers refused or closed for "
      "an "

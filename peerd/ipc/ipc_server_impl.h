@@ -12,7 +12,9 @@
 #include "base/outcome.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
+#include "peerd/ipc/accounts.h"
 #include "peerd/ipc/arena_regions.h"
+#include "peerd/ipc/descriptor_closer.h"
 #include "peerd/ipc/ipc_client.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/ipc/ipc_socket.h"
@@ -22,9 +24,12 @@ namespace longhaul::peerd::ipc {
 
 class Server final : public IpcServer {
  public:
-  Server(IpcServerOptions options, ListeningSocket socket, Ring* ring, TrainerRequests* handler)
+  Server(IpcServerOptions options, ListeningSocket socket, Admission admission, Ring* ring,
+         TrainerRequests* handler)
       : options_(std::move(options)),
         socket_(std::move(socket)),
+        admission_(std::move(admission)),
+        peerd_(Account::Make("peerd", "", LimitsOfAll(options_), nullptr)),
         ring_(ring),
         handler_(handler),
         regions_(ring, [this](const ArenaRegion& region) {
@@ -57,9 +62,21 @@ class Server final : public IpcServer {
   // ---- connections
   void StartAccept();
   void OnAccept(IoResult result);
-  void Refuse(int fd, const Outcome& outcome);
+  // Lets the connection in, or returns why not. Then nothing has changed, except that the user may
+  // be new in users_.
+  Outcome Admit(const PeerCredentials& credentials, Client* client);
+  void Refuse(UniqueFd fd, const Outcome& outcome);
+  // Closes the oldest connection without HELLO, of the user who has most of these, if there are too
+  // many.
+  void BoundSilent();
+  // Closes all descriptors that came with the request. Ends all connections of the user if the user
+  // has sent too many that cannot be closed at once.
+  void DropDescriptors(Client& client);
+  User& UserOf(uid_t uid);
   void StartRecv(const ClientPtr& client);
   void OnRecv(const ClientPtr& client, IoResult result);
+  // Carries out the request that has come whole, now or later, and then reads on.
+  void TakeRequest(const ClientPtr& client);
   void StartSend(const ClientPtr& client);
   void OnSend(const ClientPtr& client, IoResult result);
   // Ends the connection of a trainer that broke the protocol, and counts it. Tells the trainer
@@ -98,6 +115,8 @@ class Server final : public IpcServer {
   // the request and returns nullptr.
   Member* ActiveMember(Client& client);
   void Deny(Client& client, Code code, const std::string& text);
+  // Refuses a request because of a limit.
+  void DenyLimit(Client& client, const std::string& text);
   // Refuses a request that names a member which this connection does not have, or not any more.
   void DenyUnknown(Client& client, LocalId local);
 
@@ -121,8 +140,14 @@ class Server final : public IpcServer {
   // Answers the member's open requests and forgets the member.
   void Forget(LocalId local, const Outcome& outcome);
 
+  static ResourceLimits LimitsOfAll(const IpcServerOptions& options);
+
   const IpcServerOptions options_;
   ListeningSocket socket_;
+  const Admission admission_;
+  const std::shared_ptr<Account> peerd_;
+  std::map<uid_t, User> users_;
+  DescriptorCloser closer_;
   Ring* const ring_;
   TrainerRequests* const handler_;
   const std::shared_ptr<ServerLife> life_ = std::make_shared<ServerLife>();
@@ -136,6 +161,8 @@ class Server final : public IpcServer {
   uint64_t next_local_ = 1;
   uint32_t posts_open_ = 0;
   uint64_t connections_refused_ = 0;
+  uint64_t users_refused_ = 0;
+  uint64_t limits_reached_ = 0;
   uint64_t connections_cut_ = 0;
   uint64_t requests_refused_ = 0;
   Tick refusal_log_due_;

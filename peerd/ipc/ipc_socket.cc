@@ -3,15 +3,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 
 namespace longhaul::peerd {
@@ -22,7 +25,7 @@ constexpr size_t kGroupsMax = 65536;
 
 std::string System(int error) { return absl::StrCat("(", strerror(error), ")"); }
 
-absl::StatusOr<gid_t> GroupId(const std::string& group) {
+absl::StatusOr<gid_t> GroupId(const std::string& group, const char* flag) {
   if (group.empty()) return getegid();
   uint32_t number = 0;
   if (absl::SimpleAtoi(group, &number)) return number;
@@ -32,9 +35,36 @@ absl::StatusOr<gid_t> GroupId(const std::string& group) {
   if (getgrnam_r(group.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 ||
       found == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("no group \"", group, "\" on this host; check --socket_group"));
+        absl::StrCat("no group \"", group, "\" on this host; check ", flag));
   }
   return found->gr_gid;
+}
+
+absl::StatusOr<uid_t> UserId(const std::string& user) {
+  uint32_t number = 0;
+  if (absl::SimpleAtoi(user, &number)) return number;
+  struct passwd entry;
+  struct passwd* found = nullptr;
+  std::vector<char> buffer(65536);
+  if (getpwnam_r(user.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 ||
+      found == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no user \"", user, "\" on this host; check --allow_users"));
+  }
+  return found->pw_uid;
+}
+
+// `kind`: "uid" or "gid". The id that the kernel shows for ids that this user namespace lacks.
+uint32_t OverflowId(const std::string& kind) {
+  uint32_t id = 65534;
+  std::ifstream("/proc/sys/kernel/overflow" + kind) >> id;
+  return id;
+}
+
+absl::Status OverflowError(const char* flag, const std::string& id) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, "=", id, " refused: the kernel shows this id for everybody that a user ",
+                   "namespace does not know; name a user or group of this host"));
 }
 
 // Locks the directory until the descriptor is closed. Without the lock, two daemons that start at
@@ -121,9 +151,59 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int fd) {
   return peer;
 }
 
-bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group) {
-  return peer.uid == 0 || peer.uid == user ||
-         std::find(peer.groups.begin(), peer.groups.end(), group) != peer.groups.end();
+bool Permitted(const PeerCredentials& peer, const Admission& admission) {
+  return peer.uid == 0 || admission.everyone || admission.users.contains(peer.uid) ||
+         std::any_of(peer.groups.begin(), peer.groups.end(),
+                     [&](gid_t group) { return admission.groups.contains(group); });
+}
+
+std::string ToString(const Admission& admission) {
+  if (admission.everyone) return "everybody";
+  const auto list = [](const char* one, const char* many, const auto& ids) {
+    return ids.empty()
+               ? ""
+               : absl::StrCat(", ", ids.size() == 1 ? one : many, " ", absl::StrJoin(ids, ","));
+  };
+  return absl::StrCat("root", list("user", "users", admission.users),
+                      list("members of group", "members of groups", admission.groups));
+}
+
+absl::StatusOr<Admission> ResolveAdmission(const AdmissionOptions& options) {
+  Admission admission;
+  admission.users.insert(geteuid());
+  if (options.allow_users.empty() && options.allow_groups.empty()) {
+    LH_ASSIGN_OR_RETURN(const gid_t group, GroupId(options.group, "--socket_group"));
+    if ((options.mode & 0060) != 0) admission.groups.insert(group);
+    admission.everyone = (options.mode & 0006) != 0;
+    return admission;
+  }
+  if ((options.mode & 0066) == 0) {
+    return absl::InvalidArgumentError(
+        "--socket_mode=0600 lets nobody but root and peerd's own user open the socket, so "
+        "--allow_users and --allow_groups can admit nobody; give --socket_mode=0660 or 0666");
+  }
+  for (const std::string& user : options.allow_users) {
+    LH_ASSIGN_OR_RETURN(const uid_t uid, UserId(user));
+    admission.users.insert(uid);
+  }
+  for (const std::string& group : options.allow_groups) {
+    LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--allow_groups"));
+    // In a user namespace, all users and groups from outside of it look like this one.
+    if (gid == OverflowId("gid")) return OverflowError("--allow_groups", group);
+    admission.groups.insert(gid);
+  }
+  if (!options.allow_users.empty() && admission.users.contains(OverflowId("uid"))) {
+    return OverflowError("--allow_users", absl::StrCat(OverflowId("uid")));
+  }
+  return admission;
+}
+
+absl::StatusOr<mode_t> ParseSocketMode(const std::string& text) {
+  for (const auto& [word, mode] : {std::pair{"600", 0600u}, {"660", 0660u}, {"666", 0666u}}) {
+    if (text == word || text == absl::StrCat("0", word)) return mode;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--socket-mode=", text, ": give 0600, 0660 or 0666"));
 }
 
 void ListeningSocket::Remove() {
@@ -147,7 +227,7 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
                      sizeof address.sun_path - 1, " are possible; choose another --socket"));
   }
   memcpy(address.sun_path, path.data(), path.size());
-  LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group));
+  LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--socket_group"));
 
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "."
@@ -177,7 +257,7 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
     return absl::UnavailableError(absl::StrCat("socket ", path, " cannot be given to group ", gid,
                                                " or listened on ", System(error)));
   }
-  return ListeningSocket(std::move(fd), path, gid, status.st_dev, status.st_ino);
+  return ListeningSocket(std::move(fd), path, status.st_dev, status.st_ino);
 }
 
 }  // namespace longhaul::peerd

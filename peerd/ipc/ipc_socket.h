@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,32 +39,55 @@ struct PeerCredentials {
 
 // Returns the credentials that the process at the other end had when it connected.
 absl::StatusOr<PeerCredentials> CredentialsOf(int fd);
-// Returns whether the process may connect. Root, `user` and the members of `group` may.
-bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group);
+
+// Who may connect, besides root.
+struct Admission {
+  bool everyone = false;
+  std::set<uid_t> users;
+  std::set<gid_t> groups;
+};
+bool Permitted(const PeerCredentials& peer, const Admission& admission);
+// "root, user 1000, and members of group 50": for people.
+std::string ToString(const Admission& admission);
+
+// What the flags of peerd say of who may connect.
+struct AdmissionOptions {
+  mode_t mode = 0660;  // of the socket file; one of those that ParseSocketMode() takes
+  std::string group;   // of the socket file: name or number; "": that of peerd
+  // Names or numbers. Empty: the mode alone decides.
+  std::vector<std::string> allow_users;
+  std::vector<std::string> allow_groups;
+};
+// Peerd's own user may always connect. Without lists the mode decides: 0600 admits nobody else,
+// 0660 also the members of the group, 0666 everybody. A list admits whom it names, and then the
+// mode and the group admit nobody by themselves. (The file still has them, so the kernel refuses a
+// user of the list who may not open the file.)
+//
+// InvalidArgument: there is no such user or group; or the lists can admit nobody, because the mode
+// is 0600.
+absl::StatusOr<Admission> ResolveAdmission(const AdmissionOptions& options);
+// Reads "0600", "0660" or "0666"; the zero may be missing. InvalidArgument: anything else.
+absl::StatusOr<mode_t> ParseSocketMode(const std::string& text);
 
 // A listening socket and its file. Remove() and the destructor unlink the file, unless another
 // process has replaced it.
 class ListeningSocket {
  public:
-  ListeningSocket(UniqueFd fd, std::string path, gid_t group, dev_t device, ino_t inode)
-      : fd_(std::move(fd)), path_(std::move(path)), group_(group), device_(device), inode_(inode) {}
+  ListeningSocket(UniqueFd fd, std::string path, dev_t device, ino_t inode)
+      : fd_(std::move(fd)), path_(std::move(path)), device_(device), inode_(inode) {}
   ListeningSocket(ListeningSocket&& other) noexcept
       : fd_(std::move(other.fd_)),
         path_(std::exchange(other.path_, "")),
-        group_(other.group_),
         device_(other.device_),
         inode_(other.inode_) {}
   ~ListeningSocket() { Remove(); }
 
   int fd() const { return fd_.get(); }
-  // The group whose members may connect.
-  gid_t group() const { return group_; }
   void Remove();
 
  private:
   UniqueFd fd_;
   std::string path_;
-  gid_t group_;
   dev_t device_;
   ino_t inode_;
 };

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <tuple>
 
 #include "gtest/gtest.h"
 
@@ -30,11 +31,77 @@ class IpcSocketTest : public testing::Test {
   std::string path_;
 };
 
-TEST(PermittedTest, RootOwnUserAndMembersOfTheGroup) {
-  EXPECT_TRUE(Permitted({1, 0, {0}}, 1000, 50));
-  EXPECT_TRUE(Permitted({1, 1000, {1000}}, 1000, 50));
-  EXPECT_TRUE(Permitted({1, 1001, {1001, 7, 50}}, 1000, 50));
-  EXPECT_FALSE(Permitted({1, 1001, {1001, 7}}, 1000, 50));
+std::string Refused(const AdmissionOptions& options) {
+  const auto admission = ResolveAdmission(options);
+  return admission.ok() ? "" : std::string(admission.status().message());
+}
+
+TEST(AdmissionTest, WithoutListsTheModeOfTheSocketDecides) {
+  const PeerCredentials root{1, 0, {0}};
+  const PeerCredentials self{1, geteuid(), {7}};
+  const PeerCredentials in_group{1, 4001, {4001, 7, 50}};
+  const PeerCredentials stranger{1, 4002, {4002, 7}};
+  AdmissionOptions options;
+  options.group = "50";
+  for (const auto& [mode, group, others] :
+       {std::tuple{0600u, false, false}, {0660u, true, false}, {0666u, true, true}}) {
+    options.mode = mode;
+    const auto admission = ResolveAdmission(options);
+    ASSERT_TRUE(admission.ok()) << admission.status();
+    EXPECT_TRUE(Permitted(root, *admission));
+    EXPECT_TRUE(Permitted(self, *admission));
+    EXPECT_EQ(Permitted(in_group, *admission), group) << mode;
+    EXPECT_EQ(Permitted(stranger, *admission), others) << mode;
+  }
+}
+
+TEST(AdmissionTest, AListAdmitsWhomItNamesAndNobodyElse) {
+  AdmissionOptions options;
+  options.mode = 0666;
+  options.group = "50";
+  options.allow_users = {"4001", "daemon"};
+  options.allow_groups = {"60", "root"};
+  const auto admission = ResolveAdmission(options);
+  ASSERT_TRUE(admission.ok()) << admission.status();
+  EXPECT_TRUE(Permitted({1, 0, {5}}, *admission));
+  EXPECT_TRUE(Permitted({1, geteuid(), {5}}, *admission));
+  EXPECT_TRUE(Permitted({1, 4001, {5}}, *admission));
+  EXPECT_TRUE(Permitted({1, 1, {5}}, *admission)) << "daemon";
+  EXPECT_TRUE(Permitted({1, 4002, {5, 60}}, *admission));
+  EXPECT_TRUE(Permitted({1, 4002, {0}}, *admission)) << "the group root";
+  EXPECT_FALSE(Permitted({1, 4002, {50}}, *admission)) << "the group of the socket";
+  EXPECT_FALSE(Permitted({1, 4002, {5}}, *admission));
+  EXPECT_NE(ToString(*admission).find("1,4001, members of groups 0,60"), std::string::npos)
+      << ToString(*admission);
+}
+
+TEST(AdmissionTest, RefusesWhatCannotBeMeant) {
+  AdmissionOptions options;
+  options.allow_users = {"no-such-user"};
+  EXPECT_NE(Refused(options).find("no user \"no-such-user\""), std::string::npos);
+  options.allow_users = {"4001"};
+  options.allow_groups = {"no-such-group"};
+  EXPECT_NE(Refused(options).find("--allow_groups"), std::string::npos);
+  options.allow_groups = {};
+  EXPECT_EQ(Refused(options), "");
+  options.mode = 0600;
+  EXPECT_NE(Refused(options).find("--socket_mode"), std::string::npos);
+  options.mode = 0660;
+  // Users from outside of a user namespace look like this one.
+  options.allow_users = {"65534"};
+  EXPECT_NE(Refused(options).find("--allow_users=65534"), std::string::npos) << Refused(options);
+  options.allow_users = {};
+  options.allow_groups = {"nogroup"};
+  EXPECT_NE(Refused(options).find("--allow_groups=nogroup"), std::string::npos);
+}
+
+TEST(AdmissionTest, ReadsTheModesThatMakeSense) {
+  EXPECT_EQ(*ParseSocketMode("0600"), 0600u);
+  EXPECT_EQ(*ParseSocketMode("660"), 0660u);
+  EXPECT_EQ(*ParseSocketMode("0666"), 0666u);
+  for (const char* wrong : {"", "0", "0777", "0644", "432", "00660", "0660 ", "-660", "0x1b0"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseSocketMode(wrong).status())) << wrong;
+  }
 }
 
 TEST_F(IpcSocketTest, ListensWithItsModeAndRemovesItsFile) {
@@ -44,7 +111,7 @@ TEST_F(IpcSocketTest, ListensWithItsModeAndRemovesItsFile) {
     struct stat status;
     ASSERT_EQ(stat(path_.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600u);
-    EXPECT_EQ(socket->group(), getegid());
+    EXPECT_EQ(status.st_gid, getegid());
   }
   EXPECT_FALSE(Exists());
 }

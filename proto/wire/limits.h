@@ -41,6 +41,10 @@
 #define LH_OP_TERMS_BYTES_MAX (8 * LH_MEMBERS_MAX)
 /* Pieces of one op on a list of tensors: large tensors, and packed small ones. */
 #define LH_PIECES_MAX (65536 + 16)
+/* Pieces of the ops that one client, and all clients, have in flight. An op on one tensor has one.
+ */
+#define LH_CLIENT_PIECES_MAX (16 * LH_PIECES_MAX)
+#define LH_PIECES_OF_ALL_MAX (64 * LH_PIECES_MAX)
 /* Members in an all-to-all: it has a part for each pair of them. */
 #define LH_ALL_TO_ALL_MEMBERS_MAX 256
 /* Payload of one DATA frame. */
@@ -72,8 +76,11 @@
 /* The highest revision of a shared state. No run gets so far. */
 #define LH_REVISION_MAX ((uint64_t)1 << 63)
 
-/* States that one client has registered at a time. */
+/* States that one client has registered at a time. Tensors of the states of one client, and of all
+ * clients. A tensor takes up to 1 KiB of a peer's own memory. */
 #define LH_STATES_MAX 16
+#define LH_CLIENT_TENSORS_MAX (4 * LH_STATE_TENSORS_MAX)
+#define LH_TENSORS_OF_ALL_MAX (16 * LH_STATE_TENSORS_MAX)
 /* Tensors of a state are hashed and moved in chunks of this size; the last one is short. */
 #define LH_STATE_CHUNK_BYTES ((uint64_t)1 << 20)
 
@@ -100,9 +107,17 @@
 /* Control streams on which the peer has not said Hello yet. */
 #define LH_STREAMS_WITHOUT_HELLO_MAX 256
 
-/* Arena regions of one client, and the size of each. */
+/* Connections to a peer's Unix socket that have not said HELLO. */
+#define LH_CLIENTS_WITHOUT_HELLO_MAX 64
+/* Arena regions of one client and of all clients, and the size of each. The kernel lets a process
+ * have 65530 mappings (vm.max_map_count), and each region is one. */
 #define LH_REGIONS_MAX 256
+#define LH_REGIONS_OF_ALL_MAX 16384
 #define LH_REGION_BYTES_MAX ((uint64_t)1 << 40)
+
+/* File descriptors of one user that are no arena regions, that came over the Unix socket, and that
+ * are not closed yet: closing some files takes as long as their owner likes. */
+#define LH_FOREIGN_DESCRIPTORS_MAX 8
 
 /* The secret of an epoch. */
 #define LH_TOKEN_BYTES_MAX 256

@@ -8,6 +8,7 @@
 
 #include <dirent.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -157,6 +158,8 @@ class Harness {
     char directory[] = "/tmp/lh_ipc_XXXXXX";
     LH_CHECK(mkdtemp(directory) != nullptr);
     directory_ = directory;
+    // For tests that connect as another user.
+    LH_CHECK(chmod(directory, 0755) == 0);
     options_.path = directory_ + "/peerd.sock";
     std::promise<void> ready;
     thread_ = std::thread([this, &ready] { Main(&ready); });

@@ -114,7 +114,11 @@ PeerdFacts ReadPeerd(const HostPlaces& places, int pid) {
   for (const char* const name : {"config", "flagfile"}) {
     if (flags.contains(name)) ApplyPeerdConfig(Read(flags[name]).value_or(""), &peerd);
   }
-  if (const auto environment = Read(process + "/environ")) {
+  auto environment = Read(process + "/environ");
+  // Only root may read it (peerd forbids core dumps). In a container, this program has the same
+  // one.
+  if (!environment) environment = Read(absl::StrCat(places.proc, "/self/environ"));
+  if (environment) {
     ApplyPeerdEnvironment(NulSeparated(*environment), &peerd);
   }
   ApplyPeerdArguments(arguments, &peerd);

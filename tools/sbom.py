@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Writes what the programs consist of, as a software bill of materials (SPDX 2.3, JSON).
+
+  tools/sbom.py                                  # out/bin and out/lib, to out/longhaul.spdx.json
+  tools/sbom.py --output=FILE PROGRAM...         # these programs
+
+The document names:
+
+- each program, with its SHA-256
+- the Debian packages of the libraries that it loads, and of those that these load, with their versions
+  (DYNAMIC_LINK)
+- the Debian packages that deploy/apt-packages.txt installs to compile (BUILD_DEPENDENCY_OF). Some of them are headers
+  whose code is part of the programs
+- the Python packages of tools/requirements.txt (TEST_DEPENDENCY_OF) and tools/requirements-wheels.txt
+  (BUILD_TOOL_OF). The programs do not contain them
+
+Run it on the machine that has built the programs: versions come from its dpkg. The same programs and packages give the
+same document, if SOURCE_DATE_EPOCH is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SUPPLIER = "Organization: Longhaul"
+PROGRAMS = ["out/bin/longhaul-coordinator", "out/bin/longhaul-peerd", "out/bin/lhctl", "out/bin/lh-replay"]
+LIBRARIES = ["out/lib/liblonghaul.so.0"]
+
+Json = dict[str, Any]
+
+
+def version() -> str:
+    found = re.search(r'kVersion\[?\]? = "([^"]+)"', (ROOT / "base/daemon/version.h").read_text())
+    if found is None:
+        raise SystemExit("sbom: no kVersion in base/daemon/version.h")
+    return found[1]
+
+
+def spdx_id(kind: str, name: str) -> str:
+    return f"SPDXRef-{kind}-" + re.sub(r"[^A-Za-z0-9.-]", "-", name.replace("+", "plus"))
+
+
+def loaded_libraries(program: pathlib.Path) -> list[pathlib.Path]:
+    """The libraries that the dynamic linker loads for a program, its own ones and theirs."""
+    listed = subprocess.run(["ldd", str(program)], capture_output=True, text=True)
+    if listed.returncode != 0 and "not a dynamic executable" not in listed.stdout + listed.stderr:
+        raise SystemExit(f"sbom: ldd {program}: {listed.stderr.strip()}")
+    missing = re.findall(r"^\s*(\S+) => not found", listed.stdout, re.M)
+    if missing:
+        raise SystemExit(f"sbom: {program} needs libraries that this machine lacks: {', '.join(missing)}")
+    return sorted({pathlib.Path(path) for path in re.findall(r"(/\S+) \(0x", listed.stdout)})
+
+
+def package_of(library: pathlib.Path) -> str:
+    """The Debian package that has a library: `name`, or `name:arch` where dpkg says so."""
+    # Debian 12 has /lib as a link to /usr/lib, and dpkg knows either path.
+    real = library.resolve()
+    for path in (
+        library,
+        real,
+        pathlib.Path("/usr") / real.relative_to("/"),
+        pathlib.Path(re.sub("^/usr", "", str(real))),
+    ):
+        found = subprocess.run(["dpkg-query", "--search", str(path)], capture_output=True, text=True)
+        if found.returncode == 0:
+            return found.stdout.split(": ")[0].split(",")[0]
+    raise SystemExit(f"sbom: no Debian package has {library}")
+
+
+def debian_package(name: str) -> Json | None:
+    """None: the package is not installed."""
+    form = "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${db:Status-Status}\n"
+    found = subprocess.run(["dpkg-query", "--show", f"--showformat={form}", name], capture_output=True, text=True)
+    rows = [row.split("\t") for row in found.stdout.splitlines()]
+    installed = [row for row in rows if row[4] == "installed"]
+    if not installed:
+        return None
+    package, number, architecture, source, _ = installed[0]
+    return {
+        "SPDXID": spdx_id("deb", package),
+        "name": package,
+        "versionInfo": number,
+        "supplier": "Organization: Debian",
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": "NOASSERTION",
+        "copyrightText": "NOASSERTION",
+        "sourceInfo": f"built from the Debian source package {source}",
+        "externalRefs": [
+            {
+                "referenceCategory": "PACKAGE-MANAGER",
+                "referenceType": "purl",
+                "referenceLocator": f"pkg:deb/debian/{package}@{number}?arch={architecture}",
+            }
+        ],
+    }
+
+
+def python_package(line: str) -> Json:
+    name, number = line.split("==")
+    return {
+        "SPDXID": spdx_id("pypi", name),
+        "name": name,
+        "versionInfo": number,
+        "supplier": "NOASSERTION",
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": "NOASSERTION",
+        "copyrightText": "NOASSERTION",
+        "externalRefs": [
+            {
+                "referenceCategory": "PACKAGE-MANAGER",
+                "referenceType": "purl",
+                "referenceLocator": f"pkg:pypi/{name.lower()}@{number}",
+            }
+        ],
+    }
+
+
+def lines_of(path: str) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in (ROOT / path).read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def compile_packages() -> list[str]:
+    """The packages of deploy/apt-packages.txt that compiling needs: those before the line `# To check`."""
+    text = (ROOT / "deploy/apt-packages.txt").read_text().split("# To check")[0]
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def program_package(program: pathlib.Path) -> Json:
+    return {
+        "SPDXID": spdx_id("program", program.name),
+        "name": program.name,
+        "versionInfo": version(),
+        "packageFileName": program.name,
+        "checksums": [{"algorithm": "SHA256", "checksumValue": hashlib.sha256(program.read_bytes()).hexdigest()}],
+        "supplier": SUPPLIER,
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "licenseConcluded": "Apache-2.0",
+        "licenseDeclared": "Apache-2.0",
+        "copyrightText": "NOASSERTION",
+    }
+
+
+def document(programs: list[pathlib.Path]) -> Json:
+    packages: dict[str, Json] = {}
+    relationships: list[tuple[str, str, str]] = []
+
+    def add(package: Json) -> str:
+        packages[package["SPDXID"]] = package
+        return str(package["SPDXID"])
+
+    own = [add(program_package(program)) for program in programs]
+    for program, name in zip(programs, own, strict=True):
+        relationships.append(("SPDXRef-DOCUMENT", "DESCRIBES", name))
+        for owner in sorted({package_of(library) for library in loaded_libraries(program)}):
+            found = debian_package(owner)
+            if found is None:
+                raise SystemExit(f"sbom: dpkg does not know the package {owner}")
+            relationships.append((name, "DYNAMIC_LINK", add(found)))
+    for wanted in compile_packages():
+        found = debian_package(wanted)
+        if found is not None:
+            relationships += [(add(found), "BUILD_DEPENDENCY_OF", name) for name in own]
+    for path, relation in [
+        ("tools/requirements.txt", "TEST_DEPENDENCY_OF"),
+        ("tools/requirements-wheels.txt", "BUILD_TOOL_OF"),
+    ]:
+        for line in lines_of(path):
+            relationships += [(add(python_package(line)), relation, name) for name in own]
+
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    moment = datetime.datetime.fromtimestamp(
+        int(epoch) if epoch else int(datetime.datetime.now().timestamp()), datetime.UTC
+    )
+    content = json.dumps([packages, relationships], sort_keys=True)
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"longhaul-{version()}",
+        "documentNamespace": f"https://longhaul.invalid/spdx/{hashlib.sha256(content.encode()).hexdigest()}",
+        "creationInfo": {
+            "created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "creators": [SUPPLIER, "Tool: longhaul tools/sbom.py"],
+        },
+        "packages": [packages[name] for name in sorted(packages)],
+        "relationships": [
+            {"spdxElementId": a, "relationshipType": kind, "relatedSpdxElement": b} for a, kind, b in relationships
+        ],
+    }
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "out/longhaul.spdx.json", metavar="FILE")
+    parser.add_argument("programs", nargs="*", type=pathlib.Path, metavar="PROGRAM")
+    options = parser.parse_args()
+    programs = options.programs or [ROOT / path for path in PROGRAMS + LIBRARIES]
+    absent = [str(program) for program in programs if not program.is_file()]
+    if absent:
+        print(f"sbom: no such file: {', '.join(absent)}; run tools/build first", file=sys.stderr)
+        return 2
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document(programs), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
