@@ -488,10 +488,15 @@ void Link::LoseLane(Lane* lane, const std::string& reason) {
     MaybeClosed();
   } else {
     owner_->OnLinkLaneLost(this, control ? LaneKind::kControl : LaneKind::kData, reason);
-    if (control ? control_barren_ : lost_.back().barren) {
-      OnBarrenLane(control ? LaneKind::kControl : LaneKind::kData);
-    }
+    if (control && control_barren_) OnBarrenLane(LaneKind::kControl);
+    if (!control && lost_.back().barren) OnBarrenDataLane(lost_.back().serial);
   }
+}
+
+// The loss of a lane that was dialled with large packets, before we knew, says nothing new. (The
+// acceptor cannot tell such lanes from others.)
+void Link::OnBarrenDataLane(uint64_t serial) {
+  if (serial >= first_small_serial_) OnBarrenLane(LaneKind::kData);
 }
 
 // Work() acts on the verdict, since the caller is in the middle of losing or replacing lanes.
@@ -500,7 +505,10 @@ void Link::OnBarrenLane(LaneKind kind) {
       black_hole_.OnBarren(kind == LaneKind::kControl, ring_->Now(), detect_ms_);
   if (verdict == BlackHole::Verdict::kWait) return;
   black_hole_verdict_ = verdict;
-  if (verdict == BlackHole::Verdict::kDialSmall) owner_->OnLinkSmallPackets(this);
+  if (verdict == BlackHole::Verdict::kDialSmall) {
+    if (options_.dialled) first_small_serial_ = next_serial_;
+    owner_->OnLinkSmallPackets(this);
+  }
   owner_->OnLinkDue(this, ring_->Now());
 }
 
@@ -526,17 +534,11 @@ bool Link::Barren(const DataLane& data) const {
          WaitsLong(data.sent_first);
 }
 
-// Replaces the data lanes of large packets that would soon be lost as barren, too. If it is the
-// peer whose large packets vanish, we have sent nothing on these lanes; then all of them are
-// replaced on which nothing has arrived. (Only the dialer can tell which lanes those are: the
-// acceptor does not know whether a new lane has small packets.)
+// Replaces the data lanes of large packets that would soon be lost as barren, too.
 void Link::ReplaceBarren() {
   std::vector<Lane*> barren;
   for (const DataLane& data : data_) {
-    if (data.lane == nullptr) continue;
-    const bool unused =
-        options_.dialled && data.segments.acked() == 0 && data.lane->received() == 0;
-    if (unused || Barren(data)) barren.push_back(data.lane.get());
+    if (data.lane != nullptr && Barren(data)) barren.push_back(data.lane.get());
   }
   for (Lane* lane : barren) {
     LoseLane(lane, absl::StrCat(lane->name(), ": replaced by one of small packets"));
@@ -627,7 +629,7 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   lost->answered = true;
   if (lost->told) lost_.erase(lost);
   Repeat(segments);
-  if ((header.flags & kFlagBarren) != 0) OnBarrenLane(LaneKind::kData);
+  if ((header.flags & kFlagBarren) != 0) OnBarrenDataLane(serial);
   PullAll();
   return absl::OkStatus();
 }

@@ -288,6 +288,7 @@ class Link final : public LaneOwner {
   // A barren lane (black_hole.h: nothing that it carried ever arrived) was lost, here or at the
   // peer. (The dialer decides the size of packets both
   // ways.)
+  void OnBarrenDataLane(uint64_t serial);
   void OnBarrenLane(LaneKind kind);
   bool WaitsLong(Tick since) const;
   bool Barren(const DataLane& data) const;
@@ -361,6 +362,7 @@ class Link final : public LaneOwner {
   bool data_were_complete_ = false;
   Tick data_lost_;  // when a data lane was last lost
   BlackHole black_hole_;
+  uint64_t first_small_serial_ = 0;  // earlier lanes were dialled with large packets
   BlackHole::Verdict black_hole_verdict_ = BlackHole::Verdict::kWait;  // Work() acts on it
   uint32_t detect_ms_ = 0;                                             // from the last Work()
   SegmentQueue queue_;

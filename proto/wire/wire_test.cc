@@ -962,8 +962,8 @@ TEST(HandshakeTest, RefusalCarriesNoSecrets) {
   answer.proof = Sequence(1);
   EXPECT_FALSE(ParseLaneAnswer(Encode(answer)).ok());
   auto bytes = Encode(LaneAnswer());
-  bytes[6] = 7;
-  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 7, not at most 6");
+  bytes[6] = 8;
+  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 8, not at most 7");
   bytes = Encode(LaneAnswer());
   bytes[95] = 1;
   EXPECT_FALSE(ParseLaneAnswer(bytes).ok());
