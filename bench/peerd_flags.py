@@ -77,7 +77,10 @@ def compare(size: int, args: argparse.Namespace, logs: pathlib.Path, result: dic
                 continue
             result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": allreduce.quiet()})
             all_samples = allreduce.measure(variants, nbytes, args)
-            rows = [figures.row_of(size, nbytes, variant.team.system.name, "arena", samples) for variant, samples in zip(variants, all_samples)]
+            rows = [
+                figures.row_of(size, nbytes, variant.team.system.name, "arena", samples)
+                for variant, samples in zip(variants, all_samples)
+            ]
             result["rows"] += rows
             for row in rows:
                 ratios = ""

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "peerd/transport/lane_handshake.h"
-#include "peerd/transport/tls_session.h"
 #include "peerd/transport/testing.h"
+#include "peerd/transport/tls_session.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -68,7 +68,6 @@ TlsContext::TlsContext(const Identity& identity)
   SSL_CTX_set_verify(c, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   SSL_CTX_set_cert_verify_callback(c, &TlsSession::Verify, nullptr);
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
   LH_CHECK(
       SSL_CTX_set_min_proto_version(c, TLS1_3_VERSION) == 1 &&
       SSL_CTX_set_max_proto_version(c, TLS1_3_VERSION) == 1 &&
@@ -135,6 +134,7 @@ absl::Status TlsSession::Shake() {
 }
 
 absl::StatusOr<size_t> TlsSession::Read(std::span<uint8_t> room) {
+  if (BIO_ctrl_pending(in_) == 0 && SSL_pending(ssl_.get()) == 0) return size_t{0};
   ERR_clear_error();
   size_t bytes = 0;
   const int value = SSL_read_ex(ssl_.get(), room.data(), room.size(), &bytes);
