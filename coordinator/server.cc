@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -12,7 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
+#include "base/crypto/secrets.h"
 #include "base/daemon/host_port.h"
 #include "base/digest.h"
 #include "base/log.h"
@@ -22,12 +21,6 @@
 
 namespace longhaul::coordinator {
 namespace {
-
-std::string RandomBytes(size_t size) {
-  std::string bytes(size, '\0');
-  LH_CHECK(getrandom(bytes.data(), size, 0) == static_cast<ssize_t>(size));
-  return bytes;
-}
 
 // Returns the name for a new store. The name is random, with one exception: a store in memory is
 // named after the host and the address. Such a store is new and empty at each start. Because its

@@ -6,6 +6,7 @@
 
 #include "base/crypto/identity.h"
 #include "base/crypto/sealing.h"
+#include "base/crypto/secrets.h"
 
 namespace longhaul {
 namespace {
@@ -23,7 +24,7 @@ TEST(IdentityTest, NewKeysDifferAndNameTheirPeer) {
 TEST(IdentityTest, OnlyTheOwnerOfTheKeySigns) {
   const Identity a = Identity::New();
   const Identity b = Identity::New();
-  const std::string nonce = NewPossessionNonce();
+  const std::string nonce = RandomBytes(kPossessionNonceBytes);
   const std::string text = PossessionText(nonce, a.public_key());
   const std::string signature = a.Sign(text);
   EXPECT_EQ(signature.size(), kSignatureBytes);
@@ -31,8 +32,9 @@ TEST(IdentityTest, OnlyTheOwnerOfTheKeySigns) {
   EXPECT_FALSE(IsSignedBy(b.public_key(), text, signature));
   EXPECT_FALSE(IsSignedBy(a.public_key(), text, b.Sign(text)));
   // The Hello of another stream has another nonce.
-  EXPECT_FALSE(
-      IsSignedBy(a.public_key(), PossessionText(NewPossessionNonce(), a.public_key()), signature));
+  EXPECT_FALSE(IsSignedBy(a.public_key(),
+                          PossessionText(RandomBytes(kPossessionNonceBytes), a.public_key()),
+                          signature));
   for (size_t i = 0; i < signature.size(); ++i) {
     std::string wrong = signature;
     wrong[i] = static_cast<char>(wrong[i] ^ 1);

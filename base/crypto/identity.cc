@@ -1,7 +1,6 @@
 #include "base/crypto/identity.h"
 
 #include <openssl/evp.h>
-#include <openssl/rand.h>
 #include <openssl/sha.h>
 #include <string.h>
 
@@ -75,14 +74,6 @@ std::string PossessionText(std::string_view nonce, std::string_view public_key) 
   text.push_back('\0');
   text.append(nonce).append(public_key);
   return text;
-}
-
-std::string NewPossessionNonce() {
-  std::string nonce(32, '\0');
-  LH_CHECK(RAND_bytes(reinterpret_cast<uint8_t*>(nonce.data()), static_cast<int>(nonce.size())) ==
-           1)
-      << "the system has no randomness";
-  return nonce;
 }
 
 }  // namespace longhaul

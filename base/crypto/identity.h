@@ -56,7 +56,6 @@ bool IsSignedBy(std::string_view public_key, std::string_view text, std::string_
 // Returns the text that a peer signs to show a coordinator that it has its private key. `nonce`
 // comes from the coordinator, and is new for each stream.
 std::string PossessionText(std::string_view nonce, std::string_view public_key);
-// Returns 32 random bytes.
-std::string NewPossessionNonce();
+inline constexpr size_t kPossessionNonceBytes = 32;
 
 }  // namespace longhaul

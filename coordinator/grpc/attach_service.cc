@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crypto/identity.h"
+#include "base/crypto/secrets.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
@@ -90,7 +91,7 @@ class Stream final : public SessionPort,
         caller_(std::move(caller)),
         client_(context->peer()),
         records_(context->client_metadata().contains(control::kRecordingMetadata)),
-        nonce_(NewPossessionNonce()) {}
+        nonce_(RandomBytes(kPossessionNonceBytes)) {}
 
   // Makes the reactor, which deletes itself when the call is over. Call this once, before any other
   // method.
