@@ -59,7 +59,8 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
                                measured.per_mille, " per mille at ", measured.rate, " bytes/s"));
   }
   const bool fewer = measured.per_mille * 100 <= before_.per_mille * kFewerPercent;
-  const bool slow = measured.rate * 100 < before_.rate * kFallenPercent;
+  // The worth and not the rate: a control that overruns queues puts more on the way than arrives.
+  const bool slow = measured.rate * 100 < before_.worth() * kFallenPercent;
   const bool worth_less = before_.worth() * 100 > measured.worth() * kEqualPercent;
   const bool worse = fewer ? slow : worth_less;
   // One measurement may be low by chance, for instance because other hosts change their controls.

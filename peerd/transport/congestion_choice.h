@@ -3,8 +3,9 @@
 // Begins with the system's default. If it repeats many bytes, the other control is tried: the
 // queues on these paths may be too short for the default. The choice compares one measurement of
 // each:
-//   - a control that repeats clearly fewer bytes is kept unless it has only half of the rate. The
-//     hosts of an op wait for each other, so a rate says little of one host's control,
+//   - a control that repeats clearly fewer bytes is kept unless its rate is below half of what the
+//     other one is worth. The hosts of an op wait for each other, so a rate says little of one
+//     host's control,
 //   - otherwise the other control is kept unless the default is clearly better. The worth of a
 //     control is the bytes a second that it carries, less kRepeatCost for each byte that it
 //     repeats, since repeated bytes fill queues of other hosts.

@@ -94,6 +94,17 @@ TEST_F(CongestionChoiceTest, TakesASlowerOneThatRepeatsFewer) {
   EXPECT_EQ(choice_.in_use(), "cubic");
 }
 
+TEST_F(CongestionChoiceTest, ARateOfWhichMuchIsRepeatedIsNoMeasure) {
+  Send({.rate = 13800000, .per_mille = 318}, {.rate = 2600000, .per_mille = 12}, 30);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  EXPECT_EQ(reasons_.size(), 1u);
+}
+
+TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndIsFarSlower) {
+  Send({.per_mille = 20}, {.rate = 4000000, .per_mille = 2}, 30);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+}
+
 TEST_F(CongestionChoiceTest, WhatRepeatsVeryMuchIsLeftSoon) {
   Send({.per_mille = 40}, {}, 3);
   EXPECT_EQ(choice_.in_use(), "bbr");
