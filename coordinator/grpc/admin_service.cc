@@ -28,7 +28,7 @@ constexpr size_t kWatchersMax = 64;
 // How many events a watcher takes from the log at once.
 constexpr size_t kBatch = 64;
 // How long a token is valid if the request does not say.
-constexpr uint64_t kTokenTtlS = 30 * 86400;
+constexpr uint64_t kTokenTtlS = 30 * uint64_t{86400};
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // Abseil and gRPC number their codes alike, as google.rpc.Code does.
@@ -704,7 +704,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     Unary* reactor = context->DefaultReactor();
     const std::variant<Caller, Denial> admitted = AdmitTo(context, Role::kOperator, kAllRuns);
     if (Over(admitted, reactor)) return reactor;
-    const std::string id = request->id();
+    const std::string& id = request->id();
     tokens_->Revoke(id, [reactor, id, by = ByWhom(admitted, context)](const absl::Status& status) {
       if (status.ok()) Log(LogLevel::kInfo, absl::StrCat("join token revoked id=", id, by));
       reactor->Finish(ToGrpc(status));

@@ -30,7 +30,7 @@ namespace longhaul::coordinator {
 inline constexpr size_t kTokensMax = 4096;
 // So long after its end, an expired or revoked token is deleted when the next token is made. Until
 // then its holder is told that it has expired or was revoked; then it is merely unknown.
-inline constexpr uint64_t kDeadTokenKeptS = 30 * 86400;
+inline constexpr uint64_t kDeadTokenKeptS = 30 * uint64_t{86400};
 inline constexpr uint64_t kTokenTtlMaxS = 3660 * uint64_t{86400};  // ten years
 
 // What a new token is to be.

@@ -131,8 +131,8 @@ Outcome Server::Admit(const PeerCredentials& credentials, Client* client) {
   ResourceLimits limits;
   limits.fill(UINT64_MAX);
   limits[static_cast<size_t>(Resource::kRegions)] = LH_REGIONS_MAX;
-  limits[static_cast<size_t>(Resource::kTensors)] = LH_CLIENT_TENSORS_MAX;
-  limits[static_cast<size_t>(Resource::kPieces)] = LH_CLIENT_PIECES_MAX;
+  limits[static_cast<size_t>(Resource::kTensors)] = static_cast<uint64_t>(LH_CLIENT_TENSORS_MAX);
+  limits[static_cast<size_t>(Resource::kPieces)] = static_cast<uint64_t>(LH_CLIENT_PIECES_MAX);
   client->user = user;
   client->account = Account::Make("a connection", "", limits, user.account);
   client->held = *std::move(held);
@@ -146,8 +146,8 @@ ResourceLimits Server::LimitsOfAll(const IpcServerOptions& options) {
   limits[static_cast<size_t>(Resource::kRegions)] = LH_REGIONS_OF_ALL_MAX;
   limits[static_cast<size_t>(Resource::kArenaBytes)] =
       options.arena_limit == 0 ? UINT64_MAX : options.arena_limit;
-  limits[static_cast<size_t>(Resource::kTensors)] = LH_TENSORS_OF_ALL_MAX;
-  limits[static_cast<size_t>(Resource::kPieces)] = LH_PIECES_OF_ALL_MAX;
+  limits[static_cast<size_t>(Resource::kTensors)] = static_cast<uint64_t>(LH_TENSORS_OF_ALL_MAX);
+  limits[static_cast<size_t>(Resource::kPieces)] = static_cast<uint64_t>(LH_PIECES_OF_ALL_MAX);
   return limits;
 }
 
