@@ -170,10 +170,6 @@ const char* RefusalName(Refusal refusal) {
       return "expired";
     case Refusal::kRevoked:
       return "revoked";
-    case Refusal::kNoCertificate:
-      return "no_certificate";
-    case Refusal::kRole:
-      return "role";
   }
   return "unknown";
 }

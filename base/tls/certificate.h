@@ -18,7 +18,6 @@ inline constexpr char kRoleUri[] = "longhaul:role:";
 inline constexpr char kRunUri[] = "longhaul:run:";
 // The name that stands for all runs.
 inline constexpr char kAllRuns[] = "*";
-inline constexpr char kOperatorRole[] = "operator";
 
 struct Identity {
   std::string name;         // common name of the subject; may be empty
@@ -29,14 +28,12 @@ struct Identity {
 
 // Why a caller was refused.
 enum class Refusal {
-  kMalformed,      // not a certificate, or it names two roles or two runs
-  kUntrusted,      // no CA of ours has issued it, or not for this use
-  kExpired,        // no longer valid, or not yet
-  kRevoked,        // listed in the CRL
-  kNoCertificate,  // none was shown where one is needed
-  kRole,           // not of the role that is needed
+  kMalformed,  // not a certificate, or it names two roles or two runs
+  kUntrusted,  // no CA of ours has issued it, or not for this use
+  kExpired,    // no longer valid, or not yet
+  kRevoked,    // listed in the CRL
 };
-inline constexpr size_t kRefusals = 6;
+inline constexpr size_t kRefusals = 4;
 
 // A word for logs and labels of metrics: "malformed", "untrusted", ...
 const char* RefusalName(Refusal refusal);

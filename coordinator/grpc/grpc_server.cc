@@ -68,7 +68,7 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,
   if (tls.files == nullptr) return grpc::InsecureServerCredentials();
   const auto log = std::make_shared<RefusalLog>(metrics, flag);
   return control::MakeServerCredentials(
-      {tls.files, "", tls.seen, [log](const tls::Verdict& verdict) { log->Refused(verdict); }});
+      {tls.files, tls.seen, [log](const tls::Verdict& verdict) { log->Refused(verdict); }});
 }
 
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {

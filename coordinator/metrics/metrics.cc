@@ -54,8 +54,7 @@ constexpr std::array kRefusals = {"missing",     "malformed", "unknown", "expire
                                   "certificate", "role",      "run",     "quota"};
 
 // Why certificates are refused: what tls::RefusalName() gives.
-constexpr std::array kCertificateReasons = {"malformed", "untrusted",      "expired",
-                                            "revoked",   "no_certificate", "role"};
+constexpr std::array kCertificateReasons = {"malformed", "untrusted", "expired", "revoked"};
 
 const std::vector<std::string>& CpuParts() {
   static const auto& parts = *new std::vector<std::string>{"loop", "ring", "http"};

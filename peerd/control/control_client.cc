@@ -35,12 +35,6 @@ constexpr char kBehind[] = "this peer has too many messages of the coordinator s
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
 
-std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(tls::Files* tls) {
-  if (tls == nullptr) return grpc::InsecureChannelCredentials();
-  tls->Refresh();
-  return control::MakeChannelCredentials(*tls->Current());
-}
-
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms,
                                            tls::Files* tls) {
   grpc::ChannelArguments args;
@@ -57,7 +51,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t 
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // Lanes do not use an HTTP proxy, so the control stream does not either.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, CredentialsOf(tls), args);
+  return grpc::CreateCustomChannel(address, control::MakeChannelCredentials(tls), args);
 }
 
 const char* CodeName(grpc::StatusCode code) {

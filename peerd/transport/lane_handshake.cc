@@ -31,8 +31,7 @@ const char* Explain(LaneResult result) {
       return "the relay could not connect to the peer, or carries as many lanes as it may";
     case LaneResult::kWrongSealing:
       return "one of the two peers encrypts this lane and the other one does not; give both the "
-             "same "
-             "--lane-encryption";
+             "same --lane-encryption";
   }
   return "unknown";
 }

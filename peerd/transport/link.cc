@@ -83,10 +83,10 @@ std::optional<LaneKeys> Link::KeysOf(uint32_t index, uint64_t serial) const {
     return secret_->secret.Derive(
         absl::StrCat("longhaul data lane ", index, " serial ", serial, " from ", from));
   };
-  const KeySecret dialler = key("dialer");
+  const KeySecret dialer = key("dialer");
   const KeySecret acceptor = key("acceptor");
-  return options_.dialled ? LaneKeys{secret_->aead, dialler, acceptor}
-                          : LaneKeys{secret_->aead, acceptor, dialler};
+  return options_.dialled ? LaneKeys{secret_->aead, dialer, acceptor}
+                          : LaneKeys{secret_->aead, acceptor, dialer};
 }
 
 template <class F>

@@ -10,17 +10,16 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from trainers import PATIENCE_S, until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary, start_tethered
 
-PATIENCE_S = 60
 # The connections of the tests end all the time.
 AGE_S = 1
 
@@ -31,13 +30,6 @@ def run(program: str, *arguments: object, code: int = 0) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code, f"{command}: {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
 
 
 class Ca:
@@ -144,9 +136,9 @@ def test_the_lines_of_the_page_make_a_cluster(tmp_path: pathlib.Path) -> None:
             ready = tmp_path / f"{program}.json"
             daemon = start_tethered([*command, *more[program], f"--ready-file={ready}"], cwd=tmp_path)
             stack.callback(daemon.kill)
-            until(f"{program} serves", ready.exists)
+            until(ready.exists, f"{program} serves")
             if program == "longhaul-peerd":
-                until("the peer is attached", attached)
+                until(attached, "the peer is attached")
 
 
 def test_operators_need_a_certificate_of_the_role(cluster: Cluster, ca: Ca) -> None:
@@ -168,7 +160,7 @@ def test_certificates_of_other_cas_are_refused(cluster: Cluster, ca: Ca, tmp_pat
     assert cluster.metric("certificates_refused_total", "untrusted") == 1
     # A peer is told the same, and has no effect on the coordinator.
     peer = cluster.add_peer([*other.pair("host"), trust])
-    until("peerd says why", lambda: "your certificate is not trusted" in cluster.log(f"peerd-{peer}"))
+    until(lambda: "your certificate is not trusted" in cluster.log(f"peerd-{peer}"), "peerd says why")
     assert cluster.metric("certificates_refused_total", "untrusted") > 1
     assert "peer attached" not in cluster.log()
 
@@ -178,7 +170,7 @@ def test_a_coordinator_of_another_ca_or_name_is_refused(cluster: Cluster, ca: Ca
     stranger = cluster.lhctl(*ca.pair("operator"), f"--tls-ca={other.cert}", "status", code=1)
     assert "no CA in --tls-ca has issued the coordinator's certificate" in stranger
     peer = cluster.add_peer([f"--tls-ca={other.cert}"])
-    until("peerd says why", lambda: "no CA in --tls-ca has issued" in cluster.log(f"peerd-{peer}"))
+    until(lambda: "no CA in --tls-ca has issued" in cluster.log(f"peerd-{peer}"), "peerd says why")
     port = cluster.admin.rpartition(":")[2] if cluster.admin else ""
     elsewhere = run("lhctl", f"--coordinator=127.0.0.2:{port}", *ca.flags("operator"), "status", code=1)
     assert "127.0.0.2 is not in peer certificate" in elsewhere
@@ -207,17 +199,17 @@ def test_expired_certificates_are_not_used(ca: Ca, tmp_path: pathlib.Path) -> No
 
 def test_a_revoked_certificate_is_shut_out(ca: Ca, tmp_path: pathlib.Path) -> None:
     with Cluster(ca, tmp_path, peers=1) as cluster:
-        until("the peer is attached", lambda: "peer attached" in cluster.log())
+        until(lambda: "peer attached" in cluster.log(), "the peer is attached")
         cluster.lhctl(*ca.flags("operator"), "status")
         for name in ("host", "operator"):
             run("lhctl", "ca", "revoke", ca.directory, name)
-        until("peerd is told", lambda: "your certificate was revoked" in cluster.log("peerd-0"))
+        until(lambda: "your certificate was revoked" in cluster.log("peerd-0"), "peerd is told")
         assert "your certificate was revoked" in cluster.lhctl(*ca.flags("operator"), "status", code=1)
         assert cluster.metric("certificates_refused_total", "revoked") >= 2
         # A new certificate of the same name is another certificate.
         ca.issue("host")
         attached = cluster.log().count("peer attached")
-        until("the peer is attached again", lambda: cluster.log().count("peer attached") > attached)
+        until(lambda: cluster.log().count("peer attached") > attached, "the peer is attached again")
 
 
 class Trainers:
@@ -247,7 +239,7 @@ class Trainers:
         comm.leave()
 
     def __enter__(self) -> Trainers:
-        until("ops run", lambda: self.ops > 10 or any(trainer.done() for trainer in self._trainers))
+        until(lambda: self.ops > 10 or any(trainer.done() for trainer in self._trainers), "ops run")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -262,10 +254,10 @@ def test_everything_is_rotated_under_load(ca: Ca, tmp_path: pathlib.Path) -> Non
 
         def reconnect() -> None:
             attached = cluster.log().count("peer attached")
-            until("all peers connect anew", lambda: cluster.log().count("peer attached") >= attached + 6)
+            until(lambda: cluster.log().count("peer attached") >= attached + 6, "all peers connect anew")
 
         def used(good: int) -> None:
-            until("the coordinator uses it", lambda: cluster.metric("tls_files_total", "good") >= good)
+            until(lambda: cluster.metric("tls_files_total", "good") >= good, "the coordinator uses it")
 
         reconnect()
         # New certificates of the same CA.
@@ -289,7 +281,7 @@ def test_everything_is_rotated_under_load(ca: Ca, tmp_path: pathlib.Path) -> Non
         shutil.copy(new.cert, ca.cert)
         reconnect()
         ops = trainers.ops
-        until("ops go on", lambda: trainers.ops > ops + 10)
+        until(lambda: trainers.ops > ops + 10, "ops go on")
         assert cluster.lhctl(*ca.flags("operator"), "status")
         # Nobody was removed, and no op was redone.
         assert "left=m" not in cluster.log()
@@ -301,7 +293,7 @@ def test_broken_new_files_leave_the_old_ones_in_use(cluster: Cluster, ca: Ca) ->
     good, secret = cert.read_text(), key.read_text()
 
     def told(times: int) -> None:
-        until("the coordinator has seen it", lambda: cluster.metric("tls_files_total", "broken") == times)
+        until(lambda: cluster.metric("tls_files_total", "broken") == times, "the coordinator has seen it")
         assert "no runs" in cluster.lhctl(*ca.flags("operator"), "status")
 
     broken = ("", good[: len(good) // 2], (ca.directory / "host.crt").read_text())

@@ -13,7 +13,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from test_tls import PATIENCE_S, Ca, Trainers, run, until
+from test_tls import Ca, Trainers, run
+from trainers import PATIENCE_S, until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -56,7 +57,7 @@ class Cluster(LocalCluster):
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
     def told(self, peer: int, words: str) -> None:
-        until(f"peerd logs '{words}'", lambda: words in self.log(f"peerd-{peer}"))
+        until(lambda: words in self.log(f"peerd-{peer}"), f"peerd logs '{words}'")
 
     def refused(self, reason: str) -> int:
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=PATIENCE_S) as page:
@@ -127,7 +128,7 @@ def test_a_token_that_does_not_fit_is_refused(cluster: Cluster, what: str, reaso
         assert cluster.lhctl("token", "revoke", id_of(token)) == f"token {id_of(token)} is revoked\n"
     elif what == "expired":
         token = cluster.token("--run=a", "--ttl=1s")
-        until("it has expired", lambda: "expired" in cluster.lhctl("token", "list"))
+        until(lambda: "expired" in cluster.lhctl("token", "list"), "it has expired")
     elif what == "another coordinator's":
         token = f"lht_0123456789ab_{'A' * 43}"
     elif what == "no token":
@@ -280,10 +281,10 @@ def test_a_token_is_replaced_under_load_and_the_old_one_revoked(cluster: Cluster
             cluster.file(f"peer-{number}", cluster.token("--run=rotation"))
             attached = cluster.log().count("peer attached")
             cluster.lhctl("token", "revoke", id_of(old))
-            until("peerd comes back", lambda: cluster.log().count("peer attached") > attached)
+            until(lambda: cluster.log().count("peer attached") > attached, "peerd comes back")
             assert "was revoked at" in cluster.log(f"peerd-{number}")
             ops = trainers.ops
-            until("ops go on", lambda: trainers.ops > ops + 10)
+            until(lambda: trainers.ops > ops + 10, "ops go on")
 
         for number, old in enumerate(tokens):
             replace(number, old)

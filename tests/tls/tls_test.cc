@@ -342,17 +342,16 @@ class Service final : public v1::Admin::Service {
 
 class TlsServer {
  public:
-  TlsServer(const Ca& ca, const std::string& name, const std::string& role = "") {
+  TlsServer(const Ca& ca, const std::string& name) {
     control::InitGrpc();
     files = *tls::Files::Open(ca.Files(name));
     seen = std::make_shared<tls::SeenCertificates>(files);
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort(
-        "127.0.0.1:0",
-        control::MakeServerCredentials(
-            {files, role, seen, [this](const tls::Verdict& v) { refused = v; }}),
-        &port);
+    builder.AddListeningPort("127.0.0.1:0",
+                             control::MakeServerCredentials(
+                                 {files, seen, [this](const tls::Verdict& v) { refused = v; }}),
+                             &port);
     builder.RegisterService(&service);
     server = builder.BuildAndStart();
     address = "127.0.0.1:" + std::to_string(port);
@@ -453,19 +452,6 @@ TEST(TlsOnGrpc, NewFilesAreUsedByTheNextHandshakeAndTheNextCall) {
   server.files->Refresh();
   const grpc::Status moved = server.Call(Shown(other, other, ""));
   EXPECT_TRUE(moved.ok()) << moved.error_message();
-}
-
-TEST(TlsOnGrpc, APortMayNeedARole) {
-  const Ca ca("ca");
-  ca.Issue("server", "coordinator", "", {"127.0.0.1"});
-  ca.Issue("worker", "trainer");
-  ca.Issue("boss", "operator");
-  TlsServer server(ca, "server", "operator");
-  EXPECT_TRUE(server.Call(Shown(ca, ca, "boss")).ok());
-  EXPECT_EQ(server.Call(Shown(ca, ca, "")).error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(server.refused.refusal, tls::Refusal::kNoCertificate);
-  EXPECT_EQ(server.Call(Shown(ca, ca, "worker")).error_code(), grpc::StatusCode::PERMISSION_DENIED);
-  EXPECT_EQ(server.refused.refusal, tls::Refusal::kRole);
 }
 
 }  // namespace

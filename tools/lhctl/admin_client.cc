@@ -33,12 +33,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, tls::File
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  if (tls != nullptr) tls->Refresh();
-  return grpc::CreateCustomChannel(address,
-                                   tls == nullptr
-                                       ? grpc::InsecureChannelCredentials()
-                                       : control::MakeChannelCredentials(*tls->Current()),
-                                   args);
+  return grpc::CreateCustomChannel(address, control::MakeChannelCredentials(tls), args);
 }
 
 // The error for an address at which a gRPC server without the Admin service answers.

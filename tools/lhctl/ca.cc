@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/rand.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -20,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/crypto/secrets.h"
 #include "base/daemon/host_port.h"
 #include "base/status_macros.h"
 #include "base/tls/certificate.h"
@@ -354,12 +354,8 @@ absl::Status InitCa(const std::string& directory, uint32_t days) {
     }
   }
   // Two CAs of one name would be mistaken for each other while programs trust both.
-  std::string number(4, '\0');
-  if (RAND_bytes(reinterpret_cast<unsigned char*>(number.data()), 4) != 1) {
-    return OpensslFailed("draw a name");
-  }
-  LH_ASSIGN_OR_RETURN(
-      Draft draft, MakeDraft(absl::StrCat("Longhaul CA ", absl::BytesToHexString(number)), days));
+  const std::string number = absl::BytesToHexString(RandomBytes(4));
+  LH_ASSIGN_OR_RETURN(Draft draft, MakeDraft(absl::StrCat("Longhaul CA ", number), days));
   X509* const certificate = draft.certificate.get();
   X509_set_issuer_name(certificate, X509_get_subject_name(certificate));
   LH_RETURN_IF_ERROR(

@@ -14,7 +14,7 @@ INSERT INTO records VALUES('groups', 'a', 0, 0, '{"run":"a","group":0,"committed
 INSERT INTO records VALUES('members', 'a', 0, 0, '{"member":"m2","peer":"pffffffffffffffff","request":18446744073709551615,"name":"trainer-a","joined":1,"votes":12,"syncs":18446744073709551615,"cohort":"host-a","cohort_size":256,"after":11,"step_deadline_ms":86400000,"background_until":3,"members":0,"named":false,"departs":{"why":"evicted","reason":"by an operator: \"x\", ''y''"}}');
 INSERT INTO records VALUES('members', 'a', 0, 1, '{"member":"m1","peer":"p1f","request":9,"name":"","joined":3,"votes":0,"syncs":0,"cohort":"","cohort_size":0,"after":0,"step_deadline_ms":0,"background_until":18446744073709551615,"members":0,"named":false,"departs":{"why":"left","reason":""}}');
 INSERT INTO records VALUES('members', 'a', 0, 2, '{"member":"m5","peer":"p20","request":1,"name":"late","joined":0,"votes":0,"syncs":0,"cohort":"b","cohort_size":2,"after":18446744073709551615,"step_deadline_ms":0,"background_until":0,"members":0,"named":false}');
-INSERT INTO records VALUES('peers', 'a', 0, 0, '{"peer":"p1f","endpoints":["10.0.0.1:29700","[::1]:29700","odd,%2c%,name"],"lanes":16,"host":"host a, \"b\"","key":""}');
-INSERT INTO records VALUES('peers', 'a', 0, 1, '{"peer":"pffffffffffffffff","endpoints":[],"lanes":0,"host":"","key":""}');
-INSERT INTO records VALUES('peers', 'a', 0, 2, '{"peer":"p20","endpoints":["",""],"lanes":1,"host":"nul\u0000inside","key":""}');
+INSERT INTO records VALUES('peers', 'a', 0, 0, '{"peer":"p1f","endpoints":["10.0.0.1:29700","[::1]:29700","odd,%2c%,name"],"lanes":16,"host":"host a, \"b\""}');
+INSERT INTO records VALUES('peers', 'a', 0, 1, '{"peer":"pffffffffffffffff","endpoints":[],"lanes":0,"host":""}');
+INSERT INTO records VALUES('peers', 'a', 0, 2, '{"peer":"p20","endpoints":["",""],"lanes":1,"host":"nul\u0000inside"}');
 INSERT INTO records VALUES('runs', 'a', 0, 0, '{"run":"a","next_member":7,"secret":"0001736563726574ff7878787878787878787878787878787878787878787878"}');

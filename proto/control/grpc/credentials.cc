@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/mutex.h"
 
@@ -54,9 +53,7 @@ class ServerTls {
     const tls::Verdict verdict = Judge(context);
     if (verdict.ok) return {GRPC_STATUS_OK, ""};
     if (options_.refused) options_.refused(verdict);
-    return {verdict.refusal == tls::Refusal::kRole ? GRPC_STATUS_PERMISSION_DENIED
-                                                   : GRPC_STATUS_UNAUTHENTICATED,
-            verdict.why};
+    return {GRPC_STATUS_UNAUTHENTICATED, verdict.why};
   }
 
   tls::Verdict Judge(const grpc_auth_context* context) const {
@@ -64,10 +61,7 @@ class ServerTls {
     const std::string certificate = Property(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
     const std::shared_ptr<const tls::Material> material = options_.files->Current();
     if (certificate.empty() || material->trust == nullptr) {
-      verdict.ok = options_.role.empty();
-      verdict.refusal = tls::Refusal::kNoCertificate;
-      verdict.why = absl::StrCat("this port needs a certificate of the role ", options_.role,
-                                 ": give --tls-cert and --tls-key (lhctl ca issue makes them)");
+      verdict.ok = true;
       return verdict;
     }
     const std::string chain = Property(context, GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME);
@@ -75,14 +69,6 @@ class ServerTls {
     if (verdict.ok && options_.seen) {
       options_.seen->Saw(verdict.identity.fingerprint, certificate, chain);
     }
-    if (!verdict.ok || options_.role.empty() || verdict.identity.role == options_.role) {
-      return verdict;
-    }
-    verdict.ok = false;
-    verdict.refusal = tls::Refusal::kRole;
-    verdict.why = absl::StrCat(
-        "this port needs a certificate of the role ", options_.role, ", and yours is of ",
-        verdict.identity.role.empty() ? "no role" : "the role " + verdict.identity.role);
     return verdict;
   }
 
@@ -135,6 +121,12 @@ std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const tls::Mate
   return grpc::SslCredentials(options);
 }
 
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(tls::Files* files) {
+  if (files == nullptr) return grpc::InsecureChannelCredentials();
+  files->Refresh();
+  return MakeChannelCredentials(*files->Current());
+}
+
 std::string TlsAdvice(const grpc::Status& status, bool tls) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return "";
   const std::string& text = status.error_message();
@@ -146,8 +138,7 @@ std::string TlsAdvice(const grpc::Status& status, bool tls) {
   }
   if (absl::StrContains(text, "not in peer certificate")) {
     return "; the coordinator's certificate is for other names: dial one of these, or issue it "
-           "anew "
-           "with --host";
+           "anew with --host";
   }
   if (absl::StrContains(text, "certificate verify failed")) {
     return "; no CA in --tls-ca has issued the coordinator's certificate, or it has expired";

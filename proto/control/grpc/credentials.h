@@ -21,9 +21,6 @@ namespace longhaul::control {
 struct ServerTlsOptions {
   // Files with certificate and key. Without CAs, clients are not asked for certificates.
   std::shared_ptr<tls::Files> files;
-  // If not empty: every call needs a certificate of this role, and ends with UNAUTHENTICATED (no
-  // certificate) or PERMISSION_DENIED (another role) otherwise.
-  std::string role;
   // Is told of the certificates of callers. May be null.
   std::shared_ptr<tls::SeenCertificates> seen;
   // Called for each call that is refused, in threads of gRPC. May be null.
@@ -35,6 +32,8 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(ServerTlsOptions 
 // For one channel. Servers must have a certificate that a CA in `material` has issued for the name
 // or the IP address that is dialled.
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const tls::Material& material);
+// The same with what the files hold now. nullptr: in clear.
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(tls::Files* files);
 
 // What a client may do about an error of gRPC that comes from TLS at one end or both: "; ..." to
 // append to the error, or nothing. `tls`: this client speaks TLS.
