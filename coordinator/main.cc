@@ -49,6 +49,9 @@ ABSL_FLAG(
     uint32_t, ring_interval_s, 300,
     "seconds after which the ring of a group may be ordered anew where measured links promise "
     "a faster one; 0: never");
+ABSL_FLAG(bool, sign_ops, false,
+          "peers sign what they say of each op from the beginning; without it they do so once two "
+          "peers of a group have told different outcomes of an op (ADR 0045)");
 ABSL_FLAG(
     std::string, journal, "",
     "file to record all that the coordinator decides from, for lh-replay; what it held is kept "
@@ -91,6 +94,7 @@ int Main(int argc, char** argv) {
   options.core.detect_ms = absl::GetFlag(FLAGS_detect_ms);
   options.core.ring_interval_ms = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));
+  options.core.sign_ops = absl::GetFlag(FLAGS_sign_ops);
   options.journal.path = absl::GetFlag(FLAGS_journal);
   options.journal.bytes_max = absl::GetFlag(FLAGS_journal_limit);
   // Never destroyed: a crash may come at any time, also while the process ends. The coordinator

@@ -105,6 +105,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::EpochFailed& message);
   Violation Handle(PeerId peer, const control::LinkLost& message);
   Violation Handle(PeerId peer, const control::CancelOp& message);
+  Violation Handle(PeerId peer, const control::Dispute& message);
   Violation Handle(PeerId peer, const control::Heartbeat& message);
   Violation Handle(PeerId peer, const control::Draining& message);
   Violation Handle(PeerId peer, const control::SyncVote& message);
@@ -616,6 +617,12 @@ std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& 
     const std::string objection = group->second.ObjectionTo(join);
     if (!objection.empty()) return what + objection;
   }
+  if (group != groups_.end()) {
+    const std::vector<PeerId>& barred = group->second.record().barred;
+    if (std::find(barred.begin(), barred.end(), peer) != barred.end()) {
+      return what + "this peerd told members of the group different things; lhctl events says more";
+    }
+  }
   const size_t groups = local > 0 ? 0 : GroupsOf(peer).size();
   if (groups >= LH_GROUPS_MAX) {
     return what + "the peer takes part in " + std::to_string(groups) +
@@ -684,6 +691,12 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::CancelOp& ca
   if (FindGroup(cancel.group) == nullptr) return std::nullopt;
   return On(cancel.group,
             [&](Group& group, GroupOutput* out) { return group.CancelOp(peer, cancel, out); });
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Dispute& dispute) {
+  if (FindGroup(dispute.group) == nullptr) return std::nullopt;
+  return On(dispute.group,
+            [&](Group& group, GroupOutput* out) { return group.Dispute(peer, dispute, out); });
 }
 
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Heartbeat& heartbeat) {
@@ -980,6 +993,7 @@ Group& CoordinatorCore::Impl::EnsureGroup(const GroupKey& key) {
   if (Group* group = FindGroup(key)) return *group;
   GroupRecord record;
   record.group = key;
+  record.witness = config_.sign_ops;
   Group group(record, runs_.at(key.run).secret, config_, this);
   return groups_.emplace(key, std::move(group)).first->second;
 }

@@ -741,6 +741,7 @@ void Group::AddTo(Digester *digest) const {
   digest->Add(uint64_t{last_fault_.detect_ms}).Add(uint64_t{last_fault_.agree_ms});
   digest->Add(last_fault_.subject);
   suspicion_.AddTo(digest);
+  disputes_.AddTo(digest);
   ring_choice_.AddTo(digest);
   digest->Add(uint64_t{preparation_.has_value()});
   if (preparation_) digest->Add(*preparation_);

@@ -49,6 +49,7 @@
 #include "base/tick.h"
 #include "coordinator/core/ballot.h"
 #include "coordinator/core/config.h"
+#include "coordinator/core/disputes.h"
 #include "coordinator/core/membership.h"
 #include "coordinator/core/pauses.h"
 #include "coordinator/core/peer_directory.h"
@@ -108,6 +109,9 @@ class Group {
   Violation LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out);
   // A member cancels an op: the next epoch freezes ops, and judges this one.
   Violation CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOutput *out);
+  // A peer's verdict on an op differs from another's: the next epoch freezes ops, and from then on
+  // the group signs its READYs. If signatures prove that a peer lies, it is removed.
+  Violation Dispute(PeerId peer, const control::Dispute &dispute, GroupOutput *out);
   // A peer has tried a newcomer's data port.
   void Tried(PeerId peer, const control::PeerTried &tried);
   void Evict(MemberId member, const std::string &reason, GroupOutput *out);
@@ -263,6 +267,8 @@ class Group {
 
   void Remove(MemberId member, control::Removal why, const std::string &reason, const Fault &fault,
               GroupOutput *out);
+  // Removes a peer that lies, for good.
+  void Bar(PeerId peer, const std::string &reason, PeerId reporter, GroupOutput *out);
   void RemovePeer(PeerId peer, control::Removal why, const std::string &reason, const Fault &fault,
                   GroupOutput *out);
   void ResolveUnreachable(GroupOutput *out);
@@ -352,6 +358,7 @@ class Group {
   std::string repair_;  // why the next epoch must freeze; "": it need not
   std::optional<Preparation> preparation_;
   Suspicion suspicion_;
+  Disputes disputes_;
   Trials trials_;
   Pauses pauses_;
   Tick pause_over_ = kNever;  // when the first pause of an untried peer is over

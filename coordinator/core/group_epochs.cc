@@ -339,6 +339,59 @@ Violation Group::CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOut
   return std::nullopt;
 }
 
+Violation Group::Dispute(PeerId peer, const control::Dispute &dispute, GroupOutput *out) {
+  if (dispute.attempt > record_.highest) {
+    return "disputed a verdict of attempt " + ToString(dispute.attempt) +
+           ", which was never prepared";
+  }
+  if (!InForce(peer) || dispute.peer == peer) return std::nullopt;
+  // The freeze that answers the first dispute about an op may be under way when a second peer
+  // disputes. The two together may prove who lies.
+  const bool open = dispute.attempt == record_.last_freeze;
+  if (!open && !disputes_.Knows(NameOf(dispute))) return std::nullopt;
+  const auto key_of = [this](PeerId id) { return HasPeer(id) ? PeerOf(id).key : std::string(); };
+  const std::string what = Clean(dispute.what);
+  if (const std::optional<PeerId> liar = disputes_.Add(peer, dispute, key_of)) {
+    Note("dispute", MemberId{}, *liar,
+         "peer lies peer=" + ToString(*liar) + " proof=\"signed two READYs of one op\" op=\"" +
+             what + "\" reporter=" + ToString(peer),
+         out);
+    Bar(*liar, "it told two peers different things about " + what + ", and signed both", peer, out);
+    return std::nullopt;
+  }
+  const bool evidence = !dispute.peer && !dispute.statements.empty();
+  if (!open || evidence) return std::nullopt;
+  const std::string text = dispute.peer ? "verdicts of " + ToString(peer) + " and " +
+                                              ToString(dispute.peer) + " differ about " + what
+                                        : ToString(peer) + " asks for a new attempt";
+  Note("dispute", MemberId{}, peer,
+       "verdicts differ peer=" + ToString(peer) + " other=" + ToString(dispute.peer) + " op=\"" +
+           what + "\" signed=" + (record_.Witnessed() ? "1" : "0"),
+       out);
+  if (!record_.witness) {
+    record_.witness = true;
+    record_.witness_from = Epoch(record_.highest.value() + 1);
+  } else if (dispute.peer && record_.Witnessed() && disputes_.CountUnproven(peer, dispute)) {
+    // Nobody can prove who of the pair lies. The peer in most disputed pairs is removed, then the
+    // one that joined last.
+    const LostLinks pairs = disputes_.Unproven();
+    disputes_.ForgetUnproven();
+    Bar(ChooseVictim(RoutesNow(), pairs, record_), pairs.begin()->second, peer, out);
+    return std::nullopt;
+  }
+  MarkChanged(text);
+  repair_ = text;
+  NoteFault(FaultNow("dispute", ToString(peer), 0, dispute.peer));
+  return std::nullopt;
+}
+
+void Group::Bar(PeerId peer, const std::string &reason, PeerId reporter, GroupOutput *out) {
+  if (record_.barred.size() < kBarredMax) record_.barred.push_back(peer);
+  RemovePeer(peer, control::Removal::kEvicted,
+             reason + "; this peerd is not admitted to the group again",
+             FaultNow("dispute", ToString(reporter), 0, peer), out);
+}
+
 void Group::CommitEmpty(GroupOutput *out) {
   preparation_.reset();
   const std::vector<MemberRecord> removed = Departing(record_);

@@ -91,7 +91,14 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
       // If another relay is possible, this relay counts as failed. Otherwise it is used again.
       Routes others = RoutesNow();
       others.failed[pair].insert(relay);
-      if ((silent || often) && CanRouteAround(others, {})) suspicion_.FailRelay(pair, relay);
+      if ((silent || often) && CanRouteAround(others, {})) {
+        suspicion_.FailRelay(pair, relay);
+      } else if (often) {
+        // The pair loses its link again and again on every way. Perhaps one of the two breaks the
+        // protocol. All others would stand still with them.
+        return RemovePeer(ChooseVictim(RoutesNow(), again, record_), Removal::kUnreachable,
+                          again.at(link), FaultNow("unreachable", ToString(link.first)), out);
+      }
     } else if (silent && CanRouteAround(RoutesNow(), {{link, text}})) {
       // A link that broke can probably be rebuilt at once. A link that was silent for detect_ms may
       // stay silent, so members do not wait for it: the pair becomes blocked.
@@ -430,6 +437,7 @@ void Group::ForgetStrangers() {
   ForgetBlockedOfStrangers(&record_);
   const auto stranger = [this](PeerId peer) { return !HasPeer(peer); };
   suspicion_.ForgetReportsOf(stranger);
+  disputes_.ForgetIf(stranger);
   trials_.ForgetIf(stranger);
   suspicion_.ForgetPairsOf(stranger, [this](const control::BlockedPair &pair) {
     return std::any_of(record_.blocked.begin(), record_.blocked.end(), [&](const BlockedRecord &b) {

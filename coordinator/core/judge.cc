@@ -7,18 +7,22 @@
 namespace longhaul::coordinator {
 namespace {
 
-using DoneByOrdinal = std::map<OpOrdinal, bool>;
+// What a peer's DONE says of each of its ops (OpReport::verdict); 0: it is not done.
+using VerdictByOrdinal = std::map<OpOrdinal, uint64_t>;
 
-// Returns true if some survivor reports its part of the op as not done. A survivor that does not
-// report its part has settled the op, and needed the DONE of every survivor for that.
-bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneByOrdinal>& done) {
+uint64_t VerdictOf(const control::OpReport& op) { return op.done ? std::max<uint64_t>(op.verdict, 1) : 0; }
+
+// Returns true if all survivors that report their part of the op are done, with the same verdict. A
+// survivor that does not report its part has settled the op, and needed the DONE of every survivor
+// for that.
+bool AllAgree(const control::OpReport& op, const std::map<PeerId, VerdictByOrdinal>& verdicts) {
   for (const control::OpMatch& match : op.matches) {
-    const auto survivor = done.find(match.peer);
-    if (survivor == done.end()) continue;
+    const auto survivor = verdicts.find(match.peer);
+    if (survivor == verdicts.end()) continue;
     const auto theirs = survivor->second.find(match.ordinal);
-    if (theirs != survivor->second.end() && !theirs->second) return true;
+    if (theirs != survivor->second.end() && theirs->second != VerdictOf(op)) return false;
   }
-  return false;
+  return true;
 }
 
 // All reports of ops with one name (boundary, tag and set). The reports of one peer are in order of
@@ -126,16 +130,16 @@ bool DiffersAboutFaults(const OpsOfName& name, const std::set<PeerId>& missed) {
 }  // namespace
 
 std::vector<FatesRecord> Judge(const Reports& reports) {
-  std::map<PeerId, DoneByOrdinal> done;
+  std::map<PeerId, VerdictByOrdinal> verdicts;
   for (const auto& [peer, ops] : reports) {
-    DoneByOrdinal& by_ordinal = done[peer];
-    for (const control::OpReport& op : ops) by_ordinal[op.ordinal] = op.done;
+    VerdictByOrdinal& by_ordinal = verdicts[peer];
+    for (const control::OpReport& op : ops) by_ordinal[op.ordinal] = VerdictOf(op);
   }
   std::map<PeerId, std::vector<control::OpFate>> fates;
   std::map<control::MissedOp, OpsOfName> names;
   for (const auto& [peer, ops] : reports) {
     for (const control::OpReport& op : ops) {
-      const bool commit = op.done && !SomebodyIsNotDone(op, done);
+      const bool commit = op.done && AllAgree(op, verdicts);
       const control::Fate again = op.abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
       OpsOfName& name = names[{op.boundary, op.tag, op.set}];

@@ -121,6 +121,8 @@ struct StateRecord {
             LH_FIELD(ballots));
 };
 
+inline constexpr size_t kBarredMax = 256;
+
 struct GroupRecord {
   GroupKey group;
   Epoch committed;
@@ -135,11 +137,19 @@ struct GroupRecord {
   std::vector<PeerRecord> peers;      // in ring order
   std::vector<FatesRecord> fates;
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
+  // Whether peers sign their READYs, in attempts from `witness_from` on.
+  bool witness = false;
+  Epoch witness_from;
+  // Peers that were caught lying. They are not admitted again.
+  std::vector<PeerId> barred;
+  // Whether they do so in the attempt `last_freeze`.
+  bool Witnessed() const { return witness && last_freeze >= witness_from; }
   GroupKey Key() const { return group; }
   LH_FIELDS(GroupRecord, LH_FIELD(group, rule::Flat{}), LH_FIELD(committed), LH_FIELD(highest),
             LH_FIELD(boundary), LH_FIELD(last_freeze), LH_FIELD(ballots), LH_FIELD(state),
             LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
-            LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}));
+            LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}), LH_FIELD(witness),
+            LH_FIELD(witness_from), LH_FIELD(barred, rule::List{0, kBarredMax}));
 };
 
 // An operator's order to drain a peer.
@@ -192,7 +202,7 @@ void Apply(const Mutation& mutation, Records* records);
 // What made an epoch freeze ops, and how long the group took over it.
 struct FaultRecord {
   // From a closed set: leave, trainer_died, peer_died, silence, reset, unreachable, evict,
-  // step_deadline, cohort, restart.
+  // step_deadline, cohort, restart, cancel, dispute.
   std::string cause;
   std::string detector;    // who reported it: "p1f", "coordinator", "operator"
   uint32_t detect_ms = 0;  // silence before the report; 0: no silence showed the fault
@@ -214,7 +224,7 @@ struct SyncRecord {
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
 // refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, isolated, ready,
-// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish.
+// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish, cancel, dispute.
 struct EventRecord {
   std::string kind;
   GroupKey group;    // an empty run: the event is not about one group

@@ -47,7 +47,7 @@ Family<Gauge>& MakeGauges(Registry& registry, const char* name, const char* help
 // The causes of FaultRecord.
 constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence",
                                 "reset",  "unreachable",  "evict",     "step_deadline",
-                                "cohort", "restart"};
+                                "cohort", "restart",      "cancel",    "dispute"};
 
 // The reasons of Refusal.
 constexpr std::array kRefusals = {"missing",     "malformed", "unknown", "expired", "revoked",

@@ -143,6 +143,8 @@ struct SendReady {
   std::vector<bool> contributes;  // for each of `posts`; an input is left out if false
   std::vector<double> weights;    // for each of `posts`, if desc.weighted
   std::vector<CutOwner> cuts;     // see CutOwner
+  // Set: sign it, with this ReadyName::index, and answer ReadySigned.
+  std::optional<uint64_t> sign = std::nullopt;
 };
 struct SendDone {
   GroupKey group;
@@ -152,6 +154,7 @@ struct SendDone {
   bool refused = false;
   bool may_wait = false;  // no trainer waits for it: it may be sent with the next frame
   bool started = false;   // not done yet: this peer has every READY, and takes segments
+  std::optional<Hash128> witness = std::nullopt;  // a digest of all READYs, if they are signed
 };
 
 // Start to move and add up the op's bytes. A position in `ring` stands for a peer.

@@ -197,10 +197,12 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   record.epoch = prepare.epoch;
   record.boundary = prepare.boundary;
   record.last_freeze = prepare.last_freeze;
+  record.witnessed = prepare.witnessed;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) {
     record.ring.push_back(peer.peer);
     record.hosts.emplace(peer.peer, peer.host);
+    record.keys.emplace(peer.peer, peer.key);
   }
   record.blocked = prepare.blocked;
   record.cause = prepare.cause;
@@ -299,6 +301,7 @@ void EpochHistory::AddTo(Digester* digest) const {
   digest->Add(uint64_t{records_.size()});
   for (const auto& [epoch, record] : records_) {
     digest->Add(epoch).Add(record.boundary).Add(record.last_freeze).Add(record.cause);
+    if (record.witnessed) digest->Add(record.keys);
     digest->Add(uint64_t{record.members.size()});
     for (const control::MemberInfo& member : record.members) {
       digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);

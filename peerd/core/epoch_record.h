@@ -23,9 +23,11 @@ struct EpochRecord {
   Epoch epoch;
   Epoch boundary;
   Epoch last_freeze;
+  bool witnessed = false;                    // as in PrepareEpoch
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
   std::map<PeerId, std::string> hosts;  // names
+  std::map<PeerId, std::string> keys;   // public keys
   control::BlockedPairs blocked;
   std::string cause;
   control::LinkCost cost;

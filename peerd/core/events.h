@@ -104,6 +104,11 @@ struct PeerTried {
   PeerId peer;
   std::string error;
 };
+struct ReadySignature {
+  uint64_t index = 0;     // control::ReadyName::index
+  std::string digest;     // as in control::Statement, computed here
+  std::string signature;  // by the sender
+};
 struct PeerReady {
   GroupKey group;
   PeerId peer;
@@ -119,6 +124,8 @@ struct PeerReady {
   // Comes in place of an input if that peer has answered its trainers. A fault made it announce the
   // op again.
   std::optional<OneShotResult> result = std::nullopt;
+  // Set if it is signed. The signature has not been checked.
+  std::optional<ReadySignature> signature = std::nullopt;
 };
 struct PeerDone {
   GroupKey group;
@@ -127,6 +134,15 @@ struct PeerDone {
   Epoch attempt;
   bool refused = false;
   bool started = false;  // not done yet: the peer has every READY, and takes segments
+  std::optional<Hash128> witness = std::nullopt;  // a digest of all READYs that the peer has got
+};
+
+// The answer to the first SendReady of an op in an attempt that asks for a signature.
+struct ReadySigned {
+  GroupKey group;
+  OpOrdinal ordinal;
+  Epoch attempt;
+  std::string digest;  // as in control::Statement
 };
 
 // The attempt's result is complete, and the kernel reads none of its sent segments any more.
@@ -178,10 +194,10 @@ struct DrainRequested {
 };
 struct TimePassed {};
 
-using Event =
-    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
-                 LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel, LinkUp, LinkDown,
-                 PeerTried, PeerReady, PeerDone, AttemptComplete, AttemptFinished, AttemptStopped,
-                 TransferMeasured, TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
+using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
+                           LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel,
+                           LinkUp, LinkDown, PeerTried, PeerReady, PeerDone, ReadySigned,
+                           AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured,
+                           TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

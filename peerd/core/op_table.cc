@@ -27,6 +27,9 @@ constexpr size_t kReadiesAheadMax = 2;
 // is refused at this limit.
 constexpr size_t kLingeringMax = 16;
 
+// With so many names counted, the peer asks for a new attempt, in which counting begins anew.
+constexpr size_t kNamesCountedMax = 65536;
+
 std::string Subject(const OpDesc& desc, uint64_t tag) {
   return std::string(Name(desc.kind)) + " tag " + std::to_string(tag);
 }
@@ -283,10 +286,18 @@ void OpTable::AskToCancel(const Op& op, std::vector<Action>* out) const {
       control::CancelOp{group_, op.cancelled_by, attempt_, Subject(op.desc, op.key.tag)}});
 }
 
-void OpTable::CancelAgain(std::vector<Action>* out) const {
+void OpTable::AskAgain(std::vector<Action>* out) const {
   if (frozen_) return;
   for (const auto& [key, op] : ops_) {
     if (op.cancelled == Cancelled::kWanted && op.announced && !op.done) AskToCancel(op, out);
+  }
+  for (const auto& [ordinal, op] : by_ordinal_) {
+    if (!op->disputed) continue;
+    for (const auto& [peer, verdict] : op->dones) {
+      if (verdict == VerdictOf(*op)) continue;
+      Dispute(*op, peer, out);
+      break;
+    }
   }
 }
 
@@ -426,8 +437,15 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
   }
   if (Lost(done.peer, done.attempt)) return;
   if (done.attempt > attempt_) return KeepEarly(done, out);
-  if (frozen_) return;
   const auto it = by_ordinal_.find(done.ordinal);
+  if (frozen_) {
+    // Nothing settles any more. But the coordinator may learn from a dispute who lies.
+    if (it == by_ordinal_.end() || !it->second->AllReady() || done.started) return;
+    Op& op = *it->second;
+    if (op.disputed || Verdict{done.refused, done.witness} == VerdictOf(op)) return;
+    op.disputed = true;
+    return Dispute(op, done.peer, out);
+  }
   if (it == by_ordinal_.end()) {
     if (done.ordinal && done.ordinal.value() < counters_->next_ordinal) {
       ++counters_->frames_stale;
@@ -450,7 +468,13 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + " out of order", out);
   }
-  op.dones.emplace(done.peer, done.refused);
+  if (done.witness.has_value() != op.witness.has_value()) {
+    return Refuse(done,
+                  "DONE for " + ToString(done.ordinal) +
+                      (op.witness ? " without a digest of READYs" : " with a digest of READYs"),
+                  out);
+  }
+  op.dones.emplace(done.peer, Verdict{done.refused, done.witness});
   Advance(op, now, out);
 }
 
@@ -488,6 +512,16 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
     op.differs = true;
   }
   const PeerId peer = ready.peer;
+  if (op.witness || ready.signature) {
+    const std::string problem =
+        !op.witness ? "is signed in an attempt without signatures"
+        : !ready.signature
+            ? "is not signed"
+            : AddSignature(peer, history_->current().keys.at(peer), *ready.signature, &*op.witness);
+    if (!problem.empty()) {
+      return Refuse(ready, "READY of tag " + std::to_string(op.key.tag) + " " + problem, out);
+    }
+  }
   const auto& members = op.participants->members;
   const auto expected = std::count_if(members.begin(), members.end(),
                                       [&](const auto& info) { return info.peer == peer; });
@@ -647,7 +681,10 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
     if (!Gathered(op)) return;
     Announce(op, now, out);
   }
-  if (op.AllReady()) JudgeTerms(op);
+  if (op.AllReady()) {
+    JudgeTerms(op);
+    if (!CheckVerdicts(op, out)) return;
+  }
   if (!op.Refused()) {
     if (op.run == Run::kNone) {
       const bool waits = op.algorithm == Algorithm::kOneShot || op.desc.NeedsTerms();
@@ -662,7 +699,6 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
     op.done = true;
     SendDones(op, out);
   }
-  if (!CheckVerdicts(op, out)) return;
   if (op.AllDone()) Settle(op, now, out);
 }
 
@@ -718,6 +754,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   op.codec = ChooseCodec(op.desc, all.ring.size(), mesh, all.cost);
   op.algorithm = ChooseAlgorithm(op.desc.With(op.codec), all.ring.size(), mesh, all.cost);
   op.unfit = UnfitnessOf(op);
+  BeginWitness(op, out);
   op.cuts = op.unfit ? std::vector<CutOwner>() : CutsOf(op);
 
   SendReady ready;
@@ -729,6 +766,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   ready.set = op.key.set;
   ready.desc = op.desc;
   ready.other_offer = op.other_offer;
+  if (op.witness) ready.sign = op.witness->name.index;
   // If the offers of local members differ, no input is sent: tensors of different sizes cannot be
   // added up, and the op will be refused anyway.
   if (op.lingers) {
@@ -1032,24 +1070,65 @@ void OpTable::Stop(Op& op, std::vector<Action>* out) {
 void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_ || Lost(peer, attempt_)) continue;
-    out->push_back(SendDone{group_, peer, op.readies.at(peer).ordinal, attempt_, op.Refused(),
-                            /*may_wait=*/op.lingers});
+    SendDone done{group_,
+                  peer,
+                  op.readies.at(peer).ordinal,
+                  attempt_,
+                  op.Refused(),
+                  /*may_wait=*/op.lingers};
+    done.witness = VerdictOf(op).witness;
+    out->push_back(done);
   }
 }
 
+OpTable::Verdict OpTable::VerdictOf(const Op& op) const {
+  Verdict verdict{op.Refused(), std::nullopt};
+  if (op.witness) verdict.witness = DigestOf(*op.witness, self_, op.Refused());
+  return verdict;
+}
+
 bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
-  bool good = true;
-  for (auto it = op.dones.begin(); it != op.dones.end();) {
-    if (it->second == op.Refused()) {
-      ++it;
-      continue;
-    }
-    good = false;
-    Refuse(it->first, attempt_, "DONE for " + ToString(op.ordinal) + " with the wrong verdict",
-           out);
-    it = op.dones.erase(it);
+  if (op.disputed) return false;
+  const Verdict own = VerdictOf(op);
+  for (const auto& [peer, verdict] : op.dones) {
+    if (verdict == own) continue;
+    op.disputed = true;
+    Dispute(op, peer, out);
+    return false;
   }
-  return good;
+  return true;
+}
+
+void OpTable::Dispute(const Op& op, PeerId peer, std::vector<Action>* out) const {
+  control::Dispute dispute{group_, peer, attempt_, op.key.boundary, op.key.tag, op.key.set};
+  if (op.witness) {
+    dispute.index = op.witness->name.index;
+    dispute.statements = StatementsOf(*op.witness);
+  }
+  dispute.what = Subject(op.desc, op.key.tag);
+  out->push_back(ToCoordinator{std::move(dispute)});
+}
+
+void OpTable::BeginWitness(Op& op, std::vector<Action>* out) {
+  if (!history_->current().witnessed || op.participants->ring.size() < 2) return;
+  const uint64_t index = announced_[op.key]++;
+  op.witness =
+      Witness{{group_, attempt_, op.key.boundary, op.key.tag, op.key.set, index}, /*own=*/"", {}};
+  if (announced_.size() < kNamesCountedMax || new_attempt_asked_) return;
+  new_attempt_asked_ = true;
+  control::Dispute dispute{group_, PeerId(), attempt_, op.key.boundary, op.key.tag, op.key.set};
+  dispute.what = "no op: the names of this attempt are used up";
+  out->push_back(ToCoordinator{std::move(dispute)});
+}
+
+void OpTable::OnSigned(const ReadySigned& event, Tick now, std::vector<Action>* out) {
+  const auto it = by_ordinal_.find(event.ordinal);
+  if (it == by_ordinal_.end() || event.attempt != attempt_) return;
+  Op& op = *it->second;
+  if (!op.witness) return;
+  op.witness->own = event.digest;
+  if (op.AllReady()) NoteComplete(op, now);
+  Advance(op, now, out);
 }
 
 void OpTable::DropEvicted(Op& op, Tick now, std::vector<Action>* out) {
@@ -1087,7 +1166,9 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 bool OpTable::EndsAtOnce(const Op& op) {
-  return op.algorithm == Algorithm::kOneShot && MayEndAtOnce(op.desc) && !op.Refused();
+  // With signed READYs, nothing is answered before all participants agree on what each has said.
+  return op.algorithm == Algorithm::kOneShot && MayEndAtOnce(op.desc) && !op.Refused() &&
+         !op.witness;
 }
 
 void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
@@ -1187,6 +1268,13 @@ std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
 
 void OpTable::Freeze(Tick now, std::vector<Action>* out) {
   frozen_ = true;
+  // Perhaps this peer refuses the op because it was told another offer than the others. They have
+  // sent no DONE, so nothing differs here, but they may dispute this peer's DONE.
+  for (const auto& [ordinal, op] : by_ordinal_) {
+    if (op->witness && op->AllReady() && op->Refused() && !op->disputed) {
+      Dispute(*op, PeerId(), out);
+    }
+  }
   AdvanceAll(now, out);
 }
 
@@ -1216,6 +1304,12 @@ std::vector<control::OpReport> OpTable::Report() const {
     report.set = op->key.set;
     report.cancelled = op->cancelled == Cancelled::kWanted;
     report.done = op->done;
+    if (op->done) {
+      const Verdict verdict = VerdictOf(*op);
+      report.verdict = verdict.refused ? 2 : 0;
+      // The digest says whether the op is refused, too.
+      if (verdict.witness) report.verdict = std::max(verdict.witness->low, uint64_t{3});
+    }
     report.abort_on_fault = op->desc.on_fault == OnFault::kAbort;
     for (const PeerId peer : op->participants->ring) {
       if (!NeedsMatches(*op)) break;
@@ -1240,6 +1334,8 @@ void OpTable::ForgetAttempt(Op& op) {
   op.started.clear();
   op.dones.clear();
   op.done = false;
+  op.witness.reset();
+  op.disputed = false;
   op.halted = false;
   if (!op.lingers) op.result.reset();
 }
@@ -1316,6 +1412,8 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   std::erase_if(lost_, [this](const auto& entry) { return entry.second != attempt_; });
   Lose(lost);
   unmatched_.clear();
+  announced_.clear();
+  new_attempt_asked_ = false;
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
   for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, &counts, out);
@@ -1360,6 +1458,8 @@ void OpTable::Reset() {
   missed_.clear();
   unmatched_.clear();
   lost_.clear();
+  announced_.clear();
+  new_attempt_asked_ = false;
   attempt_ = Epoch();
   frozen_ = false;
   // Early frames from the peers of a prepared epoch are kept.
@@ -1390,7 +1490,8 @@ void OpTable::CheckInvariants() const {
     for (const auto& [peer, ready] : op.readies) {
       LH_CHECK(peer != self_ && op.participants->HasPeer(peer)) << name;
     }
-    for (const auto& [peer, refused] : op.dones) LH_CHECK(op.readies.contains(peer)) << name;
+    for (const auto& [peer, verdict] : op.dones) LH_CHECK(op.readies.contains(peer)) << name;
+    LH_CHECK(!op.disputed || op.AllReady()) << name;
     if (op.done) {
       LH_CHECK(op.AllReady()) << name;
       LH_CHECK(op.Refused() ? op.run == Run::kNone
@@ -1464,6 +1565,7 @@ void AddReady(const PeerReady& ready, Digester* digest) {
   AddOther(ready.other_offer, digest);
   digest->Add(uint64_t{ready.result.has_value()});
   if (ready.result) AddResult(*ready.result, digest);
+  if (ready.signature) digest->Add(ready.signature->index).Add(ready.signature->signature);
 }
 
 }  // namespace
@@ -1487,7 +1589,15 @@ void OpTable::AddOp(const Op& op, Digester* digest) {
   for (const LocalInput& input : op.inputs) AddInput(input, digest);
   for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
   for (const PeerId peer : op.started) digest->Add(peer);
-  for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
+  for (const auto& [peer, verdict] : op.dones) {
+    digest->Add(peer).Add(uint64_t{verdict.refused});
+    if (verdict.witness) digest->Add(*verdict.witness);
+  }
+  if (op.witness) {
+    digest->Add(op.witness->name.index).Add(op.witness->own);
+    for (const auto& [peer, statement] : op.witness->others) digest->Add(statement);
+  }
+  if (op.disputed) digest->Add(std::string("disputed"));
   digest->Add(uint64_t{op.lingers} | uint64_t{op.result.has_value()} << 1);
   if (op.result) AddResult(*op.result, digest);
 }
@@ -1530,10 +1640,14 @@ void OpTable::AddTo(Digester* digest) const {
         const auto& done = std::get<PeerDone>(frame);
         digest->Add(done.peer).Add(done.ordinal).Add(done.attempt);
         digest->Add(uint64_t{done.refused} | uint64_t{done.started} << 1);
+        if (done.witness) digest->Add(*done.witness);
       }
     }
   }
   for (const auto& [peer, attempt] : lost_) digest->Add(peer).Add(attempt);
+  for (const auto& [key, count] : announced_) {
+    digest->Add(key.boundary).Add(key.tag).Add(key.set).Add(count);
+  }
   for (const PeerId peer : expected_) digest->Add(peer);
 }
 

@@ -47,6 +47,7 @@
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
+#include "peerd/core/witness.h"
 #include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 
@@ -101,8 +102,8 @@ class OpTable {
   // The trainer of the post has given it up. An op that was never announced ends here at once, for
   // this member. Otherwise the coordinator is asked for an epoch that ends it at all members.
   void Cancel(const PostRef& post, Tick now, std::vector<Action>* out);
-  // The coordinator may have lost what Cancel() asked: asks again.
-  void CancelAgain(std::vector<Action>* out) const;
+  // The coordinator may have lost what Cancel() and disputes asked: asks again.
+  void AskAgain(std::vector<Action>* out) const;
   // For an op that a member is about to post: fills in the local posts that wait for this one, and
   // the number of peers that take part.
   void ViewPost(const NewPost& post, PostView* view) const;
@@ -119,6 +120,7 @@ class OpTable {
   void Lose(const std::set<PeerId>& peers);
 
   // ---- the driver
+  void OnSigned(const ReadySigned& event, Tick now, std::vector<Action>* out);
   void OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out);
   void OnFinished(const AttemptFinished& event, Tick now, std::vector<Action>* out);
   void OnStopped(const AttemptStopped& event, Tick now, std::vector<Action>* out);
@@ -171,6 +173,12 @@ class OpTable {
     Tick posted;
     std::optional<Outcome> evicted;  // set: the member is out, and its post gets this answer
   };
+  // What a DONE says of the op.
+  struct Verdict {
+    bool refused = false;
+    std::optional<Hash128> witness;  // see PeerDone
+    friend bool operator==(const Verdict&, const Verdict&) = default;
+  };
   enum class Run : uint8_t { kNone, kRunning, kComplete, kStopping };
   // kLate: cancelled while an epoch that freezes ops is being prepared, so the report on the op may
   // be on its way. kWanted: the coordinator was asked for such an epoch.
@@ -201,8 +209,10 @@ class OpTable {
     std::map<PeerId, PeerReady> readies;
     // If the op needs terms: the peers that have started it. Others have no place for segments yet.
     std::set<PeerId> started;
-    std::map<PeerId, bool> dones;  // whether the DONE says refused
+    std::map<PeerId, Verdict> dones;
     bool done = false;
+    std::optional<Witness> witness;  // if READYs are signed, and other peers take part
+    bool disputed = false;           // the coordinator was told of a DONE that differs
 
     Run run = Run::kNone;
     Epoch run_attempt;
@@ -223,8 +233,13 @@ class OpTable {
 
     // The verdict: the op ends without a result when all participants have said DONE.
     bool Refused() const { return differs || (unfit && !result); }
-    bool AllReady() const { return announced && readies.size() + 1 == participants->ring.size(); }
-    bool AllDone() const { return done && dones.size() + 1 == participants->ring.size(); }
+    bool AllReady() const {
+      return announced && readies.size() + 1 == participants->ring.size() &&
+             (!witness || !witness->own.empty());
+    }
+    bool AllDone() const {
+      return done && !disputed && dones.size() + 1 == participants->ring.size();
+    }
     bool AllEvicted() const;
     bool Live() const { return run == Run::kRunning || run == Run::kComplete; }
   };
@@ -295,8 +310,13 @@ class OpTable {
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
   void Stop(Op& op, std::vector<Action>* out);
   void SendDones(const Op& op, std::vector<Action>* out) const;
-  // Returns false if the verdict of a DONE is not that of this peer: the sender broke the protocol.
+  Verdict VerdictOf(const Op& op) const;
+  // Returns false if the verdict of a DONE is not that of this peer. Then the coordinator is told,
+  // and the op waits for an epoch that freezes ops.
   bool CheckVerdicts(Op& op, std::vector<Action>* out);
+  void Dispute(const Op& op, PeerId peer, std::vector<Action>* out) const;
+  // Sets what the signatures of the announced op's READYs are checked with.
+  void BeginWitness(Op& op, std::vector<Action>* out);
   // Answers and removes the posts of members that are out.
   void DropEvicted(Op& op, Tick now, std::vector<Action>* out);
   // Ends the op as every participant does: with its result, or with the refusal.
@@ -361,7 +381,10 @@ class OpTable {
   std::map<PeerId, Unmatched> unmatched_;            // of the attempt in force
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
   std::map<PeerId, Epoch> lost_;                     // the last attempt for which Lost() is true
-  std::set<PeerId> expected_;                        // see Expect()
+  // If READYs are signed: how many ops of each name were announced in this attempt.
+  std::map<OpKey, uint64_t> announced_;
+  bool new_attempt_asked_ = false;
+  std::set<PeerId> expected_;  // see Expect()
   Epoch attempt_;
   bool frozen_ = false;
   uint64_t settled_ = 0;

@@ -53,9 +53,9 @@ class OpTableTest : public testing::Test {
     Settled();
     return out_;
   }
-  Actions& CancelAgain() {
+  Actions& AskAgain() {
     out_.clear();
-    ops_.CancelAgain(&out_);
+    ops_.AskAgain(&out_);
     return out_;
   }
   // The sender's ordinal is 100 * peer + tag.
@@ -2404,7 +2404,7 @@ TEST_F(CancelTest, ARedoMeansThatItWasTooLate) {
   Judge(2, {{OpOrdinal(1), Fate::kRedo}});
   EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
   EXPECT_TRUE(Sent<CancelOp>(out_).empty());
-  EXPECT_TRUE(CancelAgain().empty());
+  EXPECT_TRUE(AskAgain().empty());
   Freeze();
   Stopped(1, 2);
   EXPECT_FALSE(ops_.Report().at(0).cancelled);
@@ -2421,7 +2421,7 @@ TEST_F(CancelTest, WhileFrozenItIsAskedForAfterTheCommit) {
   // The report may be on its way.
   EXPECT_TRUE(Cancel(7).empty());
   EXPECT_FALSE(ops_.Report().at(0).cancelled);
-  EXPECT_TRUE(CancelAgain().empty());
+  EXPECT_TRUE(AskAgain().empty());
   Judge(2, {{OpOrdinal(1), Fate::kRedo}});
   EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
   EXPECT_EQ(Sent<CancelOp>(out_), std::vector<CancelOp>{Asking(2)});
@@ -2445,12 +2445,12 @@ TEST_F(CancelTest, ACoordinatorThatComesBackIsAskedAgain) {
   EnterThree();
   Post(7, Large());
   Post(8, Large());
-  EXPECT_TRUE(CancelAgain().empty());
+  EXPECT_TRUE(AskAgain().empty());
   Cancel(7);
-  EXPECT_EQ(Sent<CancelOp>(CancelAgain()), std::vector<CancelOp>{Asking(0)});
-  EXPECT_EQ(Sent<CancelOp>(CancelAgain()).size(), 1u);
+  EXPECT_EQ(Sent<CancelOp>(AskAgain()), std::vector<CancelOp>{Asking(0)});
+  EXPECT_EQ(Sent<CancelOp>(AskAgain()).size(), 1u);
   Freeze();
-  EXPECT_TRUE(CancelAgain().empty()) << "the report says it";
+  EXPECT_TRUE(AskAgain().empty()) << "the report says it";
 }
 
 TEST_F(CancelTest, WhatIsDoneIsNotCancelled) {
@@ -2469,7 +2469,7 @@ TEST_F(CancelTest, WhatIsDoneSinceIsNotAskedForAgain) {
   Ready(2, 7, Large());
   Ready(3, 7, Large());
   ASSERT_EQ(Get<SendDone>(Complete(1)).size(), 2u);
-  EXPECT_TRUE(CancelAgain().empty());
+  EXPECT_TRUE(AskAgain().empty());
   Done(2, 1);
   EXPECT_TRUE(Get<PostDone>(Done(3, 1)).at(0).outcome.ok());
 }
@@ -2481,7 +2481,7 @@ TEST_F(CancelTest, WhatLingersIsNotCancelledAnyMore) {
   Ready(2, 7, Small());
   Ready(3, 7, Small());
   ASSERT_EQ(Get<PostDone>(Complete(1, 0, std::string(16, 'r'))).size(), 1u);
-  EXPECT_TRUE(CancelAgain().empty());
+  EXPECT_TRUE(AskAgain().empty());
   EXPECT_TRUE(Cancel(7).empty());
   // The next op of this name is another op.
   Post(7, Small());

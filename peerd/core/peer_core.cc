@@ -115,6 +115,7 @@ class PeerCore::Impl {
   void On(const PeerReady& event);
   void On(const PeerDone& event);
   void On(const AttemptComplete& event);
+  void On(const ReadySigned& event);
   void On(const AttemptFinished& event);
   void On(const AttemptStopped& event);
   void On(const TransferMeasured& event) {
@@ -298,7 +299,7 @@ void PeerCore::Impl::Handle(const control::Welcome& message) {
   }
   welcome_ = message;
   welcomed_ = coordinator_up_;
-  for (const auto& [key, group] : groups_) group->ops.CancelAgain(&out_);
+  for (const auto& [key, group] : groups_) group->ops.AskAgain(&out_);
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
   syncs_.SetDetectMs(detect_ms_);
@@ -580,6 +581,10 @@ void PeerCore::Impl::On(const PeerReady& event) {
 void PeerCore::Impl::On(const PeerDone& event) {
   if (Group* const group = FindGroup(event.group)) return group->ops.OnDone(event, now_, &out_);
   ++counters_.frames_stale;
+}
+
+void PeerCore::Impl::On(const ReadySigned& event) {
+  if (Group* const group = FindGroup(event.group)) group->ops.OnSigned(event, now_, &out_);
 }
 
 void PeerCore::Impl::On(const AttemptComplete& event) {

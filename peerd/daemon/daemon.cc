@@ -241,6 +241,7 @@ absl::Status DaemonImpl::Open() {
   ports.to_coordinator = [this](const control::PeerMessage& m) { Send(m); };
   ports.refuse_coordinator = [this](const std::string& reason) { control_->Refuse(reason); };
   ports.clock = [this] { return ring_->Now(); };
+  ports.sign = [this](const std::string& text) { return identity_.Sign(text); };
   ports.observer = this;
   engine_->Start(std::move(engine), std::move(ports));
   Log(LogLevel::kInfo,

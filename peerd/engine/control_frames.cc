@@ -1,11 +1,15 @@
 #include "peerd/engine/control_frames.h"
 
+#include <array>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/bytes.h"
+#include "base/crypto/secrets.h"
 #include "base/status_macros.h"
+#include "proto/control/signed_ready.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -51,13 +55,32 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   return Address(action.group, action.to, header, std::move(payload));
 }
 
+std::string SignReady(const SendReady& action, const Signer& sign, ControlFrame* frame) {
+  const std::string digest = Sha256(frame->payload);
+  const control::ReadyName name{action.group, action.attempt, action.boundary,
+                                action.tag,   action.set,     *action.sign};
+  frame->payload += sign(control::TextToSign(name, digest));
+  frame->header.flags |= kFlagSigned;
+  frame->header.stamp = name.index;
+  frame->header.payload_bytes = static_cast<uint32_t>(frame->payload.size());
+  return digest;
+}
+
 ControlFrame FrameOf(const SendDone& action) {
   FrameHeader header;
   header.type = FrameType::kDone;
   header.flags = action.refused ? kFlagRefused : action.started ? kFlagStarted : 0;
   header.op = action.ordinal;
   header.attempt = action.attempt;
-  ControlFrame frame = Address(action.group, action.to, header, "");
+  std::string payload;
+  if (action.witness) {
+    std::array<uint8_t, kWitnessBytes> witness;
+    ByteWriter writer(witness);
+    writer.U64(action.witness->high);
+    writer.U64(action.witness->low);
+    payload = TextOf(witness);
+  }
+  ControlFrame frame = Address(action.group, action.to, header, std::move(payload));
   frame.may_wait = action.may_wait;
   return frame;
 }
@@ -68,16 +91,29 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
   if (header.type == FrameType::kDone) {
     const bool refused = (header.flags & kFlagRefused) != 0;
     const bool started = (header.flags & kFlagStarted) != 0;
-    return PeerDone{group, from.peer, header.op, header.attempt, refused, started};
+    PeerDone done{group, from.peer, header.op, header.attempt, refused, started};
+    if (!payload.empty()) {
+      ByteReader reader(payload);
+      const uint64_t high = reader.U64();
+      done.witness = Hash128{high, reader.U64()};
+    }
+    return done;
   }
   if (header.type != FrameType::kReady) {
     return absl::InvalidArgumentError(
         absl::StrCat("frame type is ", static_cast<int>(header.type), ", not READY or DONE"));
   }
+  std::optional<ReadySignature> signature;
+  if ((header.flags & kFlagSigned) != 0) {
+    const std::span<const uint8_t> bytes = payload.last(LH_SIGNATURE_BYTES);
+    payload = payload.first(payload.size() - LH_SIGNATURE_BYTES);
+    signature = ReadySignature{header.stamp, Sha256(TextOf(payload)), TextOf(bytes)};
+  }
   std::span<const uint8_t> rest;
   LH_ASSIGN_OR_RETURN(ReadyBody body, ParseReadyBody(payload, &rest));
   PeerReady ready{group,    from.peer, header.op, header.attempt,   body.boundary,
                   body.tag, body.set,  body.desc, body.other_offer, std::move(body.terms)};
+  ready.signature = std::move(signature);
   if (ready.other_offer) return ready;
   ByteReader reader(rest);
   std::vector<MemberId> members;

@@ -13,6 +13,7 @@
 #include "base/ids.h"
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
+#include "peerd/engine/ports.h"
 #include "peerd/transport/transport.h"
 #include "proto/wire/frame.h"
 
@@ -31,6 +32,8 @@ struct ControlFrame {
 
 // `input` is the input that the frame carries. It is "" unless action.one_shot is true.
 ControlFrame FrameOf(const SendReady& action, const std::string& input);
+// Appends a signature to the frame of a READY. Returns the digest that was signed.
+std::string SignReady(const SendReady& action, const Signer& sign, ControlFrame* frame);
 ControlFrame FrameOf(const SendDone& action);
 
 using TakenFrame = std::variant<PeerReady, PeerDone>;

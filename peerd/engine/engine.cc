@@ -147,7 +147,11 @@ struct Engine::Carrier {
   void operator()(BreakLink& a) { ports.links->BreakLink({a.group.run, a.peer}, a.reason); }
 
   // ---- ops
-  void operator()(SendReady& a) { e->Send(FrameOf(a, a.one_shot ? ports.ops->Payload(a) : "")); }
+  void operator()(SendReady& a) {
+    ControlFrame frame = FrameOf(a, a.one_shot ? ports.ops->Payload(a) : "");
+    if (a.sign) e->Sign(a, &frame);
+    e->Send(frame);
+  }
   void operator()(SendDone& a) { e->Send(FrameOf(a)); }
   void operator()(StartAttempt& a) { ports.ops->Start(a); }
   void operator()(CreditAttempt& a) { ports.ops->Credit(a); }
@@ -343,6 +347,26 @@ void Engine::EndSync(const SyncDone& ended) {
 }
 
 // ------------------------------------------------------------------------------ links and frames
+
+// The READYs of an op in one attempt are equal, and follow each other. Only the first is signed.
+void Engine::Sign(const SendReady& ready, ControlFrame* frame) {
+  const auto is_of = [&](const Signed& one) {
+    return one.group == ready.group && one.ordinal == ready.ordinal &&
+           one.attempt == ready.attempt && one.header.stamp == *ready.sign &&
+           one.plain == frame->payload;
+  };
+  if (signed_ && is_of(*signed_)) {
+    frame->header = signed_->header;
+    frame->payload = signed_->payload;
+    return;
+  }
+  Signed next{ready.group, ready.ordinal, ready.attempt, frame->payload, {}, ""};
+  std::string digest = SignReady(ready, ports_.sign, frame);
+  next.header = frame->header;
+  next.payload = frame->payload;
+  signed_ = std::move(next);
+  Post(ReadySigned{ready.group, ready.ordinal, ready.attempt, std::move(digest)});
+}
 
 void Engine::Send(const ControlFrame& frame) {
   if (frame.may_wait) {

@@ -130,6 +130,7 @@ class Engine final : public TransportListener, public TrainerRequests {
   // it.
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);
+  void Sign(const SendReady& ready, ControlFrame* frame);
   void BeginSync(LocalId local, const StateSync& sync, bool with_step);
   void EndSync(const SyncDone& ended);
   // Answers a sync that the core has not heard of, and drops it.
@@ -150,6 +151,16 @@ class Engine final : public TransportListener, public TrainerRequests {
   Tick unserved_since_;  // since when there has been no Welcome
   std::string stream_error_ = "not tried yet";
   bool drained_ = false;
+  // The newest READY that was signed.
+  struct Signed {
+    GroupKey group;
+    OpOrdinal ordinal;
+    Epoch attempt;
+    std::string plain;  // the payload without the signature
+    FrameHeader header;
+    std::string payload;
+  };
+  std::optional<Signed> signed_;
 };
 
 }  // namespace longhaul::peerd

@@ -136,6 +136,9 @@ class EngineObserver {
   virtual bool OnAction(const Action&) { return true; }
 };
 
+// Returns the signature of a text by this peer (base/crypto/identity.h).
+using Signer = std::function<std::string(const std::string& text)>;
+
 // All of these must outlive the engine.
 struct EnginePorts {
   TrainerPort* trainers = nullptr;
@@ -146,6 +149,7 @@ struct EnginePorts {
   // Closes the control stream, and tries the next address.
   std::function<void(const std::string& reason)> refuse_coordinator;
   std::function<Tick()> clock;
+  Signer sign;
   EngineObserver* observer = nullptr;  // may be null
 };
 

@@ -28,7 +28,7 @@ namespace longhaul::control {
 
 // The version of this protocol. It rises when one release would misunderstand the messages of
 // another. Hello carries it. The coordinator refuses a stream with another version.
-inline constexpr uint32_t kProtocolVersion = 9;
+inline constexpr uint32_t kProtocolVersion = 10;
 
 // Rules of fields (base/fields.h) that several messages share.
 inline constexpr rule::Text kText{LH_ERROR_TEXT_BYTES_MAX};
@@ -187,10 +187,14 @@ struct OpReport {
   bool abort_on_fault = false;
   bool cancelled = false;  // a member of this peer has cancelled the op
   std::vector<OpMatch> matches;
+  // If the op is done: what this peer's DONE says of it. 0 and 1: it has a result; 2: it is
+  // refused. If READYs are signed: a digest of this and of all READYs, above 2.
+  uint64_t verdict = 0;
   OpOrdinal Key() const { return ordinal; }
   LH_FIELDS(OpReport, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(boundary, rule::Needed{}),
             LH_FIELD(tag), LH_FIELD(set), LH_FIELD(done), LH_FIELD(abort_on_fault),
-            LH_FIELD(cancelled), LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}));
+            LH_FIELD(cancelled), LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}),
+            LH_FIELD(verdict));
 };
 
 // All links of the epoch are up. If the epoch freezes ops, this peer has frozen them: it sends no
@@ -416,9 +420,43 @@ struct CancelOp {
              LH_FIELD(after), LH_FIELD(what, kText));
 };
 
+// What a peer said in its READY of an op, signed by that peer (proto/control/signed_ready.h).
+struct Statement {
+  PeerId peer;
+  std::string digest;     // the SHA-256 of the READY's payload without the signature
+  std::string signature;  // as Hello::signature
+  PeerId Key() const { return peer; }
+  LH_FIELDS(Statement, LH_FIELD(peer, rule::Needed{}),
+            LH_FIELD(digest, rule::Bytes{LH_SHA256_BYTES, LH_SHA256_BYTES}),
+            LH_FIELD(signature, rule::Bytes{LH_SIGNATURE_BYTES, LH_SIGNATURE_BYTES}));
+};
+
+// Another peer's DONE says of an op what cannot be, after the READYs that this peer has got. So one
+// of the two was told something else, or lies. The op waits for an epoch that freezes ops.
+struct Dispute {
+  GroupKey group;
+  // Whose DONE differs. 0: nobody's. With statements, they are evidence for a dispute that others
+  // may have about this op. Without, the peer has named so many ops in this attempt that it asks
+  // for the next one, in which it counts the READYs of each name anew.
+  PeerId peer;
+  Epoch attempt;  // the newest epoch that froze ops at this peer; 0: none did
+  // The name of the op, as in ReadyName.
+  Epoch boundary;
+  uint64_t tag = 0;
+  uint64_t set = 0;
+  uint64_t index = 0;
+  // The READYs of this op, if the attempt is witnessed. An honest peer sends those that it has
+  // checked; they may be any bytes of a peer that lies.
+  std::vector<Statement> statements;
+  std::string what;  // names the op, for people
+  LH_MESSAGE(Dispute, dispute, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(attempt),
+             LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag), LH_FIELD(set), LH_FIELD(index),
+             LH_FIELD(statements, rule::List{0, LH_MEMBERS_MAX}), LH_FIELD(what, kText));
+};
+
 using PeerMessage =
     std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost, Heartbeat, Draining,
-                 SyncVote, FetchDone, LinkReport, PeerTried, CancelOp>;
+                 SyncVote, FetchDone, LinkReport, PeerTried, CancelOp, Dispute>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -527,6 +565,8 @@ struct PrepareEpoch {
   Epoch boundary;       // newest epoch up to this one that was made at a step boundary
   Epoch last_freeze;    // newest epoch up to this one that froze ops
   bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
+  // In the attempt `last_freeze` peers sign their READYs (docs/adr/0045-unequal-verdicts.md).
+  bool witnessed = false;
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
   // Pairs whose link goes through a relay, each with a relay that reaches both (BlockedFault()). If
@@ -541,7 +581,8 @@ struct PrepareEpoch {
   std::string Fault() const;
   LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
              LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(last_freeze),
-             LH_FIELD(freeze), LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
+             LH_FIELD(freeze), LH_FIELD(witnessed),
+             LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(peers, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(blocked, rule::List{0, LH_BLOCKED_PAIRS_MAX}),
              LH_FIELD(token, rule::Secret{1, LH_TOKEN_BYTES_MAX}), LH_FIELD(cause, kText),

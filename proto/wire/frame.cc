@@ -37,7 +37,12 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
       if (bytes < kReadyBodyBytes || bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) {
-        return Refuse("payload_bytes of READY", bytes, "88 to 12416");
+        return Refuse("payload_bytes of READY", bytes, "88 to 12480");
+      }
+      return absl::OkStatus();
+    case FrameType::kDone:
+      if (bytes != 0 && bytes != kWitnessBytes) {
+        return Refuse("payload_bytes of DONE", bytes, "0 or 16");
       }
       return absl::OkStatus();
     case FrameType::kData:
@@ -62,7 +67,6 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
       return absl::OkStatus();
     case FrameType::kPing:
     case FrameType::kPong:
-    case FrameType::kDone:
     case FrameType::kWantLanes:
     case FrameType::kAck:
     case FrameType::kLaneLost:
@@ -74,13 +78,14 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-// A result with the ids of its members; weights with a one-shot input in float32; lengths.
-static_assert(kReadyBodyBytes + size_t{8} * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <=
-              LH_CONTROL_PAYLOAD_BYTES_MAX);
-static_assert(kReadyBodyBytes + size_t{8} * LH_LOCAL_MEMBERS_MAX + 2 * LH_ONE_SHOT_BYTES_MAX <=
-              LH_CONTROL_PAYLOAD_BYTES_MAX);
-static_assert(kReadyBodyBytes + LH_OP_TERMS_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
-static_assert(LH_CONTROL_PAYLOAD_BYTES_MAX == 12416);
+// Each with a signature: a result with the ids of its members; weights with a one-shot input in
+// float32; lengths.
+constexpr size_t kReadyRestBytesMax =
+    LH_CONTROL_PAYLOAD_BYTES_MAX - kReadyBodyBytes - LH_SIGNATURE_BYTES;
+static_assert(size_t{8} * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <= kReadyRestBytesMax);
+static_assert(size_t{8} * LH_LOCAL_MEMBERS_MAX + 2 * LH_ONE_SHOT_BYTES_MAX <= kReadyRestBytesMax);
+static_assert(LH_OP_TERMS_BYTES_MAX <= kReadyRestBytesMax);
+static_assert(LH_CONTROL_PAYLOAD_BYTES_MAX == 12480);
 static_assert(kOtherOfferBytes == 56);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
@@ -108,12 +113,21 @@ absl::Status CheckTransferFields(const FrameHeader& header) {
 absl::Status CheckFields(const FrameHeader& header) {
   const FrameType type = header.type;
   uint8_t known = 0;
+  if (type == FrameType::kReady) known = kFlagSigned;
   if (type == FrameType::kDone) known = kFlagRefused | kFlagStarted;
   if (type == FrameType::kClose) known = kFlagGivenUp;
   if (type == FrameType::kWantLanes) known = kFlagOptional;
   if (type == FrameType::kLaneLost || type == FrameType::kResume) known = kFlagBarren;
   if ((header.flags & ~known) != 0 || header.flags == (kFlagRefused | kFlagStarted)) {
     return Refuse("flags", header.flags, "known for this type");
+  }
+  if (type == FrameType::kReady) {
+    const bool is_signed = (header.flags & kFlagSigned) != 0;
+    if (is_signed && header.payload_bytes < kReadyBodyBytes + LH_SIGNATURE_BYTES) {
+      return Refuse("payload_bytes of a signed READY", header.payload_bytes, "152 or more");
+    }
+    if (!is_signed && header.stamp != 0)
+      return Refuse("stamp", header.stamp, "0 as it is unsigned");
   }
   const bool names_op =
       type == FrameType::kReady || type == FrameType::kDone || type == FrameType::kData;

@@ -48,8 +48,12 @@ enum class FrameType : uint8_t {
   // how many ms longer than usual the sender may be silent.
   kPing = 1,
   kPong = 2,
-  kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then a one-shot input or a result
-  // op: the receiver's ordinal. flags bit 0: refused; bit 1: not done yet, only started
+  // op: the sender's ordinal. Payload: ReadyBody, then a one-shot input or a result. flags bit 0: a
+  // signature follows (kSignatureBytes), and stamp is SignedReady::index
+  // (proto/control/signed_ready.h).
+  kReady = 3,
+  // op: the receiver's ordinal. flags bit 0: refused; bit 1: not done yet, only started. Payload:
+  // if the READYs of the attempt are signed, a digest of all of them (Hash128), else nothing.
   kDone = 4,
   kData = 5,  // op: the receiver's ordinal. offset, phase, payload: the segment
   // The sender needs data lanes, and the receiver has to dial them. flags bit 0: if the lanes
@@ -73,7 +77,9 @@ enum class FrameType : uint8_t {
   kChunkRefused = 14,  // payload: ChunkRefusedBody
 };
 
-inline constexpr uint8_t kFlagRefused = 1;  // DONE
+inline constexpr uint8_t kFlagSigned = 1;    // READY
+inline constexpr uint8_t kFlagRefused = 1;   // DONE
+inline constexpr size_t kWitnessBytes = 16;  // the payload of a DONE, if it has one
 // DONE: the sender has the READY of every participant, so it knows all terms of the op, and takes
 // segments from now on. The DONE proper follows later.
 inline constexpr uint8_t kFlagStarted = 2;

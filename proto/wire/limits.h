@@ -50,7 +50,7 @@
 /* Payload of one DATA frame. */
 #define LH_SEGMENT_BYTES_MAX (4u << 20)
 /* Payload of one frame on a control lane. */
-#define LH_CONTROL_PAYLOAD_BYTES_MAX (128 + LH_ONE_SHOT_BYTES_MAX + 8 * LH_MEMBERS_MAX)
+#define LH_CONTROL_PAYLOAD_BYTES_MAX (192 + LH_ONE_SHOT_BYTES_MAX + 8 * LH_MEMBERS_MAX)
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 
@@ -124,6 +124,7 @@
 /* The secret of a peer at the coordinator. */
 #define LH_PUBLIC_KEY_BYTES 32
 #define LH_SIGNATURE_BYTES 64
+#define LH_SHA256_BYTES 32
 /* detect_ms, the one setting of failure detection: at most an hour. */
 #define LH_DETECT_MS_MAX 3600000u
 /* A member's step deadline: at most a day. */

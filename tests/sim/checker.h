@@ -131,6 +131,12 @@ class Checker {
 
   // The harness did something to this peer, its links or its stream.
   void OnDisturbed(PeerId peer) { disturbed_.insert(peer); }
+  // Some peer lies: it may break the protocol.
+  void OnLiar(PeerId peer) {
+    OnDisturbed(peer);
+    liars_ = true;
+  }
+  bool liars() const { return liars_; }
   // The harness did something to the coordinator, or to what everybody depends on.
   void OnAllDisturbed() { all_disturbed_ = true; }
   // A member was evicted or its trainer died, so its ops may be redone.
@@ -278,6 +284,7 @@ class Checker {
   std::set<PeerId> disturbed_;
   bool all_disturbed_ = false;
   bool member_lost_ = false;
+  bool liars_ = false;
   Counts counts_;
 };
 

@@ -57,6 +57,7 @@ void CoordinatorHost::Start() {
   config.incarnation = incarnation();
   config.detect_ms = context_.detect_ms;
   config.ring_interval_ms = context_.ring_interval_ms;
+  config.sign_ops = context_.sign_ops;
   for (int i = 0; i < 4; ++i) {
     const uint64_t word = context_.world->Random();
     config.entropy.append(reinterpret_cast<const char*>(&word), sizeof word);
@@ -408,6 +409,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
       coordinator_(coordinator),
       node_(MakeNode(index, ToString(id))),
       id_(id),
+      identity_(Identity::ForTest(id.value())),
       transport_(context.world, &node_, id, context.transport, context.switchboard, this),
       sent_(id) {
   transport_.WatchSegments([this](const peerd::LinkKey& link, const FrameHeader& header,
@@ -445,6 +447,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
     if (const StreamPtr stream = stream_) OnStreamEnd(stream);
   };
   ports.clock = [this] { return context_.world->now(); };
+  ports.sign = [this](const std::string& text) { return identity_.Sign(text); };
   ports.observer = this;
   engine_->Start(std::move(options), std::move(ports));
   context_.story->Tell(context_.world->now(), node_.name, "  starts");
@@ -656,6 +659,7 @@ void PeerHost::OnActions(std::vector<peerd::Action>* actions) {
       ready->result->bytes.assign(ready->result->bytes.size(), '\0');
     }
   }
+  if (lie_) lie_(actions);
 }
 
 bool PeerHost::AfterAction() {
@@ -725,7 +729,9 @@ struct PeerHost::Noter {
   }
   // Checked here, because there may be no link that could break.
   void operator()(const peerd::BreakLink& a) {
-    Checker::Fail(h->node_.name + " takes no more of " + ToString(a.peer) + ": " + a.reason);
+    if (!h->context_.checker->liars()) {
+      Checker::Fail(h->node_.name + " takes no more of " + ToString(a.peer) + ": " + a.reason);
+    }
   }
   void operator()(const peerd::MemberGone& a) {
     h->locals_.at(a.local).out = true;
@@ -1180,6 +1186,9 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
   if (!stream_ || !stream_->connected) return;
   control::PeerMessage message = said;
   Withhold(context_.planted, coordinator_->incarnation(), &message);
+  if (auto* const hello = std::get_if<control::Hello>(&message)) {
+    hello->key = identity_.public_key();
+  }
   coordinator_->Overhear(id_, message);
   const std::string bytes = control::Serialize(message);
   if (!std::holds_alternative<control::Heartbeat>(message)) {

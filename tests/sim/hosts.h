@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/crypto/identity.h"
 #include "coordinator/core/coordinator_core.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/engine/engine.h"
@@ -64,6 +65,9 @@ inline peerd::PostBuffers InPlace(const OpDesc& desc,
 class PeerHost;
 class CoordinatorHost;
 
+// Changes what the core of a peer that lies wants to do.
+using Lie = std::function<void(std::vector<peerd::Action>*)>;
+
 // What all hosts of a run share.
 struct Context {
   World* world = nullptr;
@@ -79,6 +83,7 @@ struct Context {
   int64_t hash_us = 0;            // maximal time of hashing a chunk
   uint64_t keep_bytes = 0;        // bytes of states that a peer keeps at most
   uint32_t ring_interval_ms = 0;  // 0: peers measure no links
+  bool sign_ops = false;          // as in CoreConfig
   std::function<void(Moment, PeerId)> trigger;
   std::function<PeerHost*(PeerId)> find_peer;  // returns nullptr if there is none
 };
@@ -192,6 +197,11 @@ class PeerHost final : private peerd::TransportListener,
   const StreamPtr& stream() const { return stream_; }
   const peerd::PeerCore& core() const { return engine_->core(); }
   bool drained() const { return engine_ != nullptr && engine_->drained(); }
+  // From now on this peer lies. What it sends is signed as if it were true.
+  void LieWith(Lie lie) {
+    lie_ = std::move(lie);
+    context_.checker->OnLiar(id_);
+  }
 
   // ---- requests of its trainers; each arrives a little later, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
@@ -312,6 +322,8 @@ class PeerHost final : private peerd::TransportListener,
   CoordinatorHost* const coordinator_;
   Node node_;
   const PeerId id_;
+  const Identity identity_;
+  Lie lie_;
   ModelTransport transport_;
   std::unique_ptr<peerd::OpRunner> runner_;
   std::unique_ptr<peerd::Engine> engine_;

@@ -38,6 +38,7 @@ struct SimulationOptions {
   int64_t hash_us = 0;            // maximal time of hashing a chunk
   bool keeps = false;             // peers keep states (--keep-state)
   uint32_t ring_interval_ms = 0;  // 0: no link is measured, no ring is reordered
+  bool sign_ops = false;          // peers sign their READYs from the beginning
   bool scripted = false;          // nothing is random: see World
 };
 

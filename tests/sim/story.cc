@@ -157,6 +157,10 @@ struct Details {
     return Group(m.group) + " member=" + ToString(m.member) + " after=" + ToString(m.after) + " " +
            m.what;
   }
+  std::string operator()(const control::Dispute& m) const {
+    return Group(m.group) + " peer=" + ToString(m.peer) + " attempt=" + ToString(m.attempt) +
+           " statements=" + Number(m.statements.size()) + " " + m.what;
+  }
   std::string operator()(const control::TryPeer& m) const {
     return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer.peer);
   }
