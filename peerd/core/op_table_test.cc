@@ -7,7 +7,11 @@
 #include <tuple>
 #include <type_traits>
 
+#include "base/crypto/identity.h"
+#include "base/crypto/secrets.h"
 #include "peerd/core/testing.h"
+#include "peerd/core/witness.h"
+#include "proto/control/signed_ready.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
@@ -745,12 +749,152 @@ TEST_F(OpTableTest, ARefusedOpWaitsForEveryReady) {
   EXPECT_EQ(Get<SendDone>(Ready(3, 7, Small())).size(), 2u);
 }
 
-TEST_F(OpTableTest, ADoneWithTheWrongVerdictBreaksTheLink) {
+TEST_F(OpTableTest, ADoneWithAnotherVerdictIsDisputed) {
   EnterThree();
   RunToDone(7);
-  EXPECT_EQ(Get<BreakLink>(Done(2, 1, 0, true)).size(), 1u);
-  Done(3, 1);
+  const auto disputes = Sent<control::Dispute>(Done(2, 1, 0, true));
+  ASSERT_EQ(disputes.size(), 1u);
+  EXPECT_EQ(disputes[0].peer, PeerId(2));
+  EXPECT_EQ(disputes[0].tag, 7u);
+  EXPECT_EQ(disputes[0].what, "all-reduce tag 7");
+  EXPECT_TRUE(disputes[0].statements.empty());
+  EXPECT_TRUE(Done(3, 1).empty());
   EXPECT_EQ(ops_.open(), 1u);
+  EXPECT_EQ(Sent<control::Dispute>(AskAgain()), disputes);
+  // The coordinator sees that the verdicts differ, and says redo.
+  Freeze();
+  EXPECT_EQ(ops_.Report().at(0).verdict, 0u);
+  EXPECT_TRUE(ops_.Report().at(0).done);
+}
+
+// The refusal of the other peer keeps this one from getting done. So the dispute does not wait for
+// that.
+TEST_F(OpTableTest, ARefusalByOneOtherIsDisputedWhileTheAttemptRuns) {
+  EnterThree();
+  Post(7, Large());
+  Ready(2, 7, Large());
+  EXPECT_TRUE(Done(2, 1, 0, true).empty()) << "the READY of peer 3 may explain it";
+  EXPECT_EQ(Sent<control::Dispute>(Ready(3, 7, Large())).size(), 1u);
+}
+
+// ------------------------------------------------------------------------------ signed READYs
+
+class SignedOpTest : public OpTableTest {
+ protected:
+  static Identity IdentityOf(uint64_t peer) { return Identity::ForTest(peer); }
+  void EnterSigned() {
+    control::PrepareEpoch prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+    prepare.witnessed = true;
+    for (control::PeerInfo& peer : prepare.peers) {
+      peer.key = IdentityOf(peer.peer.value()).public_key();
+    }
+    Enter(prepare);
+  }
+  static PeerReady SignedBy(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t index = 0,
+                            const std::string& said = "") {
+    PeerReady ready = ReadyOf(peer, tag, desc);
+    const std::string digest = Sha256(said);
+    const control::ReadyName name{kGroup, Epoch(0), Epoch(1), tag, 0, index};
+    ready.signature = {index, digest, IdentityOf(peer).Sign(control::TextToSign(name, digest))};
+    return ready;
+  }
+  Actions& Signed(uint64_t ordinal, const std::string& said = "mine") {
+    out_.clear();
+    ops_.OnSigned({kGroup, OpOrdinal(ordinal), Epoch(0), Sha256(said)}, now_, &out_);
+    Settled();
+    return out_;
+  }
+  // What an honest peer's DONE says after these READYs.
+  static Hash128 WitnessOf(const std::string& of_3, bool refused = false) {
+    Witness witness;
+    witness.own = Sha256("mine");
+    witness.others[PeerId(2)] = {PeerId(2), Sha256(""), ""};
+    witness.others[PeerId(3)] = {PeerId(3), Sha256(of_3), ""};
+    return DigestOf(witness, PeerId(1), refused);
+  }
+  Actions& DoneWith(uint64_t peer, std::optional<Hash128> witness, bool refused = false) {
+    out_.clear();
+    PeerDone done{kGroup, PeerId(peer), OpOrdinal(1), Epoch(0), refused};
+    done.witness = witness;
+    ops_.OnDone(done, now_, &out_);
+    Settled();
+    return out_;
+  }
+};
+
+TEST_F(SignedOpTest, ASmallOpEndsWhenAllHaveSaidThatTheyGotTheSame) {
+  EnterSigned();
+  const auto sent = Get<SendReady>(Post(7, Small()));
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_EQ(sent[0].sign, 0u);
+  Signed(1);
+  Ready(SignedBy(2, 7, Small()));
+  Ready(SignedBy(3, 7, Small()));
+  const auto dones = Get<SendDone>(Complete(1, 0, PayloadOf(Small())));
+  ASSERT_EQ(dones.size(), 2u) << "and nothing is answered yet";
+  EXPECT_EQ(dones[0].witness, WitnessOf(""));
+  DoneWith(2, WitnessOf(""));
+  EXPECT_EQ(Get<FinishAttempt>(DoneWith(3, WitnessOf(""))).size(), 1u);
+}
+
+TEST_F(SignedOpTest, InputsThatDifferAreDisputedWithProofs) {
+  EnterSigned();
+  Post(7, Small());
+  Signed(1);
+  Ready(SignedBy(2, 7, Small()));
+  Ready(SignedBy(3, 7, Small(), 0, "what 2 did not get"));
+  Complete(1, 0, PayloadOf(Small()));
+  const auto disputes = Sent<control::Dispute>(DoneWith(2, WitnessOf("")));
+  ASSERT_EQ(disputes.size(), 1u);
+  ASSERT_EQ(disputes[0].statements.size(), 2u);
+  const control::ReadyName name{kGroup, Epoch(0), Epoch(1), 7, 0, 0};
+  for (const control::Statement& statement : disputes[0].statements) {
+    EXPECT_TRUE(
+        control::IsStatementOf(IdentityOf(statement.peer.value()).public_key(), name, statement));
+  }
+}
+
+TEST_F(SignedOpTest, AReadyWithoutAGoodSignatureBreaksTheLink) {
+  EnterSigned();
+  Post(7, Large());
+  Signed(1);
+  EXPECT_TRUE(Breaks(ReadyOf(2, 7, Large()))) << "not signed";
+  EXPECT_TRUE(Breaks(SignedBy(2, 7, Large(), 1))) << "of another op of this name";
+  PeerReady ready = SignedBy(2, 7, Large());
+  ready.signature->signature[5] ^= 1;
+  EXPECT_TRUE(Breaks(ready));
+  ready = SignedBy(3, 7, Large());
+  ready.peer = PeerId(2);
+  EXPECT_TRUE(Breaks(ready)) << "signed by another peer";
+  EXPECT_FALSE(Breaks(SignedBy(2, 7, Large())));
+}
+
+TEST_F(SignedOpTest, ADoneWithoutADigestBreaksTheLink) {
+  EnterSigned();
+  Post(7, Large());
+  Signed(1);
+  Ready(SignedBy(2, 7, Large()));
+  EXPECT_EQ(Get<BreakLink>(DoneWith(2, std::nullopt)).size(), 1u);
+}
+
+TEST_F(SignedOpTest, WhoRefusesGivesItsEvidenceWhenOpsAreFrozen) {
+  EnterSigned();
+  Post(7, Large());
+  Signed(1);
+  Ready(SignedBy(2, 7, Large()));
+  Ready(SignedBy(3, 7, Small()));
+  const auto evidence = Sent<control::Dispute>(Freeze());
+  ASSERT_EQ(evidence.size(), 1u);
+  EXPECT_EQ(evidence[0].peer, PeerId());
+  EXPECT_EQ(evidence[0].statements.size(), 2u);
+}
+
+TEST_F(OpTableTest, ASignatureNobodyAskedForBreaksTheLink) {
+  EnterThree();
+  Post(7, Large());
+  PeerReady ready = ReadyOf(2, 7, Large());
+  ready.signature = ReadySignature{0, Sha256(""), "signature"};
+  EXPECT_TRUE(Breaks(ready));
 }
 
 // ------------------------------------------------------------------------------ frames
@@ -1320,7 +1464,7 @@ TEST_F(LostPeerTest, WhoBreaksTheRulesIsNotHeardAnyMoreInTheAttempt) {
 TEST_F(LostPeerTest, AWrongVerdictCountsForNobody) {
   EnterThree();
   RunToDone(7);
-  EXPECT_EQ(Get<BreakLink>(Done(3, 1, 0, /*refused=*/true)).at(0).peer, PeerId(3));
+  EXPECT_EQ(Sent<control::Dispute>(Done(3, 1, 0, /*refused=*/true)).at(0).peer, PeerId(3));
   EXPECT_TRUE(Get<PostDone>(Done(2, 1)).empty());
 }
 

@@ -206,12 +206,21 @@ class Generator {
 
   PeerTried MakePeerTried() { return {Group(), Any(), Make<PeerId>(), Words()}; }
   CancelOp MakeCancelOp() { return {Group(), Make<MemberId>(), Make<Epoch>(), Words()}; }
+  Dispute MakeDispute() {
+    Dispute dispute{Group(), Make<PeerId>(), Make<Epoch>(), Make<Epoch>(), Any(), Any(), Any()};
+    for (uint64_t i = prng_.Below(3); i > 0; --i) {
+      dispute.statements.push_back(
+          {PeerId(i), std::string(LH_SHA256_BYTES, 'd'), std::string(LH_SIGNATURE_BYTES, 's')});
+    }
+    dispute.what = Words();
+    return dispute;
+  }
   TryPeer MakeTryPeer() { return {Group(), Any(), {Make<PeerId>(), {"10.0.0.1:29700"}, 4}}; }
 
   std::vector<PeerMessage> PeerMessages() {
     return {MakeHello(),       MakeJoin(),       MakeLeave(),     MakeVote(),     MakeEpochReady(),
             MakeEpochFailed(), MakeLinkLost(),   MakeHeartbeat(), MakeDraining(), MakeSyncVote(),
-            MakeFetchDone(),   MakeLinkReport(), MakePeerTried(), MakeCancelOp()};
+            MakeFetchDone(),   MakeLinkReport(), MakePeerTried(), MakeCancelOp(), MakeDispute()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/crypto/identity.h"
 #include "coordinator/core/coordinator_core.h"
 #include "coordinator/core/text.h"
 
@@ -119,7 +120,8 @@ class Harness {
     Run();
   }
   // The public key in the peer's Hello.
-  static std::string KeyOf(PeerId peer) { return "key of " + ToString(peer); }
+  static Identity IdentityOf(PeerId peer) { return Identity::ForTest(peer.value()); }
+  static std::string KeyOf(PeerId peer) { return IdentityOf(peer).public_key(); }
   // From its next Attach() on, the peer has the address of `other`.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }

@@ -1,0 +1,188 @@
+// Peers whose verdicts on an op differ: ops are frozen, READYs are signed from then on, and a peer
+// that signed two different READYs of one op is removed.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/crypto/secrets.h"
+#include "coordinator/core/coordinator_core.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/control/signed_ready.h"
+#include "tests/support/core_harness.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Texts = std::vector<std::string>;
+
+class DisputeTest : public testing::Test {
+ protected:
+  static GroupKey G() { return Harness::G(); }
+  static PeerId P(uint64_t n) { return PeerId(n); }
+
+  // Adds peers 1..n with one admitted member each, m1..mn. The newest epoch is n.
+  void Found(uint64_t n) {
+    for (uint64_t i = 1; i <= n; ++i) {
+      h.AddLively(P(i));
+      h.LivelyJoin(P(i), 1);
+      h.Run();
+      for (uint64_t j = 1; j < i; ++j) h.LivelyVote(P(j), MemberId(j));
+      h.Run();
+    }
+    ASSERT_EQ(h.View().committed, Epoch(n));
+    h.ForgetReceived();
+  }
+  uint64_t attempt() { return h.Stored().last_freeze.value(); }
+  control::Dispute About(uint64_t other, std::optional<uint64_t> attempt_said = std::nullopt) {
+    control::Dispute dispute;
+    dispute.group = G();
+    dispute.peer = P(other);
+    dispute.attempt = Epoch(attempt_said.value_or(attempt()));
+    dispute.boundary = Epoch(1);
+    dispute.tag = 7;
+    dispute.what = "all-reduce tag 7";
+    return dispute;
+  }
+  // Adds to the dispute that `peer` has said this, signed by `signer`.
+  static void Testify(uint64_t peer, uint64_t signer, const std::string& said,
+                      control::Dispute* dispute) {
+    const control::ReadyName name{dispute->group, dispute->attempt, dispute->boundary,
+                                  dispute->tag,   dispute->set,     dispute->index};
+    const std::string digest = Sha256(said);
+    dispute->statements.push_back(
+        {P(peer), digest, Harness::IdentityOf(P(signer)).Sign(control::TextToSign(name, digest))});
+  }
+  // The group signs READYs.
+  void BeginSigning() {
+    h.Say(P(1), About(2));
+    h.Wait(100);
+    ASSERT_TRUE(h.Stored().Witnessed());
+    h.ForgetReceived();
+  }
+  size_t Members() { return h.View().members.size(); }
+
+  Harness h;
+};
+
+TEST_F(DisputeTest, TheFirstOneFreezesOpsAndFromThenOnReadysAreSigned) {
+  Found(3);
+  EXPECT_FALSE(h.Prepared(P(1)).witnessed);
+  h.Say(P(1), About(2));
+  h.Wait(100);
+  EXPECT_EQ(h.View().committed, Epoch(4));
+  EXPECT_TRUE(h.Prepared(P(1)).freeze);
+  EXPECT_TRUE(h.Prepared(P(1)).witnessed);
+  EXPECT_EQ(h.View().fault.cause, "dispute");
+  EXPECT_THAT(h.Notices("dispute"),
+              ElementsAre("verdicts differ peer=p1 other=p2 op=\"all-reduce tag 7\" signed=0"));
+  EXPECT_EQ(Members(), 3u);
+  // The second end of the same pair has nothing to add.
+  h.Say(P(2), About(1, 0));
+  h.Wait(100);
+  EXPECT_EQ(h.View().committed, Epoch(4));
+}
+
+TEST_F(DisputeTest, SigningSurvivesARestart) {
+  Found(2);
+  BeginSigning();
+  h.Boot();
+  for (const uint64_t p : {1, 2}) h.Reattach(P(p));
+  h.Run();
+  h.Say(P(1), About(2));
+  h.Wait(100);
+  EXPECT_TRUE(h.Prepared(P(1)).witnessed);
+}
+
+TEST_F(DisputeTest, WhoSignedTwoDifferentReadysIsRemovedAndNotAdmittedAgain) {
+  Found(4);
+  BeginSigning();
+  control::Dispute one = About(2);
+  Testify(2, 2, "same", &one);
+  Testify(4, 4, "offer", &one);
+  h.Say(P(1), one);
+  control::Dispute two = About(1, one.attempt.value());
+  Testify(1, 1, "same", &two);
+  Testify(4, 4, "another offer", &two);
+  h.Say(P(2), two);
+  h.Wait(1000);
+  EXPECT_EQ(Members(), 3u);
+  EXPECT_THAT(h.Notices("dispute").back(), HasSubstr("peer lies peer=p4"));
+  EXPECT_THAT(h.Take(P(4)).back(), HasSubstr("Removed m4"));
+  h.LivelyJoin(P(4), 2);
+  h.Run();
+  EXPECT_THAT(h.Take(P(4)).back(), HasSubstr("told members of the group different things"));
+}
+
+TEST_F(DisputeTest, EvidenceOfWhoRefusedCountsWithAnotherPeersDispute) {
+  Found(3);
+  BeginSigning();
+  control::Dispute evidence = About(0);
+  Testify(3, 3, "another offer", &evidence);
+  h.Say(P(2), evidence);
+  h.Wait(100);
+  EXPECT_EQ(h.View().committed, Epoch(4)) << "nobody has disputed anything";
+  control::Dispute dispute = About(2);
+  Testify(3, 3, "offer", &dispute);
+  h.Say(P(1), dispute);
+  h.Say(P(2), evidence);
+  h.Wait(1000);
+  EXPECT_EQ(Members(), 2u);
+}
+
+TEST_F(DisputeTest, StatementsOfOthersThanTheirSignersProveNothing) {
+  Found(3);
+  BeginSigning();
+  control::Dispute one = About(2);
+  Testify(3, 3, "offer", &one);
+  h.Say(P(1), one);
+  control::Dispute forged = About(1, one.attempt.value());
+  Testify(3, 2, "another offer", &forged);  // peer 2 signed it
+  h.Say(P(2), forged);
+  control::Dispute old = About(1, one.attempt.value());
+  Testify(3, 3, "another offer", &old);
+  old.index = 1;  // it was about another op
+  h.Say(P(2), old);
+  h.Wait(1000);
+  EXPECT_EQ(Members(), 3u);
+}
+
+TEST_F(DisputeTest, WithoutProofThePeerInMostPairsIsRemoved) {
+  Found(4);
+  BeginSigning();
+  for (int i = 0; i < 10 && Members() == 4; ++i) {
+    h.Say(P(i % 2 == 0 ? 1 : 3), About(2));
+    h.Wait(200);
+  }
+  EXPECT_EQ(Members(), 3u);
+  EXPECT_THAT(h.Take(P(2)).back(), HasSubstr("Removed m2"));
+}
+
+TEST_F(DisputeTest, OfAnAttemptThatWasNeverPreparedIsAgainstTheProtocol) {
+  Found(2);
+  h.Say(P(1), About(2, 9));
+  EXPECT_THAT(h.closings().back(), HasSubstr("disputed a verdict of attempt 9"));
+}
+
+TEST_F(DisputeTest, OfAStrangerDoesNothing) {
+  Found(2);
+  h.AddLively(P(3));
+  h.Run();
+  h.Say(P(3), About(1, 0));
+  h.Wait(100);
+  EXPECT_EQ(h.View().committed, Epoch(2));
+}
+
+TEST_F(DisputeTest, WhoAsksForANewAttemptGetsIt) {
+  Found(2);
+  BeginSigning();
+  h.Say(P(1), About(0));
+  h.Wait(100);
+  EXPECT_EQ(h.View().committed, Epoch(4));
+  EXPECT_EQ(Members(), 2u);
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
