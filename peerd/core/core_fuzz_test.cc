@@ -9,10 +9,12 @@
 // the core has sent, so that sequences come far. No check may fire, the invariants must hold after
 // each step, each request must get one answer, and the coordinator and the peers must accept what
 // the core sends to them.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -63,7 +65,7 @@ class Host {
     bool syncing = false;
     bool taking = false;
     bool leaving = false;
-    std::set<uint64_t> posts;
+    std::map<uint64_t, LocalPost> posts;  // that are not answered
   };
   struct Attempt {
     Epoch epoch;
@@ -151,7 +153,7 @@ class Host {
       case 19: {
         const auto it = PickIn(&trainers_);
         if (it == trainers_.end() || it->second.posts.empty()) return;
-        return Step(LocalCancel{{it->first, *it->second.posts.begin()}});
+        return Step(LocalCancel{{it->first, it->second.posts.begin()->first}});
       }
       case 20:
       case 21:
@@ -409,8 +411,10 @@ class Host {
     if ((options & 128) != 0) {
       op.unequal = 1;
       op.count = 0;
-      for (op.gives = 0; op.gives < in_.Below(5); ++op.gives) add(in_.Below(64));
-      for (op.gets = 0; op.gets < in_.Below(5); ++op.gets) add(in_.Below(64));
+      op.gives = static_cast<uint32_t>(in_.Below(5));
+      for (uint32_t i = 0; i < op.gives; ++i) add(in_.Below(64));
+      op.gets = static_cast<uint32_t>(in_.Below(5));
+      for (uint32_t i = 0; i < op.gets; ++i) add(in_.Below(64));
     }
     if (HasRoot(static_cast<OpKind>(op.kind)) || op.kind == LH_WIRE_SEND_RECV) {
       op.flags = static_cast<uint8_t>(in_.Below(4));
@@ -431,7 +435,7 @@ class Host {
     post.partner = parsed->partner;
     post.participants = parsed->participants;
     post.terms = parsed->terms;
-    it->second.posts.insert(last_call_);
+    it->second.posts[last_call_] = post;
     core_.ViewPost(post);
     Step(post);
   }
@@ -724,6 +728,9 @@ class Host {
   }
   void Take(const SendReady& a) {
     Accept(FrameOf(a, std::string(a.one_shot ? OneShotPayloadBytes(a.desc) : 0, 'x')));
+    for (const PostRef& post : a.posts) {
+      if (a.one_shot) PostOf(post);
+    }
     if (sent_.size() >= 16) sent_.erase(sent_.begin());
     sent_.push_back(a);
   }
@@ -736,8 +743,68 @@ class Host {
     if (a.algorithm == Algorithm::kOneShot || a.result) {
       it->second.result = a.result ? *a.result : std::string(a.desc.bytes(), 'r');
     }
+    CheckFits(a);
+  }
+  // What the op runner takes for granted, whatever other peers have announced.
+  void CheckFits(const StartAttempt& a) {
     LH_CHECK(a.contributes.size() == a.posts.size());
     LH_CHECK(a.ring_contributes.size() == a.ring.size());
+    LH_CHECK(std::count(a.ring.begin(), a.ring.end(), kSelf) == 1);
+    LH_CHECK(a.shares.empty() || a.shares.size() == a.ring.size());
+    LH_CHECK(a.order.empty() || a.order.size() == a.ring.size());
+    for (const PostRef& post : a.posts) PostOf(post);
+    if (a.algorithm == Algorithm::kOneShot && a.result) {
+      LH_CHECK(a.result->size() == a.desc.bytes()) << "a result of another length";
+    } else if (a.algorithm == Algorithm::kOneShot) {
+      for (size_t i = 0; i < a.ring.size(); ++i) {
+        LH_CHECK(a.ring[i] == kSelf || a.payloads.at(i).size() == OneShotPayloadBytes(a.desc))
+            << "an input of another length";
+      }
+    }
+    if (!a.desc.unequal) return;
+    // The cuts lie in the tensors that the trainers here have brought.
+    uint64_t whole = 0;
+    std::map<int, uint64_t> owned, to;
+    for (const CutOwner& cut : a.cuts) {
+      LH_CHECK(cut.post < static_cast<int>(a.posts.size()));
+      LH_CHECK(cut.position >= 0 && cut.position < static_cast<int>(a.ring.size()));
+      whole += cut.count;
+      owned[cut.post] += cut.count;
+      to[cut.to_post] += cut.count;
+    }
+    const auto sum = [](const std::vector<uint64_t>& lengths) {
+      return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
+    };
+    for (int i = 0; i < static_cast<int>(a.posts.size()); ++i) {
+      const LocalPost& post = PostOf(a.posts[i]);
+      const uint64_t gives = sum(post.terms.gives);
+      const uint64_t gets = sum(post.terms.gets);
+      switch (a.desc.kind) {
+        case OpKind::kReduceScatter:
+          LH_CHECK(gives == whole && gets == owned[i]) << gives << " " << whole << " " << gets;
+          break;
+        case OpKind::kAllGather:
+          LH_CHECK(gets == whole && gives == owned[i]) << gives << " " << whole << " " << gets;
+          break;
+        case OpKind::kAllToAll:
+          LH_CHECK(gives == owned[i] && gets == to[i]) << gives << " " << gets;
+          break;
+        case OpKind::kGather:
+          LH_CHECK(gives == owned[i] && gets == to[i]) << gives << " " << gets;
+          break;
+        case OpKind::kScatter:
+          LH_CHECK(gives == owned[i] && gets == to[i]) << gives << " " << gets;
+          break;
+        default:
+          break;
+      }
+    }
+  }
+  const LocalPost& PostOf(const PostRef& post) {
+    const auto& posts = trainers_.at(post.local).posts;
+    const auto it = posts.find(post.call);
+    LH_CHECK(it != posts.end()) << "an op of a post that was answered";
+    return it->second;
   }
   void Take(const CreditAttempt& a) {
     LH_CHECK(attempts_.contains({a.group, a.ordinal})) << "credit for nothing";
