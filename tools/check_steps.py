@@ -2,8 +2,9 @@
 
   tools/check             all that CI runs
   tools/check quick       for the inner loop: no long tests, no clang-tidy
-  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, tests on epoll, of images and alerts
+  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, fuzzing, tests on epoll, of images and alerts
   tools/check STEP...     only these steps (a step that needs the programs builds them first)
+  tools/check fuzz --minutes=10    each fuzz target for ten minutes, under the address and undefined sanitizers
 
 The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed step shows its
 output; out/check/ holds the logs of all steps.
@@ -12,6 +13,7 @@ output; out/check/ holds the logs of all steps.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
@@ -164,6 +166,89 @@ def faults(*command: str, logs: bool = False) -> Callable[[str, pathlib.Path], R
     return step
 
 
+# How long the step `fuzz` runs each target, in minutes: --minutes.
+fuzz_minutes = 0.25
+
+
+def fuzz_one(target: str, programs: pathlib.Path, place: pathlib.Path) -> tuple[bool, str]:
+    """Runs a fuzz target. Returns whether it found nothing, and a line that says so, or how to repeat what it found."""
+    package, _, short = target.removeprefix("//").partition(":")
+    binary = programs / package / short
+    labels = subprocess.check_output(
+        [*BAZEL, "query", "--noshow_progress", f"labels(data, {target})"],
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.DEVNULL,
+    ).split()
+    corpus = {str((ROOT / label.removeprefix("//").replace(":", "/")).parent) for label in labels}
+    name = f"{package}/{short}".replace("/", "_")
+    grown = place / "corpora" / name
+    grown.mkdir(parents=True, exist_ok=True)
+    command = [
+        str(binary),
+        f"-max_total_time={max(1, round(60 * fuzz_minutes))}",
+        "-timeout=60",
+        "-print_final_stats=1",
+        # The default schedule of libFuzzer takes more time than most of these targets do.
+        "-entropic=0",
+    ]
+    command += [f"-artifact_prefix={place}/{name}-", str(grown), *sorted(corpus)]
+    log = place / f"{name}.log"
+    with open(log, "wb") as sink:
+        code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink).returncode
+    output = log.read_text(errors="replace")
+    runs = re.findall(r"number_of_executed_units: (\d+)", output)
+    covered = re.findall(r"\bcov: (\d+)", output)
+    line = f"{target}: {runs[-1] if runs else '?'} inputs, {covered[-1] if covered else '?'} edges"
+    if code == 0:
+        return True, line
+    found = re.findall(r"Test unit written to (\S+)", output)
+    if not found:
+        return False, f"{line}: FAILED with exit code {code}; the log is {log.relative_to(ROOT)}"
+    file = pathlib.Path(found[-1]).relative_to(ROOT)
+    return False, (
+        f"{line}: FAILED on {file}; the log is {log.relative_to(ROOT)}\n"
+        f"    to repeat: bazel run --config=fuzz {target} -- $PWD/{file}"
+    )
+
+
+def fuzz(name: str, log: pathlib.Path) -> Result:
+    """Builds all fuzz targets with libFuzzer, and runs as many at a time as there are processors."""
+    runtime = subprocess.run(
+        ["sh", "-c", "clang --print-file-name=libclang_rt.fuzzer-$(uname -m).a"], capture_output=True, text=True
+    ).stdout.strip()
+    if not pathlib.Path(runtime).is_absolute() or not pathlib.Path(runtime).exists():
+        log.write_text("clang and its runtime are missing: tools/setup --system installs clang and libclang-rt-dev\n")
+        return Result(0, 1)
+    listed = subprocess.run(
+        [*BAZEL, "query", "--noshow_progress", r'attr(tags, "[\[ ]fuzz[,\]]", tests(//...))'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    targets = listed.stdout.split()
+    if listed.returncode != 0 or not targets:
+        log.write_text(listed.stderr)
+        return Result(0, 1)
+    code, _ = run(name, [*BAZEL, "build", "--noshow_progress", "--config=fuzz", *targets], log)
+    if code != 0:
+        return Result(0, 1)
+    info = [*BAZEL, "info", "--config=fuzz", "bazel-bin"]
+    programs = pathlib.Path(subprocess.check_output(info, cwd=ROOT, text=True, stderr=subprocess.DEVNULL).strip())
+    place = LOGS / "fuzz"
+    place.mkdir(parents=True, exist_ok=True)
+    print(flush=True)
+    passed = 0
+    with open(log, "a") as sink, concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for one_run in concurrent.futures.as_completed([pool.submit(fuzz_one, t, programs, place) for t in targets]):
+            good, line = one_run.result()
+            passed += good
+            print(f"  {line}", flush=True)
+            print(line, file=sink)
+    print(f"{name:12}", end="", flush=True)
+    return Result(passed, len(targets) - passed)
+
+
 def clang_format(name: str, log: pathlib.Path) -> Result:
     code, _ = run(name, ["clang-format", "--dry-run", "--Werror", *own_files(CPP)], log)
     return Result(int(code == 0), int(code != 0))
@@ -217,6 +302,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "asan": bazel_test("--config=asan"),
     "ubsan": bazel_test("--config=ubsan"),
     "tsan": bazel_test("--config=tsan"),
+    "fuzz": fuzz,
 }
 LINT = ["format", "ruff", "ruff-format", "mypy"]
 SETS = {
@@ -254,6 +340,7 @@ SETS = {
         "asan",
         "ubsan",
         "tsan",
+        "fuzz",
     ],
     "lint": [*LINT, "tidy"],
 }
@@ -268,12 +355,16 @@ def prune_cache() -> None:
 
 
 def main() -> int:
+    global fuzz_minutes
     parser = argparse.ArgumentParser(
         prog="tools/check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("step", nargs="*", default=["default"], help=", ".join([*SETS, *STEPS]))
+    parser.add_argument("--minutes", type=float, default=fuzz_minutes, help="how long the step fuzz runs each target")
     chosen: list[str] = []
-    for word in parser.parse_args().step:
+    arguments = parser.parse_args()
+    fuzz_minutes = arguments.minutes
+    for word in arguments.step:
         if word not in SETS and word not in STEPS:
             parser.error(f"no step {word}; there are: {', '.join([*SETS, *STEPS])}")
         chosen += SETS.get(word, [word])

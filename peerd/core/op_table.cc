@@ -590,7 +590,9 @@ void OpTable::ExplainOp(const Op& op, control::OldestOp* oldest) const {
     oldest->phase = control::OpPhase::kFrozen;
   } else if (!op.announced) {
     oldest->phase = control::OpPhase::kStart;
-    for (const control::MemberInfo& member : ParticipantsOf(op.key, op.set)->members) {
+    // If the op is for a set of members, the participants live only as long as this pointer.
+    const std::shared_ptr<const Participants> participants = ParticipantsOf(op.key, op.set);
+    for (const control::MemberInfo& member : participants->members) {
       if (member.peer != self_) continue;
       const bool here =
           std::any_of(op.inputs.begin(), op.inputs.end(),

@@ -37,7 +37,7 @@ bool Probing::Start(const LinkKey& key) {
   const std::optional<Credential> credential = runs_->AnyToken(p);
   if (!address || !credential) return false;
   const Tick now = ring_->Now();
-  probe_.emplace();
+  probe_ = Probe{};
   probe_->result.link = key;
   probe_->result.begun = now;
   probe_->link_arrived_before = link->arrived_bytes();
