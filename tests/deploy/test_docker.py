@@ -228,7 +228,7 @@ class Stack:
 def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(engine, tmp_path_factory.mktemp("compose"))
     try:
-        stack.up("coordinator", "prometheus", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2, 3)))
+        stack.up("token", "prometheus", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2, 3)))
         yield stack
     finally:
         print(stack.story())
@@ -328,7 +328,7 @@ def test_a_revoked_token_is_replaced_by_the_next_up_and_nobody_starts_again(stac
 def test_all_containers_made_anew_use_the_same_ca_and_token(stack: Stack) -> None:
     before = stack.files("peerd-1", "/etc/longhaul") | stack.files("coordinator", "/etc/longhaul")
     stack.compose("--profile=fourth", "down", "--timeout=10")
-    stack.up(*(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2)))
+    stack.up("token", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2)))
     until("two hosts train together", lambda: stack.rounds("trainer-1", 0, size=2))
     after = stack.files("peerd-1", "/etc/longhaul") | stack.files("coordinator", "/etc/longhaul")
     assert [name for name in before if before[name] == after[name]] == [CA, TOKEN]
