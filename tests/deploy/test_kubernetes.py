@@ -383,7 +383,7 @@ def test_each_daemon_reads_secrets_that_something_makes(overlay: str, tmp_path: 
         (name.split("/")[1], argument.split("=")[1])
         for name, container in containers(overlay)
         for argument in container.get("args", [])
-        if argument.startswith(("--tls-", "--token-file"))
+        if argument.startswith(("--tls-c", "--tls-key", "--token-file")) and "=/" in argument
     }
     assert wanted == found
 
