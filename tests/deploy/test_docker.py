@@ -134,6 +134,37 @@ def test_a_ca_of_the_users_own_is_used(engine: Engine, tmp_path: pathlib.Path) -
         certificates(engine, tmp_path)
 
 
+def test_the_commands_of_the_page_start_a_coordinator_and_a_peer(engine: Engine, tmp_path: pathlib.Path) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text().split("### Several hosts")[1].split("\n### ")[0]
+    coordinator, host = re.findall(r"```\n(.*?)```", page, re.DOTALL)[:2]
+    peerd, trainer = host.split("docker run --rm")
+    assert "trainer-example" in trainer
+
+    def run(commands: str) -> None:
+        # Both hosts are this network, and directories of the host are below tmp_path.
+        commands = re.sub(r"(mkdir .*)", lambda line: line[1].replace("/etc/longhaul", str(tmp_path)), commands)
+        for text, here in {
+            "docker ": "podman ",
+            "--volume /etc/longhaul": f"--volume {tmp_path}",
+            "10.0.0.5": "127.0.0.1",
+            "seccomp=seccomp-peerd.json": f"seccomp={PROFILE}",
+            "--ulimit memlock=-1": "" if engine.limits else "--ulimit memlock=-1",
+        }.items():
+            commands = commands.replace(text, here)
+        engine.inside("bash", "-euc", commands, timeout=PATIENCE_S)
+
+    try:
+        run(coordinator)
+        assert (tmp_path / "ca").stat().st_mode & 0o777 == 0o700
+        run(peerd)
+        until("peerd is admitted", lambda: "control stream stands" in engine.logs("longhaul-peerd"), PATIENCE_S)
+        assert "auth=token" in engine.logs("longhaul-coordinator")
+    finally:
+        print(engine.logs("longhaul-coordinator"), engine.logs("longhaul-peerd"))
+        for name in ("longhaul-peerd", "longhaul-coordinator"):
+            engine.podman("rm", "--force", "--ignore", "--time=0", name)
+
+
 @pytest.mark.parametrize("target", DAEMONS)
 def test_an_image_has_the_bill_of_materials_of_its_programs(engine: Engine, target: str) -> None:
     def image(*command: str) -> str:
@@ -214,7 +245,7 @@ class Stack:
 
     def files(self, service: str, directory: str) -> dict[str, str]:
         """The files of a container, with mode, owner and digest."""
-        script = 'cd "$1" && find . -type f -printf "%P %m %u:%g " -exec sh -c "sha256sum <\\"\\$1\\"" sh {} \\;'
+        script = 'cd "$1" && find . -type f -printf "%P %m %U:%G " -exec sh -c "sha256sum <\\"\\$1\\"" sh {} \\;'
         listed = self.engine.podman("exec", self.container(service), "sh", "-c", script, "sh", directory)
         return dict(line.split(" ", 1) for line in listed.splitlines())
 
@@ -279,7 +310,7 @@ CA, TOKEN, KEY = "join/ca.crt", "join/token", "tls/coordinator.key"
 
 def test_each_daemon_has_the_secrets_that_it_needs_and_no_others(stack: Stack) -> None:
     def rights(service: str) -> dict[str, str]:
-        return {name: what.rsplit(" ", 2)[0] for name, what in stack.files(service, "/etc/longhaul").items()}
+        return {name: " ".join(what.split()[:2]) for name, what in stack.files(service, "/etc/longhaul").items()}
 
     assert rights("peerd-1") == {CA: "644 10001:10001", TOKEN: "600 10001:10001"}
     assert rights("coordinator") == {"tls/coordinator.crt": "644 10001:10001", KEY: "600 10001:10001"}
@@ -292,7 +323,7 @@ def test_each_daemon_has_the_secrets_that_it_needs_and_no_others(stack: Stack) -
     ("flags", "why"),
     [
         (["--tls-ca=/etc/longhaul/join/ca.crt"], "the caller shows no join token"),
-        (["--insecure"], "control stream ended|no answer"),
+        (["--insecure"], "if the coordinator speaks TLS there, give --tls-ca"),
         (["--token-file=/etc/longhaul/join/token"], "nothing would be encrypted"),
     ],
     ids=["no token", "in clear", "no CA"],

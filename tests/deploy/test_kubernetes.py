@@ -330,7 +330,7 @@ def make_secrets(directory: pathlib.Path, *arguments: str, token: str = "lht_012
     }
 
 
-def secrets_of(overlay: str) -> Iterator[tuple[Object, Object, dict[str, str]]]:
+def secrets_of(overlay: str) -> Iterator[tuple[Object, Object, dict[str, Object]]]:
     """Each volume with a Secret: the pod's settings, the Secret, and where containers have it, by container."""
     for template in templates(overlay).values():
         for volume in template["spec"]["volumes"]:
@@ -367,7 +367,7 @@ def test_each_daemon_reads_secrets_that_something_makes(overlay: str, tmp_path: 
     # One Secret has the same keys, whatever makes it.
     assert all(keys.get(name, there) == there for name, there in by_cert_manager.items())
     keys |= by_cert_manager
-    found = set()
+    found: set[tuple[str, str]] = set()
     for pod, secret, mounts in secrets_of(overlay):
         assert secret["secretName"] in keys
         assert not secret.get("optional"), "the pod waits for its secrets"

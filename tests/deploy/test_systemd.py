@@ -86,7 +86,7 @@ def test_the_lines_of_the_page_make_a_coordinator_and_a_peer_with_tls_and_a_toke
         log, ready = tmp_path / f"{daemon}.log", tmp_path / f"{daemon}.json"
         config = f"--config={etc}/{daemon.removeprefix('longhaul-')}.conf"
         with log.open("wb") as sink:
-            command = [find_binary(daemon), config, f"--ready-file={ready}", "--http=", *flags]
+            command = [str(find_binary(daemon)), config, f"--ready-file={ready}", "--http=", *flags]
             process = subprocess.Popen(command, stderr=sink)
         stack.callback(process.wait)
         stack.callback(process.kill)
