@@ -20,7 +20,7 @@ class Coordinator:
         self.environment = {**os.environ, "PATH": path, "LONGHAUL_LHCTL_COORDINATOR": admin}
 
     def lhctl(self, *arguments: str) -> str:
-        command = [find_binary("lhctl"), *arguments]
+        command = [str(find_binary("lhctl")), *arguments]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
 
