@@ -344,14 +344,15 @@ def test_a_revoked_token_is_replaced_by_the_next_up_and_nobody_starts_again(stac
     stack.up("peerd-2", "trainer-2", "peerd-4", "trainer-4")
     before, started = stack.files("peerd-1", "/etc/longhaul")[TOKEN], stack.state("peerd-1")["StartedAt"]
     stack.up()
+    until("the service has ended", lambda: not stack.state("token")["Running"], PATIENCE_S)
     assert stack.files("peerd-1", "/etc/longhaul")[TOKEN] == before, "a token that is valid stays"
 
     listed = stack.compose("exec", "-T", "coordinator", "lhctl", "token", "list")
     (number,) = re.findall(r"^(\w+) .* valid ", listed, re.MULTILINE)
     stack.compose("exec", "-T", "coordinator", "lhctl", "token", "revoke", number)
     stack.up()
-    assert stack.files("peerd-1", "/etc/longhaul")[TOKEN] != before
-    last = max(told["round"] for told in stack.said("trainer-1", "round"))
+    until("there is a new token", lambda: stack.files("peerd-1", "/etc/longhaul")[TOKEN] != before, PATIENCE_S)
+    last = max((told["round"] for told in stack.said("trainer-1", "round")), default=0)
     until("all train with the new token", lambda: stack.rounds("trainer-1", last, size=4))
     assert stack.state("peerd-1")["StartedAt"] == started
 
