@@ -3,6 +3,9 @@
 
   tools/sbom.py                                  # out/bin and out/lib, to out/longhaul.spdx.json
   tools/sbom.py --output=FILE PROGRAM...         # these programs
+  tools/sbom.py --wheel=WHEEL PROGRAM...         # puts the document into a wheel that holds these programs (PEP 770):
+                                                 # .dist-info/sboms/longhaul.spdx.json. The programs of the wheel may be
+                                                 # stripped or patched: their SHA-256 counts
 
 The document names:
 
@@ -21,6 +24,7 @@ same document, if SOURCE_DATE_EPOCH is set.
 from __future__ import annotations
 
 import argparse
+import base64
 import datetime
 import hashlib
 import json
@@ -29,6 +33,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import zipfile
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -140,13 +145,13 @@ def compile_packages() -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def program_package(program: pathlib.Path) -> Json:
+def program_package(program: pathlib.Path, content: bytes) -> Json:
     return {
         "SPDXID": spdx_id("program", program.name),
         "name": program.name,
         "versionInfo": version(),
         "packageFileName": program.name,
-        "checksums": [{"algorithm": "SHA256", "checksumValue": hashlib.sha256(program.read_bytes()).hexdigest()}],
+        "checksums": [{"algorithm": "SHA256", "checksumValue": hashlib.sha256(content).hexdigest()}],
         "supplier": SUPPLIER,
         "downloadLocation": "NOASSERTION",
         "filesAnalyzed": False,
@@ -156,7 +161,8 @@ def program_package(program: pathlib.Path) -> Json:
     }
 
 
-def document(programs: list[pathlib.Path]) -> Json:
+def document(programs: list[pathlib.Path], contents: list[bytes]) -> Json:
+    """The bill of programs of this machine. contents: what the users of the bill get of each program."""
     packages: dict[str, Json] = {}
     relationships: list[tuple[str, str, str]] = []
 
@@ -164,7 +170,7 @@ def document(programs: list[pathlib.Path]) -> Json:
         packages[package["SPDXID"]] = package
         return str(package["SPDXID"])
 
-    own = [add(program_package(program)) for program in programs]
+    own = [add(program_package(*one)) for one in zip(programs, contents, strict=True)]
     for program, name in zip(programs, own, strict=True):
         relationships.append(("SPDXRef-DOCUMENT", "DESCRIBES", name))
         for owner in sorted({package_of(library) for library in loaded_libraries(program)}):
@@ -185,7 +191,7 @@ def document(programs: list[pathlib.Path]) -> Json:
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     moment = datetime.datetime.fromtimestamp(
-        int(epoch) if epoch else int(datetime.datetime.now().timestamp()), datetime.UTC
+        int(epoch) if epoch else int(datetime.datetime.now().timestamp()), datetime.timezone.utc
     )
     content = json.dumps([packages, relationships], sort_keys=True)
     return {
@@ -205,10 +211,41 @@ def document(programs: list[pathlib.Path]) -> Json:
     }
 
 
+def as_text(bill: Json) -> str:
+    return json.dumps(bill, indent=1) + "\n"
+
+
+def in_wheel(wheel: zipfile.ZipFile, program: pathlib.Path) -> bytes:
+    found = [name for name in wheel.namelist() if pathlib.PurePosixPath(name).name == program.name]
+    if len(found) != 1:
+        raise SystemExit(f"sbom: {wheel.filename} has {len(found)} files named {program.name}, not one")
+    return wheel.read(found[0])
+
+
+def add_to_wheel(path: pathlib.Path, programs: list[pathlib.Path]) -> None:
+    """Writes the wheel anew, with the bill and a line for it in RECORD. Everything else stays as it is."""
+    new = path.with_suffix(".new")
+    with zipfile.ZipFile(path) as wheel, zipfile.ZipFile(new, "w") as target:
+        (record,) = [entry for entry in wheel.infolist() if entry.filename.endswith(".dist-info/RECORD")]
+        name = str(pathlib.PurePosixPath(record.filename).parent / "sboms" / "longhaul.spdx.json")
+        text = as_text(document(programs, [in_wheel(wheel, program) for program in programs])).encode()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).decode().rstrip("=")
+        for entry in wheel.infolist():
+            if entry.filename not in (record.filename, name):
+                target.writestr(entry, wheel.read(entry))
+        lines = [line for line in wheel.read(record).decode().splitlines() if not line.startswith(f"{name},")]
+        added = zipfile.ZipInfo(name, record.date_time)
+        added.compress_type, added.external_attr = record.compress_type, record.external_attr
+        target.writestr(added, text)
+        target.writestr(record, "\n".join([*lines, f"{name},sha256={digest},{len(text)}", ""]))
+    new.replace(path)
+
+
 def main() -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "out/longhaul.spdx.json", metavar="FILE")
+    parser.add_argument("--wheel", type=pathlib.Path, metavar="WHEEL")
     parser.add_argument("programs", nargs="*", type=pathlib.Path, metavar="PROGRAM")
     options = parser.parse_args()
     programs = options.programs or [ROOT / path for path in PROGRAMS + LIBRARIES]
@@ -216,8 +253,11 @@ def main() -> int:
     if absent:
         print(f"sbom: no such file: {', '.join(absent)}; run tools/build first", file=sys.stderr)
         return 2
+    if options.wheel is not None:
+        add_to_wheel(options.wheel, programs)
+        return 0
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document(programs), indent=1) + "\n")
+    options.output.write_text(as_text(document(programs, [program.read_bytes() for program in programs])))
     return 0
 
 

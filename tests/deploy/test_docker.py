@@ -16,6 +16,8 @@ import pytest
 from engine import PATIENCE_S, ROOT, Engine
 from images import TARGETS
 
+from longhaul.testing import find_binary
+
 pytest_plugins = ["images"]
 
 DOCKER = ROOT / "deploy" / "docker"
@@ -96,6 +98,91 @@ def test_with_io_uring_alone_peerd_exits_and_names_the_profile(engine: Engine) -
         engine.podman("run", "--rm", "longhaul/peerd", "--io=uring")
 
 
+def certificates(engine: Engine, directory: pathlib.Path) -> dict[str, bytes]:
+    """Runs the service `certificates` on directories of this machine. Returns what the daemons get."""
+    for name in ("ca", "tls", "join"):
+        (directory / name).mkdir(mode=0o700, exist_ok=True)
+    rights = ["--cap-drop=all", *(f"--cap-add={name}" for name in ("CHOWN", "DAC_OVERRIDE", "FOWNER"))]
+    volumes = [f"--volume={directory}/{name}:/{name}" for name in ("ca", "tls", "join")]
+    how = ["--rm", "--user=0", "--network=none", "--read-only", *rights, *volumes, "--entrypoint=longhaul-credentials"]
+    engine.podman("run", *how, "longhaul/coordinator", "certificates", "/ca", "/tls", "/join", "coordinator")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.glob("[tj]*/*")}
+
+
+def test_certificates_are_renewed_and_their_ca_stays(engine: Engine, tmp_path: pathlib.Path) -> None:
+    first, second = certificates(engine, tmp_path), certificates(engine, tmp_path)
+    assert first.keys() == second.keys() == {"tls/coordinator.crt", "tls/coordinator.key", "join/ca.crt"}
+    assert [name for name in first if first[name] == second[name]] == ["join/ca.crt"]
+
+
+def test_a_ca_of_the_users_own_is_used(engine: Engine, tmp_path: pathlib.Path) -> None:
+    def lhctl(*arguments: str) -> None:
+        subprocess.run([find_binary("lhctl"), "ca", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+    ca = tmp_path / "ca"
+    lhctl("init", str(ca))
+    root = (ca / "ca.crt").read_bytes()
+    made = certificates(engine, tmp_path)
+    assert made["join/ca.crt"] == root
+    # Another CA gives certificates, and keeps its key for itself.
+    (ca / "ca.key").unlink()
+    for _ in range(2):
+        assert certificates(engine, tmp_path) == made
+    assert made["tls/coordinator.key"] == (ca / "coordinator.key").read_bytes()
+    (ca / "coordinator.key").unlink()
+    with pytest.raises(RuntimeError, match=r"/ca has ca\.crt and no ca\.key, so it must have coordinator\.key, too"):
+        certificates(engine, tmp_path)
+
+
+def test_the_commands_of_the_page_start_a_coordinator_and_a_peer(engine: Engine, tmp_path: pathlib.Path) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text().split("### Several hosts")[1].split("\n### ")[0]
+    coordinator, host = re.findall(r"```\n(.*?)```", page, re.DOTALL)[:2]
+    peerd, trainer = host.split("docker run --rm")
+    assert "trainer-example" in trainer
+
+    def run(commands: str) -> None:
+        # Both hosts are this network, and directories of the host are below tmp_path.
+        commands = re.sub(r"(mkdir .*)", lambda line: line[1].replace("/etc/longhaul", str(tmp_path)), commands)
+        for text, here in {
+            "docker ": "podman ",
+            "--volume /etc/longhaul": f"--volume {tmp_path}",
+            "10.0.0.5": "127.0.0.1",
+            "seccomp=seccomp-peerd.json": f"seccomp={PROFILE}",
+            "--ulimit memlock=-1": "" if engine.limits else "--ulimit memlock=-1",
+        }.items():
+            commands = commands.replace(text, here)
+        engine.inside("bash", "-euc", commands, timeout=PATIENCE_S)
+
+    try:
+        run(coordinator)
+        assert (tmp_path / "ca").stat().st_mode & 0o777 == 0o700
+        run(peerd)
+        until("peerd is admitted", lambda: "control stream stands" in engine.logs("longhaul-peerd"), PATIENCE_S)
+        assert "auth=token" in engine.logs("longhaul-coordinator")
+    finally:
+        print(engine.logs("longhaul-coordinator"), engine.logs("longhaul-peerd"))
+        for name in ("longhaul-peerd", "longhaul-coordinator"):
+            engine.podman("rm", "--force", "--ignore", "--time=0", name)
+
+
+@pytest.mark.parametrize("target", DAEMONS)
+def test_an_image_has_the_bill_of_materials_of_its_programs(engine: Engine, target: str) -> None:
+    def image(*command: str) -> str:
+        return engine.podman("run", "--rm", f"--entrypoint={command[0]}", f"longhaul/{target}", *command[1:])
+
+    bill = json.loads(image("cat", "/usr/share/doc/longhaul/sbom.spdx.json"))
+    packages = {package["SPDXID"]: package for package in bill["packages"]}
+    described = [r["relatedSpdxElement"] for r in bill["relationships"] if r["relationshipType"] == "DESCRIBES"]
+    sums = {packages[one]["name"]: packages[one]["checksums"][0]["checksumValue"] for one in described}
+    names = sorted({DAEMONS[target], "lhctl", "lh-replay"} - ({"lh-replay"} if target == "peerd" else set()))
+    there = image("sha256sum", *(f"/usr/local/bin/{name}" for name in names)).split()
+    assert sums == {pathlib.PurePosixPath(path).name: digest for digest, path in zip(there[::2], there[1::2])}
+    # The image has just these versions of the libraries.
+    linked = {r["relatedSpdxElement"] for r in bill["relationships"] if r["relationshipType"] == "DYNAMIC_LINK"}
+    installed = set(image("dpkg-query", "--show", "--showformat=${Package} ${Version}\n").splitlines())
+    assert {f"{packages[one]['name']} {packages[one]['versionInfo']}" for one in linked} <= installed
+
+
 def healthy(engine: Engine, container: str) -> bool:
     try:
         engine.podman("healthcheck", "run", container)
@@ -156,6 +243,12 @@ class Stack:
         found = re.search(r" => (\S+) @", answer)
         return float(found[1]) if found else None
 
+    def files(self, service: str, directory: str) -> dict[str, str]:
+        """The files of a container, with mode, owner and digest."""
+        script = 'cd "$1" && find . -type f -printf "%P %m %U:%G " -exec sh -c "sha256sum <\\"\\$1\\"" sh {} \\;'
+        listed = self.engine.podman("exec", self.container(service), "sh", "-c", script, "sh", directory)
+        return dict(line.split(" ", 1) for line in listed.splitlines())
+
     def story(self) -> str:
         """What all containers printed last, for a test that fails."""
         names = self.engine.podman("ps", "--all", "--format={{.Names}}").split()
@@ -166,7 +259,7 @@ class Stack:
 def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(engine, tmp_path_factory.mktemp("compose"))
     try:
-        stack.up("coordinator", "prometheus", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2, 3)))
+        stack.up("token", "prometheus", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2, 3)))
         yield stack
     finally:
         print(stack.story())
@@ -210,6 +303,68 @@ def test_prometheus_sees_the_coordinator_and_all_peers(stack: Stack) -> None:
 @pytest.mark.parametrize("service", ["coordinator", "peerd-1"])
 def test_a_daemon_is_healthy(stack: Stack, service: str) -> None:
     until("it is healthy", lambda: healthy(stack.engine, stack.container(service)), PATIENCE_S)
+
+
+CA, TOKEN, KEY = "join/ca.crt", "join/token", "tls/coordinator.key"
+
+
+def test_each_daemon_has_the_secrets_that_it_needs_and_no_others(stack: Stack) -> None:
+    def rights(service: str) -> dict[str, str]:
+        return {name: " ".join(what.split()[:2]) for name, what in stack.files(service, "/etc/longhaul").items()}
+
+    assert rights("peerd-1") == {CA: "644 10001:10001", TOKEN: "600 10001:10001"}
+    assert rights("coordinator") == {"tls/coordinator.crt": "644 10001:10001", KEY: "600 10001:10001"}
+    log = stack.engine.logs(stack.container("coordinator"))
+    assert "auth=token admin_auth=none" in log
+    assert "--insecure" not in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--tls-ca=/etc/longhaul/join/ca.crt"], "the caller shows no join token"),
+        (["--insecure"], "if the coordinator speaks TLS there, give --tls-ca"),
+        (["--token-file=/etc/longhaul/join/token"], "nothing would be encrypted"),
+    ],
+    ids=["no token", "in clear", "no CA"],
+)
+def test_a_peer_that_lacks_something_is_refused(stack: Stack, flags: list[str], why: str) -> None:
+    network = "--network=longhaul_default"
+    volume = "--volume=longhaul_join:/etc/longhaul/join:ro"
+    command = ["run", "--detach", network, volume, "longhaul/peerd", "--coordinator=coordinator:29600", "--io=epoll"]
+    name = stack.engine.podman(*command, *flags).strip()
+    try:
+        until("peerd says why", lambda: re.search(why, stack.engine.logs(name)), PATIENCE_S)
+        assert "control stream stands" not in stack.engine.logs(name)
+    finally:
+        stack.engine.podman("rm", "--force", "--time=0", name)
+
+
+def test_a_revoked_token_is_replaced_by_the_next_up_and_nobody_starts_again(stack: Stack) -> None:
+    stack.up("peerd-2", "trainer-2", "peerd-4", "trainer-4")
+    before, started = stack.files("peerd-1", "/etc/longhaul")[TOKEN], stack.state("peerd-1")["StartedAt"]
+    stack.up()
+    until("the service has ended", lambda: not stack.state("token")["Running"], PATIENCE_S)
+    assert stack.files("peerd-1", "/etc/longhaul")[TOKEN] == before, "a token that is valid stays"
+
+    listed = stack.compose("exec", "-T", "coordinator", "lhctl", "token", "list")
+    (number,) = re.findall(r"^(\w+) .* valid ", listed, re.MULTILINE)
+    stack.compose("exec", "-T", "coordinator", "lhctl", "token", "revoke", number)
+    stack.up()
+    until("there is a new token", lambda: stack.files("peerd-1", "/etc/longhaul")[TOKEN] != before, PATIENCE_S)
+    last = max((told["round"] for told in stack.said("trainer-1", "round")), default=0)
+    until("all train with the new token", lambda: stack.rounds("trainer-1", last, size=4))
+    assert stack.state("peerd-1")["StartedAt"] == started
+
+
+def test_all_containers_made_anew_use_the_same_ca_and_token(stack: Stack) -> None:
+    before = stack.files("peerd-1", "/etc/longhaul") | stack.files("coordinator", "/etc/longhaul")
+    stack.compose("--profile=fourth", "down", "--timeout=10")
+    stack.up("token", *(f"{what}-{i}" for what in ("peerd", "trainer") for i in (1, 2)))
+    until("two hosts train together", lambda: stack.rounds("trainer-1", 0, size=2))
+    after = stack.files("peerd-1", "/etc/longhaul") | stack.files("coordinator", "/etc/longhaul")
+    assert [name for name in before if before[name] == after[name]] == [CA, TOKEN]
+    assert after.keys() == before.keys(), "the certificate of the coordinator is a new one"
 
 
 def test_process_1_of_each_container_ends_by_sigterm(stack: Stack) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -30,6 +32,7 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
 # The oldest release that has all that is used (backoffLimitPerIndex without a gate), and the newest known one.
 VERSIONS = ["1.29", kubernetes_validate.latest_version()]
+WITH_DAEMONS = [name for name in OVERLAYS if not name.startswith("trainer-")]
 Object = dict[str, Any]
 
 
@@ -60,7 +63,8 @@ def containers(overlay: str) -> Iterator[tuple[str, Object]]:
 
 # -------------------------------------------------------------------- the schema
 
-# What this tree uses of the objects of the Prometheus operator, whose schema is not Kubernetes' own.
+# What this tree uses of the objects of the Prometheus operator and of cert-manager, whose schemas are not Kubernetes'
+# own.
 TEXT = {"type": "string", "minLength": 1}
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 DURATION = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d))+$"}
@@ -75,11 +79,11 @@ def exactly(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
     }
 
 
-def monitoring(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+def custom(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     metadata = exactly({"name": TEXT, "namespace": TEXT}, labels=TEXTS)
     return exactly(
         {
-            "apiVersion": {"const": "monitoring.coreos.com/v1"},
+            "apiVersion": {"const": version},
             "kind": {"const": kind},
             "metadata": metadata,
             "spec": spec,
@@ -96,14 +100,38 @@ ALERT = exactly(
 )
 RECORD = exactly({"record": TEXT, "expr": TEXT}, labels=TEXTS)
 GROUP = exactly({"name": TEXT, "rules": {"type": "array", "items": {"oneOf": [ALERT, RECORD]}}}, interval=DURATION)
+NAMES = {"type": "array", "items": TEXT, "minItems": 1}
+KEY = exactly(
+    {"algorithm": {"const": "ECDSA"}, "size": {"const": 256}, "rotationPolicy": {"enum": ["Always", "Never"]}}
+)
+CERTIFICATE = exactly(
+    {
+        "secretName": TEXT,
+        "commonName": TEXT,
+        "duration": DURATION,
+        "privateKey": KEY,
+        "issuerRef": exactly({"kind": {"const": "Issuer"}, "name": TEXT}),
+    },
+    isCA={"const": True},
+    dnsNames=NAMES,
+    uris=NAMES,
+    usages={"type": "array", "items": {"enum": ["digital signature", "server auth", "client auth"]}},
+    renewBefore=DURATION,
+)
+ISSUER = {"oneOf": [exactly({"selfSigned": exactly({})}), exactly({"ca": exactly({"secretName": TEXT})})]}
 OPERATOR = {
-    "PodMonitor": monitoring(
+    "Certificate": custom("cert-manager.io/v1", "Certificate", CERTIFICATE),
+    "Issuer": custom("cert-manager.io/v1", "Issuer", ISSUER),
+    "PodMonitor": custom(
+        "monitoring.coreos.com/v1",
         "PodMonitor",
         exactly(
             {"selector": exactly({"matchLabels": TEXTS}), "podMetricsEndpoints": {"type": "array", "items": ENDPOINT}}
         ),
     ),
-    "PrometheusRule": monitoring("PrometheusRule", exactly({"groups": {"type": "array", "items": GROUP}})),
+    "PrometheusRule": custom(
+        "monitoring.coreos.com/v1", "PrometheusRule", exactly({"groups": {"type": "array", "items": GROUP}})
+    ),
 }
 
 
@@ -189,8 +217,6 @@ def test_what_is_named_is_there(overlay: str) -> None:
         for volume in pod["volumes"]:
             if "configMap" in volume:
                 assert ("ConfigMap", volume["configMap"]["name"]) in there
-            if "secret" in volume:
-                assert volume["secret"]["optional"] is True, "a slot"
         volumes = {volume["name"] for volume in pod["volumes"]}
         used = {
             mount["name"]
@@ -208,7 +234,7 @@ def test_what_is_named_is_there(overlay: str) -> None:
                     assert container[probe]["httpGet"]["path"] in ("/readyz", "/healthz")
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "gpu-monitored", "cpu"])
+@pytest.mark.parametrize("overlay", WITH_DAEMONS)
 def test_the_daemons_get_flags_that_they_have_and_ports_that_they_serve(overlay: str) -> None:
     for name, template in templates(overlay).items():
         (container,) = template["spec"]["containers"]
@@ -272,14 +298,155 @@ def test_peerd_uses_the_profile_that_its_init_container_lays_down() -> None:
     assert profile == {"type": "Localhost", "localhostProfile": str(target.relative_to("/seccomp"))}
 
 
+# -------------------------------------------------------------------- certificates and token
+
+# Stands in for kubectl: keeps what is applied, says what was asked, and answers with a token.
+KUBECTL = """#!/bin/sh
+echo "$*" >>"$KUBECTL_DIRECTORY/calls"
+case "$*" in
+  apply*) cat >>"$KUBECTL_DIRECTORY/applied.yaml"; echo --- >>"$KUBECTL_DIRECTORY/applied.yaml" ;;
+  *" exec "*) printf '%s\\n' "$KUBECTL_TOKEN" ;;
+esac
+"""
+
+
+def make_secrets(directory: pathlib.Path, *arguments: str, token: str = "lht_0123_x") -> dict[str, dict[str, bytes]]:
+    """What deploy/kubernetes/secrets applies, by the names of the Secrets."""
+    program = directory / "bin" / "kubectl"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    applied = directory / "applied.yaml"
+    applied.unlink(missing_ok=True)
+    path = f"{program.parent}:{pathlib.Path(find_binary('lhctl')).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "KUBECTL_DIRECTORY": str(directory), "KUBECTL_TOKEN": token}
+    subprocess.run([KUBERNETES / "secrets", *arguments], env=environment, check=True, timeout=60)
+    made = [one for one in yaml.safe_load_all(applied.read_text()) if one]
+    for one in made:
+        assert one["metadata"]["namespace"] == "longhaul"
+        kubernetes_validate.validate(one, VERSIONS[0], strict=True)
+    return {
+        one["metadata"]["name"]: {key: base64.b64decode(value) for key, value in one["data"].items()} for one in made
+    }
+
+
+def secrets_of(overlay: str) -> Iterator[tuple[Object, Object, dict[str, Object]]]:
+    """Each volume with a Secret: the pod's settings, the Secret, and where containers have it, by container."""
+    for template in templates(overlay).values():
+        for volume in template["spec"]["volumes"]:
+            if "secret" in volume:
+                mounts = {
+                    container["name"]: mount
+                    for kind in ("initContainers", "containers")
+                    for container in template["spec"].get(kind, [])
+                    for mount in container["volumeMounts"]
+                    if mount["name"] == volume["name"]
+                }
+                yield template["spec"], volume["secret"], mounts
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_runs_in_clear(overlay: str) -> None:
+    assert "insecure" not in yaml.safe_dump_all(objects(overlay)).lower()
+
+
+@pytest.mark.parametrize("overlay", WITH_DAEMONS)
+def test_each_daemon_reads_secrets_that_something_makes(overlay: str, tmp_path: pathlib.Path) -> None:
+    made = make_secrets(tmp_path, "certificates", str(tmp_path / "ca")) | make_secrets(tmp_path, "token")
+    # cert-manager makes these three keys, and ca.crt for an Issuer that is a CA.
+    by_cert_manager = {
+        one["spec"]["secretName"]: {"tls.crt", "tls.key", "ca.crt"}
+        for one in objects(overlay)
+        if one["kind"] == "Certificate"
+    }
+    if overlay == "gpu-cert-manager":
+        assert by_cert_manager.keys() == {"longhaul-ca", "longhaul-coordinator-tls", "longhaul-peerd-tls"}
+    else:
+        assert not by_cert_manager
+    keys = {name: set(data) for name, data in made.items()}
+    # One Secret has the same keys, whatever makes it.
+    assert all(keys.get(name, there) == there for name, there in by_cert_manager.items())
+    keys |= by_cert_manager
+    found: set[tuple[str, str]] = set()
+    for pod, secret, mounts in secrets_of(overlay):
+        assert secret["secretName"] in keys
+        assert not secret.get("optional"), "the pod waits for its secrets"
+        user = pod["securityContext"]["runAsUser"]
+        assert secret["defaultMode"] == (0o400 if user == 0 else 0o440)
+        assert user == 0 or pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+        assert mounts.keys() <= {"coordinator", "peerd"}
+        for name, mount in mounts.items():
+            # A file that is mounted by subPath would never change.
+            assert mount["readOnly"] is True and "subPath" not in mount
+            found |= {(name, f"{mount['mountPath']}/{key}") for key in keys[secret["secretName"]]}
+    wanted = {
+        (name.split("/")[1], argument.split("=")[1])
+        for name, container in containers(overlay)
+        for argument in container.get("args", [])
+        if argument.startswith(("--tls-c", "--tls-key", "--token-file")) and "=/" in argument
+    }
+    assert wanted == found
+
+
+@pytest.mark.parametrize("overlay", WITH_DAEMONS)
+def test_a_peer_shows_a_certificate_and_a_token(overlay: str) -> None:
+    flags = {name: set(container.get("args", [])) for name, container in containers(overlay)}
+    assert "--auth=both" in flags["longhaul-coordinator/coordinator"]
+    assert "--token-file=/etc/longhaul/token/token" in flags["longhaul-peerd/peerd"]
+    # Operators use the loopback of the pod.
+    assert not [flag for flag in flags["longhaul-coordinator/coordinator"] if flag.startswith("--admin")]
+
+
+def names_in(certificate: pathlib.Path) -> set[str]:
+    command = ["openssl", "x509", "-in", str(certificate), "-noout", "-ext", "subjectAltName"]
+    shown = subprocess.check_output(command, text=True)
+    return {name.strip() for name in shown.splitlines()[1].split(",")}
+
+
+def test_cert_manager_and_lhctl_issue_for_the_same_names(tmp_path: pathlib.Path) -> None:
+    make_secrets(tmp_path, "certificates", str(tmp_path / "ca"))
+    for name in ("coordinator", "peerd"):
+        spec = named("gpu-cert-manager", "Certificate", f"longhaul-{name}")["spec"]
+        names = {f"DNS:{dns}" for dns in spec.get("dnsNames", [])} | {f"URI:{uri}" for uri in spec["uris"]}
+        assert names == names_in(tmp_path / "ca" / f"{name}.crt")
+    peerd = templates("gpu")["longhaul-peerd"]["spec"]["containers"][0]
+    (dialled,) = re.findall(r"--coordinator=(\S+):29600", "\n".join(peerd["args"]))
+    assert f"DNS:{dialled}" in names_in(tmp_path / "ca" / "coordinator.crt")
+    # The Service has this name, in this namespace.
+    assert named("gpu", "Service", dialled)["metadata"]["namespace"] == "longhaul"
+    issuers = {one["metadata"]["name"]: one for one in objects("gpu-cert-manager") if one["kind"] == "Issuer"}
+    for one in objects("gpu-cert-manager"):
+        if one["kind"] == "Certificate":
+            assert one["spec"]["issuerRef"]["name"] in issuers
+    authority = named("gpu-cert-manager", "Certificate", "longhaul-ca")["spec"]
+    assert issuers["longhaul"]["spec"]["ca"]["secretName"] == authority["secretName"]
+
+
+def test_secrets_made_again_have_the_same_ca_and_new_certificates(tmp_path: pathlib.Path) -> None:
+    first = make_secrets(tmp_path, "certificates", str(tmp_path / "ca"))
+    second = make_secrets(tmp_path, "certificates", str(tmp_path / "ca"))
+    for name in ("longhaul-coordinator-tls", "longhaul-peerd-tls"):
+        assert [key for key in first[name] if first[name][key] == second[name][key]] == ["ca.crt"]
+    assert (tmp_path / "ca").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_token_comes_from_the_coordinator_once_it_is_ready(tmp_path: pathlib.Path) -> None:
+    assert make_secrets(tmp_path, "token", token="lht_ab_cd") == {"longhaul-token": {"token": b"lht_ab_cd\n"}}
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "--namespace=longhaul rollout status statefulset/longhaul-coordinator --timeout=300s",
+        "--namespace=longhaul exec longhaul-coordinator-0 -- lhctl token create --run=* --label=kubernetes --ttl=365d",
+        "apply --server-side --force-conflicts --filename=-",
+    ]
+
+
 # -------------------------------------------------------------------- pods
 
 
 class Node:
     """A node, played by podman: it runs the pods that a cluster would make from the templates.
 
-    Podman has no controllers, services or kubelet. So what they add is added here: names, addresses and numbers. Probes
-    are made by the test.
+    Podman has no controllers, services or kubelet. So what they add is added here: names, addresses, numbers and Secrets.
+    Probes are made by the test.
     """
 
     def __init__(self, engine: Engine, directory: pathlib.Path) -> None:
@@ -287,6 +454,18 @@ class Node:
         self.directory = directory
         self.seccomp = directory / "seccomp"
         self.sockets = directory / "run"
+        self.secrets: dict[str, dict[str, bytes]] = {}
+
+    def _mount(self, pod: str, volume: Object, group: int) -> Object:
+        """The directory that the kubelet makes of a Secret."""
+        secret = volume["secret"]
+        place = self.directory / f"{pod}-{volume['name']}"
+        place.mkdir()
+        for name, content in self.secrets[secret["secretName"]].items():
+            (place / name).write_bytes(content)
+            os.chown(place / name, 0, group)
+            (place / name).chmod(secret["defaultMode"])
+        return {"name": volume["name"], "hostPath": {"path": str(place), "type": "Directory"}}
 
     def play(self, pod: str, template: Object, *more: Object, environment: dict[str, str] | None = None) -> None:
         """Starts a pod of a template, beside other objects that it needs."""
@@ -295,23 +474,30 @@ class Node:
             host = {"/run/longhaul": self.sockets, "/var/lib/kubelet/seccomp": self.seccomp}
             if "hostPath" in volume:
                 volume["hostPath"] = {"path": str(host[volume["hostPath"]["path"]]), "type": "Directory"}
-        # No such Secret is there, and podman 4.3 knows no optional ones.
-        slots = {volume["name"] for volume in spec["volumes"] if "secret" in volume}
-        spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] not in slots]
-        # All pods are in the network of the node, where nobody knows the name of the service.
+        group = spec["securityContext"].get("fsGroup", 0)
+        used = {mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]}
+        spec["volumes"] = [
+            self._mount(pod, volume, group) if "secret" in volume else volume
+            for volume in spec["volumes"]
+            if volume["name"] in used or "secret" not in volume
+        ]
+        # All pods are in the network of the node. A file gives the service its name there, because podman 4.3 ignores
+        # the hostAliases of such pods.
         spec["hostNetwork"] = True
+        hosts = self.directory / "hosts"
+        hosts.write_text("127.0.0.1 localhost longhaul-coordinator\n")
+        spec["volumes"].append({"name": "hosts", "hostPath": {"path": str(hosts), "type": "File"}})
         annotations = {}
         profiles = self.seccomp
         for container in spec.get("initContainers", []) + spec["containers"]:
             container["image"] = container["image"].split(":")[0] + ":latest"
-            container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] not in slots]
+            container["volumeMounts"].append({"name": "hosts", "mountPath": "/etc/hosts", "readOnly": True})
             container.pop("livenessProbe", None)
             container.pop("readinessProbe", None)
             container.pop("ports", None)
             given = {"POD_IP": "127.0.0.1", **(environment or {})}
             container["env"] = [{"name": name, "value": value} for name, value in given.items()]
-            arguments = [expanded(argument, given) for argument in container.get("args", [])]
-            container["args"] = [argument.replace("=longhaul-coordinator:", "=127.0.0.1:") for argument in arguments]
+            container["args"] = [expanded(argument, given) for argument in container.get("args", [])]
             # Podman takes a profile of the node from an annotation only, and none from a directory below.
             profile = container["securityContext"].get("seccompProfile", {})
             if profile.get("type") == "Localhost":
@@ -377,12 +563,16 @@ def node(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 def test_the_pods_of_the_overlays_run_and_train(node: Node) -> None:
+    node.secrets = make_secrets(node.directory, "certificates", str(node.directory / "ca"))
     coordinator = templates("cpu")["longhaul-coordinator"]
     (claim,) = named("cpu", "StatefulSet", "longhaul-coordinator")["spec"]["volumeClaimTemplates"]
     claim |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
     coordinator["spec"]["volumes"].append({"name": "store", "persistentVolumeClaim": {"claimName": "store"}})
     node.play("longhaul-coordinator-0", coordinator, claim)
     until("the coordinator is ready", lambda: node.get("http://127.0.0.1:29601/readyz") == 200)
+    pod = "longhaul-coordinator-0-coordinator"
+    token = node.engine.podman("exec", pod, "lhctl", "token", "create", "--run=*").strip()
+    node.secrets |= make_secrets(node.directory, "token", token=token)
 
     # The kubelet reads the profile after the init container has written it, and podman before.
     peerd = templates("cpu")["longhaul-peerd"]
@@ -404,6 +594,7 @@ def test_the_pods_of_the_overlays_run_and_train(node: Node) -> None:
     assert node.get("http://127.0.0.1:29701/healthz") == 200
     log = node.engine.logs("longhaul-peerd-x-peerd")
     assert "epoll instead of io_uring" not in log
+    assert '"auth":"both","admin_auth":"none"' in node.engine.logs(pod)
 
     for index in range(2):
         trainer = templates("trainer-cpu")["longhaul-trainer"]

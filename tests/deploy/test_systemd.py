@@ -57,6 +57,62 @@ def unit(daemon: str, tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def test_the_lines_of_the_page_make_a_coordinator_and_a_peer_with_tls_and_a_token(tmp_path: pathlib.Path) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text().split("## systemd")[1].split("\n## ")[0]
+    (coordinator,) = [block for block in re.findall(r"```\n(.*?)```", page, re.S) if "ca init" in block]
+    (peerd,) = [block for block in re.findall(r"```\n(.*?)```", page, re.S) if "token-file=" in block]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, admin = one.getsockname()[1], other.getsockname()[1]
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    for name in ("coordinator", "peerd"):
+        shutil.copy(UNITS / f"{name}.conf", etc)
+
+    def shell(script: str) -> None:
+        # Nobody is named longhaul here, and systemd does not run.
+        for text, value in {
+            "/etc/longhaul": str(etc),
+            "COORDINATOR_HOST:29600": f"localhost:{port}",
+            "COORDINATOR_HOST": "localhost",
+            "install -o longhaul": "install",
+            "chgrp longhaul": "chgrp $(id -g)",
+            "lhctl token": f"lhctl --coordinator=127.0.0.1:{admin} token",
+        }.items():
+            script = script.replace(text, value)
+        path = f"{pathlib.Path(find_binary('lhctl')).parent}:{os.environ['PATH']}"
+        subprocess.run(["bash", "-euc", script], env={**os.environ, "PATH": path}, check=True, timeout=60)
+
+    def start(daemon: str, *flags: str) -> pathlib.Path:
+        log, ready = tmp_path / f"{daemon}.log", tmp_path / f"{daemon}.json"
+        config = f"--config={etc}/{daemon.removeprefix('longhaul-')}.conf"
+        with log.open("wb") as sink:
+            command = [str(find_binary(daemon)), config, f"--ready-file={ready}", "--http=", *flags]
+            process = subprocess.Popen(command, stderr=sink)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        deadline = time.monotonic() + 60
+        while not ready.exists():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.01)
+        return log
+
+    # Lines between `systemctl` ones: before the daemon starts, and after that.
+    with contextlib.ExitStack() as stack:
+        before, after = re.split(r"^systemctl .*\n", coordinator, flags=re.M)
+        shell(before)
+        start("longhaul-coordinator", f"--listen=0.0.0.0:{port}", f"--admin=127.0.0.1:{admin}", "--store=memory")
+        shell(after)
+        shell(re.split(r"^systemctl .*\n", peerd, flags=re.M)[0])
+        if os.geteuid() != 0:
+            (etc / "token").chmod(0o600)
+        log = start("longhaul-peerd", "--listen=127.0.0.1:0", f"--socket={tmp_path}/socket")
+        deadline = time.monotonic() + 60
+        while "control stream stands" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.01)
+    assert "auth=token" in (tmp_path / "longhaul-coordinator.log").read_text()
+
+
 @need_analyze
 def test_the_unit_is_understood(unit: pathlib.Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)

@@ -249,6 +249,21 @@ class Trainers:
         self._pool.shutdown()
 
 
+def test_without_tls_ca_the_coordinator_asks_nobody_for_a_certificate(ca: Ca, tmp_path: pathlib.Path) -> None:
+    flags = [*ca.pair("coordinator"), f"--tls-connection-age-s={AGE_S}"]
+    trust = [f"--tls-ca={ca.cert}"]
+    with LocalCluster(peers=2, log_dir=tmp_path, coordinator_flags=flags, peerd_flags=trust) as cluster:
+        log = tmp_path / "coordinator.log"
+        with Trainers(cluster):
+            ca.issue("coordinator", "--role=coordinator", "--host=127.0.0.1")
+            until(lambda: "new TLS files are in use" in log.read_text(), "the new certificate is used")
+            attached = log.read_text().count("peer attached")
+            until(lambda: log.read_text().count("peer attached") >= attached + 4, "peers connect anew")
+        # A certificate that a peer shows nevertheless is not looked at.
+        cluster.add_peer([*Ca(tmp_path / "other").pair("host"), *trust])
+        until(lambda: "control stream stands" in (tmp_path / "peerd-2.log").read_text(), "the peer is attached")
+
+
 def test_everything_is_rotated_under_load(ca: Ca, tmp_path: pathlib.Path) -> None:
     with Cluster(ca, tmp_path, peers=3) as cluster, Trainers(cluster) as trainers:
 

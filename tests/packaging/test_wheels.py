@@ -7,6 +7,8 @@ names (paths of interpreters, with colons between them). Programs see no compile
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -157,6 +159,33 @@ def test_the_licences_of_the_bundled_libraries_are_in_the_wheel(wheels: pathlib.
         assert any(package.startswith(library) for package in packages), library
     assert "common-licenses/Apache-2.0" in found
     assert all("Copyright" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "programs"), [("longhaul", ("liblonghaul.so",)), ("longhaul_daemons", PROGRAMS)], ids=["client", "daemons"]
+)
+def test_a_wheel_has_the_bill_of_materials_of_its_programs(
+    wheels: pathlib.Path, name: str, programs: tuple[str, ...]
+) -> None:
+    with wheel_of(wheels, name) as wheel:
+        files = {entry: wheel.read(entry) for entry in wheel.namelist()}
+    (place,) = [entry for entry in files if entry.endswith(".dist-info/sboms/longhaul.spdx.json")]
+    record = files[place.split("/")[0] + "/RECORD"].decode()
+    assert re.search(rf"^{re.escape(place)},sha256=[\w-]+,{len(files[place])}$", record, re.MULTILINE)
+    bill = json.loads(files[place])
+    packages = {package["SPDXID"]: package for package in bill["packages"]}
+    described = [
+        packages[r["relatedSpdxElement"]] for r in bill["relationships"] if r["relationshipType"] == "DESCRIBES"
+    ]
+    # The programs as they are in the wheel, not as they were before auditwheel changed them.
+    sums = {package["name"]: package["checksums"][0]["checksumValue"] for package in described}
+    there = {pathlib.PurePosixPath(entry).name: content for entry, content in files.items()}
+    assert sums == {program: hashlib.sha256(there[program]).hexdigest() for program in programs}
+    # All that is bundled is in the bill.
+    bundled = {entry.split("/bundled/")[1].split("/")[0] for entry in files if entry.endswith("/copyright")}
+    names = {package["name"] for package in packages.values()}
+    assert {"libc6", *bundled} <= names
+    assert bool(bundled) == (name == "longhaul_daemons")
 
 
 def test_the_programs_need_no_library_but_those_of_the_wheel_and_of_every_host(installed: Environment) -> None:

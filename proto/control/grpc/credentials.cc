@@ -43,8 +43,10 @@ class ServerTls {
     MutexLock lock(&mutex_);
     if (material == fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const grpc_ssl_pem_key_cert_pair pair{material->key.c_str(), material->cert.c_str()};
-    *config = grpc_ssl_server_certificate_config_create(
-        material->ca.empty() ? nullptr : material->ca.c_str(), &pair, 1);
+    // gRPC aborts if it gets no CAs of clients. Without --tls-ca it asks no client for a
+    // certificate, and never uses them. So any certificate will do.
+    const std::string& cas = material->ca.empty() ? material->cert : material->ca;
+    *config = grpc_ssl_server_certificate_config_create(cas.c_str(), &pair, 1);
     fetched_ = std::move(material);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
