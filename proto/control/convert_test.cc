@@ -206,12 +206,17 @@ class Generator {
 
   PeerTried MakePeerTried() { return {Group(), Any(), Make<PeerId>(), Words()}; }
   CancelOp MakeCancelOp() { return {Group(), Make<MemberId>(), Make<Epoch>(), Words()}; }
+  ContributionSuspect MakeContributionSuspect() {
+    return {Group(), Any(), Make<PeerId>(), {Make<MemberId>()}, Any(), Any(), Words(), Any()};
+  }
   TryPeer MakeTryPeer() { return {Group(), Any(), {Make<PeerId>(), {"10.0.0.1:29700"}, 4}}; }
 
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),       MakeJoin(),       MakeLeave(),     MakeVote(),     MakeEpochReady(),
-            MakeEpochFailed(), MakeLinkLost(),   MakeHeartbeat(), MakeDraining(), MakeSyncVote(),
-            MakeFetchDone(),   MakeLinkReport(), MakePeerTried(), MakeCancelOp()};
+    return {MakeHello(),     MakeJoin(),       MakeLeave(),
+            MakeVote(),      MakeEpochReady(), MakeEpochFailed(),
+            MakeLinkLost(),  MakeHeartbeat(),  MakeDraining(),
+            MakeSyncVote(),  MakeFetchDone(),  MakeLinkReport(),
+            MakePeerTried(), MakeCancelOp(),   MakeContributionSuspect()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
