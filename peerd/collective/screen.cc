@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "peerd/collective/kernels.h"
 
 namespace longhaul::peerd {
@@ -146,10 +146,8 @@ std::vector<Suspicion> Judge(const Seen& seen, int self, double factor) {
 
 std::string NormText(const Suspicion& suspicion) {
   if (suspicion.hosts == 0) return "";
-  char text[96];
-  std::snprintf(text, sizeof(text), "rms=%.3g median=%.3g hosts=%u", suspicion.rms,
-                suspicion.median, suspicion.hosts);
-  return text;
+  return absl::StrCat("rms=", suspicion.rms, " median=", suspicion.median,
+                      " hosts=", suspicion.hosts);
 }
 
 }  // namespace longhaul::peerd
