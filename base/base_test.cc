@@ -13,6 +13,7 @@
 #include "base/mailbox.h"
 #include "base/mutex.h"
 #include "base/prng.h"
+#include "base/rarely.h"
 #include "base/status_macros.h"
 #include "gtest/gtest.h"
 
@@ -30,6 +31,26 @@ TEST(Hash128Test, ItsTextComesBack) {
     EXPECT_FALSE(ParseHash128(bad, &read)) << bad;
   }
   EXPECT_EQ(read, hash);
+}
+
+TEST(RarelyTest, LetsOneReportThroughInEachInterval) {
+  Rarely<int> rarely(/*interval_us=*/10, /*keys_max=*/2);
+  EXPECT_EQ(rarely.Take(1, Tick{0}), 0);
+  EXPECT_EQ(rarely.Take(2, Tick{1}), 0);
+  EXPECT_EQ(rarely.Take(1, Tick{8}), std::nullopt);
+  EXPECT_EQ(rarely.Take(1, Tick{9}), std::nullopt);
+  EXPECT_EQ(rarely.Take(1, Tick{10}), 2);
+  EXPECT_EQ(rarely.Take(1, Tick{20}), 0);
+}
+
+TEST(RarelyTest, HoldsReportsBackIfItKnowsTooManyThings) {
+  Rarely<int> rarely(/*interval_us=*/10, /*keys_max=*/2);
+  EXPECT_EQ(rarely.Take(1, Tick{0}), 0);
+  EXPECT_EQ(rarely.Take(2, Tick{5}), 0);
+  EXPECT_EQ(rarely.Take(3, Tick{9}), std::nullopt);
+  // The interval of 1 is over.
+  EXPECT_EQ(rarely.Take(3, Tick{10}), 0);
+  EXPECT_EQ(rarely.Take(1, Tick{11}), std::nullopt);
 }
 
 TEST(CheckDeathTest, SaysWhereWhatAndWhy) {

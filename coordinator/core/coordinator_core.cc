@@ -112,6 +112,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::FetchDone& message);
   Violation Handle(PeerId peer, const control::LinkReport& message);
   Violation Handle(PeerId peer, const control::PeerTried& message);
+  Violation Handle(PeerId peer, const control::ContributionSuspect& message);
 
   bool HasKeyOfPeer(const control::Hello& hello) const;
   // Returns why this coordinator may not serve the peer; "": it may.
@@ -737,6 +738,13 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::PeerTried& t
 }
 
 // Ignores measurements of links to peers that are unknown here.
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::ContributionSuspect& suspect) {
+  if (FindGroup(suspect.group) == nullptr) return std::nullopt;
+  On(suspect.group,
+     [&](Group& group, GroupOutput* out) { group.Suspect(peer, suspect, now_, out); });
+  return std::nullopt;
+}
+
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& report) {
   for (const control::LinkMeasure& link : report.links) {
     if (link.from != peer && link.to != peer) {

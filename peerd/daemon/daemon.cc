@@ -175,6 +175,7 @@ absl::Status DaemonImpl::Open() {
   OpRunner::Options runner;
   runner.self = self_;
   runner.scratch_limit = options_.scratch_limit;
+  runner.screen_factor = options_.screen_factor;
   runner.unmap = [this](void* data, size_t bytes) { unmapper_.Unmap(data, bytes); };
   ops_ = std::make_unique<OpRunner>(transport_.get(), runner);
 

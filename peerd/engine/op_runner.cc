@@ -165,6 +165,10 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
   std::vector<LinkKey> links_;
   std::shared_ptr<Scratch> scratch_;  // outlives the attempt
+  // What the attempt sees of the inputs, and whose they are. nullptr: nobody looks.
+  std::unique_ptr<Seen> seen_;  // outlives the attempt
+  uint64_t tag_ = 0;
+  std::vector<MemberId> members_;  // of posts_
   std::unique_ptr<Attempt> attempt_;
   std::string result_;          // one-shot op: the result
   std::set<uint64_t> out_;      // cookies of segments in the transport
@@ -190,7 +194,7 @@ OpRunner::~OpRunner() = default;
 void OpRunner::AddPost(const LocalPost& post, PostBuffers buffers) {
   LH_CHECK(!buffers.pieces.empty() && buffers.sources.size() == buffers.pieces.size() &&
            buffers.targets.size() == buffers.pieces.size());
-  Post added{post.desc, post.is_root, post.terms, std::move(buffers), {}, nullptr, {}};
+  Post added{post.desc, post.tag, post.is_root, post.terms, std::move(buffers), {}, nullptr, {}};
   LH_CHECK(posts_.emplace(post.post, std::move(added)).second);
 }
 
@@ -366,6 +370,12 @@ void OpRunner::Start(const StartAttempt& action) {
   }
   spec.shares = action.shares;
   spec.order = action.order;
+  if (options_.screen_factor > 0 && MayScreen(spec.desc)) {
+    op->seen_ = std::make_unique<Seen>(action.ring.size(), action.posts.size());
+    op->tag_ = posts_.at(action.posts.front()).tag;
+    for (const PostRef& post : action.posts) op->members_.push_back(posts_.at(post).member);
+    spec.seen = op->seen_.get();
+  }
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
                                                        : ReducePayloads(spec, action.payloads);
@@ -443,6 +453,7 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
       const auto it = posts_.find(op->posts_[i]);
       if (it != posts_.end()) it->second.traffic.blocks_not_finite = blocks;
     }
+    if (op->seen_) Screen(*op);
     events_.push_back(AttemptFinished{key.group, key.ordinal});
   }
   if (!op->Idle()) return;
@@ -450,6 +461,22 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   // The inputs are restored only when all segments in the transport have returned.
   if (std::exchange(op->answer_stop_, false)) {
     events_.push_back(AttemptStopped{key.group, key.ordinal, op->attempt_number_});
+  }
+}
+
+void OpRunner::Screen(const Op& op) {
+  for (const Suspicion& found :
+       Judge(*op.seen_, op.PositionOf(options_.self), options_.screen_factor)) {
+    ++counts_.contributions_suspect;
+    control::ContributionSuspect suspect;
+    suspect.group = op.key_.group;
+    suspect.tag = op.tag_;
+    suspect.peer = op.ring_[found.position];
+    for (const int local : found.locals) suspect.members.push_back(op.members_[local]);
+    suspect.nan = found.nan;
+    suspect.inf = found.inf;
+    suspect.norms = NormText(found);
+    events_.push_back(InputSuspected{std::move(suspect)});
   }
 }
 

@@ -41,12 +41,16 @@ namespace longhaul::peerd {
 
 // What the attempts of all ops have found.
 struct OpCounts {
-  uint64_t blocks_not_finite = 0;  // Attempt::blocks_not_finite()
+  uint64_t blocks_not_finite = 0;      // Attempt::blocks_not_finite()
+  uint64_t contributions_suspect = 0;  // Judge()
 };
 inline constexpr Counter<OpCounts> kOpCounters[] = {
     {"longhaul_peerd_blocks_not_finite_total",
      "Blocks with a NaN or an infinity in results of quantized ops, for each local member",
      &OpCounts::blocks_not_finite},
+    {"longhaul_peerd_contributions_suspect_total",
+     "Inputs of hosts to ops that look wrong; counted only with --screen-contributions",
+     &OpCounts::contributions_suspect},
 };
 
 class OpRunner final : public OpPort, private SegmentListener {
@@ -61,6 +65,9 @@ class OpRunner final : public OpPort, private SegmentListener {
     uint32_t grain_bytes = kGrainBytes;
     uint64_t cached_bytes_max = kCachedBytesMax;
     uint64_t turn_bytes_max = LH_OP_TURN_BYTES_MAX;
+    // Looks for inputs that are not finite, or whose norm is more than this many times the median
+    // of all hosts (screen.h). 0: looks at none.
+    double screen_factor = 0;
     UnmapFunction unmap;  // unmaps scratch memory; null: munmap(), at once
   };
 
@@ -113,6 +120,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   };
   struct Post {
     OpDesc desc;
+    uint64_t tag = 0;
     bool is_root = false;
     OpTerms terms;
     PostBuffers buffers;
@@ -136,6 +144,8 @@ class OpRunner final : public OpPort, private SegmentListener {
   AttemptSpec MakeSpec(const Action& action) const;
   // For random numbers of a post's input. An op that is redone has the same.
   uint64_t SeedOf(uint64_t op_seed, const PostRef& post) const;
+  // Reports the inputs that look wrong in an op that is committed.
+  void Screen(const Op& op);
   // Queues the attempt if it has work, and works on the queue as far as this turn allows.
   void Advance(const std::shared_ptr<Op>& op);
   // Works on the queue, until it is empty or the turn has no bytes left.

@@ -346,16 +346,24 @@ class Worker:
                 return {"members": info.members, "wrong": started.wrong(info), "retries": info.retries}
 
     def all_reduce(
-        self, count: int, dtype: str = "float32", op: str = "sum", value: float = 1, tag: int = 0, timeout: float = 60
+        self,
+        count: int,
+        dtype: str = "float32",
+        op: str = "sum",
+        value: float = 1,
+        tag: int = 0,
+        timeout: float = 60,
+        algorithm: Any = "auto",
     ) -> dict[str, Any]:
         assert self.comm is not None
         tensor = lh.empty(count, dtype=dtype)
         tensor[:] = value
-        info = self.comm.all_reduce(tensor, op=op, tag=tag, timeout=timeout)
+        info = self.comm.all_reduce(tensor, op=op, tag=tag, timeout=timeout, algorithm=algorithm)
         return {
             "first": float(tensor[0]) if count else None,
             "same": bool((tensor == tensor[0]).all()) if count else True,
             "world_size": info.world_size,
+            "algorithm": info.algorithm,
         }
 
     def allocate(self, socket: str, mib: int, fill: bool = False) -> dict[str, Any]:

@@ -1137,6 +1137,10 @@ void ExploreState::SendToCoordinator(int i, const control::PeerMessage& said) {
   if (!stream.peer_up || !stream.live || Silent(i)) return;
   control::PeerMessage message = said;
   Withhold(planted_, "c" + std::to_string(starts_), &message);
+  if (const auto* dispute = std::get_if<control::Dispute>(&message)) {
+    Checker::Fail(NameOf(i) + " and " + ToString(dispute->peer) +
+                  " have come to different verdicts about " + dispute->what);
+  }
   if (planted_ == Planted::kCancelForgotten) {
     cancel_forgotten_.Note(static_cast<uint64_t>(i), message);
   }

@@ -1186,6 +1186,11 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
   if (!stream_ || !stream_->connected) return;
   control::PeerMessage message = said;
   Withhold(context_.planted, coordinator_->incarnation(), &message);
+  if (const auto* dispute = std::get_if<control::Dispute>(&message);
+      dispute != nullptr && dispute->peer && !context_.checker->liars()) {
+    Checker::Fail(node_.name + " and " + ToString(dispute->peer) +
+                  " have come to different verdicts about " + dispute->what);
+  }
   if (auto* const hello = std::get_if<control::Hello>(&message)) {
     hello->key = identity_.public_key();
   }
