@@ -318,6 +318,9 @@ class HttpServer::Impl {
   struct Client {
     Fd fd;
     std::atomic<bool> over{false};
+    // The handler runs, or the answer is being sent. Other clients may be turned away.
+    std::atomic<bool> answering{false};
+    bool turned_away = false;
     pthread_t thread = {};
     Impl* server = nullptr;
   };
@@ -325,7 +328,7 @@ class HttpServer::Impl {
   void AcceptAll() {
     const CpuTime cpu("http");
     while (!stopping_) {
-      const bool listens = clients_.size() < kHttpConnectionsMax && !accept_paused_;
+      const bool listens = !accept_paused_ && (clients_.size() < kHttpConnectionsMax || Victim());
       struct pollfd polls[2] = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       if (poll(polls, listens ? 2 : 1, accept_paused_ ? 100 : -1) < 0 && errno != EINTR) {
         LH_CHECK(errno == ENOMEM) << "poll: " << strerror(errno);
@@ -334,7 +337,12 @@ class HttpServer::Impl {
       uint64_t ignored;
       (void)!read(wake_.get(), &ignored, sizeof ignored);
       Reap();
-      if (listens) Accept();
+      if (!listens) continue;
+      if (clients_.size() < kHttpConnectionsMax) {
+        Accept();
+      } else if ((polls[1].revents & POLLIN) != 0) {
+        MakeRoom();
+      }
     }
     for (Client& client : clients_) shutdown(client.fd.get(), SHUT_RDWR);
     for (Client& client : clients_) pthread_join(client.thread, nullptr);
@@ -350,6 +358,24 @@ class HttpServer::Impl {
       pthread_join(it->thread, nullptr);
       it = clients_.erase(it);
     }
+  }
+
+  // The client to turn away if there are too many; nullptr: none now. One at a time is on its way
+  // out: only when it is gone there is room.
+  Client* Victim() {
+    Client* oldest = nullptr;
+    for (Client& client : clients_) {
+      if (client.turned_away) return nullptr;
+      if (oldest == nullptr && !client.answering) oldest = &client;
+    }
+    return oldest;
+  }
+
+  void MakeRoom() {
+    Client* const victim = Victim();
+    if (victim == nullptr) return;
+    victim->turned_away = true;
+    shutdown(victim->fd.get(), SHUT_RDWR);  // its thread ends, and wakes the acceptor
   }
 
   void Accept() {
@@ -377,15 +403,15 @@ class HttpServer::Impl {
     Impl* const server = client->server;
     {
       const CpuTime cpu("http");
-      server->Serve(client->fd.get());
+      server->Serve(client);
     }
     client->over = true;
     server->Wake();
     return nullptr;
   }
 
-  void Serve(int fd) {
-    Connection connection(fd, Clock::now() + std::chrono::seconds(kHttpSeconds));
+  void Serve(Client* client) {
+    Connection connection(client->fd.get(), Clock::now() + std::chrono::seconds(kHttpSeconds));
     switch (connection.ReadRequest()) {
       case Connection::Outcome::kGone:
         return;
@@ -393,7 +419,9 @@ class HttpServer::Impl {
         connection.httplib::Stream::write(kTooLarge);
         break;
       case Connection::Outcome::kRead:
+        client->answering = true;
         Exchange(&connection, handler_, &streams_, stopping_).Run();
+        client->answering = false;
     }
     connection.Finish();
   }

@@ -8,7 +8,9 @@
 // does not bound: sockets, threads, the size of a request, and all times.
 //
 // Limits:
-//   kHttpConnectionsMax   connections at a time; more wait in the queue of the kernel
+//   kHttpConnectionsMax   connections at a time. One more ends the oldest one that has not sent its
+//                         whole request, or has got its whole answer; if there is none, it waits in
+//                         the queue of the kernel. So silent strangers keep nobody out
 //   kHttpStreamsMax       of these, streams; one more is answered 503
 //   kHttpRequestBytesMax  bytes for a request; more are answered 431
 //   kHttpSeconds          from accept to the end of a connection that is no stream; for a stream:
