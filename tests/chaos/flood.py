@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -106,16 +107,14 @@ class Members:
         self.stop = SPAWN.RawValue("i", 0)
         self.problems: Any = SPAWN.Queue()
         self.processes = [
-            SPAWN.Process(
-                target=train, args=(i, cluster.socket(i), self.ops, self.stop, self.problems), daemon=True
-            )
+            SPAWN.Process(target=train, args=(i, cluster.socket(i), self.ops, self.stop, self.problems), daemon=True)
             for i in range(PEERS)
         ]
         for process in self.processes:
             process.start()
 
     def done(self) -> int:
-        return min(self.ops)
+        return int(min(self.ops))
 
     def check(self) -> None:
         for process in self.processes:
@@ -126,6 +125,10 @@ class Members:
         with contextlib.suppress(Exception):
             return str(self.problems.get(timeout=1))
         return "no reason"
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
 
     def end(self) -> None:
         self.stop.value = 1
@@ -165,7 +168,10 @@ class Cluster:
             run("lhctl", "ca", "init", ca)
             run("lhctl", "ca", "issue", ca, "--name=coordinator", "--role=coordinator", "--host=127.0.0.1")
             run("lhctl", "ca", "issue", ca, "--name=operator", "--role=operator")
-            names = {name: [f"--tls-cert={ca}/{name}.crt", f"--tls-key={ca}/{name}.key"] for name in ("coordinator", "operator")}
+            names = {
+                name: [f"--tls-cert={ca}/{name}.crt", f"--tls-key={ca}/{name}.key"]
+                for name in ("coordinator", "operator")
+            }
             trust = f"--tls-ca={ca}/ca.crt"
             flags = [*names["coordinator"], trust, "--auth=token", "--admin=0.0.0.0:0"]
             self.operator = [*names["operator"], trust]
@@ -327,7 +333,7 @@ def flood(mode: str, options: argparse.Namespace, logs: pathlib.Path) -> dict[st
         stack.callback(cluster.local.stop)
         gang = stack.enter_context(gang_of(cluster.targets, options, directory))
         members = Members(cluster.local)
-        stack.callback(lambda: [process.kill() for process in members.processes])
+        stack.callback(members.kill)
         deadline = time.monotonic() + PATIENCE_S
         while members.done() < 20:
             members.check()
@@ -351,7 +357,7 @@ def flood(mode: str, options: argparse.Namespace, logs: pathlib.Path) -> dict[st
                 watch.flooded = kind == "flood"
                 gang.run(targets, ramp, more=True)
                 cpu = cluster.processor_s()
-                rate, (count,) = speed(members, lambda: gang.run(targets, window, more=False))
+                rate, (count,) = speed(members, functools.partial(gang.run, targets, window, more=False))
                 if kind == "flood":
                     used = {name: used[name] + now - cpu[name] for name, now in cluster.processor_s().items()}
                 speeds[kind].append(rate)
