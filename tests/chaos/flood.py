@@ -8,8 +8,8 @@ bytes, one byte a second, bytes without end, or nothing; they read no answers, c
 
 Attackers cost processor time, and so does the kernel's share of each connection. On a small machine that alone slows
 the members down. So the number of connections and bytes in a second is bounded, and there are three kinds of time, in
-turns: *quiet*; *control*, in which the same attackers do the same at ports of a process that only accepts and reads;
-and *flood*. flood / control tells what the daemons do about strangers. flood / quiet also has the attackers' own cost.
+turns, round after round: *quiet*; *control*, in which the same attackers do the same at ports of a process that only
+accepts and reads; and *flood*. flood / control tells what the daemons do about strangers. flood / quiet also has the attackers' own cost.
 
 The run fails if a member sees an error or a wrong value; if a member is removed; if a daemon ends, or
 uses more memory than MEMORY_MIB above what it had, or keeps descriptors; if it logs more than LOG_LINES_PER_S, or does
@@ -223,9 +223,10 @@ class Cluster:
     def files(self) -> dict[str, int]:
         return {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in self.pids.items()}
 
-    def processor_s(self) -> dict[str, float]:
+    def processor_s(self, others: dict[str, int]) -> dict[str, float]:
+        """Seconds of processor time of the daemons, and of other processes."""
         found = {}
-        for name, pid in self.pids.items():
+        for name, pid in (self.pids | others).items():
             fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             found[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return found
@@ -289,6 +290,7 @@ class Gang:
 
     pipes: list[Any]
     control: list[Target]
+    pids: dict[str, int]
 
     def run(self, targets: list[Target], seconds: float, more: bool) -> list[Counts]:
         for pipe in self.pipes:
@@ -299,7 +301,8 @@ class Gang:
 @contextlib.contextmanager
 def gang_of(targets: list[Target], options: argparse.Namespace, directory: str) -> Iterator[Gang]:
     ours, its = SPAWN.Pipe()
-    SPAWN.Process(target=sink, args=(its, len(targets), directory), daemon=True).start()
+    drain = SPAWN.Process(target=sink, args=(its, len(targets), directory), daemon=True)
+    drain.start()
     ports, paths = ours.recv()
     control = [
         dataclasses.replace(target, address=paths[i] if isinstance(target.address, str) else ("127.0.0.1", ports[i]))
@@ -307,9 +310,10 @@ def gang_of(targets: list[Target], options: argparse.Namespace, directory: str) 
     ]
     pipe, far = SPAWN.Pipe()
     arguments = (far, options.connections, options.connects, options.bytes, options.seed)
-    SPAWN.Process(target=attack, args=arguments, daemon=True).start()
+    attackers = SPAWN.Process(target=attack, args=arguments, daemon=True)
+    attackers.start()
     try:
-        yield Gang([pipe], control)
+        yield Gang([pipe], control, {"attackers": int(attackers.pid or 0), "sink": int(drain.pid or 0)})
     finally:
         pipe.send(None)
         ours.send(None)
@@ -331,7 +335,8 @@ def flood(mode: str, options: argparse.Namespace, logs: pathlib.Path) -> dict[st
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         cluster = Cluster(mode, logs, options.files)
         stack.callback(cluster.local.stop)
-        gang = stack.enter_context(gang_of(cluster.targets, options, directory))
+        targets = [target for target in cluster.targets if re.search(options.targets, target.name)]
+        gang = stack.enter_context(gang_of(targets, options, directory))
         members = Members(cluster.local)
         stack.callback(members.kill)
         deadline = time.monotonic() + PATIENCE_S
@@ -349,17 +354,18 @@ def flood(mode: str, options: argparse.Namespace, logs: pathlib.Path) -> dict[st
         stack.callback(watch.stop)
         speeds: dict[str, list[float]] = {"quiet": [], "control": [], "flood": []}
         counts: dict[str, list[Counts]] = {"control": [], "flood": []}
-        used: dict[str, float] = dict.fromkeys(cluster.pids, 0.0)
+        pids = gang.pids | {f"member-{i}": int(process.pid or 0) for i, process in enumerate(members.processes)}
+        used: dict[str, dict[str, float]] = {kind: dict.fromkeys(cluster.pids | pids, 0.0) for kind in counts}
         begun = time.monotonic()
         for _ in range(options.rounds):
             speeds["quiet"].append(speed(members, lambda: time.sleep(window / 2))[0])
-            for kind, targets in (("control", gang.control), ("flood", cluster.targets)):
+            for kind, where in (("control", gang.control), ("flood", targets)):
                 watch.flooded = kind == "flood"
-                gang.run(targets, ramp, more=True)
-                cpu = cluster.processor_s()
-                rate, (count,) = speed(members, functools.partial(gang.run, targets, window, more=False))
-                if kind == "flood":
-                    used = {name: used[name] + now - cpu[name] for name, now in cluster.processor_s().items()}
+                gang.run(where, ramp, more=True)
+                cpu = cluster.processor_s(pids)
+                rate, (count,) = speed(members, functools.partial(gang.run, where, window, more=False))
+                for name, now in cluster.processor_s(pids).items():
+                    used[kind][name] += now - cpu[name]
                 speeds[kind].append(rate)
                 counts[kind].append(count)
             watch.flooded = False
@@ -375,20 +381,27 @@ def flood(mode: str, options: argparse.Namespace, logs: pathlib.Path) -> dict[st
             "mode": mode,
             "ops_per_s": {kind: [round(rate, 1) for rate in rates] for kind, rates in speeds.items()},
             "mean": {kind: round(mean, 1) for kind, mean in means.items()},
-            "flood/control": round(means["flood"] / means["control"], 3),
-            "flood/quiet": round(means["flood"] / means["quiet"], 3),
+            "flood/control": ratio(speeds["flood"], speeds["control"]),
+            "flood/quiet": ratio(speeds["flood"], speeds["quiet"]),
             "attackers": {kind: total(some, window) for kind, some in counts.items()},
             "memory_mib": {name: [round(memory[name]), round(watch.memory[name])] for name in memory},
             "files": {name: [files[name], watch.files[name], settled[0][name]] for name in files},
             "settled_s": round(settled[1], 1),
             "log_lines": {name: now - lines[name] for name, now in cluster.log_lines().items()},
-            "processor_share_in_flood": {name: round(s / options.seconds, 2) for name, s in used.items()},
+            "processors": {
+                kind: {name: round(s / options.seconds, 3) for name, s in of.items()} for kind, of in used.items()
+            },
             "health": health(watch.health_s),
             "served": served,
             "counted": counted(before, after),
         }
         verdict(report, options, wall)
         return report
+
+
+def ratio(some: list[float], others: list[float]) -> float:
+    """The median over rounds: what else the machine does changes from round to round."""
+    return round(statistics.median(a / b for a, b in zip(some, others)), 3)
 
 
 def total(counts: list[Counts], window: float) -> dict[str, float]:
@@ -484,7 +497,7 @@ def verdict(
             failures.append(f"{name} logged {lines} lines in {wall:.0f} s")
     for name, counters in report["counted"].items():
         for counter, rise in counters.items():
-            if rise == 0 and name != "coordinator" and counter != "op_retries":
+            if not options.targets and rise == 0 and name != "coordinator" and counter != "op_retries":
                 failures.append(f"{name} did not count {counter}")
         if counters.get("op_retries"):
             failures.append(f"{name} made {counters['op_retries']} ops again")
@@ -496,12 +509,13 @@ def verdict(
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seconds", type=float, default=60, help="of flood, in each mode")
-    made.add_argument("--rounds", type=int, default=4, help="into how many parts the flood is split")
+    made.add_argument("--rounds", type=int, default=10, help="into how many parts the flood is split")
     made.add_argument("--connections", type=int, default=1000, help="at a time")
     made.add_argument("--connects", type=float, default=500, help="new connections in a second")
     made.add_argument("--bytes", type=float, default=4e6, help="bytes in a second")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--mode", choices=("clear", "sealed"), action="append", help="default: both")
+    made.add_argument("--targets", default="", help="attack only targets whose names match this regular expression")
     made.add_argument("--ratio", type=float, default=0.5, help="the least flood / control")
     made.add_argument("--files", type=int, default=0, help="the most descriptors of each daemon; 0: as they start")
     made.add_argument("--logs", type=pathlib.Path, help="where logs stay")
