@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <list>
 #include <thread>
 
@@ -24,6 +25,7 @@
 #include "base/check.h"
 #include "base/cpu_time.h"
 #include "base/daemon/host_port.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 
 namespace longhaul {
@@ -321,8 +323,6 @@ class HttpServer::Impl {
     // The handler runs, or the answer is being sent. Other clients may be turned away.
     std::atomic<bool> answering{false};
     bool turned_away = false;
-    pthread_t thread = {};
-    Impl* server = nullptr;
   };
 
   void AcceptAll() {
@@ -345,7 +345,12 @@ class HttpServer::Impl {
       }
     }
     for (Client& client : clients_) shutdown(client.fd.get(), SHUT_RDWR);
-    for (Client& client : clients_) pthread_join(client.thread, nullptr);
+    {
+      MutexLock lock(&mutex_);
+      workers_end_ = true;
+      work_.SignalAll();
+    }
+    for (const pthread_t worker : workers_) pthread_join(worker, nullptr);
   }
 
   // Closes the connections that are over.
@@ -355,7 +360,6 @@ class HttpServer::Impl {
         ++it;
         continue;
       }
-      pthread_join(it->thread, nullptr);
       it = clients_.erase(it);
     }
   }
@@ -375,7 +379,7 @@ class HttpServer::Impl {
     Client* const victim = Victim();
     if (victim == nullptr) return;
     victim->turned_away = true;
-    shutdown(victim->fd.get(), SHUT_RDWR);  // its thread ends, and wakes the acceptor
+    shutdown(victim->fd.get(), SHUT_RDWR);  // its worker finishes, and wakes the acceptor
   }
 
   void Accept() {
@@ -386,28 +390,57 @@ class HttpServer::Impl {
         accept_paused_ = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
         return;
       }
-      Client& client = clients_.emplace_back();
-      client.server = this;
-      client.fd = std::move(fd);
-      // Not a std::thread, which throws where the host has no more threads.
-      if (pthread_create(&client.thread, &attributes_, RunClient, &client) != 0) {
-        clients_.pop_back();
+      if (!HaveWorker()) {
         accept_paused_ = true;
         return;
       }
+      Client& client = clients_.emplace_back();
+      client.fd = std::move(fd);
+      MutexLock lock(&mutex_);
+      waiting_.push_back(&client);
+      work_.Signal();
     }
   }
 
-  static void* RunClient(void* client_pointer) {
-    Client* const client = static_cast<Client*>(client_pointer);
-    Impl* const server = client->server;
+  // Starts a thread if none is free for one more client. Threads stay until the server ends: to
+  // start and end one for each connection would disturb the other threads of the process, which
+  // share its memory map. False: the host has no more threads.
+  bool HaveWorker() {
     {
-      const CpuTime cpu("http");
-      server->Serve(client);
+      MutexLock lock(&mutex_);
+      if (idle_ > waiting_.size() || workers_.size() == kHttpConnectionsMax) return true;
     }
-    client->over = true;
-    server->Wake();
+    // Not a std::thread, which throws where the host has no more threads.
+    pthread_t worker;
+    if (pthread_create(&worker, &attributes_, RunWorker, this) != 0) return false;
+    workers_.push_back(worker);
+    return true;
+  }
+
+  static void* RunWorker(void* server_pointer) {
+    static_cast<Impl*>(server_pointer)->Work();
     return nullptr;
+  }
+
+  void Work() {
+    const CpuTime cpu("http");
+    while (Client* const client = NextClient()) {
+      Serve(client);
+      client->over = true;  // from now on the acceptor may delete it
+      Wake();
+    }
+  }
+
+  // Waits for a client. Returns nullptr when the server ends.
+  Client* NextClient() {
+    MutexLock lock(&mutex_);
+    ++idle_;
+    while (!workers_end_ && waiting_.empty()) work_.Wait(&mutex_);
+    --idle_;
+    if (workers_end_) return nullptr;
+    Client* const client = waiting_.front();
+    waiting_.pop_front();
+    return client;
   }
 
   void Serve(Client* client) {
@@ -431,14 +464,20 @@ class HttpServer::Impl {
     LH_CHECK(write(wake_.get(), &one, sizeof one) == sizeof one);
   }
 
-  pthread_attr_t attributes_;  // of connections' threads
+  pthread_attr_t attributes_;  // of workers
   const Fd listener_;
   const Fd wake_;
   const std::string address_;
   const Handler handler_;
   std::atomic<int> streams_{0};
   std::atomic<bool> stopping_{false};
-  // Only the acceptor uses these. A client's thread uses the fields of its client.
+  Mutex mutex_;
+  CondVar work_;
+  std::deque<Client*> waiting_ ABSL_GUARDED_BY(mutex_);  // accepted, and not with a worker yet
+  size_t idle_ ABSL_GUARDED_BY(mutex_) = 0;              // workers that wait for a client
+  bool workers_end_ ABSL_GUARDED_BY(mutex_) = false;
+  // Only the acceptor uses these. A worker uses the fields of its client.
+  std::vector<pthread_t> workers_;
   std::list<Client> clients_;
   bool accept_paused_ = false;
   std::thread acceptor_;  // uses everything above

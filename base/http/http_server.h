@@ -1,8 +1,8 @@
 // An HTTP/1.1 server for metrics, health checks and a status page.
 //
 // It answers GET and HEAD, and closes the connection after each response. A response is a whole
-// text, or a stream that goes on until one side ends it. Each connection has a thread of its own,
-// which runs the handler: handlers run at the same time.
+// text, or a stream that goes on until one side ends it. Each connection has a thread for
+// itself, which runs the handler: handlers run at the same time.
 //
 // cpp-httplib reads requests and writes responses. The server owns what the library of Debian 12
 // does not bound: sockets, threads, the size of a request, and all times.

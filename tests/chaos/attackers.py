@@ -175,8 +175,17 @@ class Counts:
 class Attackers:
     """Attackers of some targets. connections: places. connects, bytes_: connections and bytes in a second, in all."""
 
-    def __init__(self, targets: list[Target], connections: int, connects: float, bytes_: float, seed: int) -> None:
+    def __init__(
+        self,
+        targets: list[Target],
+        kinds: list[str],
+        connections: int,
+        connects: float,
+        bytes_: float,
+        seed: int,
+    ) -> None:
         self.targets = targets
+        self.kinds = kinds
         self.places = connections
         self.connects = connects
         self.bytes = bytes_
@@ -230,7 +239,7 @@ class Attackers:
     def connect(self) -> None:
         if not self.pairs:
             # All pairs come equally often, in an order of their own each time.
-            self.pairs = [(kind, target) for kind in KINDS for target in self.targets]
+            self.pairs = [(kind, target) for kind in self.kinds for target in self.targets]
             self.rng.shuffle(self.pairs)
         kind, target = self.pairs.pop()
         while len(self.open) >= self.places:
@@ -294,12 +303,12 @@ class Attackers:
             self.slow.append(connection)
 
 
-def attack(pipe: Any, connections: int, connects: float, bytes_: float, seed: int) -> None:
+def attack(pipe: Any, kinds: list[str], connections: int, connects: float, bytes_: float, seed: int) -> None:
     """A process of attackers. It takes (targets, seconds) from the pipe, and answers with Counts. None ends it."""
     gangs: dict[tuple[Target, ...], Attackers] = {}
     while (order := pipe.recv()) is not None:
         targets, seconds, more = order
-        gang = gangs.setdefault(tuple(targets), Attackers(targets, connections, connects, bytes_, seed))
+        gang = gangs.setdefault(tuple(targets), Attackers(targets, kinds, connections, connects, bytes_, seed))
         pipe.send(gang.run(seconds, more))
 
 

@@ -42,7 +42,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from attackers import Counts, Target, attack, sink
+from attackers import KINDS, Counts, Target, attack, sink
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -309,7 +309,7 @@ def gang_of(targets: list[Target], options: argparse.Namespace, directory: str) 
         for i, target in enumerate(targets)
     ]
     pipe, far = SPAWN.Pipe()
-    arguments = (far, options.connections, options.connects, options.bytes, options.seed)
+    arguments = (far, options.kinds.split(","), options.connections, options.connects, options.bytes, options.seed)
     attackers = SPAWN.Process(target=attack, args=arguments, daemon=True)
     attackers.start()
     try:
@@ -516,6 +516,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--mode", choices=("clear", "sealed"), action="append", help="default: both")
     made.add_argument("--targets", default="", help="attack only targets whose names match this regular expression")
+    made.add_argument("--kinds", default=",".join(KINDS), help="what connections do (attackers.py)")
     made.add_argument("--ratio", type=float, default=0.5, help="the least flood / control")
     made.add_argument("--files", type=int, default=0, help="the most descriptors of each daemon; 0: as they start")
     made.add_argument("--logs", type=pathlib.Path, help="where logs stay")
