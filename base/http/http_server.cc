@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <list>
 #include <thread>
 
@@ -24,6 +25,7 @@
 #include "base/check.h"
 #include "base/cpu_time.h"
 #include "base/daemon/host_port.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 
 namespace longhaul {
@@ -318,14 +320,15 @@ class HttpServer::Impl {
   struct Client {
     Fd fd;
     std::atomic<bool> over{false};
-    pthread_t thread = {};
-    Impl* server = nullptr;
+    // The handler runs, or the answer is being sent. Other clients may be turned away.
+    std::atomic<bool> answering{false};
+    bool turned_away = false;
   };
 
   void AcceptAll() {
     const CpuTime cpu("http");
     while (!stopping_) {
-      const bool listens = clients_.size() < kHttpConnectionsMax && !accept_paused_;
+      const bool listens = !accept_paused_ && (clients_.size() < kHttpConnectionsMax || Victim());
       struct pollfd polls[2] = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       if (poll(polls, listens ? 2 : 1, accept_paused_ ? 100 : -1) < 0 && errno != EINTR) {
         LH_CHECK(errno == ENOMEM) << "poll: " << strerror(errno);
@@ -334,10 +337,20 @@ class HttpServer::Impl {
       uint64_t ignored;
       (void)!read(wake_.get(), &ignored, sizeof ignored);
       Reap();
-      if (listens) Accept();
+      if (!listens) continue;
+      if (clients_.size() < kHttpConnectionsMax) {
+        Accept();
+      } else if ((polls[1].revents & POLLIN) != 0) {
+        MakeRoom();
+      }
     }
     for (Client& client : clients_) shutdown(client.fd.get(), SHUT_RDWR);
-    for (Client& client : clients_) pthread_join(client.thread, nullptr);
+    {
+      MutexLock lock(&mutex_);
+      workers_end_ = true;
+      work_.SignalAll();
+    }
+    for (const pthread_t worker : workers_) pthread_join(worker, nullptr);
   }
 
   // Closes the connections that are over.
@@ -347,9 +360,26 @@ class HttpServer::Impl {
         ++it;
         continue;
       }
-      pthread_join(it->thread, nullptr);
       it = clients_.erase(it);
     }
+  }
+
+  // The client to turn away if there are too many; nullptr: none now. One at a time is on its way
+  // out: only when it is gone there is room.
+  Client* Victim() {
+    Client* oldest = nullptr;
+    for (Client& client : clients_) {
+      if (client.turned_away) return nullptr;
+      if (oldest == nullptr && !client.answering) oldest = &client;
+    }
+    return oldest;
+  }
+
+  void MakeRoom() {
+    Client* const victim = Victim();
+    if (victim == nullptr) return;
+    victim->turned_away = true;
+    shutdown(victim->fd.get(), SHUT_RDWR);  // its worker finishes, and wakes the acceptor
   }
 
   void Accept() {
@@ -360,32 +390,61 @@ class HttpServer::Impl {
         accept_paused_ = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
         return;
       }
-      Client& client = clients_.emplace_back();
-      client.server = this;
-      client.fd = std::move(fd);
-      // Not a std::thread, which throws where the host has no more threads.
-      if (pthread_create(&client.thread, &attributes_, RunClient, &client) != 0) {
-        clients_.pop_back();
+      if (!HaveWorker()) {
         accept_paused_ = true;
         return;
       }
+      Client& client = clients_.emplace_back();
+      client.fd = std::move(fd);
+      MutexLock lock(&mutex_);
+      waiting_.push_back(&client);
+      work_.Signal();
     }
   }
 
-  static void* RunClient(void* client_pointer) {
-    Client* const client = static_cast<Client*>(client_pointer);
-    Impl* const server = client->server;
+  // Starts a thread if none is free for one more client. Threads stay until the server ends: to
+  // start and end one for each connection would disturb the other threads of the process, which
+  // share its memory map. False: the host has no more threads.
+  bool HaveWorker() {
     {
-      const CpuTime cpu("http");
-      server->Serve(client->fd.get());
+      MutexLock lock(&mutex_);
+      if (idle_ > waiting_.size() || workers_.size() == kHttpConnectionsMax) return true;
     }
-    client->over = true;
-    server->Wake();
+    // Not a std::thread, which throws where the host has no more threads.
+    pthread_t worker;
+    if (pthread_create(&worker, &attributes_, RunWorker, this) != 0) return false;
+    workers_.push_back(worker);
+    return true;
+  }
+
+  static void* RunWorker(void* server_pointer) {
+    static_cast<Impl*>(server_pointer)->Work();
     return nullptr;
   }
 
-  void Serve(int fd) {
-    Connection connection(fd, Clock::now() + std::chrono::seconds(kHttpSeconds));
+  void Work() {
+    const CpuTime cpu("http");
+    while (Client* const client = NextClient()) {
+      Serve(client);
+      client->over = true;  // from now on the acceptor may delete it
+      Wake();
+    }
+  }
+
+  // Waits for a client. Returns nullptr when the server ends.
+  Client* NextClient() {
+    MutexLock lock(&mutex_);
+    ++idle_;
+    while (!workers_end_ && waiting_.empty()) work_.Wait(&mutex_);
+    --idle_;
+    if (workers_end_) return nullptr;
+    Client* const client = waiting_.front();
+    waiting_.pop_front();
+    return client;
+  }
+
+  void Serve(Client* client) {
+    Connection connection(client->fd.get(), Clock::now() + std::chrono::seconds(kHttpSeconds));
     switch (connection.ReadRequest()) {
       case Connection::Outcome::kGone:
         return;
@@ -393,7 +452,9 @@ class HttpServer::Impl {
         connection.httplib::Stream::write(kTooLarge);
         break;
       case Connection::Outcome::kRead:
+        client->answering = true;
         Exchange(&connection, handler_, &streams_, stopping_).Run();
+        client->answering = false;
     }
     connection.Finish();
   }
@@ -403,14 +464,20 @@ class HttpServer::Impl {
     LH_CHECK(write(wake_.get(), &one, sizeof one) == sizeof one);
   }
 
-  pthread_attr_t attributes_;  // of connections' threads
+  pthread_attr_t attributes_;  // of workers
   const Fd listener_;
   const Fd wake_;
   const std::string address_;
   const Handler handler_;
   std::atomic<int> streams_{0};
   std::atomic<bool> stopping_{false};
-  // Only the acceptor uses these. A client's thread uses the fields of its client.
+  Mutex mutex_;
+  CondVar work_;
+  std::deque<Client*> waiting_ ABSL_GUARDED_BY(mutex_);  // accepted, and not with a worker yet
+  size_t idle_ ABSL_GUARDED_BY(mutex_) = 0;              // workers that wait for a client
+  bool workers_end_ ABSL_GUARDED_BY(mutex_) = false;
+  // Only the acceptor uses these. A worker uses the fields of its client.
+  std::vector<pthread_t> workers_;
   std::list<Client> clients_;
   bool accept_paused_ = false;
   std::thread acceptor_;  // uses everything above

@@ -1,14 +1,16 @@
 // An HTTP/1.1 server for metrics, health checks and a status page.
 //
 // It answers GET and HEAD, and closes the connection after each response. A response is a whole
-// text, or a stream that goes on until one side ends it. Each connection has a thread of its own,
-// which runs the handler: handlers run at the same time.
+// text, or a stream that goes on until one side ends it. Each connection has a thread for
+// itself, which runs the handler: handlers run at the same time.
 //
 // cpp-httplib reads requests and writes responses. The server owns what the library of Debian 12
 // does not bound: sockets, threads, the size of a request, and all times.
 //
 // Limits:
-//   kHttpConnectionsMax   connections at a time; more wait in the queue of the kernel
+//   kHttpConnectionsMax   connections at a time. One more ends the oldest one that has not sent its
+//                         whole request, or has got its whole answer; if there is none, it waits in
+//                         the queue of the kernel. So silent strangers keep nobody out
 //   kHttpStreamsMax       of these, streams; one more is answered 503
 //   kHttpRequestBytesMax  bytes for a request; more are answered 431
 //   kHttpSeconds          from accept to the end of a connection that is no stream; for a stream:

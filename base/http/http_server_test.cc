@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -191,6 +192,29 @@ TEST_F(HttpServerTest, SilentConnectionsDoNotHoldUpOthers) {
   Send(silent[0], "TP/1.1\r\n\r\n");
   EXPECT_THAT(ReadAll(silent[0]), StartsWith("HTTP/1.1 200"));
   for (size_t i = 1; i < silent.size(); ++i) close(silent[i]);
+}
+
+TEST_F(HttpServerTest, SilentConnectionsBeyondTheLimitAreTurnedAwayAndAnswersAreNot) {
+  const int streaming = Connect();
+  Send(streaming, "GET /silent HTTP/1.1\r\n\r\n");
+  std::vector<int> answered;
+  std::vector<int> silent;
+  for (int i = 0; i < kHttpConnectionsMax; ++i) {
+    answered.push_back(Connect());
+    Send(answered.back(), "GET /a HTTP/1.1\r\n\r\n");  // and does not close
+    silent.push_back(Connect());
+    if (i % 2 == 0) Send(silent.back(), "GET /a HT");
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(Ask("GET /a HTTP/1.1\r\nConnection: close\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(kHttpSeconds / 2));
+  struct pollfd quiet {
+    streaming, POLLRDHUP, 0
+  };
+  EXPECT_EQ(poll(&quiet, 1, 0), 0) << "the stream was turned away";
+  for (const int fd : answered) close(fd);
+  for (const int fd : silent) close(fd);
+  close(streaming);
 }
 
 TEST_F(HttpServerTest, SecondServerOnThePortIsRefusedWithTheReason) {

@@ -26,6 +26,8 @@ namespace {
 
 // A connection whose HTTP/2 handshake takes longer is closed.
 constexpr int kHandshakeMs = 5000;
+// A connection without calls is closed after this time. Peers always have a call.
+constexpr int kIdleMs = 10000;
 constexpr int kStreamsPerConnectionMax = 256;
 constexpr size_t kMemoryBytesMax = size_t{1} << 30;
 // Calls that are in flight when a connection has reached its age may go on so long, but not longer
@@ -82,6 +84,7 @@ void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   const control::Keepalive keepalive = control::KeepaliveFor(detect_ms);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive.time_ms);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive.timeout_ms);

@@ -3,6 +3,10 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <future>
@@ -12,6 +16,8 @@
 #include <vector>
 
 #include "base/crypto/identity.h"
+#include "base/daemon/host_port.h"
+#include "coordinator/grpc/accept.h"
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -783,6 +789,44 @@ std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::st
   const grpc::Status status = call.done.get_future().get();
   EXPECT_TRUE(status.ok()) << status.error_message();
   return call.response;
+}
+
+TEST_F(GrpcServerTest, APortOutlivesALackOfDescriptors) {
+  struct rlimit before {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  struct sockaddr_in address {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const absl::StatusOr<HostPort> port = ParseHostPort(server_->address());
+  ASSERT_TRUE(port.ok());
+  address.sin_port = htons(port->port);
+  std::vector<int> strangers;
+  const auto connect_one = [&] {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return false;
+    strangers.push_back(fd);
+    return connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address) == 0;
+  };
+  ASSERT_TRUE(connect_one());
+  // The strangers are in this process. So they take the last descriptors themselves, in the end.
+  const struct rlimit few = {static_cast<rlim_t>(strangers[0]) + 2 * kDescriptorsKept,
+                             before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (connect_one()) {
+  }
+  for (int i = 0; i < 1000 && AcceptsRefused() == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_GE(AcceptsRefused(), 1u);
+  for (const int fd : strangers) close(fd);
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto fresh =
+      grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), [] {
+        grpc::ChannelArguments own;
+        own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+        return own;
+      }());
+  EXPECT_EQ(RawCall(fresh, "/grpc.health.v1.Health/Check", ""), "\x08\x01");
 }
 
 TEST_F(GrpcServerTest, HealthSaysServing) {

@@ -82,6 +82,7 @@ struct Client {
   Hold held;                         // the connection itself
   std::string name;
   bool greeted = false;
+  bool logged = false;  // that it has attached
 
   lh_ipc_request request{};
   size_t have = 0;  // bytes of `request` that have come

@@ -32,6 +32,9 @@ bool IsCostly(const lh_ipc_request& request) {
 }
 
 constexpr int64_t kRefusalLogUs = Seconds(1);
+// Lines about clients: so many at once, and one more in each of these times.
+constexpr int64_t kClientLinesMax = 2 * LH_LOCAL_MEMBERS_MAX;
+constexpr int64_t kClientLineUs = Seconds(1);
 
 }  // namespace
 
@@ -227,6 +230,22 @@ void Server::CountRefusal(const std::string& what) {
   refusals_unlogged_ = 0;
 }
 
+bool Server::MayLogClient() {
+  const Tick now = ring_->Now();
+  const int64_t more =
+      client_lines_at_ == Tick() ? kClientLinesMax : (now - client_lines_at_) / kClientLineUs;
+  if (more > 0) {
+    client_lines_ = std::min(kClientLinesMax, client_lines_ + more);
+    client_lines_at_ = now;
+  }
+  if (client_lines_ == 0) {
+    ++clients_unlogged_;
+    return false;
+  }
+  --client_lines_;
+  return true;
+}
+
 void Server::StartRecv(const ClientPtr& client) {
   Client& c = *client;
   // Read only to the end of this request, so that descriptors that come belong to this request.
@@ -375,6 +394,7 @@ void Server::Settle(const ClientPtr& client) {
   if (!c.ending) return;
   if (!c.told) {
     c.told = true;
+    const bool logged = c.logged || !c.locals.empty();
     for (const LocalId local : std::exchange(c.locals, {})) {
       const auto it = members_.find(local);
       posts_open_ -= static_cast<uint32_t>(it->second.posts.size());
@@ -385,7 +405,7 @@ void Server::Settle(const ClientPtr& client) {
     c.regions.clear();
     c.calls.clear();
     c.waiting.clear();
-    if (c.greeted) {
+    if (logged) {
       Log(LogLevel::kInfo, absl::StrCat("trainer detached client=", c.number) +
                                LogField("name", c.name) + LogField("reason", c.reason));
     }

@@ -75,9 +75,15 @@ void Server::Greet(Client& client) {
   client.greeted = true;
   client.name = client.request.u.hello.name;
   if (client.timer != 0) ring_->Cancel(client.timer);
-  Log(LogLevel::kInfo, absl::StrCat("trainer attached client=", client.number, " pid=",
-                                    client.credentials.pid, " uid=", client.credentials.uid) +
-                           LogField("name", client.name));
+  if (MayLogClient()) {
+    client.logged = true;
+    Log(LogLevel::kInfo,
+        absl::StrCat("trainer attached client=", client.number, " pid=", client.credentials.pid,
+                     " uid=", client.credentials.uid) +
+            LogField("name", client.name) +
+            (clients_unlogged_ > 0 ? LogField("unlogged", std::to_string(clients_unlogged_)) : ""));
+    clients_unlogged_ = 0;
+  }
   Answer(client, client.request.call, {});
 }
 

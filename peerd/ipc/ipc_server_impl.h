@@ -140,6 +140,10 @@ class Server final : public IpcServer {
   // Answers the member's open requests and forgets the member.
   void Forget(LocalId local, const Outcome& outcome);
 
+  // Whether to log that a client has attached. A user may attach as often as it likes, so there is
+  // a bound on the lines of a second.
+  bool MayLogClient();
+
   static ResourceLimits LimitsOfAll(const IpcServerOptions& options);
 
   const IpcServerOptions options_;
@@ -167,6 +171,10 @@ class Server final : public IpcServer {
   uint64_t requests_refused_ = 0;
   Tick refusal_log_due_;
   uint64_t refusals_unlogged_ = 0;
+  // Lines about clients that may be logged now.
+  int64_t client_lines_ = 0;
+  Tick client_lines_at_;  // when client_lines_ was computed
+  uint64_t clients_unlogged_ = 0;
 };
 
 }  // namespace longhaul::peerd::ipc

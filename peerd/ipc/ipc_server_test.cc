@@ -447,6 +447,26 @@ TEST(IpcServerTest, AConnectionThatSaysNothingIsClosed) {
   EXPECT_EQ(client.Status(), -1);
 }
 
+TEST(IpcServerTest, LinesAboutClientsAreBounded) {
+  Harness harness;
+  std::atomic<int> lines{0};
+  SetLogSink([&lines](std::string_view line) {
+    lines += line.find("trainer attached") != std::string_view::npos;
+  });
+  constexpr int kClients = 500;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kClients; ++i) {
+    RawClient client(harness.path());
+    EXPECT_EQ(client.Ask(Hello()), 0);
+  }
+  const auto seconds =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - begin)
+          .count();
+  EXPECT_GE(lines, 2);
+  EXPECT_LE(lines, 2 * LH_LOCAL_MEMBERS_MAX + seconds + 1);
+  SetLogSink([](std::string_view) {});
+}
+
 TEST(IpcServerTest, LosesNoDescriptors) {
   Harness harness;
   const int fd = MakeMemfd(4096, F_SEAL_SHRINK);
