@@ -93,7 +93,8 @@ LAYERS = [
     ),
     Layer(
         r"(coordinator|peerd)/core/",
-        rf"proto/control/(messages|blocked)\.h|proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}|coordinator/(core|solver)/|peerd/core/",
+        rf"proto/control/(messages|blocked|signed_ready)\.h|proto/wire/|base/crypto/secrets\.h|{_BASE_VALUES}|"
+        rf"{_ABSL_VALUES}|coordinator/(core|solver)/|peerd/core/",
         "cores see messages and base values only",
     ),
     Layer(
@@ -138,7 +139,7 @@ LAYERS = [
     ),
     Layer(
         r"peerd/engine/",
-        r"peerd/(collective|core|engine|state|transport)/|proto/(control/messages\.h|wire/)|base/|absl/",
+        r"peerd/(collective|core|engine|state|transport)/|proto/(control/(messages|signed_ready)\.h|wire/)|base/|absl/",
         "the engine reaches trainers, coordinator and ring through its ports only",
     ),
     Layer(r"client/", rf"client/|longhaul/|{_IPC}", "the client library depends on nothing"),
