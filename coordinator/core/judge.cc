@@ -10,7 +10,9 @@ namespace {
 // What a peer's DONE says of each of its ops (OpReport::verdict); 0: it is not done.
 using VerdictByOrdinal = std::map<OpOrdinal, uint64_t>;
 
-uint64_t VerdictOf(const control::OpReport& op) { return op.done ? std::max<uint64_t>(op.verdict, 1) : 0; }
+uint64_t VerdictOf(const control::OpReport& op) {
+  return op.done ? std::max<uint64_t>(op.verdict, 1) : 0;
+}
 
 // Returns true if all survivors that report their part of the op are done, with the same verdict. A
 // survivor that does not report its part has settled the op, and needed the DONE of every survivor
