@@ -160,6 +160,20 @@ TEST_F(DisputeTest, WithoutProofThePeerInMostPairsIsRemoved) {
   EXPECT_THAT(h.Take(P(2)).back(), HasSubstr("Removed m2"));
 }
 
+TEST_F(DisputeTest, OfOnePeerInOneAttemptAreBounded) {
+  Found(3);
+  BeginSigning();
+  const size_t before = h.Notices("dispute").size();
+  h.Lively(P(3)).mute = true;  // the freeze stays open, and with it the attempt
+  for (uint64_t i = 0; i < 1000; ++i) {
+    control::Dispute dispute = About(2);
+    dispute.tag = i;
+    Testify(2, 1, "not signed by peer 2", &dispute);
+    h.Say(P(1), dispute);
+  }
+  EXPECT_LE(h.Notices("dispute").size(), before + 8);
+}
+
 TEST_F(DisputeTest, OfAnAttemptThatWasNeverPreparedIsAgainstTheProtocol) {
   Found(2);
   h.Say(P(1), About(2, 9));

@@ -9,6 +9,15 @@ control::ReadyName NameOf(const control::Dispute& dispute) {
           dispute.tag,   dispute.set,     dispute.index};
 }
 
+bool Disputes::Admit(PeerId reporter, Epoch attempt) {
+  auto& [newest, count] = sent_[reporter];
+  if (attempt > newest) {
+    newest = attempt;
+    count = 0;
+  }
+  return ++count <= kDisputesOfPeerMax;
+}
+
 std::optional<PeerId> Disputes::Add(PeerId reporter, const control::Dispute& dispute,
                                     const KeyOf& key_of) {
   if (dispute.statements.empty()) return std::nullopt;
@@ -23,6 +32,10 @@ std::optional<PeerId> Disputes::Add(PeerId reporter, const control::Dispute& dis
     if (key.empty() || !control::IsStatementOf(key, name, statement)) continue;
     const auto [known, added] = said.digests.emplace(statement.peer, statement.digest);
     if (!added && known->second != statement.digest) liar = statement.peer;
+  }
+  if (said.digests.empty()) {
+    said_.erase(name);
+    return std::nullopt;
   }
   // The names of old attempts come first.
   while (said_.size() > kReadiesKept) said_.erase(said_.begin());
@@ -46,6 +59,7 @@ LostLinks Disputes::Unproven() const {
 }
 
 void Disputes::ForgetIf(const std::function<bool(PeerId)>& stranger) {
+  std::erase_if(sent_, [&](const auto& entry) { return stranger(entry.first); });
   std::erase_if(unproven_, [&](const auto& entry) {
     return stranger(entry.first.first) || stranger(entry.first.second);
   });
@@ -57,6 +71,7 @@ void Disputes::AddTo(Digester* digest) const {
     digest->Add(said.reporters).Add(said.digests);
   }
   for (const auto& [pair, unproved] : unproven_) digest->Add(pair).Add(unproved.count);
+  digest->Add(sent_);
 }
 
 }  // namespace longhaul::coordinator

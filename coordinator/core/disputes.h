@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "base/digest.h"
 #include "base/ids.h"
@@ -25,12 +26,16 @@ namespace longhaul::coordinator {
 inline constexpr size_t kReadiesKept = 64;
 // After so many disputes of one pair that prove nothing, a peer is removed.
 inline constexpr uint32_t kDisputesMax = 3;
+// Of one peer in one attempt; more are ignored. To check them takes the coordinator time.
+inline constexpr uint32_t kDisputesOfPeerMax = 8;
 
 class Disputes {
  public:
   // Returns the public key of a peer of the group; "": there is no such peer.
   using KeyOf = std::function<std::string(PeerId)>;
 
+  // Returns false if the peer has sent too many disputes in this attempt.
+  bool Admit(PeerId reporter, Epoch attempt);
   // Adds the statements of a dispute that are signed well. Uses only the first dispute of each
   // reporter about an op. Returns a peer that has said two different things of the same op.
   std::optional<PeerId> Add(PeerId reporter, const control::Dispute& dispute, const KeyOf& key_of);
@@ -51,6 +56,7 @@ class Disputes {
     std::map<PeerId, std::string> digests;
   };
   std::map<control::ReadyName, Said> said_;
+  std::map<PeerId, std::pair<Epoch, uint32_t>> sent_;  // how many in the peer's newest attempt
   struct Unproved {
     uint32_t count = 0;
     std::string what;

@@ -347,8 +347,10 @@ Violation Group::Dispute(PeerId peer, const control::Dispute &dispute, GroupOutp
   if (!InForce(peer) || dispute.peer == peer) return std::nullopt;
   // The freeze that answers the first dispute about an op may be under way when a second peer
   // disputes. The two together may prove who lies.
-  const bool open = dispute.attempt == record_.last_freeze;
+  const bool open =
+      dispute.attempt == record_.last_freeze && record_.last_freeze <= record_.committed;
   if (!open && !disputes_.Knows(NameOf(dispute))) return std::nullopt;
+  if (!disputes_.Admit(peer, dispute.attempt)) return std::nullopt;
   const auto key_of = [this](PeerId id) { return HasPeer(id) ? PeerOf(id).key : std::string(); };
   const std::string what = Clean(dispute.what);
   if (const std::optional<PeerId> liar = disputes_.Add(peer, dispute, key_of)) {

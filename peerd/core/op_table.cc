@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 #include "peerd/core/algorithm.h"
@@ -493,6 +494,16 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
     return Refuse(
         ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
   }
+  if (op.witness || ready.signature) {
+    const std::string problem =
+        !op.witness        ? "is signed in an attempt without signatures"
+        : !ready.signature ? "is not signed"
+                           : AddSignature(ready.peer, history_->current().keys.at(ready.peer),
+                                          *ready.signature, &*op.witness);
+    if (!problem.empty()) {
+      return Refuse(ready, "READY of tag " + std::to_string(op.key.tag) + " " + problem, out);
+    }
+  }
   if (ready.desc != op.desc || ready.other_offer) {
     if (!op.lingers && ready.desc.SameButForWorld(op.desc) && !ready.other_offer) {
       const MemberId other = op.participants->FirstMemberOf(ready.peer);
@@ -512,16 +523,6 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
     op.differs = true;
   }
   const PeerId peer = ready.peer;
-  if (op.witness || ready.signature) {
-    const std::string problem =
-        !op.witness ? "is signed in an attempt without signatures"
-        : !ready.signature
-            ? "is not signed"
-            : AddSignature(peer, history_->current().keys.at(peer), *ready.signature, &*op.witness);
-    if (!problem.empty()) {
-      return Refuse(ready, "READY of tag " + std::to_string(op.key.tag) + " " + problem, out);
-    }
-  }
   const auto& members = op.participants->members;
   const auto expected = std::count_if(members.begin(), members.end(),
                                       [&](const auto& info) { return info.peer == peer; });
@@ -903,12 +904,36 @@ void OpTable::JudgeTerms(Op& op) {
   op.differs = op.mismatch.has_value();
 }
 
+// The world has changed since the op was laid out. Returns whose tensor is too small for the parts
+// of the members that are left; nullopt: all fit.
+std::optional<std::string> OpTable::SpaceMissing(const Op& op) const {
+  const std::vector<control::MemberInfo>& members = op.participants->members;
+  if (op.desc.kind != OpKind::kAllGather && op.desc.kind != OpKind::kGather) return std::nullopt;
+  uint64_t whole = 0;  // cannot overflow: at most 2^10 lengths below 2^49
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (!Contributes(op, members[i].member)) continue;
+    whole += LengthIn(op.terms.at(members[i].member).gives, i).value_or(0);
+  }
+  for (const control::MemberInfo& getter : members) {
+    if (op.desc.kind == OpKind::kGather && getter.member != op.desc.root) continue;
+    const std::vector<uint64_t>& gets = op.terms.at(getter.member).gets;
+    const uint64_t space = std::accumulate(gets.begin(), gets.end(), uint64_t{0});
+    if (space >= whole) continue;
+    return "the members give " + std::to_string(whole) + " elements in all, and member " +
+           ToString(getter.member) + " has room for " + std::to_string(space);
+  }
+  return std::nullopt;
+}
+
 // Returns how the lengths that two members give for one part differ; nullopt: all fit.
 std::optional<std::string> OpTable::TermsMismatch(const Op& op) const {
   const OpKind kind = op.desc.kind;
   const std::vector<control::MemberInfo>& members = op.participants->members;
   // After a death, ranks no longer say which part is whose. Then the parts are as their owners say.
   const bool same = members.size() == op.desc.world;
+  if (!same) {
+    if (auto missing = SpaceMissing(op)) return missing;
+  }
   const bool reduces = Reduces(kind);
   const OpTerms& first = op.terms.at(members.front().member);
   for (size_t i = 0; i < members.size(); ++i) {

@@ -294,6 +294,7 @@ class OpTable {
   // What is wrong with the post, whatever else is in flight; or "".
   std::string ObjectionTo(const NewPost& post) const;
   std::optional<std::string> TermsMismatch(const Op& op) const;
+  std::optional<std::string> SpaceMissing(const Op& op) const;
   // All READYs of the op are here. Looks at the terms of all participants: sets `mismatch` if their
   // lengths do not fit, and `unfit` if no weight is left.
   void JudgeTerms(Op& op);

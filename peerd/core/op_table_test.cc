@@ -869,6 +869,25 @@ TEST_F(SignedOpTest, AReadyWithoutAGoodSignatureBreaksTheLink) {
   EXPECT_FALSE(Breaks(SignedBy(2, 7, Large())));
 }
 
+// Members hear of a change of the world at different times. That is nobody's fault.
+TEST_F(SignedOpTest, OffersForAnotherWorldAreSignedAndCountInTheDigest) {
+  EnterSigned();
+  OpDesc three = Large();
+  three.kind = OpKind::kAllGather;
+  three.world = 3;
+  OpDesc four = three;
+  four.world = 4;
+  Post(7, three);
+  Signed(1);
+  EXPECT_TRUE(Breaks(ReadyOf(2, 7, four)));
+  Ready(SignedBy(2, 7, four));
+  Ready(SignedBy(3, 7, three));
+  const auto dones = Get<SendDone>(Stopped(1));
+  ASSERT_FALSE(dones.empty());
+  EXPECT_TRUE(dones[0].refused);
+  EXPECT_EQ(dones[0].witness, WitnessOf("", /*refused=*/true));
+}
+
 TEST_F(SignedOpTest, ADoneWithoutADigestBreaksTheLink) {
   EnterSigned();
   Post(7, Large());
@@ -2305,6 +2324,28 @@ TEST_F(UnequalTest, AnAllGatherWhoseLengthsDoNotFitNamesBothMembers) {
   EXPECT_EQ(Refusal(),
             "all-gather tag 7 refused: member m2 gives 6 elements to member m1, which expects 5 "
             "elements");
+}
+
+// The op is laid out for three members, and two take part. So ranks do not say whose part is whose.
+TEST_F(UnequalTest, AnAllGatherInAnotherWorldMustFitIntoEachTarget) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}));
+  const Lengths all = {3, 5, 0};
+  const OpDesc desc = Unequal(OpKind::kAllGather);
+  const auto offer = [&](uint64_t tag, uint64_t gives) {
+    LocalPost post = RootedPost(tag, desc);
+    post.terms = {1, {gives}, all};
+    Post(post);
+    PeerReady ready = ReadyOf(2, tag, desc);
+    ready.terms = {{1, {5}, all}};
+    Ready(ready);
+  };
+  offer(7, 3);
+  EXPECT_EQ(Started(), (Lengths{3, 5}));
+  offer(8, 4);
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  EXPECT_EQ(Get<PostDone>(Done(2, 2, 0, true)).at(0).outcome.text,
+            "all-gather tag 8 refused: the members give 9 elements in all, and member m1 has room "
+            "for 8");
 }
 
 TEST_F(UnequalTest, PartsOfAReduceScatterAreTheSameForAll) {
