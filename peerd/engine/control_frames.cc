@@ -56,7 +56,7 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
 }
 
 std::string SignReady(const SendReady& action, const Signer& sign, ControlFrame* frame) {
-  const std::string digest = Sha256(frame->payload);
+  std::string digest = Sha256(frame->payload);
   const control::ReadyName name{action.group, action.attempt, action.boundary,
                                 action.tag,   action.set,     *action.sign};
   frame->payload += sign(control::TextToSign(name, digest));

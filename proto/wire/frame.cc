@@ -80,11 +80,14 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
 }
 // Each with a signature: a result with the ids of its members; weights with a one-shot input in
 // float32; lengths.
-constexpr size_t kReadyRestBytesMax =
-    LH_CONTROL_PAYLOAD_BYTES_MAX - kReadyBodyBytes - LH_SIGNATURE_BYTES;
-static_assert(size_t{8} * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <= kReadyRestBytesMax);
-static_assert(size_t{8} * LH_LOCAL_MEMBERS_MAX + 2 * LH_ONE_SHOT_BYTES_MAX <= kReadyRestBytesMax);
-static_assert(LH_OP_TERMS_BYTES_MAX <= kReadyRestBytesMax);
+constexpr size_t kReadyFixedBytes = kReadyBodyBytes + LH_SIGNATURE_BYTES;
+static_assert(kReadyFixedBytes + size_t{8} * LH_MEMBERS_MAX + LH_ONE_SHOT_BYTES_MAX <=
+              LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kReadyFixedBytes + size_t{8} * LH_LOCAL_MEMBERS_MAX +
+                  size_t{2} * LH_ONE_SHOT_BYTES_MAX <=
+              LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kReadyFixedBytes + static_cast<size_t>(LH_OP_TERMS_BYTES_MAX) <=
+              LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_CONTROL_PAYLOAD_BYTES_MAX == 12480);
 static_assert(kOtherOfferBytes == 56);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
