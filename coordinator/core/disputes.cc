@@ -71,7 +71,7 @@ void Disputes::AddTo(Digester* digest) const {
     digest->Add(said.reporters).Add(said.digests);
   }
   for (const auto& [pair, unproved] : unproven_) digest->Add(pair).Add(unproved.count);
-  digest->Add(sent_);
+  if (!sent_.empty()) digest->Add(sent_);
 }
 
 }  // namespace longhaul::coordinator
