@@ -1,7 +1,6 @@
 // Feeds any text to the parsers of what an operator writes: arguments, environment and config file
 // of a program, addresses, files with a secret. The first byte chooses.
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include "base/daemon/flags.h"
 #include "base/daemon/host_port.h"
 #include "base/daemon/secret_file.h"
+#include "tests/support/fuzz_files.h"
 
 // A flag of each type that the programs have.
 ABSL_FLAG(std::string, fuzz_text, "", "text");
@@ -29,20 +29,6 @@ ABSL_FLAG(std::vector<std::string>, fuzz_list, {}, "list");
 
 namespace longhaul {
 namespace {
-
-// A file with these contents, which only the owner may read. Its name stays the same.
-const std::string& FileWith(const std::string& text) {
-  static const auto& path = *new std::string([] {
-    const char* const base = getenv("TEST_TMPDIR");
-    std::string name = std::string(base != nullptr ? base : "/tmp") + "/lh_fuzz_XXXXXX";
-    const int fd = mkstemp(name.data());
-    LH_CHECK(fd >= 0);
-    close(fd);
-    return name;
-  }());
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
-  return path;
-}
 
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines(1);
@@ -88,7 +74,7 @@ void One(uint8_t which, const std::string& text) {
       return Parse({}, env);
     }
     case 2:
-      return Parse({"--config=" + FileWith(text)}, {});
+      return Parse({"--config=" + FuzzFile(text)}, {});
     case 3:
       if (const auto address = ParseHostPort(text); address.ok()) {
         LH_CHECK(!address->host.empty());
@@ -103,10 +89,10 @@ void One(uint8_t which, const std::string& text) {
       }
       return;
     case 5: {
-      if (const auto secret = ReadSecretFile("--token-file", FileWith(text)); secret.ok()) {
+      if (const auto secret = ReadSecretFile("--token-file", FuzzFile(text)); secret.ok()) {
         LH_CHECK(!secret->empty() && secret->find('\n') == std::string::npos);
       }
-      const auto marked = ReadSecretFile("--token-file", FileWith(text + "MaRkEr"));
+      const auto marked = ReadSecretFile("--token-file", FuzzFile(text + "MaRkEr"));
       if (marked.ok()) return;
       LH_CHECK(marked.status().message().find("MaRkEr") == std::string_view::npos)
           << "an error shows the secret";

@@ -20,17 +20,8 @@ class CancelTest : public testing::Test {
 
   // Adds peers 1..n with one admitted member each, m1..mn. The newest epoch is n.
   void Found(uint64_t n) {
-    for (uint64_t i = 1; i <= n; ++i) {
-      Join(i);
-      Vote(i - 1);
-    }
+    h.Found(n);
     ASSERT_EQ(h.View().committed, Epoch(n));
-    h.ForgetReceived();
-  }
-  void Join(uint64_t i) {
-    h.AddLively(P(i));
-    h.LivelyJoin(P(i), 1);
-    h.Run();
   }
   void Vote(uint64_t n) {
     for (uint64_t j = 1; j <= n; ++j) h.LivelyVote(P(j), M(j));

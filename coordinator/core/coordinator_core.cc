@@ -615,14 +615,8 @@ std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& 
            " members of the group, the most it can have (LH_LOCAL_MEMBERS_MAX)";
   }
   if (group != groups_.end()) {
-    const std::string objection = group->second.ObjectionTo(join);
+    const std::string objection = group->second.ObjectionTo(peer, join);
     if (!objection.empty()) return what + objection;
-  }
-  if (group != groups_.end()) {
-    const std::vector<PeerId>& barred = group->second.record().barred;
-    if (std::find(barred.begin(), barred.end(), peer) != barred.end()) {
-      return what + "this peerd told members of the group different things; lhctl events says more";
-    }
   }
   const size_t groups = local > 0 ? 0 : GroupsOf(peer).size();
   if (groups >= LH_GROUPS_MAX) {
@@ -737,7 +731,6 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::PeerTried& t
   return std::nullopt;
 }
 
-// Ignores measurements of links to peers that are unknown here.
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::ContributionSuspect& suspect) {
   if (FindGroup(suspect.group) == nullptr) return std::nullopt;
   On(suspect.group,
@@ -745,6 +738,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Contribution
   return std::nullopt;
 }
 
+// Ignores measurements of links to peers that are unknown here.
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& report) {
   for (const control::LinkMeasure& link : report.links) {
     if (link.from != peer && link.to != peer) {
@@ -1001,7 +995,7 @@ Group& CoordinatorCore::Impl::EnsureGroup(const GroupKey& key) {
   if (Group* group = FindGroup(key)) return *group;
   GroupRecord record;
   record.group = key;
-  record.witness = config_.sign_ops;
+  record.sign_ops = config_.sign_ops;
   Group group(record, runs_.at(key.run).secret, config_, this);
   return groups_.emplace(key, std::move(group)).first->second;
 }

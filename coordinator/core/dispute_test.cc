@@ -23,18 +23,6 @@ class DisputeTest : public testing::Test {
   static GroupKey G() { return Harness::G(); }
   static PeerId P(uint64_t n) { return PeerId(n); }
 
-  // Adds peers 1..n with one admitted member each, m1..mn. The newest epoch is n.
-  void Found(uint64_t n) {
-    for (uint64_t i = 1; i <= n; ++i) {
-      h.AddLively(P(i));
-      h.LivelyJoin(P(i), 1);
-      h.Run();
-      for (uint64_t j = 1; j < i; ++j) h.LivelyVote(P(j), MemberId(j));
-      h.Run();
-    }
-    ASSERT_EQ(h.View().committed, Epoch(n));
-    h.ForgetReceived();
-  }
   uint64_t attempt() { return h.Stored().last_freeze.value(); }
   control::Dispute About(uint64_t other, std::optional<uint64_t> attempt_said = std::nullopt) {
     control::Dispute dispute;
@@ -59,7 +47,7 @@ class DisputeTest : public testing::Test {
   void BeginSigning() {
     h.Say(P(1), About(2));
     h.Wait(100);
-    ASSERT_TRUE(h.Stored().Witnessed());
+    ASSERT_TRUE(h.Stored().SignsOps());
     h.ForgetReceived();
   }
   size_t Members() { return h.View().members.size(); }
@@ -68,13 +56,13 @@ class DisputeTest : public testing::Test {
 };
 
 TEST_F(DisputeTest, TheFirstOneFreezesOpsAndFromThenOnReadysAreSigned) {
-  Found(3);
-  EXPECT_FALSE(h.Prepared(P(1)).witnessed);
+  h.Found(3);
+  EXPECT_FALSE(h.Prepared(P(1)).sign_ops);
   h.Say(P(1), About(2));
   h.Wait(100);
   EXPECT_EQ(h.View().committed, Epoch(4));
   EXPECT_TRUE(h.Prepared(P(1)).freeze);
-  EXPECT_TRUE(h.Prepared(P(1)).witnessed);
+  EXPECT_TRUE(h.Prepared(P(1)).sign_ops);
   EXPECT_EQ(h.View().fault.cause, "dispute");
   EXPECT_THAT(h.Notices("dispute"),
               ElementsAre("verdicts differ peer=p1 other=p2 op=\"all-reduce tag 7\" signed=0"));
@@ -86,18 +74,18 @@ TEST_F(DisputeTest, TheFirstOneFreezesOpsAndFromThenOnReadysAreSigned) {
 }
 
 TEST_F(DisputeTest, SigningSurvivesARestart) {
-  Found(2);
+  h.Found(2);
   BeginSigning();
   h.Boot();
   for (const uint64_t p : {1, 2}) h.Reattach(P(p));
   h.Run();
   h.Say(P(1), About(2));
   h.Wait(100);
-  EXPECT_TRUE(h.Prepared(P(1)).witnessed);
+  EXPECT_TRUE(h.Prepared(P(1)).sign_ops);
 }
 
 TEST_F(DisputeTest, WhoSignedTwoDifferentReadysIsRemovedAndNotAdmittedAgain) {
-  Found(4);
+  h.Found(4);
   BeginSigning();
   control::Dispute one = About(2);
   Testify(2, 2, "same", &one);
@@ -117,7 +105,7 @@ TEST_F(DisputeTest, WhoSignedTwoDifferentReadysIsRemovedAndNotAdmittedAgain) {
 }
 
 TEST_F(DisputeTest, EvidenceOfWhoRefusedCountsWithAnotherPeersDispute) {
-  Found(3);
+  h.Found(3);
   BeginSigning();
   control::Dispute evidence = About(0);
   Testify(3, 3, "another offer", &evidence);
@@ -133,7 +121,7 @@ TEST_F(DisputeTest, EvidenceOfWhoRefusedCountsWithAnotherPeersDispute) {
 }
 
 TEST_F(DisputeTest, StatementsOfOthersThanTheirSignersProveNothing) {
-  Found(3);
+  h.Found(3);
   BeginSigning();
   control::Dispute one = About(2);
   Testify(3, 3, "offer", &one);
@@ -150,7 +138,7 @@ TEST_F(DisputeTest, StatementsOfOthersThanTheirSignersProveNothing) {
 }
 
 TEST_F(DisputeTest, WithoutProofThePeerInMostPairsIsRemoved) {
-  Found(4);
+  h.Found(4);
   BeginSigning();
   for (int i = 0; i < 10 && Members() == 4; ++i) {
     h.Say(P(i % 2 == 0 ? 1 : 3), About(2));
@@ -161,7 +149,7 @@ TEST_F(DisputeTest, WithoutProofThePeerInMostPairsIsRemoved) {
 }
 
 TEST_F(DisputeTest, OfOnePeerInOneAttemptAreBounded) {
-  Found(3);
+  h.Found(3);
   BeginSigning();
   const size_t before = h.Notices("dispute").size();
   h.Lively(P(3)).mute = true;  // the freeze stays open, and with it the attempt
@@ -175,13 +163,13 @@ TEST_F(DisputeTest, OfOnePeerInOneAttemptAreBounded) {
 }
 
 TEST_F(DisputeTest, OfAnAttemptThatWasNeverPreparedIsAgainstTheProtocol) {
-  Found(2);
+  h.Found(2);
   h.Say(P(1), About(2, 9));
   EXPECT_THAT(h.closings().back(), HasSubstr("disputed a verdict of attempt 9"));
 }
 
 TEST_F(DisputeTest, OfAStrangerDoesNothing) {
-  Found(2);
+  h.Found(2);
   h.AddLively(P(3));
   h.Run();
   h.Say(P(3), About(1, 0));
@@ -190,7 +178,7 @@ TEST_F(DisputeTest, OfAStrangerDoesNothing) {
 }
 
 TEST_F(DisputeTest, WhoAsksForANewAttemptGetsIt) {
-  Found(2);
+  h.Found(2);
   BeginSigning();
   h.Say(P(1), About(0));
   h.Wait(100);

@@ -497,6 +497,12 @@ void Group::MarkChanged(const std::string &why) {
   if (preparation_ && preparation_->changed.empty()) preparation_->changed = why;
 }
 
+void Group::AskForFreeze(const std::string &why, const Fault &fault) {
+  MarkChanged(why);
+  repair_ = Clean(why);
+  NoteFault(fault);
+}
+
 Fault Group::FaultNow(std::string cause, std::string detector, uint32_t detect_ms,
                       PeerId of) const {
   return {std::move(cause), std::move(detector), detect_ms, directory_->Now(), of};

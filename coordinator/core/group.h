@@ -104,7 +104,7 @@ class Group {
   // The answer to the Join that has made this pending member.
   control::JoinPending PendingOf(MemberId member) const;
   // Returns why the group cannot take this Join; "": it can.
-  std::string ObjectionTo(const control::Join &join) const;
+  std::string ObjectionTo(PeerId peer, const control::Join &join) const;
   // Adds a pending member. The owner has checked the limits and ObjectionTo().
   void Join(const PeerRecord &peer, const control::Join &join, MemberId member, GroupOutput *out);
   void Leave(PeerId peer, const control::Leave &leave, GroupOutput *out);
@@ -318,6 +318,8 @@ class Group {
   void Remember(MemberId member, control::Removal why, const std::string &reason,
                 const std::string &by);
   void MarkChanged(const std::string &why);
+  // The next epoch freezes ops, because of `why`.
+  void AskForFreeze(const std::string &why, const Fault &fault);
   void Note(std::string kind, MemberId member, PeerId peer, std::string text,
             GroupOutput *out) const;
 

@@ -106,7 +106,11 @@ control::JoinPending Group::PendingOf(MemberId id) const {
   return {member.request, record_.group, id, waits ? AssemblyText() : ""};
 }
 
-std::string Group::ObjectionTo(const control::Join &join) const {
+std::string Group::ObjectionTo(PeerId peer, const control::Join &join) const {
+  if (std::find(record_.barred.begin(), record_.barred.end(), peer) != record_.barred.end()) {
+    return "this peerd told members of the group different things (lhctl events, kind dispute); if "
+           "its host is to come back, start its peerd again";
+  }
   const uint32_t size = AssemblySize();
   if (size == 0 || join.members == 0 || join.members == size) return "";
   return "the join waits for " + std::to_string(join.members) +

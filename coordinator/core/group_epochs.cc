@@ -333,9 +333,7 @@ Violation Group::CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOut
   const std::string text = ToString(cancel.member) + " cancelled " + Clean(cancel.what);
   Note("cancel", cancel.member, peer,
        "op cancelled member=" + ToString(cancel.member) + " op=" + Clean(cancel.what), out);
-  MarkChanged(text);
-  repair_ = Clean(text);
-  NoteFault(FaultNow("cancel", ToString(peer)));
+  AskForFreeze(text, FaultNow("cancel", ToString(peer)));
   return std::nullopt;
 }
 
@@ -363,17 +361,20 @@ Violation Group::Dispute(PeerId peer, const control::Dispute &dispute, GroupOutp
   }
   const bool evidence = !dispute.peer && !dispute.statements.empty();
   if (!open || evidence) return std::nullopt;
-  const std::string text = dispute.peer ? "verdicts of " + ToString(peer) + " and " +
-                                              ToString(dispute.peer) + " differ about " + what
-                                        : ToString(peer) + " asks for a new attempt";
+  if (!dispute.peer) {
+    const std::string text = ToString(peer) + " asks for a new attempt: " + what;
+    Note("dispute", MemberId{}, peer, text, out);
+    AskForFreeze(text, FaultNow("dispute", ToString(peer)));
+    return std::nullopt;
+  }
   Note("dispute", MemberId{}, peer,
        "verdicts differ peer=" + ToString(peer) + " other=" + ToString(dispute.peer) + " op=\"" +
-           what + "\" signed=" + (record_.Witnessed() ? "1" : "0"),
+           what + "\" signed=" + (record_.SignsOps() ? "1" : "0"),
        out);
-  if (!record_.witness) {
-    record_.witness = true;
-    record_.witness_from = Epoch(record_.highest.value() + 1);
-  } else if (dispute.peer && record_.Witnessed() && disputes_.CountUnproven(peer, dispute)) {
+  if (!record_.sign_ops) {
+    record_.sign_ops = true;
+    record_.sign_ops_from = Epoch(record_.highest.value() + 1);
+  } else if (record_.SignsOps() && disputes_.CountUnproven(peer, dispute)) {
     // Nobody can prove who of the pair lies. The peer in most disputed pairs is removed, then the
     // one that joined last.
     const LostLinks pairs = disputes_.Unproven();
@@ -381,9 +382,9 @@ Violation Group::Dispute(PeerId peer, const control::Dispute &dispute, GroupOutp
     Bar(ChooseVictim(RoutesNow(), pairs, record_), pairs.begin()->second, peer, out);
     return std::nullopt;
   }
-  MarkChanged(text);
-  repair_ = text;
-  NoteFault(FaultNow("dispute", ToString(peer), 0, dispute.peer));
+  AskForFreeze(
+      "verdicts of " + ToString(peer) + " and " + ToString(dispute.peer) + " differ about " + what,
+      FaultNow("dispute", ToString(peer), 0, dispute.peer));
   return std::nullopt;
 }
 

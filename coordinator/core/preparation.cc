@@ -48,7 +48,7 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   message.boundary = p.AtBoundary() ? p.epoch : record.boundary;
   message.last_freeze = record.last_freeze;
   message.freeze = p.freeze;
-  message.witnessed = record.Witnessed();
+  message.sign_ops = record.SignsOps();
   message.token = token;
   message.preparation = p.id;
   message.cause = p.cause;

@@ -137,19 +137,19 @@ struct GroupRecord {
   std::vector<PeerRecord> peers;      // in ring order
   std::vector<FatesRecord> fates;
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
-  // Whether peers sign their READYs, in attempts from `witness_from` on.
-  bool witness = false;
-  Epoch witness_from;
+  // Whether peers sign their READYs, in attempts from `sign_ops_from` on.
+  bool sign_ops = false;
+  Epoch sign_ops_from;
   // Peers that were caught lying. They are not admitted again.
   std::vector<PeerId> barred;
   // Whether they do so in the attempt `last_freeze`.
-  bool Witnessed() const { return witness && last_freeze >= witness_from; }
+  bool SignsOps() const { return sign_ops && last_freeze >= sign_ops_from; }
   GroupKey Key() const { return group; }
   LH_FIELDS(GroupRecord, LH_FIELD(group, rule::Flat{}), LH_FIELD(committed), LH_FIELD(highest),
             LH_FIELD(boundary), LH_FIELD(last_freeze), LH_FIELD(ballots), LH_FIELD(state),
             LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
-            LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}), LH_FIELD(witness),
-            LH_FIELD(witness_from), LH_FIELD(barred, rule::List{0, kBarredMax}));
+            LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}), LH_FIELD(sign_ops),
+            LH_FIELD(sign_ops_from), LH_FIELD(barred, rule::List{0, kBarredMax}));
 };
 
 // An operator's order to drain a peer.

@@ -14,18 +14,6 @@ using Texts = std::vector<std::string>;
 
 class SuspectTest : public testing::Test {
  protected:
-  // Peers 1..n with one admitted member each, m1..mn.
-  void Found(uint64_t n) {
-    for (uint64_t i = 1; i <= n; ++i) {
-      h.AddLively(PeerId(i));
-      h.LivelyJoin(PeerId(i), 1);
-      h.Run();
-      for (uint64_t j = 1; j < i; ++j) h.LivelyVote(PeerId(j), MemberId(j));
-      h.Run();
-    }
-    ASSERT_EQ(h.View().committed, Epoch(n));
-    h.ForgetReceived();
-  }
   void Report(uint64_t reporter, uint64_t peer, uint64_t nan, std::vector<MemberId> members = {}) {
     control::ContributionSuspect suspect;
     suspect.group = Harness::G();
@@ -41,7 +29,7 @@ class SuspectTest : public testing::Test {
 };
 
 TEST_F(SuspectTest, TheEventSaysWhoSentWhatAndWhoReportedIt) {
-  Found(3);
+  h.Found(3);
   control::ContributionSuspect suspect;
   suspect.group = Harness::G();
   suspect.tag = 7;
@@ -59,7 +47,7 @@ TEST_F(SuspectTest, TheEventSaysWhoSentWhatAndWhoReportedIt) {
 }
 
 TEST_F(SuspectTest, OnePairHasOneEventInTenSeconds) {
-  Found(3);
+  h.Found(3);
   for (int i = 0; i < 100; ++i) Report(1, 3, 1);
   EXPECT_EQ(Events().size(), 1u);
   // Another reporter, and another suspect.
@@ -73,7 +61,7 @@ TEST_F(SuspectTest, OnePairHasOneEventInTenSeconds) {
 }
 
 TEST_F(SuspectTest, APeerNamesItsOwnMembersOnly) {
-  Found(2);
+  h.Found(2);
   h.LivelyJoin(PeerId(1), 2);
   h.Run();
   h.LivelyVote(PeerId(1), MemberId(1));
@@ -93,7 +81,7 @@ TEST_F(SuspectTest, APeerNamesItsOwnMembersOnly) {
 }
 
 TEST_F(SuspectTest, StrangersAreNeitherHeardNorNamed) {
-  Found(2);
+  h.Found(2);
   Report(1, 9, 5);
   h.Attach(PeerId(9));
   Report(9, 1, 5);
@@ -101,7 +89,7 @@ TEST_F(SuspectTest, StrangersAreNeitherHeardNorNamed) {
 }
 
 TEST_F(SuspectTest, AnEventHasNoLinesOfItsReporter) {
-  Found(2);
+  h.Found(2);
   control::ContributionSuspect suspect;
   suspect.group = Harness::G();
   suspect.peer = PeerId(2);

@@ -1,6 +1,5 @@
 // Feeds any bytes to the reader of journals (lh-replay). The first byte chooses: the file as a
 // whole, or the parser of one record behind the checksum.
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -10,27 +9,15 @@
 #include "base/check.h"
 #include "coordinator/journal/journal.h"
 #include "coordinator/journal/journal_format.h"
+#include "tests/support/fuzz_files.h"
 
 namespace longhaul::coordinator {
 namespace {
 
-const std::string& FileWith(const std::string& bytes) {
-  static const auto& path = *new std::string([] {
-    const char* const base = getenv("TEST_TMPDIR");
-    std::string name = std::string(base != nullptr ? base : "/tmp") + "/lh_fuzz_XXXXXX";
-    const int fd = mkstemp(name.data());
-    LH_CHECK(fd >= 0);
-    close(fd);
-    return name;
-  }());
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-  return path;
-}
-
 void One(uint8_t which, const std::string& bytes) {
   switch (which % 4) {
     case 0:
-      (void)Replay(FileWith(bytes), {});
+      (void)Replay(FuzzFile(bytes), {});
       return;
     case 1: {
       v1::JournalRecord record;

@@ -18,6 +18,7 @@
 #include "coordinator/core/records.h"
 #include "coordinator/store/store.h"
 #include "coordinator/tokens/token_record.h"
+#include "tests/support/fuzz_files.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -30,17 +31,14 @@ void Read(const std::string& text) {
   LH_CHECK(FromJson(ToJson(record, {.secrets = true}), &again).empty() && again == record);
 }
 
-// A directory of this process, and in it the file of a store without records.
+// The file of a store without records.
 struct Place {
   std::string path;
   std::string empty;  // its bytes
 };
 const Place& ThePlace() {
   static const auto& place = *new Place([] {
-    const char* const base = getenv("TEST_TMPDIR");
-    std::string name = std::string(base != nullptr ? base : "/tmp") + "/lh_fuzz_XXXXXX";
-    LH_CHECK(mkdtemp(name.data()) != nullptr);
-    Place made{name + "/store.db", ""};
+    Place made{FuzzDirectory() + "/store.db", ""};
     LH_CHECK(OpenSqliteStore(made.path).ok());
     std::ifstream file(made.path, std::ios::binary);
     made.empty.assign(std::istreambuf_iterator<char>(file), {});

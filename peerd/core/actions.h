@@ -154,7 +154,8 @@ struct SendDone {
   bool refused = false;
   bool may_wait = false;  // no trainer waits for it: it may be sent with the next frame
   bool started = false;   // not done yet: this peer has every READY, and takes segments
-  std::optional<Hash128> witness = std::nullopt;  // a digest of all READYs, if they are signed
+  std::optional<Hash128> readies_digest =
+      std::nullopt;  // a digest of all READYs, if they are signed
 };
 
 // Start to move and add up the op's bytes. A position in `ring` stands for a peer.

@@ -64,7 +64,7 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
   if (message.boundary < current.boundary) return "its boundary goes back";
   if (!message.freeze && message.last_freeze != current.last_freeze)
     return "its last_freeze changed";
-  if (!message.freeze && message.witnessed != current.witnessed)
+  if (!message.freeze && message.sign_ops != current.sign_ops)
     return "it changes whether READYs are signed and does not freeze";
   std::set<MemberId> kept;
   for (const control::MemberInfo& member : message.members) {

@@ -197,7 +197,7 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   record.epoch = prepare.epoch;
   record.boundary = prepare.boundary;
   record.last_freeze = prepare.last_freeze;
-  record.witnessed = prepare.witnessed;
+  record.sign_ops = prepare.sign_ops;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) {
     record.ring.push_back(peer.peer);
@@ -301,7 +301,7 @@ void EpochHistory::AddTo(Digester* digest) const {
   digest->Add(uint64_t{records_.size()});
   for (const auto& [epoch, record] : records_) {
     digest->Add(epoch).Add(record.boundary).Add(record.last_freeze).Add(record.cause);
-    if (record.witnessed) digest->Add(record.keys);
+    if (record.sign_ops) digest->Add(record.keys);
     digest->Add(uint64_t{record.members.size()});
     for (const control::MemberInfo& member : record.members) {
       digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);

@@ -23,7 +23,7 @@ struct EpochRecord {
   Epoch epoch;
   Epoch boundary;
   Epoch last_freeze;
-  bool witnessed = false;                    // as in PrepareEpoch
+  bool sign_ops = false;                     // as in PrepareEpoch
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
   std::map<PeerId, std::string> hosts;  // names

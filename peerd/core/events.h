@@ -134,7 +134,8 @@ struct PeerDone {
   Epoch attempt;
   bool refused = false;
   bool started = false;  // not done yet: the peer has every READY, and takes segments
-  std::optional<Hash128> witness = std::nullopt;  // a digest of all READYs that the peer has got
+  std::optional<Hash128> readies_digest =
+      std::nullopt;  // a digest of all READYs that the peer has got
 };
 
 // The answer to the first SendReady of an op in an attempt that asks for a signature.

@@ -293,12 +293,7 @@ void OpTable::AskAgain(std::vector<Action>* out) const {
     if (op.cancelled == Cancelled::kWanted && op.announced && !op.done) AskToCancel(op, out);
   }
   for (const auto& [ordinal, op] : by_ordinal_) {
-    if (!op->disputed) continue;
-    for (const auto& [peer, verdict] : op->dones) {
-      if (verdict == VerdictOf(*op)) continue;
-      Dispute(*op, peer, out);
-      break;
-    }
+    if (op->disputed) Dispute(*op, FirstThatDiffers(*op), out);
   }
 }
 
@@ -443,7 +438,7 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     // Nothing settles any more. But the coordinator may learn from a dispute who lies.
     if (it == by_ordinal_.end() || !it->second->AllReady() || done.started) return;
     Op& op = *it->second;
-    if (op.disputed || Verdict{done.refused, done.witness} == VerdictOf(op)) return;
+    if (op.disputed || Verdict{done.refused, done.readies_digest} == VerdictOf(op)) return;
     op.disputed = true;
     return Dispute(op, done.peer, out);
   }
@@ -469,13 +464,14 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + " out of order", out);
   }
-  if (done.witness.has_value() != op.witness.has_value()) {
-    return Refuse(done,
-                  "DONE for " + ToString(done.ordinal) +
-                      (op.witness ? " without a digest of READYs" : " with a digest of READYs"),
-                  out);
+  if (done.readies_digest.has_value() != op.signed_readies.has_value()) {
+    return Refuse(
+        done,
+        "DONE for " + ToString(done.ordinal) +
+            (op.signed_readies ? " without a digest of READYs" : " with a digest of READYs"),
+        out);
   }
-  op.dones.emplace(done.peer, Verdict{done.refused, done.witness});
+  op.dones.emplace(done.peer, Verdict{done.refused, done.readies_digest});
   Advance(op, now, out);
 }
 
@@ -494,12 +490,12 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
     return Refuse(
         ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
   }
-  if (op.witness || ready.signature) {
+  if (op.signed_readies || ready.signature) {
     const std::string problem =
-        !op.witness        ? "is signed in an attempt without signatures"
+        !op.signed_readies ? "is signed in an attempt without signatures"
         : !ready.signature ? "is not signed"
                            : AddSignature(ready.peer, history_->current().keys.at(ready.peer),
-                                          *ready.signature, &*op.witness);
+                                          *ready.signature, &*op.signed_readies);
     if (!problem.empty()) {
       return Refuse(ready, "READY of tag " + std::to_string(op.key.tag) + " " + problem, out);
     }
@@ -757,7 +753,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   op.codec = ChooseCodec(op.desc, all.ring.size(), mesh, all.cost);
   op.algorithm = ChooseAlgorithm(op.desc.With(op.codec), all.ring.size(), mesh, all.cost);
   op.unfit = UnfitnessOf(op);
-  BeginWitness(op, out);
+  BeginSigning(op, out);
   op.cuts = op.unfit ? std::vector<CutOwner>() : CutsOf(op);
 
   SendReady ready;
@@ -769,7 +765,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   ready.set = op.key.set;
   ready.desc = op.desc;
   ready.other_offer = op.other_offer;
-  if (op.witness) ready.sign = op.witness->name.index;
+  if (op.signed_readies) ready.sign = op.signed_readies->name.index;
   // If the offers of local members differ, no input is sent: tensors of different sizes cannot be
   // added up, and the op will be refused anyway.
   if (op.lingers) {
@@ -1095,6 +1091,7 @@ void OpTable::Stop(Op& op, std::vector<Action>* out) {
 }
 
 void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
+  const Verdict verdict = VerdictOf(op);
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_ || Lost(peer, attempt_)) continue;
     SendDone done{group_,
@@ -1103,48 +1100,53 @@ void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
                   attempt_,
                   op.Refused(),
                   /*may_wait=*/op.lingers};
-    done.witness = VerdictOf(op).witness;
+    done.readies_digest = verdict.readies_digest;
     out->push_back(done);
   }
 }
 
 OpTable::Verdict OpTable::VerdictOf(const Op& op) const {
   Verdict verdict{op.Refused(), std::nullopt};
-  if (op.witness) verdict.witness = DigestOf(*op.witness, self_, op.Refused());
+  if (op.signed_readies) verdict.readies_digest = DigestOf(*op.signed_readies, self_, op.Refused());
   return verdict;
 }
 
 bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
   if (op.disputed) return false;
+  if (op.dones.empty()) return true;
+  const PeerId other = FirstThatDiffers(op);
+  if (!other) return true;
+  op.disputed = true;
+  Dispute(op, other, out);
+  return false;
+}
+
+PeerId OpTable::FirstThatDiffers(const Op& op) const {
   const Verdict own = VerdictOf(op);
-  for (const auto& [peer, verdict] : op.dones) {
-    if (verdict == own) continue;
-    op.disputed = true;
-    Dispute(op, peer, out);
-    return false;
-  }
-  return true;
+  const auto other = std::find_if(op.dones.begin(), op.dones.end(),
+                                  [&](const auto& done) { return done.second != own; });
+  return other == op.dones.end() ? PeerId() : other->first;
 }
 
 void OpTable::Dispute(const Op& op, PeerId peer, std::vector<Action>* out) const {
   control::Dispute dispute{group_, peer, attempt_, op.key.boundary, op.key.tag, op.key.set};
-  if (op.witness) {
-    dispute.index = op.witness->name.index;
-    dispute.statements = StatementsOf(*op.witness);
+  if (op.signed_readies) {
+    dispute.index = op.signed_readies->name.index;
+    dispute.statements = StatementsOf(*op.signed_readies);
   }
   dispute.what = Subject(op.desc, op.key.tag);
   out->push_back(ToCoordinator{std::move(dispute)});
 }
 
-void OpTable::BeginWitness(Op& op, std::vector<Action>* out) {
-  if (!history_->current().witnessed || op.participants->ring.size() < 2) return;
+void OpTable::BeginSigning(Op& op, std::vector<Action>* out) {
+  if (!history_->current().sign_ops || op.participants->ring.size() < 2) return;
   const uint64_t index = announced_[op.key]++;
-  op.witness =
-      Witness{{group_, attempt_, op.key.boundary, op.key.tag, op.key.set, index}, /*own=*/"", {}};
+  op.signed_readies = SignedReadies{
+      {group_, attempt_, op.key.boundary, op.key.tag, op.key.set, index}, /*own=*/"", {}};
   if (announced_.size() < kNamesCountedMax || new_attempt_asked_) return;
   new_attempt_asked_ = true;
   control::Dispute dispute{group_, PeerId(), attempt_, op.key.boundary, op.key.tag, op.key.set};
-  dispute.what = "no op: the names of this attempt are used up";
+  dispute.what = "it cannot count the READYs of more names";
   out->push_back(ToCoordinator{std::move(dispute)});
 }
 
@@ -1152,8 +1154,8 @@ void OpTable::OnSigned(const ReadySigned& event, Tick now, std::vector<Action>* 
   const auto it = by_ordinal_.find(event.ordinal);
   if (it == by_ordinal_.end() || event.attempt != attempt_) return;
   Op& op = *it->second;
-  if (!op.witness) return;
-  op.witness->own = event.digest;
+  if (!op.signed_readies) return;
+  op.signed_readies->own = event.digest;
   if (op.AllReady()) NoteComplete(op, now);
   Advance(op, now, out);
 }
@@ -1195,7 +1197,7 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
 bool OpTable::EndsAtOnce(const Op& op) {
   // With signed READYs, nothing is answered before all participants agree on what each has said.
   return op.algorithm == Algorithm::kOneShot && MayEndAtOnce(op.desc) && !op.Refused() &&
-         !op.witness;
+         !op.signed_readies;
 }
 
 void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
@@ -1298,7 +1300,7 @@ void OpTable::Freeze(Tick now, std::vector<Action>* out) {
   // Perhaps this peer refuses the op because it was told another offer than the others. They have
   // sent no DONE, so nothing differs here, but they may dispute this peer's DONE.
   for (const auto& [ordinal, op] : by_ordinal_) {
-    if (op->witness && op->AllReady() && op->Refused() && !op->disputed) {
+    if (op->signed_readies && op->AllReady() && op->Refused() && !op->disputed) {
       Dispute(*op, PeerId(), out);
     }
   }
@@ -1335,7 +1337,8 @@ std::vector<control::OpReport> OpTable::Report() const {
       const Verdict verdict = VerdictOf(*op);
       report.verdict = verdict.refused ? 2 : 0;
       // The digest says whether the op is refused, too.
-      if (verdict.witness) report.verdict = std::max(verdict.witness->low, uint64_t{3});
+      if (verdict.readies_digest)
+        report.verdict = std::max(verdict.readies_digest->low, uint64_t{3});
     }
     report.abort_on_fault = op->desc.on_fault == OnFault::kAbort;
     for (const PeerId peer : op->participants->ring) {
@@ -1361,7 +1364,7 @@ void OpTable::ForgetAttempt(Op& op) {
   op.started.clear();
   op.dones.clear();
   op.done = false;
-  op.witness.reset();
+  op.signed_readies.reset();
   op.disputed = false;
   op.halted = false;
   if (!op.lingers) op.result.reset();
@@ -1618,11 +1621,11 @@ void OpTable::AddOp(const Op& op, Digester* digest) {
   for (const PeerId peer : op.started) digest->Add(peer);
   for (const auto& [peer, verdict] : op.dones) {
     digest->Add(peer).Add(uint64_t{verdict.refused});
-    if (verdict.witness) digest->Add(*verdict.witness);
+    if (verdict.readies_digest) digest->Add(*verdict.readies_digest);
   }
-  if (op.witness) {
-    digest->Add(op.witness->name.index).Add(op.witness->own);
-    for (const auto& [peer, statement] : op.witness->others) digest->Add(statement);
+  if (op.signed_readies) {
+    digest->Add(op.signed_readies->name.index).Add(op.signed_readies->own);
+    for (const auto& [peer, statement] : op.signed_readies->others) digest->Add(statement);
   }
   if (op.disputed) digest->Add(std::string("disputed"));
   digest->Add(uint64_t{op.lingers} | uint64_t{op.result.has_value()} << 1);
@@ -1667,7 +1670,7 @@ void OpTable::AddTo(Digester* digest) const {
         const auto& done = std::get<PeerDone>(frame);
         digest->Add(done.peer).Add(done.ordinal).Add(done.attempt);
         digest->Add(uint64_t{done.refused} | uint64_t{done.started} << 1);
-        if (done.witness) digest->Add(*done.witness);
+        if (done.readies_digest) digest->Add(*done.readies_digest);
       }
     }
   }

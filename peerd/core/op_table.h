@@ -46,8 +46,8 @@
 #include "peerd/core/actions.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/events.h"
+#include "peerd/core/signed_readies.h"
 #include "peerd/core/values.h"
-#include "peerd/core/witness.h"
 #include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 
@@ -176,7 +176,7 @@ class OpTable {
   // What a DONE says of the op.
   struct Verdict {
     bool refused = false;
-    std::optional<Hash128> witness;  // see PeerDone
+    std::optional<Hash128> readies_digest;  // see PeerDone
     friend bool operator==(const Verdict&, const Verdict&) = default;
   };
   enum class Run : uint8_t { kNone, kRunning, kComplete, kStopping };
@@ -211,8 +211,8 @@ class OpTable {
     std::set<PeerId> started;
     std::map<PeerId, Verdict> dones;
     bool done = false;
-    std::optional<Witness> witness;  // if READYs are signed, and other peers take part
-    bool disputed = false;           // the coordinator was told of a DONE that differs
+    std::optional<SignedReadies> signed_readies;  // if READYs are signed, and other peers take part
+    bool disputed = false;                        // the coordinator was told of a DONE that differs
 
     Run run = Run::kNone;
     Epoch run_attempt;
@@ -235,7 +235,7 @@ class OpTable {
     bool Refused() const { return differs || (unfit && !result); }
     bool AllReady() const {
       return announced && readies.size() + 1 == participants->ring.size() &&
-             (!witness || !witness->own.empty());
+             (!signed_readies || !signed_readies->own.empty());
     }
     bool AllDone() const {
       return done && !disputed && dones.size() + 1 == participants->ring.size();
@@ -315,9 +315,11 @@ class OpTable {
   // Returns false if the verdict of a DONE is not that of this peer. Then the coordinator is told,
   // and the op waits for an epoch that freezes ops.
   bool CheckVerdicts(Op& op, std::vector<Action>* out);
+  // The first peer whose DONE has another verdict than this peer; 0: there is none.
+  PeerId FirstThatDiffers(const Op& op) const;
   void Dispute(const Op& op, PeerId peer, std::vector<Action>* out) const;
   // Sets what the signatures of the announced op's READYs are checked with.
-  void BeginWitness(Op& op, std::vector<Action>* out);
+  void BeginSigning(Op& op, std::vector<Action>* out);
   // Answers and removes the posts of members that are out.
   void DropEvicted(Op& op, Tick now, std::vector<Action>* out);
   // Ends the op as every participant does: with its result, or with the refusal.

@@ -9,8 +9,8 @@
 
 #include "base/crypto/identity.h"
 #include "base/crypto/secrets.h"
+#include "peerd/core/signed_readies.h"
 #include "peerd/core/testing.h"
-#include "peerd/core/witness.h"
 #include "proto/control/signed_ready.h"
 #include "proto/wire/limits.h"
 
@@ -784,7 +784,7 @@ class SignedOpTest : public OpTableTest {
   static Identity IdentityOf(uint64_t peer) { return Identity::ForTest(peer); }
   void EnterSigned() {
     control::PrepareEpoch prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
-    prepare.witnessed = true;
+    prepare.sign_ops = true;
     for (control::PeerInfo& peer : prepare.peers) {
       peer.key = IdentityOf(peer.peer.value()).public_key();
     }
@@ -805,17 +805,17 @@ class SignedOpTest : public OpTableTest {
     return out_;
   }
   // What an honest peer's DONE says after these READYs.
-  static Hash128 WitnessOf(const std::string& of_3, bool refused = false) {
-    Witness witness;
-    witness.own = Sha256("mine");
-    witness.others[PeerId(2)] = {PeerId(2), Sha256(""), ""};
-    witness.others[PeerId(3)] = {PeerId(3), Sha256(of_3), ""};
-    return DigestOf(witness, PeerId(1), refused);
+  static Hash128 ReadiesDigestOf(const std::string& of_3, bool refused = false) {
+    SignedReadies readies;
+    readies.own = Sha256("mine");
+    readies.others[PeerId(2)] = {PeerId(2), Sha256(""), ""};
+    readies.others[PeerId(3)] = {PeerId(3), Sha256(of_3), ""};
+    return DigestOf(readies, PeerId(1), refused);
   }
-  Actions& DoneWith(uint64_t peer, std::optional<Hash128> witness, bool refused = false) {
+  Actions& DoneWith(uint64_t peer, std::optional<Hash128> readies_digest, bool refused = false) {
     out_.clear();
     PeerDone done{kGroup, PeerId(peer), OpOrdinal(1), Epoch(0), refused};
-    done.witness = witness;
+    done.readies_digest = readies_digest;
     ops_.OnDone(done, now_, &out_);
     Settled();
     return out_;
@@ -832,9 +832,9 @@ TEST_F(SignedOpTest, ASmallOpEndsWhenAllHaveSaidThatTheyGotTheSame) {
   Ready(SignedBy(3, 7, Small()));
   const auto dones = Get<SendDone>(Complete(1, 0, PayloadOf(Small())));
   ASSERT_EQ(dones.size(), 2u) << "and nothing is answered yet";
-  EXPECT_EQ(dones[0].witness, WitnessOf(""));
-  DoneWith(2, WitnessOf(""));
-  EXPECT_EQ(Get<FinishAttempt>(DoneWith(3, WitnessOf(""))).size(), 1u);
+  EXPECT_EQ(dones[0].readies_digest, ReadiesDigestOf(""));
+  DoneWith(2, ReadiesDigestOf(""));
+  EXPECT_EQ(Get<FinishAttempt>(DoneWith(3, ReadiesDigestOf(""))).size(), 1u);
 }
 
 TEST_F(SignedOpTest, InputsThatDifferAreDisputedWithProofs) {
@@ -844,7 +844,7 @@ TEST_F(SignedOpTest, InputsThatDifferAreDisputedWithProofs) {
   Ready(SignedBy(2, 7, Small()));
   Ready(SignedBy(3, 7, Small(), 0, "what 2 did not get"));
   Complete(1, 0, PayloadOf(Small()));
-  const auto disputes = Sent<control::Dispute>(DoneWith(2, WitnessOf("")));
+  const auto disputes = Sent<control::Dispute>(DoneWith(2, ReadiesDigestOf("")));
   ASSERT_EQ(disputes.size(), 1u);
   ASSERT_EQ(disputes[0].statements.size(), 2u);
   const control::ReadyName name{kGroup, Epoch(0), Epoch(1), 7, 0, 0};
@@ -885,7 +885,7 @@ TEST_F(SignedOpTest, OffersForAnotherWorldAreSignedAndCountInTheDigest) {
   const auto dones = Get<SendDone>(Stopped(1));
   ASSERT_FALSE(dones.empty());
   EXPECT_TRUE(dones[0].refused);
-  EXPECT_EQ(dones[0].witness, WitnessOf("", /*refused=*/true));
+  EXPECT_EQ(dones[0].readies_digest, ReadiesDigestOf("", /*refused=*/true));
 }
 
 TEST_F(SignedOpTest, ADoneWithoutADigestBreaksTheLink) {

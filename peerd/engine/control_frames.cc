@@ -73,12 +73,12 @@ ControlFrame FrameOf(const SendDone& action) {
   header.op = action.ordinal;
   header.attempt = action.attempt;
   std::string payload;
-  if (action.witness) {
-    std::array<uint8_t, kWitnessBytes> witness;
-    ByteWriter writer(witness);
-    writer.U64(action.witness->high);
-    writer.U64(action.witness->low);
-    payload = TextOf(witness);
+  if (action.readies_digest) {
+    std::array<uint8_t, kReadiesDigestBytes> digest;
+    ByteWriter writer(digest);
+    writer.U64(action.readies_digest->high);
+    writer.U64(action.readies_digest->low);
+    payload = TextOf(digest);
   }
   ControlFrame frame = Address(action.group, action.to, header, std::move(payload));
   frame.may_wait = action.may_wait;
@@ -95,7 +95,7 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
     if (!payload.empty()) {
       ByteReader reader(payload);
       const uint64_t high = reader.U64();
-      done.witness = Hash128{high, reader.U64()};
+      done.readies_digest = Hash128{high, reader.U64()};
     }
     return done;
   }

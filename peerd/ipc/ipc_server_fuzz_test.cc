@@ -25,6 +25,7 @@
 #include "peerd/io/ring.h"
 #include "peerd/ipc/ipc_server.h"
 #include "proto/wire/ipc.h"
+#include "tests/support/fuzz_files.h"
 #include "tests/support/fuzz_input.h"
 #include "tests/support/raw_trainer.h"
 
@@ -156,14 +157,7 @@ class Attack {
   };
 
   static const std::string& Path() {
-    static const auto& path = *new std::string([] {
-      const char* const base = getenv("TEST_TMPDIR");
-      std::string name = std::string(base != nullptr ? base : "/tmp") + "/lhXXXXXX";
-      // The path of a socket is short.
-      if (name.size() > 80) name = "/tmp/lhXXXXXX";
-      LH_CHECK(mkdtemp(name.data()) != nullptr);
-      return name + "/s";
-    }());
+    static const auto& path = *new std::string(FuzzDirectory() + "/s");
     return path;
   }
 

@@ -445,7 +445,7 @@ struct Dispute {
   uint64_t tag = 0;
   uint64_t set = 0;
   uint64_t index = 0;
-  // The READYs of this op, if the attempt is witnessed. An honest peer sends those that it has
+  // The READYs of this op, if READYs are signed. An honest peer sends those that it has
   // checked; they may be any bytes of a peer that lies.
   std::vector<Statement> statements;
   std::string what;  // names the op, for people
@@ -586,7 +586,7 @@ struct PrepareEpoch {
   Epoch last_freeze;    // newest epoch up to this one that froze ops
   bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
   // In the attempt `last_freeze` peers sign their READYs (docs/adr/0045-unequal-verdicts.md).
-  bool witnessed = false;
+  bool sign_ops = false;
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
   // Pairs whose link goes through a relay, each with a relay that reaches both (BlockedFault()). If
@@ -601,8 +601,7 @@ struct PrepareEpoch {
   std::string Fault() const;
   LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
              LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(last_freeze),
-             LH_FIELD(freeze), LH_FIELD(witnessed),
-             LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
+             LH_FIELD(freeze), LH_FIELD(sign_ops), LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(peers, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(blocked, rule::List{0, LH_BLOCKED_PAIRS_MAX}),
              LH_FIELD(token, rule::Secret{1, LH_TOKEN_BYTES_MAX}), LH_FIELD(cause, kText),

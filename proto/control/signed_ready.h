@@ -1,7 +1,7 @@
 // A READY as a signed statement: what its sender says to all participants of an op.
 //
-// In a witnessed group (docs/adr/0045-unequal-verdicts.md) each peer signs its READYs. If a peer
-// says different things to two others, their two statements prove it to the coordinator.
+// In a group that signs ops (docs/adr/0045-unequal-verdicts.md) each peer signs its READYs. If a
+// peer says different things to two others, the two statements prove that to the coordinator.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
       }
       return absl::OkStatus();
     case FrameType::kDone:
-      if (bytes != 0 && bytes != kWitnessBytes) {
+      if (bytes != 0 && bytes != kReadiesDigestBytes) {
         return Refuse("payload_bytes of DONE", bytes, "0 or 16");
       }
       return absl::OkStatus();

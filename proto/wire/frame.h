@@ -77,9 +77,9 @@ enum class FrameType : uint8_t {
   kChunkRefused = 14,  // payload: ChunkRefusedBody
 };
 
-inline constexpr uint8_t kFlagSigned = 1;    // READY
-inline constexpr uint8_t kFlagRefused = 1;   // DONE
-inline constexpr size_t kWitnessBytes = 16;  // the payload of a DONE, if it has one
+inline constexpr uint8_t kFlagSigned = 1;          // READY
+inline constexpr uint8_t kFlagRefused = 1;         // DONE
+inline constexpr size_t kReadiesDigestBytes = 16;  // the payload of a DONE, if it has one
 // DONE: the sender has the READY of every participant, so it knows all terms of the op, and takes
 // segments from now on. The DONE proper follows later.
 inline constexpr uint8_t kFlagStarted = 2;

@@ -9,7 +9,8 @@ bytes, one byte a second, bytes without end, or nothing; they read no answers, c
 Attackers cost processor time, and so does the kernel's share of each connection. On a small machine that alone slows
 the members down. So the number of connections and bytes in a second is bounded, and there are three kinds of time, in
 turns, round after round: *quiet*; *control*, in which the same attackers do the same at ports of a process that only
-accepts and reads; and *flood*. flood / control tells what the daemons do about strangers. flood / quiet also has the attackers' own cost.
+accepts and reads; and *flood*. flood / control tells what the daemons do about strangers. flood / quiet also has the
+attackers' own cost.
 
 The run fails if a member sees an error or a wrong value; if a member is removed; if a daemon ends, or
 uses more memory than MEMORY_MIB above what it had, or keeps descriptors; if it logs more than LOG_LINES_PER_S, or does

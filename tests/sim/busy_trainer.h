@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -102,6 +103,52 @@ class BusyTrainer final : public TrainerSide {
   std::shared_ptr<std::vector<uint8_t>> memory_;
   std::vector<Tick> ops_;
   std::vector<Code> outcomes_;
+};
+
+// Hosts with one busy trainer each, and the time at which a test makes its fault.
+class BusyGroup {
+ public:
+  // `count`: as for BusyTrainer.
+  explicit BusyGroup(uint64_t seed, uint64_t count = 1000) : count_(count), sim_(Options(seed)) {}
+
+  // Starts hosts 1..n, and lets them work for a while. Each seed has its fault at another moment.
+  // Returns false if not all of them become members.
+  bool Found(int n) {
+    for (int i = 0; i < n; ++i) Add();
+    if (!sim_.RunUntil(sim_.now() + Seconds(10), [&] { return Members() == n; })) return false;
+    Pass(Seconds(2) + sim_.world().Between(0, Millis(500)));
+    from_ = sim_.now();
+    return true;
+  }
+  BusyTrainer& Add() {
+    PeerHost* const peer = sim_.AddPeer();
+    trainers_.push_back(std::make_unique<BusyTrainer>(
+        &sim_, peer, static_cast<uint32_t>(trainers_.size()), count_));
+    return *trainers_.back();
+  }
+  void Pass(int64_t us) {
+    sim_.RunUntil(sim_.now() + us, [] { return false; });
+  }
+  int Members() const {
+    return static_cast<int>(std::count_if(trainers_.begin(), trainers_.end(),
+                                          [](const auto& t) { return t->member(); }));
+  }
+
+ private:
+  static SimulationOptions Options(uint64_t seed) {
+    SimulationOptions options;
+    options.seed = seed;
+    options.latency = {200, Millis(2)};
+    options.persist_us = Millis(1);
+    return options;
+  }
+
+  const uint64_t count_;
+
+ protected:
+  Simulation sim_;
+  std::vector<std::unique_ptr<BusyTrainer>> trainers_;
+  Tick from_;  // time of the fault
 };
 
 }  // namespace longhaul::sim

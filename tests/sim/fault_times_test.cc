@@ -20,43 +20,15 @@ namespace {
 constexpr uint64_t kSeeds = 4;
 constexpr int64_t kDetect = Millis(1500);
 
-class FaultTimesTest : public testing::TestWithParam<uint64_t> {
+class FaultTimesTest : public BusyGroup, public testing::TestWithParam<uint64_t> {
  protected:
-  FaultTimesTest() : sim_(Options()) {}
+  FaultTimesTest() : BusyGroup(GetParam()) {}
 
-  static SimulationOptions Options() {
-    SimulationOptions options;
-    options.seed = GetParam();
-    options.latency = {200, Millis(2)};
-    options.persist_us = Millis(1);
-    return options;
-  }
-
-  // Starts hosts 1..n with one member each, and lets them work for a while.
-  void Start(int n) {
-    for (int i = 0; i < n; ++i) Add();
-    ASSERT_TRUE(sim_.RunUntil(sim_.now() + Seconds(10), [&] { return Members() == n; }));
-    // Each seed has its fault at another moment.
-    Pass(Seconds(2) + sim_.world().Between(0, Millis(500)));
-    from_ = sim_.now();
-  }
-  BusyTrainer& Add() {
-    PeerHost* const peer = sim_.AddPeer();
-    trainers_.push_back(
-        std::make_unique<BusyTrainer>(&sim_, peer, static_cast<uint32_t>(trainers_.size())));
-    return *trainers_.back();
-  }
-  void Pass(int64_t us) {
-    sim_.RunUntil(sim_.now() + us, [] { return false; });
-  }
+  void Start(int n) { ASSERT_TRUE(Found(n)); }
   // Blocks both directions; 0 is the coordinator.
   void Cut(int a, int b, int64_t us) {
     sim_.Block(a, b, us);
     sim_.Block(b, a, us);
-  }
-  int Members() const {
-    return static_cast<int>(std::count_if(trainers_.begin(), trainers_.end(),
-                                          [](const auto& t) { return t->member(); }));
   }
   // Returns the longest time since the fault without an op, over all present members.
   int64_t LongestGap() const {
@@ -66,10 +38,6 @@ class FaultTimesTest : public testing::TestWithParam<uint64_t> {
     }
     return longest;
   }
-
-  Simulation sim_;
-  std::vector<std::unique_ptr<BusyTrainer>> trainers_;
-  Tick from_;  // time of the fault
 };
 
 INSTANTIATE_TEST_SUITE_P(Seeds, FaultTimesTest, testing::Range(uint64_t{1}, kSeeds + 1));

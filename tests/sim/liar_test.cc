@@ -20,35 +20,11 @@ struct Case {
   uint64_t count = 1000;  // elements of each tensor
 };
 
-class LiarTest : public testing::TestWithParam<Case> {
+class LiarTest : public BusyGroup, public testing::TestWithParam<Case> {
  protected:
-  LiarTest() : sim_(Options()) {}
+  LiarTest() : BusyGroup(GetParam().seed, GetParam().count) {}
 
-  static SimulationOptions Options() {
-    SimulationOptions options;
-    options.seed = GetParam().seed;
-    options.latency = {200, Millis(2)};
-    options.persist_us = Millis(1);
-    return options;
-  }
-
-  // Starts hosts 1..n with one member each, and lets them work for a while.
-  void Start(int n) {
-    for (int i = 0; i < n; ++i) {
-      trainers_.push_back(std::make_unique<BusyTrainer>(
-          &sim_, sim_.AddPeer(), static_cast<uint32_t>(i), GetParam().count));
-    }
-    ASSERT_TRUE(sim_.RunUntil(sim_.now() + Seconds(10), [&] { return Members() == n; }));
-    Pass(Seconds(1) + sim_.world().Between(0, Millis(500)));
-    from_ = sim_.now();
-  }
-  void Pass(int64_t us) {
-    sim_.RunUntil(sim_.now() + us, [] { return false; });
-  }
-  int Members() const {
-    return static_cast<int>(std::count_if(trainers_.begin(), trainers_.end(),
-                                          [](const auto& t) { return t->member(); }));
-  }
+  void Start(int n) { ASSERT_TRUE(Found(n)); }
   PeerHost& host(size_t i) { return *sim_.peers()[i]; }
   BusyTrainer& liar() { return *trainers_.back(); }
   // The last host tells the host `victim` something else, whenever it has something to tell.
@@ -75,10 +51,6 @@ class LiarTest : public testing::TestWithParam<Case> {
     ExpectOneIsOut(gap_max);
     EXPECT_FALSE(liar().member());
   }
-
-  Simulation sim_;
-  std::vector<std::unique_ptr<BusyTrainer>> trainers_;
-  Tick from_;  // when the host begins to lie
 };
 
 INSTANTIATE_TEST_SUITE_P(Seeds, LiarTest,
@@ -94,7 +66,7 @@ void OfferAnotherOp(peerd::SendReady* ready) {
 void SayTheOpposite(peerd::SendDone* done) {
   if (done->started) return;
   done->refused = !done->refused;
-  if (done->witness) done->witness->low ^= 1;
+  if (done->readies_digest) done->readies_digest->low ^= 1;
 }
 
 // The first time, nobody can tell who lies. From then on READYs are signed, and the second lie is

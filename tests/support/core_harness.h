@@ -177,6 +177,19 @@ class Harness {
     lively_.at(peer).joins[join.request] = join;
     Tell(peer, join);
   }
+  // Adds peers 1..n with one admitted member each, m1..mn, one after the other. Forgets what they
+  // received.
+  void Found(uint64_t n) {
+    for (uint64_t i = 1; i <= n; ++i) {
+      AddLively(PeerId(i));
+      LivelyJoin(PeerId(i), 1);
+      Run();
+      for (uint64_t j = 1; j < i; ++j) LivelyVote(PeerId(j), MemberId(j));
+      Run();
+    }
+    LH_CHECK(View().committed == Epoch(n)) << ToString(View().committed);
+    ForgetReceived();
+  }
   void LivelyVote(PeerId peer, MemberId member,
                   std::optional<control::SyncOffer> sync = std::nullopt, bool ready = false) {
     LivelyPeer& lively = lively_.at(peer);

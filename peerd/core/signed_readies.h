@@ -1,5 +1,4 @@
-// The signed READYs of one op in one attempt of a witnessed group
-// (docs/adr/0045-unequal-verdicts.md).
+// The signed READYs of one op in one attempt (docs/adr/0045-unequal-verdicts.md).
 #pragma once
 
 #include <map>
@@ -14,22 +13,22 @@
 
 namespace longhaul::peerd {
 
-struct Witness {
+struct SignedReadies {
   control::ReadyName name;
   std::string own;                              // the digest of the own READY; "": not signed yet
   std::map<PeerId, control::Statement> others;  // signed well
 };
 
-// Checks the signature of a READY of `peer`, and adds it to the witness. Returns what is wrong with
+// Checks the signature of a READY of `peer`, and adds it to `readies`. Returns what is wrong with
 // it, or "". `key`: the public key of the peer.
 std::string AddSignature(PeerId peer, const std::string& key, const ReadySignature& signature,
-                         Witness* witness);
+                         SignedReadies* readies);
 
 // A digest of all READYs of the op and of what `self` makes of them. All participants that got the
 // same READYs have the same digest. Who wants two sets of READYs to have the same digest needs 2^64
 // tries.
-Hash128 DigestOf(const Witness& witness, PeerId self, bool refused);
+Hash128 DigestOf(const SignedReadies& readies, PeerId self, bool refused);
 
-std::vector<control::Statement> StatementsOf(const Witness& witness);
+std::vector<control::Statement> StatementsOf(const SignedReadies& readies);
 
 }  // namespace longhaul::peerd

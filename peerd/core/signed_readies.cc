@@ -1,4 +1,4 @@
-#include "peerd/core/witness.h"
+#include "peerd/core/signed_readies.h"
 
 #include <array>
 #include <span>
@@ -10,20 +10,20 @@
 namespace longhaul::peerd {
 
 std::string AddSignature(PeerId peer, const std::string& key, const ReadySignature& signature,
-                         Witness* witness) {
-  if (signature.index != witness->name.index) {
+                         SignedReadies* readies) {
+  if (signature.index != readies->name.index) {
     return "is number " + std::to_string(signature.index) + " of its name, not " +
-           std::to_string(witness->name.index);
+           std::to_string(readies->name.index);
   }
   control::Statement statement{peer, signature.digest, signature.signature};
-  if (!control::IsStatementOf(key, witness->name, statement)) return "has a wrong signature";
-  witness->others.emplace(peer, std::move(statement));
+  if (!control::IsStatementOf(key, readies->name, statement)) return "has a wrong signature";
+  readies->others.emplace(peer, std::move(statement));
   return "";
 }
 
-Hash128 DigestOf(const Witness& witness, PeerId self, bool refused) {
-  std::map<PeerId, const std::string*> digests{{self, &witness.own}};
-  for (const auto& [peer, statement] : witness.others) digests.emplace(peer, &statement.digest);
+Hash128 DigestOf(const SignedReadies& readies, PeerId self, bool refused) {
+  std::map<PeerId, const std::string*> digests{{self, &readies.own}};
+  for (const auto& [peer, statement] : readies.others) digests.emplace(peer, &statement.digest);
   std::string text(1, refused ? '\1' : '\0');
   for (const auto& [peer, digest] : digests) {
     std::array<uint8_t, 8> id;
@@ -37,9 +37,9 @@ Hash128 DigestOf(const Witness& witness, PeerId self, bool refused) {
   return {high, reader.U64()};
 }
 
-std::vector<control::Statement> StatementsOf(const Witness& witness) {
+std::vector<control::Statement> StatementsOf(const SignedReadies& readies) {
   std::vector<control::Statement> statements;
-  for (const auto& [peer, statement] : witness.others) statements.push_back(statement);
+  for (const auto& [peer, statement] : readies.others) statements.push_back(statement);
   return statements;
 }
 
