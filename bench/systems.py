@@ -148,15 +148,14 @@ def _python(place: Place, kind: str, control: str, wheres: Sequence[Sequence[str
 
 
 def _longhaul(place: Place, control: str) -> list[list[str]]:
-    # The program looks for the library in its own directory. So the program is the same for every library.
-    PROGRAMS.mkdir(parents=True, exist_ok=True)
-    link = PROGRAMS / LIBRARY_NAME
-    link.unlink(missing_ok=True)
+    # The program is the same for every library: at each place it finds the one that is linked there.
+    link = place.directory / LIBRARY_NAME
     link.symlink_to(library())
     headers = ROOT / "client" / "include"
-    program = _compiled("longhaul", ["cc", f"-I{headers}"], [str(link), "-Wl,-rpath,$ORIGIN"])
+    program = _compiled("longhaul", ["cc", f"-I{headers}"], [str(link)])
+    env, path = shutil.which("env") or "env", f"LD_LIBRARY_PATH={place.directory}"
     return [
-        [*inside, program, control, str(i), str(place.size), place.sockets[i], "bench"]
+        [*inside, env, path, program, control, str(i), str(place.size), place.sockets[i], "bench"]
         for i, inside in enumerate(place.inside)
     ]
 

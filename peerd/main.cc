@@ -92,9 +92,9 @@ ABSL_FLAG(
     bool, until_stdin_ends, false,
     "drain and end, as after SIGTERM, when the standard input ends: for a peerd that belongs to "
     "one program, which holds the other end of a pipe");
-ABSL_FLAG(uint32_t, poll_us, 0,
-          "microseconds that the data plane polls before it sleeps; polling makes small ops faster "
-          "and keeps a processor busy; 0: never poll");
+ABSL_FLAG(uint32_t, poll_us, 100,
+          "microseconds that the data plane polls before it sleeps, while an op of a trainer is "
+          "open or has just ended; polling makes small ops faster; 0: never poll");
 ABSL_FLAG(
     uint32_t, hash_threads, 0,
     "threads that hash shared state; 0: half of the host's processors, at least 1, at most 8");

@@ -128,6 +128,7 @@ static lh_client *client_new(int fd) {
   client->pid = getpid();
   client->fd = fd;
   client->answer_ns = LHI_ANSWER_NS;
+  client->spin_ns = lhi_spin_ns();
   client->next_call = 1;
   client->next_region = 1;
   client->next_state = 1;

@@ -13,7 +13,10 @@
 
 /* A peerd that reads nothing for this long counts as dead. */
 #define LHI_WRITE_NS ((int64_t)30 * 1000 * 1000 * 1000)
+/* How long a thread polls for an answer, and on how many processors it does. On fewer, it would take
+ * the processor from the peerd that it waits for. */
 #define LHI_SPIN_NS ((int64_t)300 * 1000)
+#define LHI_SPIN_PROCESSORS_MIN 4
 
 typedef char lhi_request_is_256_bytes[sizeof(struct lh_ipc_request) == 256 ? 1 : -1];
 typedef char lhi_tensor_is_376_bytes[sizeof(struct lh_ipc_tensor) == 376 ? 1 : -1];
@@ -119,11 +122,19 @@ ssize_t lhi_read_replies(lh_client *client) {
   return got;
 }
 
-/* Polls for LHI_SPIN_NS. To sleep and wake up takes longer than a small operation, so an answer
+int64_t lhi_spin_ns(void) {
+  cpu_set_t processors;
+  /* The call fails where a machine has more processors than the set can hold. */
+  const bool many = sched_getaffinity(0, sizeof processors, &processors) != 0 ||
+                    CPU_COUNT(&processors) >= LHI_SPIN_PROCESSORS_MIN;
+  return many ? LHI_SPIN_NS : 0;
+}
+
+/* Polls for client->spin_ns. To sleep and wake up takes longer than a small operation, so an answer
  * that comes soon should find the thread awake. sched_yield() gives the processor to other threads.
  */
 static ssize_t read_briefly(lh_client *client) {
-  const int64_t until = lhi_now_ns() + LHI_SPIN_NS;
+  const int64_t until = lhi_now_ns() + client->spin_ns;
   ssize_t got;
   while ((got = lhi_read_replies(client)) == -EAGAIN && lhi_now_ns() < until) sched_yield();
   return got;

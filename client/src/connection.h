@@ -13,6 +13,9 @@ lh_status lhi_process_check(const lh_client *client, const char *call);
 /* Returns the status with which the connection of a dead client ended, and sets the text. */
 lh_status lhi_dead_locked(const lh_client *client);
 
+/* How long a thread of this process polls before it sleeps: not at all on few processors. */
+int64_t lhi_spin_ns(void);
+
 /* Connects to `path`, which fits into a sockaddr_un. Returns 0 and the socket in *fd_out, or an
  * errno. */
 int lhi_connect(const char *path, int *fd_out);

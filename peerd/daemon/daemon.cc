@@ -59,6 +59,8 @@ constexpr int64_t kWatchUs = Millis(500);
 // While bytes move, what the host sends and receives is looked at so often, but only when so many
 // bytes have moved since the last look: a look costs a system call for each lane in use.
 constexpr int64_t kLookUs = Millis(100);
+// How long after an op the next one is expected.
+constexpr int64_t kOpsNearUs = 500;
 constexpr uint64_t kLookBytes = 512 << 10;
 // The coordinator hears of measured links at most once in this time.
 constexpr int64_t kReportUs = Seconds(2);
@@ -95,6 +97,8 @@ class DaemonImpl final : public Daemon, EngineObserver {
   // Sends to the coordinator. Puts the present address into Hello, because the core knows only the
   // address at the start.
   void Send(const control::PeerMessage& message);
+  // Whether a trainer waits for an op, or will probably post one soon.
+  bool OpsAreNear();
   void HandleInbox();
   void WatchSignals();
   void OnSignal();
@@ -140,6 +144,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), also for other threads
   Tick watch_due_;
   Tick look_due_;
+  Tick op_seen_;  // when a trainer last had an op open
   uint64_t moved_ = 0;     // bytes sent and received, at the last LookAtHost()
   bool op_ended_ = false;  // since the last LookAtHost()
   HostWatch host_watch_;
@@ -253,7 +258,7 @@ absl::Status DaemonImpl::Open() {
 }
 
 absl::Status DaemonImpl::MakeRing() {
-  LH_ASSIGN_OR_RETURN(OpenedRing opened, OpenRing(options_.io, 4096, options_.poll_us));
+  LH_ASSIGN_OR_RETURN(OpenedRing opened, OpenRing(options_.io, 4096));
   ring_ = std::move(opened.ring);
   on_epoll_ = !opened.why_epoll.empty();
   Log(LogLevel::kInfo, "data plane ready" + LogField("ring", ring_->features().description));
@@ -296,6 +301,7 @@ absl::Status DaemonImpl::Run() {
     coordinator_up_ = engine_->welcome();
     if (watch || metrics_->wanted()) PublishMetrics();
     if (engine_->over()) break;
+    ring_->SetPoll(OpsAreNear() ? options_.poll_us : 0);
     LH_RETURN_IF_ERROR(ring_->RunOnce(std::min(engine_->NextDeadline(), watch_due_)));
   }
   if (signals_ >= 2) return absl::CancelledError("stopped by a second signal");
@@ -310,6 +316,12 @@ absl::Status DaemonImpl::Run() {
   }
   control_->Stop();
   return absl::OkStatus();
+}
+
+bool DaemonImpl::OpsAreNear() {
+  const Tick now = ring_->Now();
+  if (ipc_->posts_open() > 0) op_seen_ = now;
+  return now - op_seen_ < kOpsNearUs;
 }
 
 void DaemonImpl::HandleInbox() {

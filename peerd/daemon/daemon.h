@@ -38,7 +38,8 @@ struct DaemonOptions {
   uint64_t arena_limit = 0;
   uint64_t scratch_limit = 0;
   IoChoice io = IoChoice::kAuto;
-  uint32_t poll_us = 0;       // how long the reactor polls before it sleeps; 0: it does not poll
+  uint32_t poll_us = 100;     // how long the reactor polls before it sleeps, while ops are open or
+                              // have just ended; 0: it does not poll
   uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
   uint64_t state_rate = 0;    // bytes of shared state sent a second; 0: no limit
   uint64_t keep_state = 0;    // bytes of states that are kept for members; 0: none is kept

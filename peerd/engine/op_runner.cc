@@ -24,7 +24,7 @@ constexpr uint64_t kRepeat = UINT64_MAX;
 // On a short way the cost of a segment is its system calls and wake-ups. So a chunk is cut into few
 // segments, just enough to keep all hops of a ring busy.
 constexpr uint64_t kShortWaySegments = 8;
-constexpr uint64_t kShortWayGrainsMin = 2;
+constexpr uint64_t kShortWayGrainsMin = 8;
 constexpr uint64_t kShortWayGrainsMax = 16;
 
 // Returns the length of the segments that this peer sends. On a long way segments are short: many

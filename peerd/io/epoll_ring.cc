@@ -39,7 +39,6 @@ constexpr int kEventsMax = 256;  // taken from the kernel in one turn; the rest 
 
 class EpollRing final : public Ring {
  public:
-  explicit EpollRing(uint32_t poll_us) : poll_us_(poll_us) {}
   ~EpollRing() override;
 
   absl::Status Init();
@@ -58,6 +57,7 @@ class EpollRing final : public Ring {
   absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) override;
   void UnregisterBuffer(int buffer) override;
   absl::Status RunOnce(Tick until) override;
+  void SetPoll(uint32_t us) override { poll_us_ = us; }
   void Wake() override;
   Tick Now() const override { return MonotonicNow(); }
   const RingFeatures& features() const override { return features_; }
@@ -110,7 +110,7 @@ class EpollRing final : public Ring {
   int WaitAtMost(int64_t us);
   void OnEvent(int fd, uint32_t events);
 
-  const uint32_t poll_us_;
+  uint32_t poll_us_ = 0;
   RingFeatures features_;
   RingOps ops_;
   std::deque<Task> tasks_;        // entries never move
@@ -513,8 +513,8 @@ void EpollRing::Wake() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Ring>> MakeEpollRing(uint32_t poll_us) {
-  auto ring = std::make_unique<EpollRing>(poll_us);
+absl::StatusOr<std::unique_ptr<Ring>> MakeEpollRing() {
+  auto ring = std::make_unique<EpollRing>();
   if (auto status = ring->Init(); !status.ok()) return status;
   return ring;
 }

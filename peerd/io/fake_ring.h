@@ -122,6 +122,7 @@ class FakeRing final : public Ring, private Sockets {
   absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) override;
   void UnregisterBuffer(int buffer) override;
   absl::Status RunOnce(Tick until) override;
+  void SetPoll(uint32_t /*us*/) override {}
   void Wake() override;
   Tick Now() const override { return now_; }
   const RingFeatures& features() const override { return features_; }

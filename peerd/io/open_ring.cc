@@ -13,12 +13,12 @@ std::optional<IoChoice> ParseIoChoice(const std::string& text) {
   return std::nullopt;
 }
 
-absl::StatusOr<OpenedRing> OpenRing(IoChoice choice, unsigned entries, uint32_t poll_us) {
+absl::StatusOr<OpenedRing> OpenRing(IoChoice choice, unsigned entries) {
   OpenedRing opened;
   if (choice == IoChoice::kEpoll) {
     opened.why_epoll = "--io=epoll";
   } else {
-    absl::StatusOr<std::unique_ptr<Ring>> uring = MakeUringRing(entries, poll_us);
+    absl::StatusOr<std::unique_ptr<Ring>> uring = MakeUringRing(entries);
     if (uring.ok()) {
       opened.ring = *std::move(uring);
       return opened;
@@ -26,7 +26,7 @@ absl::StatusOr<OpenedRing> OpenRing(IoChoice choice, unsigned entries, uint32_t 
     if (choice == IoChoice::kUring) return uring.status();
     opened.why_epoll = std::string(uring.status().message());
   }
-  LH_ASSIGN_OR_RETURN(opened.ring, MakeEpollRing(poll_us));
+  LH_ASSIGN_OR_RETURN(opened.ring, MakeEpollRing());
   return opened;
 }
 

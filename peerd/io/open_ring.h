@@ -1,7 +1,6 @@
 // Opens the ring of the daemon: io_uring, or epoll where io_uring is refused.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +22,8 @@ struct OpenedRing {
   std::string why_epoll;
 };
 
-// `entries`: of the queues of io_uring. `poll_us`: see ring.h.
+// `entries`: of the queues of io_uring.
 // FailedPrecondition, with a text for the operator: the system refuses the chosen ring, or both.
-absl::StatusOr<OpenedRing> OpenRing(IoChoice choice, unsigned entries, uint32_t poll_us);
+absl::StatusOr<OpenedRing> OpenRing(IoChoice choice, unsigned entries);
 
 }  // namespace longhaul::peerd

@@ -97,6 +97,10 @@ class Ring {
   // of those that have ended. kNever waits for ever; a tick in the past does not wait.
   // Unavailable: the ring itself broke.
   virtual absl::Status RunOnce(Tick until) = 0;
+  // From now on RunOnce() polls for `us` before it sleeps; 0, as at first: it sleeps at once.
+  // Polling saves a wake-up when an operation ends soon. Its price is a busy processor. Each round
+  // of polling yields the processor to other threads.
+  virtual void SetPoll(uint32_t us) = 0;
   // Ends a wait in RunOnce() from another thread.
   virtual void Wake() = 0;
   // The monotonic clock of this ring.
@@ -106,14 +110,10 @@ class Ring {
   virtual Sockets& sockets() = 0;
 };
 
-// `poll_us`, of both: RunOnce() polls for completions for so long before it sleeps. Polling saves a
-// wake-up when an operation ends soon. Its price is a busy processor. Each round of polling yields
-// the processor to other threads.
-
 // FailedPrecondition, with a text for the operator: kernel, seccomp or limits refuse io_uring.
-absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries, uint32_t poll_us = 0);
+absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries);
 // Without zero-copy sends and registered buffers. Listeners that Accept() is called for become
 // non-blocking. FailedPrecondition, with a text for the operator: limits refuse epoll.
-absl::StatusOr<std::unique_ptr<Ring>> MakeEpollRing(uint32_t poll_us = 0);
+absl::StatusOr<std::unique_ptr<Ring>> MakeEpollRing();
 
 }  // namespace longhaul::peerd

@@ -72,10 +72,10 @@ class RingTest : public ::testing::TestWithParam<Param> {
       ring_ = std::make_unique<FakeRing>(options);
       return;
     }
-    auto ring = GetParam().kind == Kind::kUring ? MakeUringRing(64, GetParam().poll_us)
-                                                : MakeEpollRing(GetParam().poll_us);
+    auto ring = GetParam().kind == Kind::kUring ? MakeUringRing(64) : MakeEpollRing();
     ASSERT_TRUE(ring.ok()) << ring.status();
     ring_ = *std::move(ring);
+    ring_->SetPoll(GetParam().poll_us);
   }
 
   template <class Condition>
@@ -900,7 +900,7 @@ TEST(UringBufferTest, MemoryThatIsNotAllTouchedIsNotFaultedIn) {
 std::string TextOfOpenRing(IoChoice choice) {
   return TextFromChild([&] {
     AnswerSetupWith(EPERM);
-    const auto opened = OpenRing(choice, 8, 0);
+    const auto opened = OpenRing(choice, 8);
     if (!opened.ok()) return opened.status().ToString();
     return absl::StrCat(opened->ring->features().description, "; ", opened->why_epoll);
   });
@@ -917,7 +917,7 @@ TEST(OpenRingTest, TakesEpollWhereIoUringIsRefusedAndSaysWhy) {
 
 TEST(OpenRingTest, TakesIoUringWhereTheSystemAllowsIt) {
   for (const IoChoice choice : {IoChoice::kAuto, IoChoice::kUring}) {
-    const auto opened = OpenRing(choice, 8, 0);
+    const auto opened = OpenRing(choice, 8);
     ASSERT_TRUE(opened.ok()) << opened.status();
     EXPECT_THAT(opened->ring->features().description, ::testing::StartsWith("io_uring of Linux "));
     EXPECT_EQ(opened->why_epoll, "");

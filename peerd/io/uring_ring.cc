@@ -100,7 +100,6 @@ constexpr NeededOp kNeededOps[] = {
 
 class UringRing final : public Ring {
  public:
-  explicit UringRing(uint32_t poll_us) : poll_us_(poll_us) {}
   ~UringRing() override;
 
   absl::Status Init(unsigned entries);
@@ -119,6 +118,7 @@ class UringRing final : public Ring {
   absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) override;
   void UnregisterBuffer(int buffer) override;
   absl::Status RunOnce(Tick until) override;
+  void SetPoll(uint32_t us) override { poll_us_ = us; }
   void Wake() override;
   Tick Now() const override { return MonotonicNow(); }
   const RingFeatures& features() const override { return features_; }
@@ -146,7 +146,7 @@ class UringRing final : public Ring {
   void Reap();
   void OnCompletion(uint64_t tag, int value, unsigned flags);
 
-  const uint32_t poll_us_;
+  uint32_t poll_us_ = 0;
   io_uring ring_{};
   bool made_ = false;
   bool enabled_ = false;
@@ -542,8 +542,8 @@ void UringRing::OnCompletion(uint64_t tag, int value, unsigned flags) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries, uint32_t poll_us) {
-  auto ring = std::make_unique<UringRing>(poll_us);
+absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries) {
+  auto ring = std::make_unique<UringRing>();
   if (auto status = ring->Init(entries); !status.ok()) return status;
   return ring;
 }

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -39,6 +40,9 @@ struct ServerLife {
 // library carries at most one. A read takes all, so that the server closes them: those that a read
 // has no room for, the kernel closes on the reactor thread (descriptor_closer.h).
 inline constexpr size_t kDescriptorsMax = 253;
+
+// The most requests that one read takes.
+inline constexpr size_t kRequestsPerRead = 16;
 
 // What the server knows of a user, by uid, while the user has connections or still holds something.
 struct User {
@@ -84,8 +88,17 @@ struct Client {
   bool greeted = false;
   bool logged = false;  // that it has attached
 
+  // What has been read and not been carried out yet: `have` bytes, of which the first `taken`
+  // requests have been carried out.
+  std::array<lh_ipc_request, kRequestsPerRead> inbox{};
+  size_t have = 0;
+  size_t taken = 0;
+  // Descriptors that came with the last byte of `inbox`. A read ends behind the bytes that they
+  // were sent with (unix(7): ancillary data is a barrier), so they belong to the request of that
+  // byte.
+  std::vector<UniqueFd> arrived;
+  // The request that is being carried out, and its descriptors.
   lh_ipc_request request{};
-  size_t have = 0;  // bytes of `request` that have come
   std::vector<UniqueFd> descriptors;
   msghdr message{};
   iovec iov{};
@@ -99,11 +112,12 @@ struct Client {
   size_t sent = 0;                    // bytes of `sending` that the kernel has taken
   std::vector<lh_ipc_reply> waiting;  // to be sent after `sending`
   uint64_t waiting_first = 1;         // number of the first frame in `waiting`
+  bool send_due = false;              // `waiting` is sent before the ring submits
 
   IoId recv = 0;
   IoId send = 0;
   IoId timer = 0;
-  IoId pause = 0;                 // `request` is whole, and waits
+  IoId pause = 0;                 // the next request in `inbox` is whole, and waits
   bool ending = false;            // nothing is read or answered any more
   bool told = false;              // Settle() has told the handler of the end
   bool end_when_flushed = false;  // ends when all answers are sent, because the server closes

@@ -202,11 +202,9 @@ void Server::Refuse(UniqueFd fd, const Outcome& outcome) {
   closer_.CloseSocket(std::move(fd));
 }
 
-void Server::DropDescriptors(Client& client) {
-  for (UniqueFd& fd : client.descriptors) {
-    closer_.CloseForeign(std::move(fd), client.user.unclosed);
-  }
-  client.descriptors.clear();
+void Server::DropDescriptors(Client& client, std::vector<UniqueFd>& descriptors) {
+  for (UniqueFd& fd : descriptors) closer_.CloseForeign(std::move(fd), client.user.unclosed);
+  descriptors.clear();
   if (client.user.unclosed->load() <= LH_FOREIGN_DESCRIPTORS_MAX) return;
   for (const auto& [number, other] : clients_) {
     if (other->credentials.uid != client.credentials.uid || other->ending) continue;
@@ -248,9 +246,9 @@ bool Server::MayLogClient() {
 
 void Server::StartRecv(const ClientPtr& client) {
   Client& c = *client;
-  // Read only to the end of this request, so that descriptors that come belong to this request.
-  c.iov.iov_base = reinterpret_cast<char*>(&c.request) + c.have;
-  c.iov.iov_len = sizeof c.request - c.have;
+  const size_t wanted = c.greeted ? sizeof c.inbox : sizeof c.request;
+  c.iov.iov_base = reinterpret_cast<char*>(c.inbox.data()) + c.have;
+  c.iov.iov_len = wanted - c.have;
   c.message = {};
   c.message.msg_iov = &c.iov;
   c.message.msg_iovlen = 1;
@@ -261,7 +259,7 @@ void Server::StartRecv(const ClientPtr& client) {
     // Take the descriptors even if the server or the connection has ended, so that they are closed.
     if (result.value > 0) {
       ForEachDescriptor(client->message,
-                        [&client](int fd) { client->descriptors.emplace_back(fd); });
+                        [&client](int fd) { client->arrived.emplace_back(fd); });
     }
     if (client->life->server != nullptr) client->life->server->OnRecv(client, result);
   });
@@ -282,41 +280,53 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
       Cut(c, {Code::kFailedPrecondition, "more descriptors than expected"});
     } else {
       c.have += static_cast<size_t>(result.value);
-      // A HELLO of another version may be shorter. Its sender waits for an answer, so do not wait
-      // for more bytes.
-      constexpr size_t kVersionEnd = offsetof(lh_ipc_request, u.hello.version) + sizeof(uint32_t);
-      const bool foreign = !c.greeted && c.have >= kVersionEnd && c.request.magic == LH_IPC_MAGIC &&
-                           c.request.type == LH_IPC_HELLO &&
-                           c.request.u.hello.version != LH_IPC_VERSION;
-      if (c.have == sizeof c.request || foreign) return TakeRequest(client);
-      if (c.descriptors.size() > 1) {
-        // Otherwise each byte of a request could bring more of them.
-        Cut(c, {Code::kFailedPrecondition,
-                absl::StrCat(c.descriptors.size(), " descriptors with one request")});
-      }
     }
   }
-  if (!c.ending) StartRecv(client);
-  Settle(client);
+  TakeRequests(client);
 }
 
-void Server::TakeRequest(const ClientPtr& client) {
+bool Server::HasRequest(const Client& c) {
+  const size_t have = c.have - c.taken * sizeof c.request;
+  if (have >= sizeof c.request) return true;
+  constexpr size_t kVersionEnd = offsetof(lh_ipc_request, u.hello.version) + sizeof(uint32_t);
+  const lh_ipc_request& first = c.inbox.front();
+  return !c.greeted && have >= kVersionEnd && first.magic == LH_IPC_MAGIC &&
+         first.type == LH_IPC_HELLO && first.u.hello.version != LH_IPC_VERSION;
+}
+
+void Server::TakeRequests(const ClientPtr& client) {
   Client& c = *client;
-  const bool costly = IsCostly(c.request);
-  if (costly && !c.ending && ring_->Now() < *c.user.costly_from) {
-    c.pause = ring_->Timeout(*c.user.costly_from, [client](IoResult) {
-      client->pause = 0;
-      if (client->life->server != nullptr) client->life->server->TakeRequest(client);
-    });
-    return;
+  while (!c.ending && HasRequest(c)) {
+    c.request = c.inbox[c.taken];
+    const bool costly = IsCostly(c.request);
+    const Tick begin = costly ? ring_->Now() : Tick();
+    if (costly && begin < *c.user.costly_from) {
+      c.pause = ring_->Timeout(*c.user.costly_from, [client](IoResult) {
+        client->pause = 0;
+        if (client->life->server != nullptr) client->life->server->TakeRequests(client);
+      });
+      return;
+    }
+    ++c.taken;
+    if (c.have <= c.taken * sizeof c.request) c.descriptors = std::exchange(c.arrived, {});
+    OnRequest(client);
+    DropDescriptors(c, c.descriptors);
+    if (costly) {
+      const Tick end = ring_->Now();
+      *c.user.costly_from = end + kCostlyRest * (end - begin);
+    }
   }
   if (!c.ending) {
-    const Tick begin = ring_->Now();
-    OnRequest(client);
-    c.have = 0;
-    DropDescriptors(c);
-    const Tick end = ring_->Now();
-    if (costly) *c.user.costly_from = end + kCostlyRest * (end - begin);
+    // Keep the beginning of the next request.
+    const size_t done = c.taken * sizeof c.request;
+    if (done > 0) memmove(c.inbox.data(), c.inbox.data() + c.taken, c.have - done);
+    c.have -= done;
+    c.taken = 0;
+    if (c.arrived.size() > 1) {
+      // Otherwise each byte of a request could bring more of them.
+      Cut(c, {Code::kFailedPrecondition,
+              absl::StrCat(c.arrived.size(), " descriptors with one request")});
+    }
   }
   if (!c.ending) StartRecv(client);
   Settle(client);
@@ -331,7 +341,17 @@ void Server::Push(Client& client, const lh_ipc_reply& reply) {
     return;
   }
   client.waiting.push_back(reply);
-  if (client.send == 0) StartSend(clients_.at(client.number));
+  SendSoon(client);
+}
+
+void Server::SendSoon(Client& client) {
+  if (client.send != 0 || client.send_due) return;
+  client.send_due = true;
+  ring_->BeforeSubmit([client = clients_.at(client.number)] {
+    client->send_due = false;
+    Server* const server = client->life->server;
+    if (server != nullptr && !client->ending && client->send == 0) server->StartSend(client);
+  });
 }
 
 void Server::StartSend(const ClientPtr& client) {
@@ -411,7 +431,7 @@ void Server::Settle(const ClientPtr& client) {
     }
   }
   if (c.recv != 0 || c.send != 0 || c.timer != 0 || c.pause != 0) return;
-  DropDescriptors(c);  // the last read may have brought some
+  DropDescriptors(c, c.arrived);
   closer_.CloseSocket(std::move(c.fd));
   clients_.erase(c.number);
 }

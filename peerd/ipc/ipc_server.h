@@ -107,6 +107,8 @@ inline constexpr Counter<IpcStats> kIpcCounters[] = {
 class IpcServer : public TrainerPort {
  public:
   virtual IpcStats GetStats() const = 0;
+  // The number of ops that trainers have posted and that have not ended. As in GetStats().
+  virtual uint32_t posts_open() const = 0;
 
   // Stops listening and removes the socket file. Takes no more requests. Closes each connection
   // when all its answers are sent. OnGone() is not called any more.

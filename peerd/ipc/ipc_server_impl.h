@@ -51,6 +51,7 @@ class Server final : public IpcServer {
   void WorldChanged(LocalId local, const World& world) override;
   void MemberGone(LocalId local, const Outcome& outcome) override;
   IpcStats GetStats() const override;
+  uint32_t posts_open() const override { return posts_open_; }
   void Close() override;
   bool closed() const override {
     return closing_ && accept_ == 0 && retry_ == 0 && clients_.empty() && !regions_.sweeping();
@@ -69,14 +70,19 @@ class Server final : public IpcServer {
   // Closes the oldest connection without HELLO, of the user who has most of these, if there are too
   // many.
   void BoundSilent();
-  // Closes all descriptors that came with the request. Ends all connections of the user if the user
-  // has sent too many that cannot be closed at once.
-  void DropDescriptors(Client& client);
+  // Closes these descriptors, which came from the client. Ends all connections of the user if the
+  // user has sent too many that cannot be closed at once.
+  void DropDescriptors(Client& client, std::vector<UniqueFd>& descriptors);
   User& UserOf(uid_t uid);
   void StartRecv(const ClientPtr& client);
   void OnRecv(const ClientPtr& client, IoResult result);
-  // Carries out the request that has come whole, now or later, and then reads on.
-  void TakeRequest(const ClientPtr& client);
+  // Carries out the requests that have come whole, now or later, and then reads on.
+  void TakeRequests(const ClientPtr& client);
+  // Whether a request has come whole that is not carried out yet. A HELLO of another version may be
+  // shorter. Its sender waits for an answer, so it counts as whole as soon as its version is here.
+  static bool HasRequest(const Client& client);
+  // Sends all replies of this turn of the ring together, at its end.
+  void SendSoon(Client& client);
   void StartSend(const ClientPtr& client);
   void OnSend(const ClientPtr& client, IoResult result);
   // Ends the connection of a trainer that broke the protocol, and counts it. Tells the trainer

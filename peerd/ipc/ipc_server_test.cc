@@ -194,6 +194,32 @@ TEST(IpcServerTest, RegionsAreSealedMemfdsOfTheirSize) {
   EXPECT_EQ(harness.Stats().arena_bytes, 4096u);
 }
 
+TEST(IpcServerTest, RequestsThatComeTogetherKeepTheirOrderAndTheirDescriptors) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  // While the server's thread is held here, all requests come.
+  constexpr uint64_t kRegions = 50;
+  harness.Run([&client](ScriptedHandler&, IpcServer&) {
+    for (uint64_t i = 1; i <= kRegions; ++i) {
+      lh_ipc_request region = Request(LH_IPC_REGION, 100 + i);
+      region.u.region = {i, i * 4096, 0, 0};
+      const int fd = MakeMemfd(i * 4096, F_SEAL_SHRINK);
+      ASSERT_TRUE(client.Send(region, {fd}));
+      close(fd);
+      // Without a descriptor, and refused: there is no such region.
+      lh_ipc_request unregion = Request(LH_IPC_UNREGION, 1000 + i);
+      unregion.u.region.region = i + 1;
+      ASSERT_TRUE(client.Send(unregion));
+    }
+  });
+  for (uint64_t i = 1; i <= kRegions; ++i) {
+    EXPECT_EQ(client.Status(), 0) << client.text();
+    EXPECT_EQ(client.Status(), static_cast<int>(Code::kInvalidArgument));
+  }
+  EXPECT_EQ(harness.Stats().arena_bytes, 4096 * kRegions * (kRegions + 1) / 2);
+}
+
 TEST(IpcServerTest, TheArenaLimitCountsAllClients) {
   IpcServerOptions options;
   options.arena_limit = uint64_t{3} * 4096;
