@@ -140,7 +140,7 @@ static ssize_t read_briefly(lh_client *client) {
   return got;
 }
 
-ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns) {
+ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first) {
   struct pollfd poll_fd = {client->fd, POLLIN, 0};
   int timeout = -1;
   ssize_t got = -EAGAIN;
@@ -151,7 +151,7 @@ ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns) {
               : left / 1000000 >= (int64_t)INT32_MAX - 1 ? INT32_MAX
                                                          : (int)((left + 999999) / 1000000);
   }
-  if (timeout != 0) got = read_briefly(client);
+  if (timeout != 0) got = poll_first ? read_briefly(client) : lhi_read_replies(client);
   if (got == -EAGAIN && poll(&poll_fd, 1, timeout) > 0) got = lhi_read_replies(client);
   return got;
 }

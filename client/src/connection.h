@@ -27,7 +27,8 @@ int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, i
 /* Reads replies into client->inbox, without waiting. Only the reader (replies.h) calls it, without
  * the mutex. Returns the number of bytes, 0 at the end of the connection, or -errno. */
 ssize_t lhi_read_replies(lh_client *client);
-/* The same, but waits until there is something to read, or until the deadline. */
-ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns);
+/* The same, but waits until there is something to read, or until the deadline. With `poll_first`
+ * the thread stays awake for the first part of the wait. */
+ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first);
 
 #endif /* LONGHAUL_CLIENT_CONNECTION_H_ */

@@ -125,7 +125,7 @@ lh_status lh_help(lh_client *client, int64_t timeout_ms) {
     if (op != NULL) {
       lhi_op_collect_locked(op);
     } else if (!client->reading) {
-      lhi_read_round_locked(client, deadline_ns);
+      lhi_read_round_locked(client, deadline_ns, true);
     } else {
       lhi_sleep_locked(client, deadline_ns);
     }

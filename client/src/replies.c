@@ -145,11 +145,11 @@ void lhi_pump_locked(lh_client *client) {
   }
 }
 
-void lhi_read_round_locked(lh_client *client, int64_t deadline_ns) {
+void lhi_read_round_locked(lh_client *client, int64_t deadline_ns, bool poll_first) {
   ssize_t got;
   client->reading = true;
   pthread_mutex_unlock(&client->mutex);
-  got = lhi_await_replies(client, deadline_ns);
+  got = lhi_await_replies(client, deadline_ns, poll_first);
   pthread_mutex_lock(&client->mutex);
   client->reading = false;
   dispatch_locked(client, got);
@@ -165,6 +165,11 @@ static void tell_progress_locked(lh_op *op) {
   pthread_mutex_lock(&op->client->mutex);
 }
 
+/* Returns whether the answer may come so soon that the thread should stay awake for it. A step and
+ * a sync wait for the trainers of all members and for the coordinator. A thread that polls
+ * meanwhile takes the processor from those that it waits for. */
+static bool comes_soon(const lh_op *op) { return op->collective || op->comm == NULL; }
+
 bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, int64_t deadline_ns,
                          uint32_t *index_out) {
   bool ended = false;
@@ -174,12 +179,14 @@ bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, i
     lh_op *untold = NULL;
     lh_op *arrived = NULL;
     bool open = false;
+    bool soon = false;
     for (uint32_t i = 0; i < count && !ended; ++i) {
       ended = ops[i]->state == LHI_ENDED;
       if (ended) *index_out = i;
       if (!ops[i]->progress_told) untold = ops[i];
       if (ops[i]->state == LHI_ARRIVED) arrived = ops[i];
       open = open || ops[i]->state == LHI_OPEN;
+      soon = soon || comes_soon(ops[i]);
     }
     if (ended) break;
     if (untold != NULL) {
@@ -195,7 +202,7 @@ bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, i
     last = deadline_ns != LHI_NEVER && lhi_now_ns() >= deadline_ns;
     if (open && !client->reading) {
       read = true;
-      lhi_read_round_locked(client, deadline_ns);
+      lhi_read_round_locked(client, deadline_ns, soon);
     } else if (!last) {
       lhi_sleep_locked(client, deadline_ns);
     }

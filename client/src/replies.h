@@ -19,8 +19,8 @@ bool lhi_wait_locked(lh_op *op, int64_t deadline_ns);
 bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, int64_t deadline_ns,
                          uint32_t *index_out);
 /* Becomes the reader, waits for replies, and handles them once. No other thread may be the reader.
- * The mutex is released while waiting. */
-void lhi_read_round_locked(lh_client *client, int64_t deadline_ns);
+ * The mutex is released while waiting. `poll_first`: as for lhi_await_replies(). */
+void lhi_read_round_locked(lh_client *client, int64_t deadline_ns, bool poll_first);
 /* Marks the connection as dead, and ends every open op with this status and text. */
 void lhi_die_locked(lh_client *client, lh_status status, const char *text);
 

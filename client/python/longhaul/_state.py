@@ -246,8 +246,7 @@ class State:
         for name in names:
             if name not in self._numbers:
                 raise InvalidArgument(f"touch: {name!r} is no tensor of the state")
-        for number in [self._numbers[name] for name in names] or range(len(self._tensors)):
-            self._touched.add(number)
+        self._touched.update([self._numbers[name] for name in names] or range(len(self._tensors)))
 
     def compute_hash(self) -> str:
         """Reads the tensors and returns the hash of what they hold now, 32 hexadecimal digits.
@@ -326,8 +325,7 @@ class State:
     def register(self, client: Client) -> Registration:
         """The registration of this state with the peerd of `client`. Makes a new one if a tensor has moved."""
         self._look_again()
-        self._check_declared()
-        addresses = [tensor.address() for tensor in self._tensors]
+        addresses = [tensor.place() for tensor in self._tensors]
         registration = self._registration
         if self._phase in (Phase.IN_SYNC, Phase.HELD) and registration is not None:
             return registration

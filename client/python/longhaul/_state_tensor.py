@@ -12,7 +12,7 @@ from typing import Any
 from . import _buffer, _native
 from ._arena import Client
 from ._errors import InvalidArgument
-from ._tensor import TENSORS, address_of, check_local, check_unmasked, class_of
+from ._tensor import SUSPICIOUS, TENSORS, address_of, check_local, check_unmasked, class_of
 
 Memory = ctypes.Array[ctypes.c_char]
 
@@ -73,6 +73,11 @@ class StateTensor:
         """The address of the elements. None: they are not contiguous or not in host memory, and must be copied."""
         raise NotImplementedError
 
+    def place(self) -> int | None:
+        """check_declared() and address() in one. Each sync calls this for each tensor, so subclasses make it fast."""
+        self.check_declared()
+        return self.address()
+
     def read(self, memory: Memory) -> None:
         """Copies the elements to `memory`."""
         raise NotImplementedError
@@ -105,9 +110,11 @@ class _Array(StateTensor):
         if not array.flags.writeable:
             raise InvalidArgument(f"state tensor {name!r} is read-only, but a sync may write to it; pass a copy")
         super().__init__(name, array, array.dtype.name, tuple(array.shape))
+        self._own_dtype = array.dtype
 
     def dtype_now(self) -> str:
-        name: str = self.value.dtype.name
+        # numpy makes the name anew each time.
+        name: str = self.dtype if self.value.dtype is self._own_dtype else self.value.dtype.name
         return name
 
     def address(self) -> int | None:
@@ -141,6 +148,7 @@ class _TorchTensor(StateTensor):
             )
         super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""), tuple(tensor.shape))
         self.torch = torch
+        self._own_dtype = tensor.dtype
 
     def dtype_now(self) -> str:
         return str(self.value.dtype).replace("torch.", "")
@@ -149,6 +157,15 @@ class _TorchTensor(StateTensor):
         if self.value.device.type != "cpu" or not self.value.is_contiguous():
             return None
         return address_of(self.value, f"state tensor {self.name!r}")
+
+    def place(self) -> int | None:
+        value = self.value
+        if value.dtype is not self._own_dtype or value.shape != self.shape:
+            self.check_declared()
+        if not (value.is_cpu and value.is_contiguous()):
+            return None
+        address: int = value.data_ptr()
+        return address if address >= SUSPICIOUS else self.address()
 
     def _flat(self, memory: Memory) -> Any:
         return self.torch.frombuffer(memory, dtype=self.value.dtype)

@@ -21,7 +21,7 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 # A tensor whose storage was resized to 0, as FSDP does, has address 0, and its views have their offsets as addresses. So
 # only tensors below this address are looked at more closely. Few live tensors are.
-_SUSPICIOUS = 1 << 32
+SUSPICIOUS = 1 << 32
 
 
 #: For messages: what may be passed where a tensor is asked for.
@@ -117,7 +117,7 @@ def _is_freed(tensor: Any, address: int) -> bool:
 def address_of(tensor: Any, name: str) -> int:
     """The address of a strided torch CPU tensor. Raises InvalidArgument if it has elements and no memory."""
     address: int = tensor.data_ptr()
-    if address < _SUSPICIOUS and tensor.numel() and _is_freed(tensor, address):
+    if address < SUSPICIOUS and tensor.numel() and _is_freed(tensor, address):
         raise InvalidArgument(
             f"{name} (shape {tuple(tensor.shape)}) has no memory: its storage was freed or resized, as FSDP does with "
             "parameters outside of forward and backward, or it is a fake tensor; pass a tensor that is alive"
@@ -198,8 +198,8 @@ def plain_tensors(values: Any, written: bool) -> tuple[array.array[int], array.a
         pointers = list(map(kind.data_ptr, values))
     except RuntimeError:
         return None
-    if min(pointers) < _SUSPICIOUS:
-        low = [(each, at) for each, at in zip(values, pointers) if at < _SUSPICIOUS]
+    if min(pointers) < SUSPICIOUS:
+        low = [(each, at) for each, at in zip(values, pointers) if at < SUSPICIOUS]
         if any(_is_freed(each, at) for each, at in low if each.numel()):
             return None
     if written and sys.modules["torch"].is_grad_enabled() and any(map(_REQUIRES_GRAD, values)):

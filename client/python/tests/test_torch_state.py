@@ -355,3 +355,87 @@ def test_checkpoints_hold_everything(tmp_path: pathlib.Path) -> None:
     assert fresh.compute_hash() == before
     with pytest.raises(lh.InvalidArgument, match="progress"):
         state_of(fresh_model, fresh_optimizer).load(tmp_path / "state.safetensors")
+
+
+# ---- what was seen before is not looked at anew, and what has changed is
+
+
+def digest_after(change: Any) -> tuple[str, str]:
+    """The hash of a state before and after a change of the program's objects, and that of a fresh state after it."""
+    import torch
+
+    model = model_of(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    state = state_of(model, optimizer)
+    before = state.compute_hash()
+    assert state.compute_hash() == before
+    change(model, optimizer)
+    after = state.compute_hash()
+    assert after == state_of(model, optimizer).compute_hash()
+    return before, after
+
+
+def test_a_state_sees_tensors_that_an_optimizer_or_model_has_replaced() -> None:
+    import torch
+
+    def replace_moment(model: Any, optimizer: Any) -> None:
+        held = optimizer.state[next(model.parameters())]
+        held["exp_avg"] = held["exp_avg"] + 1
+
+    def replace_scalar(model: Any, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.25
+
+    def add_scalar(model: Any, optimizer: Any) -> None:
+        optimizer.state[next(model.parameters())]["note"] = 1.5
+
+    def swap_memory(model: Any, optimizer: Any) -> None:
+        parameter = next(model.parameters())
+        parameter.data = parameter.data + 1
+
+    def change_in_place(model: Any, optimizer: Any) -> None:
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+
+    for change in (replace_moment, replace_scalar, add_scalar, swap_memory, change_in_place):
+        before, after = digest_after(change)
+        assert before != after, change.__name__
+
+
+def test_a_state_sees_values_inside_what_an_optimizer_holds() -> None:
+    def nest(model: Any, optimizer: Any) -> None:
+        optimizer.state[next(model.parameters())]["history"] = [1]
+
+    import torch
+
+    model = model_of(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    nest(model, optimizer)
+    state = state_of(model, optimizer)
+    before = state.compute_hash()
+    optimizer.state[next(model.parameters())]["history"].append(2)
+    assert state.compute_hash() != before
+
+
+def test_a_model_that_gained_or_lost_a_tensor_is_refused() -> None:
+    import torch
+
+    model = model_of(1)
+    state = state_of(model)
+    first = next(module for module in model.modules() if module._parameters)
+    first.register_buffer("more", torch.zeros(2))
+    with pytest.raises(lh.InvalidArgument, match="more has come"):
+        state.compute_hash()
+    del first.more
+    state.compute_hash()
+    first.register_buffer("more", torch.zeros(2), persistent=False)
+    state.compute_hash()
+    first._non_persistent_buffers_set.clear()
+    with pytest.raises(lh.InvalidArgument, match="more has come"):
+        state.compute_hash()
+    del first.more
+    name = next(iter(first._parameters))
+    delattr(first, name)
+    with pytest.raises(lh.InvalidArgument, match="has gone"):
+        state.compute_hash()

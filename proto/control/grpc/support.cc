@@ -2,11 +2,13 @@
 
 #include <grpc/grpc.h>
 #include <grpc/support/log.h>
+#include <grpcpp/version_info.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "base/log.h"
@@ -49,6 +51,12 @@ Keepalive KeepaliveFor(uint32_t detect_ms) {
 
 void InitGrpc() {
   static const bool done = [] {
+#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 53
+    // Without this, these releases tell the sender of each message at once that it may send more: a
+    // packet and a wake-up at the other end for each message. With it, they tell so with the next
+    // message. Later releases always do.
+    setenv("GRPC_EXPERIMENTS", "flow_control_fixes", /*overwrite=*/0);
+#endif
     gpr_set_log_function(ToLog);
     grpc_init();
     return true;

@@ -6,7 +6,7 @@ import collections
 import ctypes
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -162,14 +162,17 @@ class Text:
         self.tensor = torch.zeros(bytes_max + 8, dtype=torch.uint8)
         self._content = b""
 
-    def write(self, document: Json) -> bool:
-        """Writes the document. Returns whether the bytes changed. Raises InvalidArgument if it is too long."""
-        content = text_of(document).encode()
+    def write(self, texts: Mapping[str, str]) -> bool:
+        """Writes the document of these values, each given as its text_of(). Returns whether the bytes changed.
+
+        Raises InvalidArgument if it is too long.
+        """
+        content = f"{{{','.join(f'{json.dumps(name)}:{text}' for name, text in texts.items())}}}".encode()
         room = len(self.tensor) - 8
         if len(content) > room:
             raise InvalidArgument(
                 f"the Python values of this state take {len(content)} bytes as JSON, and there is room for {room}; the "
-                f"largest is {_largest(document)}; give objects_bytes_max={2 * len(content)} at all members, or keep "
+                f"largest is {_largest(texts)}; give objects_bytes_max={2 * len(content)} at all members, or keep "
                 "long values in tensors"
             )
         if content == self._content and self.bytes() == content:
@@ -193,8 +196,8 @@ class Text:
         return json.loads(self._content)
 
 
-def _largest(document: Json) -> str:
-    sizes = {name: len(text_of(tree)) for name, tree in document.items()}
+def _largest(texts: Mapping[str, str]) -> str:
+    sizes = {name: len(text) for name, text in texts.items()}
     if not sizes:
         return "unknown"
     name = max(sizes, key=lambda name: sizes[name])

@@ -13,6 +13,7 @@ from .._errors import InvalidArgument
 from . import _objects
 from ._memory import local_part
 from ._objects import Json
+from ._seen import OptimizerStates
 
 # A group's own entries, which are no options. "param_names" never changes.
 _NO_OPTIONS = ("params", "param_names")
@@ -49,6 +50,7 @@ class OptimizerPart:
         self._names = [
             [self._name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups
         ]
+        self._seen: OptimizerStates | None = None
         self._learnt: dict[tuple[int, Blank], dict[str, Blank]] = {}
         self.layout = self._learn()
 
@@ -64,7 +66,7 @@ class OptimizerPart:
         state.
         """
         self._check_groups()
-        return {"groups": self._groups(tensors), "state": _objects.runs_of(self._states(tensors))}
+        return {"groups": self._groups(tensors), "state": self._runs(tensors)}
 
     def write(self, document: Json, tensor_of: Callable[[str], torch.Tensor]) -> None:
         """Gives the optimizer what read() told. tensor_of: gives the tensor of a name, which the optimizer then holds."""
@@ -122,6 +124,22 @@ class OptimizerPart:
             )
             for number, group in enumerate(self.optimizer.param_groups)
         ]
+
+    def _runs(self, tensors: dict[str, torch.Tensor]) -> list[Json]:
+        """What the optimizer holds of all parameters. From its second step on mostly the same objects as before."""
+        state = self.optimizer.state
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        seen = self._seen
+        if seen is None or not seen.are_of(parameters, state):
+            found: dict[str, torch.Tensor] = {}
+            made = (_objects.runs_of(self._states(found)), found)
+            seen = OptimizerStates(parameters, state, made) if OptimizerStates.can_be_seen(state) else None
+            self._seen = seen
+        else:
+            made = seen.made_of
+        runs, held = made
+        tensors.update(held)
+        return runs
 
     def _states(self, tensors: dict[str, torch.Tensor]) -> list[Json]:
         state = self.optimizer.state

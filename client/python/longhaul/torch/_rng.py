@@ -15,6 +15,7 @@ from .._errors import InvalidArgument
 
 # Python's generator: 624 words and a position, and a normal deviate that is left over. numpy's: the same.
 _WORDS = struct.Struct("<625Ibd")
+_REST = struct.Struct("<Ibd")  # without the words
 
 
 class Generator:
@@ -83,7 +84,7 @@ def _get_numpy() -> torch.Tensor:
             f"numpy's global generator is {kind}, and a state can hold MT19937 only; pass rng=None, and your generator "
             "in objects="
         )
-    return _tensor(_WORDS.pack(*words.tolist(), position, has_left_over, left_over))
+    return _tensor(words.astype("<u4", copy=False).tobytes() + _REST.pack(position, has_left_over, left_over))
 
 
 def _set_numpy(tensor: torch.Tensor) -> None:

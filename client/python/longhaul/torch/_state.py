@@ -19,6 +19,7 @@ from . import _objects, _rng
 from ._memory import local_part
 from ._objects import Json
 from ._optimizer import OptimizerPart
+from ._seen import ModelTensors
 
 T = TypeVar("T")
 
@@ -88,8 +89,8 @@ class State(PlainState):
             raise InvalidArgument(f"buffers is {buffers!r}; give 'shared' or 'member'")
         if objects_bytes_max < 1024:
             raise InvalidArgument(f"objects_bytes_max is {objects_bytes_max}; give at least 1024")
-        self._models = _named_modules(model)
-        names = {id(tensor): name.removeprefix("model.") for name, tensor in self._model_tensors().items()}
+        self._model = ModelTensors(_named_modules(model))
+        names = {id(tensor): name.removeprefix("model.") for name, tensor in self._model.whole().items()}
         self._optimizers = [
             OptimizerPart(name, each, names)
             for name, each in _named("optimizer", optimizers, torch.optim.Optimizer, "a torch.optim.Optimizer").items()
@@ -131,7 +132,7 @@ class State(PlainState):
         """
         self._check_outside("state_dict")
         self._look_again()
-        model = self._model_tensors()
+        model = self._model.whole()
         values = {
             name: model[name].detach() if name in model else self._whole(name, value)
             for name, value in self.tensors.items()
@@ -166,37 +167,17 @@ class State(PlainState):
 
     # ------------------------------------------------------------------ the tensors
 
-    def _model_tensors(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        seen: set[int] = set()
-        for prefix, module in self._models.items():
-            skipped = _not_saved(module)
-            buffers = ((name, each) for name, each in module.named_buffers() if name not in skipped)
-            for name, tensor in [*module.named_parameters(), *buffers]:
-                if torch.nn.parameter.is_lazy(tensor):
-                    raise InvalidArgument(
-                        f"{prefix}.{name} has no shape yet, because its module is lazy; run one forward pass first"
-                    )
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    found[f"{prefix}.{name}"] = tensor
-        return found
-
-    def _local_model(self) -> dict[str, torch.Tensor]:
-        with torch.no_grad():
-            return {name: local_part(tensor) for name, tensor in self._model_tensors().items()}
-
     def _unequal(self, buffers: str) -> set[str]:
         names = {f"rng.{generator.name}" for generator in self._generators} if self._rng == "member" else set()
         if self._rng is not None:
             names.add(_SEED)
         if buffers == "member":
-            names |= {name for name, tensor in self._model_tensors().items() if not _is_parameter(tensor)}
+            names |= {name for name, tensor in self._model.whole().items() if not _is_parameter(tensor)}
         return names
 
     def _declare(self) -> dict[str, torch.Tensor]:
         """All tensors of the state, in order. The empty ones say what else has to be alike at all members."""
-        tensors = self._local_model()
+        tensors = self._model.local()
         self._model_names = tensors.keys() - ()
         self._made_later = {name for part in self._optimizers for name in part.layout}
         for part in self._optimizers:
@@ -265,7 +246,7 @@ class State(PlainState):
     # ------------------------------------------------------------------ before the tensors are read
 
     def _refresh(self) -> Iterable[int]:
-        live = self._local_model()
+        live = self._model.local()
         if live.keys() != self._model_names:
             name = min(live.keys() ^ self._model_names)
             what = "has come" if name in live else "has gone"
@@ -277,12 +258,12 @@ class State(PlainState):
         for name in self._made_later & live.keys():
             self._own.pop(name, None)  # the optimizer has made it
         live.update((name, self._placeholder(name)) for name in self._made_later - live.keys())
-        changed = {self._number_of(name) for name, tensor in live.items() if self._bring(name, tensor)}
+        changed = self._bring_all(live)
         leaves.update((f"rng.{each.name}", each.get()) for each in self._generators)
         changed.update(self._copy(name, tensor) for name, tensor in leaves.items())
-        if self._text.write(trees):
-            changed.add(self._numbers[_TEXT])
         self._texts = {name: _objects.text_of(tree) for name, tree in trees.items()}
+        if self._text.write(self._texts):
+            changed.add(self._numbers[_TEXT])
         return changed
 
     def _number_of(self, name: str) -> int:
@@ -293,6 +274,16 @@ class State(PlainState):
                 "the tensor out of it"
             )
         return number
+
+    def _bring_all(self, live: Mapping[str, torch.Tensor]) -> set[int]:
+        """Makes these the tensors of their names. Returns the numbers of those that lie elsewhere than before."""
+        numbers, tensors = self._numbers, self._tensors
+        moved = set()
+        for name, tensor in live.items():
+            number = numbers.get(name)
+            if (number is None or tensors[number].value is not tensor) and self._bring(name, tensor):
+                moved.add(numbers[name])
+        return moved
 
     def _bring(self, name: str, tensor: torch.Tensor) -> bool:
         """Makes this the tensor of the name. Returns whether it lies elsewhere than the one before."""
@@ -450,15 +441,6 @@ def _named_modules(model: Any) -> dict[str, torch.nn.Module]:
     if not isinstance(model, Mapping):
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or a mapping from name to module")
     return _named("model", model, torch.nn.Module, "a torch.nn.Module")
-
-
-def _not_saved(module: torch.nn.Module) -> set[str]:
-    """The names of the buffers that state_dict() of the module leaves out."""
-    return {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, each in module.named_modules()
-        for name in each._non_persistent_buffers_set
-    }
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
