@@ -969,7 +969,8 @@ TEST_P(TransportTest, TheReplyToARefusedHelloHasTheReasonAndNothingElse) {
       {[](LaneHello* h) { h->dialer = PeerId(3); }, LaneResult::kWrongPeer, CallerRefusal::kPeer},
       {[](LaneHello* h) { h->sealed = !h->sealed; }, LaneResult::kWrongSealing,
        CallerRefusal::kSealing},
-      {[](LaneHello* h) { h->link = 99; }, LaneResult::kUnknownLink, CallerRefusal::kLink},
+      {[](LaneHello* h) { h->link = h->serial = 99; }, LaneResult::kUnknownLink,
+       CallerRefusal::kLink},
       {[](LaneHello* h) { h->relay = PeerId(3); }, LaneResult::kUnknownEpoch,
        CallerRefusal::kEpoch},
   };
