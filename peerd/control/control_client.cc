@@ -1,10 +1,9 @@
 #include "peerd/control/control_client.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/client_callback.h>
-
-#include <arpa/inet.h>
 
 #include <algorithm>
 #include <array>
@@ -134,8 +133,8 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // `last`: where to dial instead of looking `address` up; "": look it up.
-  Stream(std::string address, const std::string& last, uint32_t detect_ms,
-         const Identity* identity, tls::Files* tls, const ControlClientCallbacks* callbacks)
+  Stream(std::string address, const std::string& last, uint32_t detect_ms, const Identity* identity,
+         tls::Files* tls, const ControlClientCallbacks* callbacks)
       : address_(std::move(address)),
         identity_(identity),
         callbacks_(callbacks),

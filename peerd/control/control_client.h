@@ -6,10 +6,10 @@
 //   connected --(Refuse())--> disconnected()
 //   disconnected() --(pause)--> connecting
 //
-// The next try goes to the same one of the given addresses if the coordinator had sent a message on the stream and the
-// owner did not call Refuse(). Otherwise it goes to the next address. Pauses rise from 50 to 500 ms
-// with each round of failures. They have jitter, so that the peers of a large run do not all come
-// back at one moment.
+// The next try goes to the same one of the given addresses if the coordinator had sent a message on
+// the stream and the owner did not call Refuse(). Otherwise it goes to the next address. Pauses
+// rise from 50 to 500 ms with each round of failures. They have jitter, so that the peers of a
+// large run do not all come back at one moment.
 //
 // Most addresses have a name, and each try looks the name up. If the look-up fails or is silent,
 // the next try dials the numeric address at which the coordinator was last reached by that name.

@@ -28,8 +28,8 @@ class AdvertisedAddress {
   // `fixed` is the value of --advertise and never changes. Empty: `derive` gives the address.
   AdvertisedAddress(std::string fixed, Derive derive);
 
-  // Derives the address anew, which may block if a coordinator has a name. If that fails, the address stays as it was and the
-  // result is OK. An error comes only if no address was ever known.
+  // Derives the address anew, which may block if a coordinator has a name. If that fails, the
+  // address stays as it was and the result is OK. An error comes only if no address was ever known.
   absl::Status Refresh(const std::vector<std::string>& coordinators);
   // host:port; empty: no address was ever known.
   std::string Get() const;

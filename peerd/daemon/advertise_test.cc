@@ -37,7 +37,8 @@ TEST(AdvertisedAddress, IsDerivedAnewEachTime) {
 }
 
 TEST(AdvertisedAddress, IsAnErrorIfItWasNeverKnown) {
-  AdvertisedAddress address("", [](const auto&) { return absl::FailedPreconditionError("no way"); });
+  AdvertisedAddress address("",
+                            [](const auto&) { return absl::FailedPreconditionError("no way"); });
   EXPECT_EQ(address.Refresh({}).message(), "no way");
 }
 

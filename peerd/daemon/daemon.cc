@@ -128,8 +128,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<PeerMetrics> metrics_;
   std::unique_ptr<HttpServer> http_;
   AdvertisedAddress address_{
-      options_.advertise,
-      [this](const std::vector<std::string>& coordinators) {
+      options_.advertise, [this](const std::vector<std::string>& coordinators) {
         return AdvertisedEndpoint(transport_->listen_address(), coordinators);
       }};
   std::unique_ptr<ControlClient> control_;

@@ -270,7 +270,7 @@ struct PeerMetrics::Impl {
   prometheus::Family<Gauge>& link_rtts;
   prometheus::Family<Counter>& link_repeated;
   std::map<PeerId, LinkSeries> link_series;
-  std::vector<Follower> cpu;                  // as CpuSeconds(CpuParts())
+  std::vector<Follower> cpu;                                          // as CpuSeconds(CpuParts())
   std::map<std::pair<std::string, std::string>, Follower> followers;  // by name and reason
   std::shared_ptr<prometheus::Registry> registry;
 };
@@ -328,9 +328,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.ShowLinks(s.links);
   std::map<std::pair<std::string, std::string>, CounterTotal> totals;  // by name and reason
   for (const CounterTotal& part : s.totals) {
-    totals
-        .try_emplace({part.name, part.reason},
-                     CounterTotal{part.name, part.help, 0, part.reason})
+    totals.try_emplace({part.name, part.reason}, CounterTotal{part.name, part.help, 0, part.reason})
         .first->second.total += part.total;
   }
   for (const auto& [key, counter] : totals) {

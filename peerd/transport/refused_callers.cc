@@ -62,10 +62,10 @@ void RefusedCallers::Add(CallerRefusal refusal, PeerId peer, const std::string& 
   ++counts_[static_cast<size_t>(refusal)];
   const auto held_back = log_.Take(refusal, now);
   if (!held_back) return;
-  Log(LevelOf(refusal), absl::StrCat("caller at the data port refused reason=", Name(refusal),
-                                     " peer=", ToString(peer), " from=", from,
-                                     " held_back=", *held_back) +
-                            LogField("why", why));
+  Log(LevelOf(refusal),
+      absl::StrCat("caller at the data port refused reason=", Name(refusal),
+                   " peer=", ToString(peer), " from=", from, " held_back=", *held_back) +
+          LogField("why", why));
 }
 
 void AddTotals(const RefusedCallers::Counts& counts, std::vector<CounterTotal>* totals) {

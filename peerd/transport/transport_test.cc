@@ -1039,8 +1039,7 @@ TEST_P(TransportTest, AConfirmWithAnotherTokenOrOfAnotherConnectionIsRefused) {
   });
   call([&](const Digest32& nonce) { return ConfirmProof(token_of_group_1, bytes, nonce); });
   call([&](const Digest32&) { return right; });
-  EXPECT_TRUE(
-      world->Until([&] { return RefusedFor(world->at(1), CallerRefusal::kToken) == 3; }));
+  EXPECT_TRUE(world->Until([&] { return RefusedFor(world->at(1), CallerRefusal::kToken) == 3; }));
   EXPECT_EQ(victim.GetStats().handshakes_refused, 3u);
   EXPECT_TRUE(world->at(1).up.empty());
   // One line for all, because they come within ten seconds.

@@ -224,8 +224,9 @@ TEST(TunnelForgery, ARelayAsksForTheTokenAndCountsWhoDoesNotHaveIt) {
   const auto confirm = Encode(LaneConfirm{});
   std::string sent(first.begin(), first.end());
   sent.append(confirm.begin(), confirm.end());
-  world.fake->Connect(fd, relay.get(), relay.length, [](IoResult) {});
-  world.Step();
+  bool connected = false;
+  world.fake->Connect(fd, relay.get(), relay.length, [&](IoResult) { connected = true; });
+  ASSERT_TRUE(world.Until([&] { return connected; }));
   bool done = false;
   world.fake->Send(fd, sent.data(), sent.size(), true, [&](IoResult) { done = true; });
   ASSERT_TRUE(world.Until([&] { return done; }));

@@ -42,9 +42,10 @@ void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello,
   auto ended = [this, id, peer = hello.dialer, dialer](Tunnel* tunnel) {
     gone_bytes_ += tunnel->bytes();
     if (tunnel->forged()) {
-      refused_->Add(CallerRefusal::kToken, peer, ToString(dialer),
-                    "the caller does not have the epoch's token, and wanted to go through this peer",
-                    ring_->Now());
+      refused_->Add(
+          CallerRefusal::kToken, peer, ToString(dialer),
+          "the caller does not have the epoch's token, and wanted to go through this peer",
+          ring_->Now());
     }
     const auto it = tunnels_.find(id);
     LH_CHECK(it != tunnels_.end());

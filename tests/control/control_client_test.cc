@@ -130,8 +130,7 @@ control::Hello HelloOfPeer() {
 
 std::unique_ptr<coordinator::Server> StartServer(const std::string& listen = "127.0.0.1:0",
                                                  const std::string& store = "memory",
-                                                 uint32_t detect_ms = 30000,
-                                                 tls::Paths tls = {}) {
+                                                 uint32_t detect_ms = 30000, tls::Paths tls = {}) {
   coordinator::ServerOptions options;
   options.listen = listen;
   options.store = store;
@@ -164,8 +163,8 @@ class NameServer {
   void Set(Mood mood) { mood_ = mood; }
   // The address of a coordinator at this port of loopback, by its name.
   std::string AddressOf(const std::string& coordinator) const {
-    return absl::StrCat("dns://127.0.0.1:", port_, "/coordinator.test:",
-                        ParseHostPort(coordinator)->port);
+    return absl::StrCat("dns://127.0.0.1:", port_,
+                        "/coordinator.test:", ParseHostPort(coordinator)->port);
   }
 
  private:
@@ -174,8 +173,8 @@ class NameServer {
     for (;;) {
       struct sockaddr_in from {};
       socklen_t size = sizeof from;
-      const ssize_t n = recvfrom(fd_, query, sizeof query, 0,
-                                 reinterpret_cast<struct sockaddr*>(&from), &size);
+      const ssize_t n =
+          recvfrom(fd_, query, sizeof query, 0, reinterpret_cast<struct sockaddr*>(&from), &size);
       if (n <= 0) return;
       const Mood mood = mood_;
       if (n < 17 || mood == Mood::kSilent) continue;
@@ -187,13 +186,12 @@ class NameServer {
       if (end > static_cast<size_t>(n)) continue;
       std::string answer(query, end);
       const bool known = mood == Mood::kAnswers && answer[end - 3] == 1;
-      answer[2] = static_cast<char>(0x85);                                // an answer
+      answer[2] = static_cast<char>(0x85);                                 // an answer
       answer[3] = static_cast<char>(mood == Mood::kDenies ? 0x83 : 0x80);  // NXDOMAIN, or good
       answer[7] = known ? 1 : 0;
       answer[8] = answer[9] = answer[10] = answer[11] = 0;
       if (known) answer += std::string("\xc0\x0c\0\1\0\1\0\0\0\0\0\4\x7f\0\0\1", 16);
-      sendto(fd_, answer.data(), answer.size(), 0, reinterpret_cast<struct sockaddr*>(&from),
-             size);
+      sendto(fd_, answer.data(), answer.size(), 0, reinterpret_cast<struct sockaddr*>(&from), size);
     }
   }
 

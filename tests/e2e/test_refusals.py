@@ -72,6 +72,9 @@ class Running(Cluster):
         self.trust = f"--tls-ca={ca.cert}"
         self.operator = ca.flags("operator")
 
+    def __enter__(self) -> Running:
+        return self
+
     def token(self, name: str, *flags: str) -> tuple[str, str]:
         """Makes a token. Returns its id and the flag that shows it."""
         token = self.lhctl(*self.operator, "token", "create", *flags).splitlines()[0]
