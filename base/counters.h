@@ -23,7 +23,8 @@ struct Counter {
 struct CounterTotal {
   const char* name;
   const char* help;
-  uint64_t total = 0;  // the count of one part; several parts may use the same name
+  uint64_t total = 0;       // the count of one part; several parts may use the same name
+  const char* reason = "";  // the value of the label "reason"; "": the counter has no label
 };
 
 // Appends the present value of each counter in the list.

@@ -2,6 +2,7 @@
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/rand.h>
 
 #include "base/check.h"
@@ -23,6 +24,17 @@ std::string Sha256(const std::string& data) {
            size == kSha256Bytes)
       << "OpenSSL has no SHA-256";
   return hash;
+}
+
+std::string HmacSha256(const std::string& key, const std::string& data) {
+  std::string code(kSha256Bytes, '\0');
+  unsigned int size = 0;
+  LH_CHECK(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                reinterpret_cast<const unsigned char*>(data.data()), data.size(),
+                reinterpret_cast<unsigned char*>(code.data()), &size) != nullptr &&
+           size == kSha256Bytes)
+      << "OpenSSL has no HMAC";
+  return code;
 }
 
 bool SameBytes(const std::string& a, const std::string& b) {

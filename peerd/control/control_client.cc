@@ -1,21 +1,29 @@
 #include "peerd/control/control_client.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/client_callback.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <deque>
+#include <map>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/check.h"
 #include "base/cpu_time.h"
+#include "base/daemon/host_port.h"
 #include "base/daemon/secret_file.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -35,8 +43,29 @@ constexpr char kBehind[] = "this peer has too many messages of the coordinator s
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms,
-                                           tls::Files* tls) {
+// The host and port of an address. A test's address may be a URI of gRPC with a DNS server of its
+// own ("dns://SERVER/HOST:PORT").
+absl::StatusOr<HostPort> HostPortOf(const std::string& address) {
+  return ParseHostPort(address.substr(address.rfind('/') + 1));
+}
+
+// Whether the address has to be looked up.
+bool HasName(const std::string& address) {
+  const absl::StatusOr<HostPort> parsed = HostPortOf(address);
+  in6_addr binary;
+  return parsed.ok() && inet_pton(AF_INET, parsed->host.c_str(), &binary) != 1 &&
+         inet_pton(AF_INET6, parsed->host.c_str(), &binary) != 1;
+}
+
+// The numeric host:port in a URI as ClientContext::peer() gives it, "ipv6:%5B::1%5D:29600".
+std::string NumericOf(const std::string& uri) {
+  return absl::StrReplaceAll(uri.substr(uri.find(':') + 1),
+                             {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+}
+
+// `last`: the URI to dial instead of `address`, whose name did not resolve; "": none.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const std::string& last,
+                                           uint32_t detect_ms, tls::Files* tls) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
   args.SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
@@ -51,7 +80,15 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t 
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // Lanes do not use an HTTP proxy, so the control stream does not either.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, control::MakeChannelCredentials(tls), args);
+  if (!last.empty()) {
+    // The coordinator still has to be the one of this name.
+    const absl::StatusOr<HostPort> name = HostPortOf(address);
+    LH_CHECK(name.ok()) << address;
+    if (tls != nullptr) args.SetSslTargetNameOverride(name->host);
+    args.SetString(GRPC_ARG_DEFAULT_AUTHORITY, ToString(*name));
+  }
+  return grpc::CreateCustomChannel(last.empty() ? address : last,
+                                   control::MakeChannelCredentials(tls), args);
 }
 
 const char* CodeName(grpc::StatusCode code) {
@@ -95,13 +132,14 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
 class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream(std::string address, uint32_t detect_ms, const Identity* identity, tls::Files* tls,
-         const ControlClientCallbacks* callbacks)
+  // `last`: where to dial instead of looking `address` up; "": look it up.
+  Stream(std::string address, const std::string& last, uint32_t detect_ms, const Identity* identity,
+         tls::Files* tls, const ControlClientCallbacks* callbacks)
       : address_(std::move(address)),
         identity_(identity),
         callbacks_(callbacks),
         tls_(tls != nullptr),
-        channel_(MakeChannel(address_, detect_ms, tls)),
+        channel_(MakeChannel(address_, last, detect_ms, tls)),
         stub_(channel_),
         detect_ms_(detect_ms) {}
 
@@ -138,6 +176,13 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
 
   void GiveUp(const std::string& why) {
     MutexLock lock(&mutex_);
+    GiveUpLocked(why);
+  }
+
+  // Nobody has answered.
+  void GiveUpSilent(const std::string& why) {
+    MutexLock lock(&mutex_);
+    silent_ = !standing_ && !closing_;
     GiveUpLocked(why);
   }
 
@@ -178,6 +223,35 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     MutexLock lock(&mutex_);
     return detect_ms_;
   }
+  // The URI of the coordinator's numeric address; "": the stream never stood.
+  std::string peer() {
+    MutexLock lock(&mutex_);
+    return peer_;
+  }
+  // What went wrong. nullopt: the stream has worked, and its end is no refusal. Call it when the
+  // stream is done.
+  std::optional<ControlFailure> failure() {
+    MutexLock lock(&mutex_);
+    const grpc::StatusCode code = status_.error_code();
+    if (given_up_.empty() && (code == grpc::StatusCode::UNAUTHENTICATED ||
+                              code == grpc::StatusCode::PERMISSION_DENIED)) {
+      return ControlFailure::kRefused;
+    }
+    if (worked_) return std::nullopt;
+    if (silent_) return ControlFailure::kLookup;
+    if (!given_up_.empty()) return ControlFailure::kOther;
+    switch (control::ServerFaultOf(status_)) {
+      case control::ServerFault::kUntrusted:
+        return ControlFailure::kUntrusted;
+      case control::ServerFault::kOtherNames:
+        return ControlFailure::kName;
+      case control::ServerFault::kNone:
+        break;
+    }
+    return absl::StrContains(status_.error_message(), "DNS resolution failed")
+               ? ControlFailure::kLookup
+               : ControlFailure::kOther;
+  }
   std::string Reason() {
     MutexLock lock(&mutex_);
     const std::string what =
@@ -209,17 +283,19 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
 
   void OnReadInitialMetadataDone(bool ok) override {
     if (!ok) return Close();
+    const std::string peer = context_.peer();
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
       const auto& metadata = context_.GetServerInitialMetadata();
       const auto nonce = metadata.find(control::kNonceMetadata);
       if (nonce != metadata.end()) nonce_.assign(nonce->second.data(), nonce->second.size());
+      peer_ = peer;
       standing_ = true;
       changed_.SignalAll();
     }
     // The first read starts after this call, so connected() comes before any message.
-    if (!callbacks_->connected()) return GiveUp(kBehind);
+    if (!callbacks_->connected(NumericOf(peer))) return GiveUp(kBehind);
     Read();
   }
 
@@ -322,6 +398,8 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t detect_ms_ ABSL_GUARDED_BY(mutex_);
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
+  std::string peer_ ABSL_GUARDED_BY(mutex_);
+  bool silent_ ABSL_GUARDED_BY(mutex_) = false;  // given up because nobody answered
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true after the end
   bool said_hello_ ABSL_GUARDED_BY(mutex_) = false;
@@ -361,6 +439,13 @@ class ControlClientImpl final : public ControlClient {
     if (stream != nullptr) stream->Refuse(absl::StrCat("this peer refuses it: ", reason));
   }
 
+  ControlStats GetStats() const override {
+    ControlStats stats;
+    for (size_t i = 0; i < kControlFailures; ++i) stats.failures[i] = failures_[i];
+    stats.by_last_address = by_last_address_;
+    return stats;
+  }
+
   void Stop() override {
     std::shared_ptr<Stream> stream;
     {
@@ -379,6 +464,7 @@ class ControlClientImpl final : public ControlClient {
     size_t address = 0;
     size_t failures = 0;  // in a row
     bool aged = false;
+    bool by_last = false;  // the next try dials the address that worked last
     std::string last_reason;
     while (true) {
       const std::string& target = options_.addresses[address % options_.addresses.size()];
@@ -393,11 +479,20 @@ class ControlClientImpl final : public ControlClient {
         if (!Pause(++failures)) return;
         continue;
       }
-      const std::shared_ptr<Stream> stream = Begin(target, *token);
+      const std::string last = last_.contains(target) ? last_[target] : "";
+      const std::shared_ptr<Stream> stream = Begin(target, by_last ? last : "", *token);
       if (stream == nullptr) return;
-      Attend(target, *stream, aged, &last_reason);
+      // Where another way is left, the first silence of a look-up must not outlast the members.
+      const bool hurry = !last.empty() && !by_last && failures < options_.addresses.size();
+      Attend(target, *stream, hurry, aged, &last_reason);
       aged = stream->aged();
-      if (stream->worked()) {
+      const std::optional<ControlFailure> failure = stream->failure();
+      if (failure) ++failures_[static_cast<size_t>(*failure)];
+      if (stream->worked() && HasName(target)) last_[target] = stream->peer();
+      by_last = !by_last && !last.empty() && failure == ControlFailure::kLookup;
+      if (by_last) {
+        ++by_last_address_;
+      } else if (stream->worked()) {
         failures = 0;
       } else {
         ++failures;
@@ -415,8 +510,9 @@ class ControlClientImpl final : public ControlClient {
   }
 
   // Starts a try at one address. Returns null if the client is stopping.
-  std::shared_ptr<Stream> Begin(const std::string& target, const std::string& token) {
-    auto stream = std::make_shared<Stream>(target, detect_ms_, &options_.identity,
+  std::shared_ptr<Stream> Begin(const std::string& target, const std::string& last,
+                                const std::string& token) {
+    auto stream = std::make_shared<Stream>(target, last, detect_ms_, &options_.identity,
                                            options_.tls.get(), &callbacks_);
     MutexLock lock(&mutex_);
     if (stopping_) return nullptr;
@@ -425,17 +521,23 @@ class ControlClientImpl final : public ControlClient {
     return stream;
   }
 
-  // Waits from the start of a stream to its end. `aged`: the stream before ended for its age only.
-  void Attend(const std::string& target, Stream& stream, bool aged, std::string* last_reason) {
-    const auto patience = std::chrono::milliseconds(std::max<uint32_t>(4 * detect_ms_, 1000));
+  // Waits from the start of a stream to its end. `hurry`: there is another way to try soon. `aged`:
+  // the stream before ended for its age only.
+  void Attend(const std::string& target, Stream& stream, bool hurry, bool aged,
+              std::string* last_reason) {
+    const auto patience =
+        std::chrono::milliseconds(std::max<uint32_t>((hurry ? 1 : 4) * detect_ms_, 1000));
     stream.WaitUntilStanding(Clock::now() + patience);
     if (stream.standing()) {
       // After a connection that has reached its age, the next one is no news.
       Log(aged ? LogLevel::kDebug : LogLevel::kInfo,
-          "control stream stands" + LogField("coordinator", target));
+          "control stream stands" + LogField("coordinator", target) +
+              LogField("address", NumericOf(stream.peer())));
       last_reason->clear();
     } else {
-      stream.GiveUp(absl::StrCat("no answer in ", patience.count(), " ms"));
+      stream.GiveUpSilent(absl::StrCat(
+          "no answer in ", patience.count(), " ms",
+          hurry ? "; the next try goes to the address that worked last, without DNS" : ""));
     }
     stream.WaitUntilDone();
     detect_ms_ = stream.detect_ms();
@@ -479,9 +581,12 @@ class ControlClientImpl final : public ControlClient {
 
   const ControlClientOptions options_;
   const ControlClientCallbacks callbacks_;
-  // Only the client's thread uses these two.
+  // Only the client's thread uses these three, and changes the counts below them.
   uint32_t detect_ms_;
   std::mt19937_64 random_;
+  std::map<std::string, std::string> last_;  // by address: the URI where it was reached last
+  std::array<std::atomic<uint64_t>, kControlFailures> failures_{};
+  std::atomic<uint64_t> by_last_address_ = 0;
 
   Mutex mutex_;
   CondVar stop_;
@@ -490,7 +595,24 @@ class ControlClientImpl final : public ControlClient {
   std::thread thread_;  // the last member: the thread uses everything above
 };
 
+constexpr std::array<const char*, kControlFailures> kFailureNames = {"lookup", "untrusted", "name",
+                                                                     "refused", "other"};
+static_assert(static_cast<size_t>(ControlFailure::kOther) + 1 == kControlFailures);
+
 }  // namespace
+
+void AddTotals(const ControlStats& stats, std::vector<CounterTotal>* totals) {
+  for (size_t i = 0; i < kControlFailures; ++i) {
+    totals->push_back({"longhaul_peerd_coordinator_failures_total",
+                       "Tries to reach a coordinator that failed, and streams that a coordinator "
+                       "refused, by reason",
+                       stats.failures[i], kFailureNames[i]});
+  }
+  totals->push_back({"longhaul_peerd_coordinator_last_address_total",
+                     "Tries at the address at which the coordinator was last reached, because its "
+                     "name did not resolve in time",
+                     stats.by_last_address});
+}
 
 std::unique_ptr<ControlClient> MakeControlClient(ControlClientOptions options,
                                                  ControlClientCallbacks callbacks) {

@@ -6,20 +6,28 @@
 //   connected --(Refuse())--> disconnected()
 //   disconnected() --(pause)--> connecting
 //
-// The next try goes to the same address if the coordinator had sent a message on the stream and the
-// owner did not call Refuse(). Otherwise it goes to the next address. Pauses rise from 50 to 500 ms
-// with each round of failures. They have jitter, so that the peers of a large run do not all come
-// back at one moment.
+// The next try goes to the same one of the given addresses if the coordinator had sent a message on
+// the stream and the owner did not call Refuse(). Otherwise it goes to the next address. Pauses
+// rise from 50 to 500 ms with each round of failures. They have jitter, so that the peers of a
+// large run do not all come back at one moment.
+//
+// Most addresses have a name, and each try looks the name up. If the look-up fails or is silent,
+// the next try dials the numeric address at which the coordinator was last reached by that name.
+// With TLS its certificate still has to be for the name. So a run outlives a DNS server that is
+// away while connections end for their age.
 //
 // No gRPC type appears in this header.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/counters.h"
 #include "base/crypto/identity.h"
 #include "base/tls/tls_files.h"
 #include "proto/control/messages.h"
@@ -44,7 +52,8 @@ struct ControlClientOptions {
 // news into the owner's mailbox and returns. No callback may call Stop().
 struct ControlClientCallbacks {
   // These two return false if the owner's mailbox is full. The client then gives the stream up.
-  std::function<bool()> connected;
+  // `address`: where the coordinator was reached, numeric.
+  std::function<bool(const std::string& address)> connected;
   std::function<bool(control::CoordinatorMessage)> message;
   // A standing stream has ended, or a try to connect has failed. `reason` names the address.
   std::function<void(std::string reason)> disconnected;
@@ -53,6 +62,23 @@ struct ControlClientCallbacks {
   std::function<control::RecordingPiece(const control::ReadRecording&, int64_t received_us)>
       recording;
 };
+
+// Why no stream came to stand, or why a coordinator ended one.
+enum class ControlFailure : uint8_t {
+  kLookup,     // the name does not resolve, or nobody answered in time
+  kUntrusted,  // the coordinator's certificate is of no CA of ours, or has expired
+  kName,       // it is for other names than the one that was dialled
+  kRefused,    // the coordinator refuses this peer: UNAUTHENTICATED or PERMISSION_DENIED
+  kOther,
+};
+inline constexpr size_t kControlFailures = 5;
+
+struct ControlStats {
+  std::array<uint64_t, kControlFailures> failures{};
+  uint64_t by_last_address = 0;  // tries at the address that worked last, for want of a look-up
+};
+// Appends the counters that /metrics shows.
+void AddTotals(const ControlStats& stats, std::vector<CounterTotal>* totals);
 
 class ControlClient {
  public:
@@ -71,6 +97,9 @@ class ControlClient {
   // Ends the stream and goes on to the next address. The owner calls this when it does not accept
   // the coordinator at the other end. Any thread may call it.
   virtual void Refuse(const std::string& reason) = 0;
+
+  // Any thread may call it.
+  virtual ControlStats GetStats() const = 0;
 
   // Ends the stream. Once Stop() has returned, no callback is called any more. Safe to repeat.
   virtual void Stop() = 0;

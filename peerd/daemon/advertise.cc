@@ -63,9 +63,9 @@ absl::StatusOr<std::string> AdvertisedEndpoint(const std::string& listen,
 AdvertisedAddress::AdvertisedAddress(std::string fixed, Derive derive)
     : derive_(fixed.empty() ? std::move(derive) : nullptr), endpoint_(std::move(fixed)) {}
 
-absl::Status AdvertisedAddress::Refresh() {
+absl::Status AdvertisedAddress::Refresh(const std::vector<std::string>& coordinators) {
   if (!derive_) return absl::OkStatus();
-  absl::StatusOr<std::string> endpoint = derive_();  // may block, so without the lock
+  absl::StatusOr<std::string> endpoint = derive_(coordinators);  // may block, so without the lock
   MutexLock lock(&mutex_);
   if (!endpoint.ok()) return endpoint_.empty() ? endpoint.status() : absl::OkStatus();
   if (!endpoint_.empty() && endpoint_ != *endpoint) {

@@ -22,14 +22,15 @@ absl::StatusOr<std::string> AdvertisedEndpoint(const std::string& listen,
 // the host may have another address by then. Any thread may call it.
 class AdvertisedAddress {
  public:
-  using Derive = std::function<absl::StatusOr<std::string>()>;
+  using Derive =
+      std::function<absl::StatusOr<std::string>(const std::vector<std::string>& coordinators)>;
 
   // `fixed` is the value of --advertise and never changes. Empty: `derive` gives the address.
   AdvertisedAddress(std::string fixed, Derive derive);
 
-  // Derives the address anew, which may block. If that fails, the address stays as it was and the
-  // result is OK. An error comes only if no address was ever known.
-  absl::Status Refresh();
+  // Derives the address anew, which may block if a coordinator has a name. If that fails, the
+  // address stays as it was and the result is OK. An error comes only if no address was ever known.
+  absl::Status Refresh(const std::vector<std::string>& coordinators);
   // host:port; empty: no address was ever known.
   std::string Get() const;
 

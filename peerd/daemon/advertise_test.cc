@@ -19,29 +19,35 @@ TEST(AdvertisedEndpoint, SaysWhatToDoWhenNothingIsKnown) {
 // If the address was derived only once, other peers would dial a host's old address for ever.
 TEST(AdvertisedAddress, IsDerivedAnewEachTime) {
   absl::StatusOr<std::string> here = "10.0.0.1:4000";
-  AdvertisedAddress address("", [&] { return here; });
+  std::vector<std::string> coordinators;
+  AdvertisedAddress address("", [&](const std::vector<std::string>& from) {
+    coordinators = from;
+    return here;
+  });
   EXPECT_EQ(address.Get(), "");
-  EXPECT_TRUE(address.Refresh().ok());
+  EXPECT_TRUE(address.Refresh({"coordinator:1"}).ok());
+  EXPECT_EQ(coordinators, std::vector<std::string>{"coordinator:1"});
   EXPECT_EQ(address.Get(), "10.0.0.1:4000");
   here = "10.0.0.2:4000";
-  EXPECT_TRUE(address.Refresh().ok());
+  EXPECT_TRUE(address.Refresh({}).ok());
   EXPECT_EQ(address.Get(), "10.0.0.2:4000");
   here = absl::FailedPreconditionError("no way");
-  EXPECT_TRUE(address.Refresh().ok()) << "the last one may still be right";
+  EXPECT_TRUE(address.Refresh({}).ok()) << "the last one may still be right";
   EXPECT_EQ(address.Get(), "10.0.0.2:4000");
 }
 
 TEST(AdvertisedAddress, IsAnErrorIfItWasNeverKnown) {
-  AdvertisedAddress address("", [] { return absl::FailedPreconditionError("no way"); });
-  EXPECT_EQ(address.Refresh().message(), "no way");
+  AdvertisedAddress address("",
+                            [](const auto&) { return absl::FailedPreconditionError("no way"); });
+  EXPECT_EQ(address.Refresh({}).message(), "no way");
 }
 
 TEST(AdvertisedAddress, OfTheOperatorStays) {
-  AdvertisedAddress address("host:4000", []() -> absl::StatusOr<std::string> {
+  AdvertisedAddress address("host:4000", [](const auto&) -> absl::StatusOr<std::string> {
     ADD_FAILURE() << "derived";
     return "10.0.0.1:4000";
   });
-  EXPECT_TRUE(address.Refresh().ok());
+  EXPECT_TRUE(address.Refresh({}).ok());
   EXPECT_EQ(address.Get(), "host:4000");
 }
 

@@ -132,8 +132,9 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<PeerMetrics> metrics_;
   std::unique_ptr<HttpServer> http_;
   AdvertisedAddress address_{
-      options_.advertise,
-      [this] { return AdvertisedEndpoint(transport_->listen_address(), options_.coordinators); }};
+      options_.advertise, [this](const std::vector<std::string>& coordinators) {
+        return AdvertisedEndpoint(transport_->listen_address(), coordinators);
+      }};
   std::unique_ptr<ControlClient> control_;
 
   ControlInbox inbox_;
@@ -192,7 +193,7 @@ absl::Status DaemonImpl::Open() {
   states_ = std::make_unique<StateRunner>(
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
 
-  LH_RETURN_IF_ERROR(address_.Refresh());
+  LH_RETURN_IF_ERROR(address_.Refresh(options_.coordinators));
   metrics_ = std::make_unique<PeerMetrics>([this] { ring_->Wake(); });
   if (!options_.http.empty()) {
     LH_ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, [this](const std::string& path) {
@@ -216,9 +217,9 @@ absl::Status DaemonImpl::Open() {
   control.tls = options_.tls;
   control.token_file = options_.token_file;
   ControlClientCallbacks callbacks;
-  callbacks.connected = [this] {
-    // Runs on a thread of the client, because looking names up may block.
-    (void)address_.Refresh();
+  callbacks.connected = [this](const std::string& coordinator) {
+    // By its numeric address, so that nothing waits for DNS.
+    (void)address_.Refresh({coordinator});
     return inbox_.Begin();
   };
   callbacks.disconnected = [this](std::string reason) { inbox_.End(std::move(reason)); };
@@ -506,7 +507,7 @@ void DaemonImpl::PublishMetrics() {
   snapshot.coordinator_up = coordinator_up_;
   snapshot.on_epoll = on_epoll_;
   snapshot.totals = Totals({snapshot.core, snapshot.transport, states_->exchange()->GetStats(), ipc,
-                            repeated_, ops_->counts()});
+                            repeated_, ops_->counts(), control_->GetStats()});
   metrics_->Publish(snapshot);
 }
 

@@ -43,6 +43,28 @@ void FakeRing::Stream::Drop(size_t bytes) {
   head = 0;
 }
 
+size_t FakeRing::Stream::Piece(size_t bytes) const {
+  if (!detour) return bytes;
+  for (const uint64_t bound : {detour->from, detour->to, detour->at}) {
+    if (written < bound) bytes = std::min<uint64_t>(bytes, bound - written);
+  }
+  return bytes;
+}
+
+void FakeRing::Stream::Add(const std::string& piece) {
+  const bool away = detour && written >= detour->from && written < detour->to;
+  if (away) detour->bytes += piece;
+  if (!away || detour->repeat) data += piece;
+  if (!away && flip_at - written < piece.size()) {
+    data[data.size() - piece.size() + (flip_at - written)] ^= 1;
+  }
+  if (record) recorded += piece;
+  written += piece.size();
+  if (!detour || written != detour->at) return;
+  data += detour->bytes;
+  detour.reset();
+}
+
 FakeRing::FakeRing(FakeRingOptions options) : options_(options), random_(options.seed) {
   features_ = {.send_zero_copy = options_.send_zero_copy,
                .registered_buffers = options_.registered_buffers,
@@ -72,6 +94,25 @@ void FakeRing::FlipBit(int connection, bool from_dialer, uint64_t at) {
   Stream& stream = from_dialer ? *link.from_dialer : *link.to_dialer;
   LH_CHECK(at >= stream.written);
   stream.flip_at = at;
+}
+
+FakeRing::Stream* FakeRing::FindStream(int connection, bool from_dialer) {
+  LH_CHECK(connection < connections());
+  Link& link = links_[connection];
+  return from_dialer ? link.from_dialer.get() : link.to_dialer.get();
+}
+
+void FakeRing::RepeatBytes(int connection, bool from_dialer, uint64_t from, uint64_t to) {
+  Stream* const stream = FindStream(connection, from_dialer);
+  LH_CHECK(from >= stream->written && from < to);
+  stream->detour = {from, to, to, /*repeat=*/true, ""};
+}
+
+void FakeRing::DelayBytes(int connection, bool from_dialer, uint64_t from, uint64_t to,
+                          uint64_t at) {
+  Stream* const stream = FindStream(connection, from_dialer);
+  LH_CHECK(from >= stream->written && from < to && to <= at);
+  stream->detour = {from, to, at, /*repeat=*/false, ""};
 }
 
 const std::string& FakeRing::Recorded(int connection, bool by_dialer) const {
@@ -533,15 +574,10 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
     if (op->done == 0) return Finish(id, out->cut ? -ECONNRESET : -EPIPE);
     ended = true;
   } else {
-    const size_t amount = Amount(std::min(Room(*out), op->bytes - op->done));
+    const size_t amount = out->Piece(Amount(std::min(Room(*out), op->bytes - op->done)));
     CheckSend(*op, op->done, amount);
-    out->data.append(op->snapshot, op->done, amount);
+    out->Add(op->snapshot.substr(op->done, amount));
     op->done += amount;
-    if (out->flip_at - out->written < amount) {
-      out->data[out->data.size() - amount + (out->flip_at - out->written)] ^= 1;
-    }
-    if (out->record) out->recorded.append(op->snapshot, op->done - amount, amount);
-    out->written += amount;
     if (swallow_above_ != 0 &&
         std::min<size_t>(op->bytes, out->segment_bytes_max) > swallow_above_) {
       out->stalled = true;

@@ -61,6 +61,11 @@ class FakeRing final : public Ring, private Sockets {
   // Changes the lowest bit of one byte on its way. `at` counts the bytes that the end sends, from
   // 0. Must be called before the end sends the byte.
   void FlipBit(int connection, bool from_dialer, uint64_t at);
+  // The bytes from `from` to `to` that one end of an open connection sends arrive again behind the
+  // byte `to`. Must be called before the end sends them.
+  void RepeatBytes(int connection, bool from_dialer, uint64_t from, uint64_t to);
+  // They arrive only behind the byte `at`, which is not before `to`.
+  void DelayBytes(int connection, bool from_dialer, uint64_t from, uint64_t to, uint64_t at);
   // From now on keeps what goes over new connections, for Recorded().
   void Record() { record_ = true; }
   // All bytes that one end of a connection has sent.
@@ -137,6 +142,14 @@ class FakeRing final : public Ring, private Sockets {
     uint64_t read = 0;
     uint64_t cut_after = UINT64_MAX;
     uint64_t flip_at = UINT64_MAX;
+    struct Detour {
+      uint64_t from;
+      uint64_t to;
+      uint64_t at;
+      bool repeat;
+      std::string bytes;
+    };
+    std::optional<Detour> detour;
     bool record = false;
     std::string recorded;
     bool ended = false;        // the writer will send no more
@@ -147,6 +160,10 @@ class FakeRing final : public Ring, private Sockets {
 
     size_t size() const { return data.size() - head; }
     void Drop(size_t bytes);
+    // Returns how many of `bytes` bytes may be sent in one piece.
+    size_t Piece(size_t bytes) const;
+    // Sends one piece.
+    void Add(const std::string& piece);
   };
   using StreamRef = std::shared_ptr<Stream>;
   struct Socket {
@@ -208,6 +225,7 @@ class FakeRing final : public Ring, private Sockets {
   IoId Start(Op op);
   IoId StartTransfer(Kind kind, int fd, std::vector<iovec> parts, bool wait_all, IoCallback done);
   int NewSocket();
+  Stream* FindStream(int connection, bool from_dialer);
   Socket* Find(int fd);
   void Hold(const Op& op, int change);
   void MaybeRelease(int fd);

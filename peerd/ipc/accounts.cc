@@ -18,7 +18,7 @@ constexpr Words kWords[kResources] = {
     {"connections", "close some"},
     {"members", "let some leave, or run another peerd"},
     {"arena regions", "free tensors"},
-    {"bytes of arena (the arena limit)", "free tensors or raise --arena_limit"},
+    {"bytes of arena (the arena limit)", "free tensors or raise --arena-limit"},
     {"tensors of registered states", "free some states"},
     {"pieces of ops in flight", "wait for some of the ops"},
 };

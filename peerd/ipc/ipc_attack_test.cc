@@ -462,7 +462,7 @@ TEST(IpcAttackTest, AUserHoldsNoMoreThanItsShare) {
     }
     RawClient more(harness.path());
     EXPECT_EQ(more.Status(), kUnavailable);
-    EXPECT_TRUE(Has(more.text(), "user 4001 may have at most 128 connections (--user_share=50"))
+    EXPECT_TRUE(Has(more.text(), "user 4001 may have at most 128 connections (--user-share=50"))
         << more.text();
     EXPECT_EQ(clients[0]->AddRegion(1, 40 * 4096), 0);
     EXPECT_EQ(clients[1]->AddRegion(1, 11 * 4096), kUnavailable);

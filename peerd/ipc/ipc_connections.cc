@@ -113,7 +113,7 @@ Outcome Server::Admit(const PeerCredentials& credentials, Client* client) {
         Code::kFailedPrecondition,
         absl::StrCat("connection refused: user ", credentials.uid, ", process ", credentials.pid,
                      ", may not use this peerd; it admits ", ToString(admission_),
-                     " (--socket_mode, --socket_group, --allow_users and --allow_groups of "
+                     " (--socket-mode, --socket-group, --allow-users and --allow-groups of "
                      "peerd)")};
   }
   User& user = UserOf(credentials.uid);
@@ -167,7 +167,7 @@ User& Server::UserOf(uid_t uid) {
     limits.fill(UINT64_MAX);
     if (options_.user_share < 100) limits = ShareOf(LimitsOfAll(options_), options_.user_share);
     user.account = Account::Make(absl::StrCat("user ", uid),
-                                 absl::StrCat("(--user_share=", options_.user_share, " of peerd)"),
+                                 absl::StrCat("(--user-share=", options_.user_share, " of peerd)"),
                                  limits, peerd_);
   }
   return user;

@@ -49,7 +49,7 @@ absl::StatusOr<uid_t> UserId(const std::string& user) {
   if (getpwnam_r(user.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 ||
       found == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("no user \"", user, "\" on this host; check --allow_users"));
+        absl::StrCat("no user \"", user, "\" on this host; check --allow-users"));
   }
   return found->pw_uid;
 }
@@ -172,28 +172,28 @@ absl::StatusOr<Admission> ResolveAdmission(const AdmissionOptions& options) {
   Admission admission;
   admission.users.insert(geteuid());
   if (options.allow_users.empty() && options.allow_groups.empty()) {
-    LH_ASSIGN_OR_RETURN(const gid_t group, GroupId(options.group, "--socket_group"));
+    LH_ASSIGN_OR_RETURN(const gid_t group, GroupId(options.group, "--socket-group"));
     if ((options.mode & 0060) != 0) admission.groups.insert(group);
     admission.everyone = (options.mode & 0006) != 0;
     return admission;
   }
   if ((options.mode & 0066) == 0) {
     return absl::InvalidArgumentError(
-        "--socket_mode=0600 lets nobody but root and peerd's own user open the socket, so "
-        "--allow_users and --allow_groups can admit nobody; give --socket_mode=0660 or 0666");
+        "--socket-mode=0600 lets nobody but root and peerd's own user open the socket, so "
+        "--allow-users and --allow-groups can admit nobody; give --socket-mode=0660 or 0666");
   }
   for (const std::string& user : options.allow_users) {
     LH_ASSIGN_OR_RETURN(const uid_t uid, UserId(user));
     admission.users.insert(uid);
   }
   for (const std::string& group : options.allow_groups) {
-    LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--allow_groups"));
+    LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--allow-groups"));
     // In a user namespace, all users and groups from outside of it look like this one.
-    if (gid == OverflowId("gid")) return OverflowError("--allow_groups", group);
+    if (gid == OverflowId("gid")) return OverflowError("--allow-groups", group);
     admission.groups.insert(gid);
   }
   if (!options.allow_users.empty() && admission.users.contains(OverflowId("uid"))) {
-    return OverflowError("--allow_users", absl::StrCat(OverflowId("uid")));
+    return OverflowError("--allow-users", absl::StrCat(OverflowId("uid")));
   }
   return admission;
 }
@@ -227,7 +227,7 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
                      sizeof address.sun_path - 1, " are possible; choose another --socket"));
   }
   memcpy(address.sun_path, path.data(), path.size());
-  LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--socket_group"));
+  LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--socket-group"));
 
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "."

@@ -81,18 +81,18 @@ TEST(AdmissionTest, RefusesWhatCannotBeMeant) {
   EXPECT_NE(Refused(options).find("no user \"no-such-user\""), std::string::npos);
   options.allow_users = {"4001"};
   options.allow_groups = {"no-such-group"};
-  EXPECT_NE(Refused(options).find("--allow_groups"), std::string::npos);
+  EXPECT_NE(Refused(options).find("--allow-groups"), std::string::npos);
   options.allow_groups = {};
   EXPECT_EQ(Refused(options), "");
   options.mode = 0600;
-  EXPECT_NE(Refused(options).find("--socket_mode"), std::string::npos);
+  EXPECT_NE(Refused(options).find("--socket-mode"), std::string::npos);
   options.mode = 0660;
   // Users from outside of a user namespace look like this one.
   options.allow_users = {"65534"};
-  EXPECT_NE(Refused(options).find("--allow_users=65534"), std::string::npos) << Refused(options);
+  EXPECT_NE(Refused(options).find("--allow-users=65534"), std::string::npos) << Refused(options);
   options.allow_users = {};
   options.allow_groups = {"nogroup"};
-  EXPECT_NE(Refused(options).find("--allow_groups=nogroup"), std::string::npos);
+  EXPECT_NE(Refused(options).find("--allow-groups=nogroup"), std::string::npos);
 }
 
 TEST(AdmissionTest, ReadsTheModesThatMakeSense) {

@@ -32,8 +32,11 @@ Gauge& AddGauge(prometheus::Registry& registry, const char* name, const char* he
 // A Prometheus counter with the value of a total that another part of peerd counts.
 class Follower {
  public:
-  Follower(prometheus::Registry& registry, const char* name, const char* help)
-      : counter_(BuildCounter().Name(name).Help(help).Register(registry).Add({})) {}
+  // `reason`: the value of the label of this name; "": the counter has no label.
+  Follower(prometheus::Registry& registry, const char* name, const char* help,
+           const std::string& reason = "")
+      : counter_(BuildCounter().Name(name).Help(help).Register(registry).Add(
+            reason.empty() ? prometheus::Labels{} : prometheus::Labels{{"reason", reason}})) {}
   explicit Follower(Counter& counter) : counter_(counter) {}
   void Follow(double total) { counter_.Increment(total - counter_.Value()); }
 
@@ -267,8 +270,8 @@ struct PeerMetrics::Impl {
   prometheus::Family<Gauge>& link_rtts;
   prometheus::Family<Counter>& link_repeated;
   std::map<PeerId, LinkSeries> link_series;
-  std::vector<Follower> cpu;                  // as CpuSeconds(CpuParts())
-  std::map<std::string, Follower> followers;  // by name
+  std::vector<Follower> cpu;                                          // as CpuSeconds(CpuParts())
+  std::map<std::pair<std::string, std::string>, Follower> followers;  // by name and reason
   std::shared_ptr<prometheus::Registry> registry;
 };
 
@@ -323,13 +326,13 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.host_up.Set(static_cast<double>(s.host_up));
   m.host_down.Set(static_cast<double>(s.host_down));
   m.ShowLinks(s.links);
-  std::map<std::string, CounterTotal> totals;
+  std::map<std::pair<std::string, std::string>, CounterTotal> totals;  // by name and reason
   for (const CounterTotal& part : s.totals) {
-    totals.try_emplace(part.name, CounterTotal{part.name, part.help}).first->second.total +=
-        part.total;
+    totals.try_emplace({part.name, part.reason}, CounterTotal{part.name, part.help, 0, part.reason})
+        .first->second.total += part.total;
   }
-  for (const auto& [name, counter] : totals) {
-    m.followers.try_emplace(name, *m.registry, counter.name, counter.help)
+  for (const auto& [key, counter] : totals) {
+    m.followers.try_emplace(key, *m.registry, counter.name, counter.help, counter.reason)
         .first->second.Follow(static_cast<double>(counter.total));
   }
   MutexLock lock(&mutex_);

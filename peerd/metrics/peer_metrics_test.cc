@@ -72,6 +72,18 @@ TEST(PeerMetrics, EachCounterIsShownByItsNameAndPartsThatShareOneAreAddedUp) {
   }
 }
 
+TEST(PeerMetrics, CountersOfOneNameDifferInTheirReason) {
+  PeerMetrics metrics([] {});
+  PeerSnapshot snapshot;
+  RefusedCallers::Counts counts{};
+  counts[static_cast<size_t>(CallerRefusal::kToken)] = 3;
+  AddTotals(counts, &snapshot.totals);
+  metrics.Publish(snapshot);
+  const std::string page = metrics.Text(std::chrono::milliseconds(1));
+  EXPECT_THAT(page, HasSubstr("longhaul_peerd_handshakes_refused_total{reason=\"token\"} 3\n"));
+  EXPECT_THAT(page, HasSubstr("longhaul_peerd_handshakes_refused_total{reason=\"key\"} 0\n"));
+}
+
 std::string PageOf(PeerMetrics& metrics) { return metrics.Text(std::chrono::milliseconds(1)); }
 
 TEST(PeerMetrics, ThePhasesOfAnOpAddUpToItsTime) {

@@ -13,8 +13,6 @@ namespace {
 
 // Turned-away callers are logged at most this often.
 constexpr int64_t kCrowdedLogUs = Seconds(60);
-// Callers with a wrong key are logged at most this often.
-constexpr int64_t kUntrustedLogUs = Seconds(10);
 // The pause after a failed accept (too many open files). Other code may close files meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
 
@@ -70,7 +68,8 @@ void Admission::OnAccepted(int value) {
   const auto remote = ring_->sockets().PeerAddress(value);
   if (accepts_ >= size_t{4} * LH_HANDSHAKES_MAX || !remote.ok() ||
       !ring_->sockets().Tune(value, handshakes_->TuningFor(*remote)).ok()) {
-    ++refused_;
+    Refuse(CallerRefusal::kBroken, {}, remote.ok() ? *remote : SocketAddress(),
+           "no room, or the connection was cut at once");
     ring_->sockets().Abort(value);
     return AcceptNext();
   }
@@ -197,36 +196,34 @@ void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake, const Socket
   accepting_.erase(caller);
   --accepts_;
   if (!handshake->ok() || closing_) {
-    if (!handshake->ok()) ++refused_;
-    if (handshake->untrusted()) LogUntrusted(*handshake, remote);
-    if (handshake->ok()) ring_->sockets().Close(handshake->TakeFd());
+    if (handshake->ok()) {
+      ring_->sockets().Close(handshake->TakeFd());
+    } else {
+      Refuse(handshake->refusal(), handshake->hello(), remote, handshake->error());
+    }
     return;
   }
   // Checked again: much may have changed since HELLO.
   const LaneHello& hello = handshake->hello();
   LaneSocket socket = handshake->TakeSocket();
-  if (Judge(hello, on_host).result != LaneResult::kAccepted) {
-    ++refused_;
+  if (const auto result = Judge(hello, on_host).result; result != LaneResult::kAccepted) {
+    Refuse(RefusalOf(result), hello, remote, "it came too late");
     ring_->sockets().Abort(socket.fd);
     return;
   }
   if (hello.relay == options_->self) {
-    return tunnels_->Open(socket.fd, handshake->hello_bytes(), hello);
+    return tunnels_->Open(socket.fd, handshake->hello_bytes(), hello, remote);
   }
   Run* const run = runs_->Find(hello.run_digest);
   owner_->OnAdmitted(&run->peers[hello.dialer], std::move(socket), hello, remote);
 }
 
-// A member of the epoch poses as another one, or the path is under attack.
-void Admission::LogUntrusted(const LaneAccept& handshake, const SocketAddress& remote) {
-  ++untrusted_;
-  if (ring_->Now() < untrusted_log_at_) return;
-  untrusted_log_at_ = ring_->Now() + kUntrustedLogUs;
-  Log(LogLevel::kWarning,
-      absl::StrCat(
-          "a caller at the data port does not have the key of the peer that it names peer=",
-          ToString(handshake.hello().dialer), " from=", ToString(remote)) +
-          LogField("reason", handshake.error()));
+void Admission::Refuse(CallerRefusal refusal, const LaneHello& hello, const SocketAddress& remote,
+                       const std::string& why) {
+  // On the wire both are one: a caller need not learn which runs there are.
+  const bool run = refusal == CallerRefusal::kEpoch && runs_->Find(hello.run_digest) == nullptr;
+  refused_->Add(run ? CallerRefusal::kRun : refusal, hello.dialer, ToString(remote), why,
+                ring_->Now());
 }
 
 }  // namespace longhaul::peerd

@@ -12,6 +12,7 @@
 #include "peerd/io/ring.h"
 #include "peerd/transport/callers.h"
 #include "peerd/transport/handshakes.h"
+#include "peerd/transport/refused_callers.h"
 #include "peerd/transport/run_table.h"
 #include "peerd/transport/tunnels.h"
 
@@ -30,12 +31,13 @@ class AdmissionOwner {
 class Admission {
  public:
   Admission(Ring* ring, const TransportOptions* options, Handshakes* handshakes, RunTable* runs,
-            Tunnels* tunnels, AdmissionOwner* owner)
+            Tunnels* tunnels, RefusedCallers* refused, AdmissionOwner* owner)
       : ring_(ring),
         options_(options),
         handshakes_(handshakes),
         runs_(runs),
         tunnels_(tunnels),
+        refused_(refused),
         owner_(owner) {}
 
   // Unavailable: the address cannot be bound.
@@ -47,9 +49,6 @@ class Admission {
   // The kernel refers to nothing of this object.
   bool idle() const { return accept_ == 0; }
   uint64_t accepted() const { return accepted_; }
-  uint64_t refused() const { return refused_; }
-  // The part of refused() that did not have the key of the peer that they named.
-  uint64_t untrusted() const { return untrusted_; }
 
  private:
   void AcceptNext();
@@ -59,7 +58,8 @@ class Admission {
   // `on_host`: the caller connects from this host.
   LaneVerdict Judge(const LaneHello& hello, bool on_host) const;
   bool MaySeal(const Peering& p, const LaneHello& hello, bool on_host) const;
-  void LogUntrusted(const LaneAccept& handshake, const SocketAddress& remote);
+  void Refuse(CallerRefusal refusal, const LaneHello& hello, const SocketAddress& remote,
+              const std::string& why);
   LaneResult JudgeControl(const Peering& p, const LaneHello& hello) const;
   void MakeRoom();
 
@@ -68,6 +68,7 @@ class Admission {
   Handshakes* const handshakes_;
   RunTable* const runs_;
   Tunnels* const tunnels_;
+  RefusedCallers* const refused_;
   AdmissionOwner* const owner_;
   std::string address_;
   int listen_fd_ = -1;
@@ -80,9 +81,6 @@ class Admission {
   Tick crowded_log_at_;
   uint64_t turned_away_ = 0;  // callers, since the last log line about them
   uint64_t accepted_ = 0;
-  uint64_t refused_ = 0;
-  uint64_t untrusted_ = 0;
-  Tick untrusted_log_at_;
 };
 
 }  // namespace longhaul::peerd

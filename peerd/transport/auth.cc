@@ -1,29 +1,25 @@
 #include "peerd/transport/auth.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <openssl/rand.h>
 #include <openssl/sha.h>
 #include <string.h>
 
-#include <vector>
-
 #include "base/check.h"
+#include "base/crypto/secrets.h"
 
 namespace longhaul::peerd {
 namespace {
 
 Digest32 Proof(const char* label, const std::string& token, const HelloBytes& hello,
                const Digest32& nonce) {
-  std::vector<uint8_t> text(label, label + strlen(label));
-  text.insert(text.end(), hello.begin(), hello.end());
-  text.insert(text.end(), nonce.begin(), nonce.end());
+  std::string text(label);
+  text.append(hello.begin(), hello.end());
+  text.append(nonce.begin(), nonce.end());
+  const std::string code = HmacSha256(token, text);
   Digest32 proof{};
-  unsigned bytes = 0;
-  LH_CHECK(HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), text.data(),
-                text.size(), proof.data(), &bytes) != nullptr &&
-           bytes == proof.size());
+  static_assert(proof.size() == kSha256Bytes);
+  memcpy(proof.data(), code.data(), proof.size());
   return proof;
 }
 

@@ -69,9 +69,10 @@ int LaneHandshake::TakeFd() { return std::exchange(fd_, -1); }
 
 LaneSocket LaneHandshake::TakeSocket() { return {TakeFd(), std::move(tls_)}; }
 
-void LaneHandshake::Fail(const std::string& reason) {
+void LaneHandshake::Fail(const std::string& reason, CallerRefusal refusal) {
   if (failed_ || ended_) return;
   failed_ = true;
+  refusal_ = refusal;
   error_ = reason;
   ring_->Cancel(operation_);
 }
@@ -133,8 +134,7 @@ void LaneHandshake::Secure(const TlsContext* tls, TlsSession::Side side,
 void LaneHandshake::Shake() {
   const absl::Status status = tls_->Shake();
   if (!status.ok()) {
-    untrusted_ = true;
-    Fail(std::string(status.message()));
+    Fail(std::string(status.message()), CallerRefusal::kKey);
     return End();
   }
   tls_out_ = tls_->TakeOutput();
@@ -273,13 +273,13 @@ void LaneAccept::OnHello() {
   } else if (IsHelloOfAnotherVersion(hello_bytes_)) {
     verdict.result = LaneResult::kWrongVersion;
   } else {
-    Fail(std::string(hello.status().message()));
+    Fail(std::string(hello.status().message()), CallerRefusal::kMalformed);
     return End();
   }
   if (verdict.carry) return End();
   LaneAnswer answer{.result = verdict.result};
   if (verdict.result != LaneResult::kAccepted) {
-    refusal_ = absl::StrCat("refused: ", Explain(verdict.result));
+    result_ = verdict.result;
     answer_bytes_ = Encode(answer);
     Send(answer_bytes_.data(), answer_bytes_.size(), static_cast<Step>(&LaneAccept::OnRefusalSent));
     return;
@@ -294,7 +294,7 @@ void LaneAccept::OnHello() {
 
 void LaneAccept::OnRefusalSent() {
   CloseInOrder();
-  Fail(refusal_);
+  Fail(absl::StrCat("refused: ", Explain(result_)), RefusalOf(result_));
   End();
 }
 
@@ -305,9 +305,9 @@ void LaneAccept::OnAnswerSent() {
 void LaneAccept::OnConfirm() {
   const auto confirm = ParseLaneConfirm(confirm_bytes_);
   if (!confirm.ok()) {
-    Fail(std::string(confirm.status().message()));
+    Fail(std::string(confirm.status().message()), CallerRefusal::kMalformed);
   } else if (!SameProof(confirm->proof, ConfirmProof(token_, hello_bytes_, nonce_))) {
-    Fail("the caller does not have the epoch's token");
+    Fail("the caller does not have the epoch's token", CallerRefusal::kToken);
   } else {
     return Secure(tls_context_, TlsSession::Side::kServer, peer_key_);
   }

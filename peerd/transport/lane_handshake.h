@@ -23,6 +23,7 @@
 #include "peerd/io/ring.h"
 #include "peerd/transport/auth.h"
 #include "peerd/transport/lane_encryption.h"
+#include "peerd/transport/refused_callers.h"
 #include "peerd/transport/tls_session.h"
 #include "proto/wire/handshake.h"
 
@@ -38,7 +39,7 @@ class LaneHandshake {
 
   Tick deadline() const { return deadline_; }
   // Ends the handshake soon, with this error.
-  void Fail(const std::string& reason);
+  void Fail(const std::string& reason, CallerRefusal refusal = CallerRefusal::kBroken);
 
   // Only after `done`:
   bool ok() const { return error_.empty(); }
@@ -47,8 +48,8 @@ class LaneHandshake {
   const HelloBytes& hello_bytes() const { return hello_bytes_; }
   int TakeFd();
   LaneSocket TakeSocket();
-  // The other side does not have the key of the peer that HELLO names.
-  bool untrusted() const { return untrusted_; }
+  // What the error is, to an acceptor that counts.
+  CallerRefusal refusal() const { return refusal_; }
 
  protected:
   LaneHandshake(Ring* ring, int fd, Tick deadline, Done done);
@@ -90,7 +91,7 @@ class LaneHandshake {
   bool failed_ = false;
   bool in_order_ = false;
   bool ended_ = false;
-  bool untrusted_ = false;
+  CallerRefusal refusal_ = CallerRefusal::kBroken;
   std::string error_;
   std::unique_ptr<TlsSession> tls_;
   std::vector<uint8_t> tls_out_;
@@ -178,7 +179,7 @@ class LaneAccept final : public LaneHandshake {
   const Digest32 nonce_;
   const TlsContext* const tls_context_;
   Judge judge_;
-  std::string refusal_;
+  LaneResult result_ = LaneResult::kAccepted;
   std::string peer_key_;
 };
 

@@ -48,8 +48,9 @@ class TransportImpl final : public Transport,
         probing_(ring, &options_, &events_, &alarm_, &handshakes_, &runs_,
                  [this](const LinkProbe& probe) { OnProbed(probe); }),
         trying_(ring, &alarm_, &handshakes_, &resolver_),
-        tunnels_(ring, &options_, &events_, &alarm_, &handshakes_, &resolver_, &runs_),
-        admission_(ring, &options_, &handshakes_, &runs_, &tunnels_, this),
+        tunnels_(ring, &options_, &events_, &alarm_, &handshakes_, &resolver_, &runs_,
+                 &refused_callers_),
+        admission_(ring, &options_, &handshakes_, &runs_, &tunnels_, &refused_callers_, this),
         memory_(ring, &events_) {}
   ~TransportImpl() override;
 
@@ -171,6 +172,7 @@ class TransportImpl final : public Transport,
   Repair repair_;
   Probing probing_;
   Trying trying_;
+  RefusedCallers refused_callers_;
   Tunnels tunnels_;
   Admission admission_;
   PinnedMemory memory_;
@@ -823,8 +825,9 @@ TransportStats TransportImpl::GetStats() const {
   }
   for (const Retired& retired : retired_) sum.Add(retired.link->stats());
   stats.connections_accepted = admission_.accepted();
-  stats.handshakes_refused = admission_.refused();
-  stats.handshakes_untrusted = admission_.untrusted();
+  stats.callers_refused = refused_callers_.counts();
+  stats.handshakes_refused = Sum(stats.callers_refused);
+  stats.handshakes_untrusted = stats.callers_refused[static_cast<size_t>(CallerRefusal::kKey)];
   stats.probes = probing_.probes();
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();

@@ -167,6 +167,7 @@ class Impostor {
 };
 
 TEST(SealedLinkTest, AMemberCannotPoseAsAnotherMember) {
+  LogLines log;
   PeerWorld world(Rings::kFake, 5, 2, Options(LaneEncryption::kRequire));
   world.at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(0, false, false)},
                                    world.Now() + Seconds(60));
@@ -175,10 +176,13 @@ TEST(SealedLinkTest, AMemberCannotPoseAsAnotherMember) {
   impostor.DialInTheNameOfPeer0(Identity::ForTest(9), LaneEncryption::kRequire);
   EXPECT_TRUE(world.at(1).up.empty());
   EXPECT_EQ(world.at(1).transport->GetStats().handshakes_untrusted, 1u);
+  EXPECT_EQ(log.Count("caller at the data port refused reason=key peer=p1 "), 1);
   // In clear it proves nothing, so it is not let in either.
   EXPECT_THAT(impostor.DialInTheNameOfPeer0(Identity::ForTest(9), LaneEncryption::kOff),
               HasSubstr("--lane-encryption"));
   EXPECT_TRUE(world.at(1).up.empty());
+  EXPECT_EQ(RefusedFor(world.at(1), CallerRefusal::kKey), 1u);
+  EXPECT_EQ(RefusedFor(world.at(1), CallerRefusal::kSealing), 1u);
   // The peer itself has an effect only after that.
   world.at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(1, true, false)},
                                    world.Now() + Seconds(60));
@@ -195,6 +199,7 @@ TEST(SealedLinkTest, AnImpostorDoesNotDisturbALinkThatIsUp) {
   SendSome(&traffic);
   ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
   ExpectNoLinkWasLost(&world);
+  EXPECT_EQ(world.at(1).transport->GetStats().handshakes_refused, 1u);
 }
 
 TEST(SealedLinkTest, APeerThatAnswersWithAnotherKeyIsNotTalkedTo) {
@@ -243,6 +248,40 @@ TEST(SealedLinkTest, RecordedConnectionsAreOfNoUse) {
   ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
   traffic.ExpectOnce();
   ExpectNoLinkWasLost(&world);
+}
+
+// Somebody on the path sends one segment twice, or two of them in the other order. Each byte of
+// them is one that the sender has sealed.
+TEST(SealedLinkTest, RepeatedAndMovedSegmentsCostOneLaneAndNoData) {
+  for (const bool repeat : {true, false}) {
+    TransportOptions options = Options(LaneEncryption::kRequire);
+    options.lanes = 1;
+    PeerWorld world(Rings::kFake, 12, 2, options);
+    Traffic traffic(&world);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    constexpr int kDataLane = 1;
+    const auto send = [&] {
+      traffic.Segment(0, 1, 5000, 1000);
+      EXPECT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+      return world.fake->BytesSent(kDataLane, true);
+    };
+    const uint64_t first = send();
+    const uint64_t second = send();
+    const uint64_t third = 2 * second - first;
+    if (repeat) {
+      world.fake->RepeatBytes(kDataLane, true, second, third);
+    } else {
+      world.fake->DelayBytes(kDataLane, true, second, third, 2 * third - second);
+    }
+    for (int i = 0; i < 4; ++i) traffic.Segment(0, 1, 5000, 1000);
+    ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+    traffic.ExpectOnce();
+    ExpectNoLinkWasLost(&world);
+    const TransportStats stats = world.at(1).transport->GetStats();
+    EXPECT_EQ(stats.unauthentic, 1u) << (repeat ? "repeated" : "moved");
+    EXPECT_EQ(stats.lanes_lost, 1u);
+  }
 }
 
 // ------------------------------------------------------------------------------ which lanes

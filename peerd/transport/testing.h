@@ -11,6 +11,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -174,6 +175,29 @@ class Peer : public TransportListener {
   std::map<uint64_t, int> started;
   std::map<uint64_t, int> sent;
   std::map<uint64_t, int> detached;
+};
+
+// How many callers this peer has refused for this reason.
+inline uint64_t RefusedFor(const Peer& peer, CallerRefusal reason) {
+  return peer.transport->GetStats().callers_refused[static_cast<size_t>(reason)];
+}
+
+// The lines that are logged while this object lives.
+class LogLines {
+ public:
+  LogLines() {
+    SetLogSink([this](std::string_view line) { lines_.emplace_back(line); });
+  }
+  ~LogLines() { SetLogSink(nullptr); }
+  // How many of them have these words.
+  int Count(const std::string& words) const {
+    return static_cast<int>(std::count_if(lines_.begin(), lines_.end(), [&](const auto& line) {
+      return line.find(words) != std::string::npos;
+    }));
+  }
+
+ private:
+  std::vector<std::string> lines_;
 };
 
 // Whether all lanes of these tests are sealed. The build runs the tests once in clear, and once so.

@@ -36,6 +36,7 @@
 #include "base/tick.h"
 #include "peerd/io/ring.h"
 #include "peerd/transport/lane_encryption.h"
+#include "peerd/transport/refused_callers.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/handshake.h"
 
@@ -135,7 +136,8 @@ struct LinkRequest {
 
 struct TransportStats {
   uint64_t connections_accepted = 0;
-  uint64_t handshakes_refused = 0;    // garbage, wrong token, unknown epoch, too slow
+  RefusedCallers::Counts callers_refused{};
+  uint64_t handshakes_refused = 0;    // their sum
   uint64_t handshakes_untrusted = 0;  // the other side did not have the key of the peer it named
   uint64_t frames_refused = 0;        // links closed for breaking the protocol
   uint64_t unauthentic = 0;           // lanes closed because bytes were changed or forged
@@ -168,8 +170,6 @@ inline constexpr Counter<TransportStats> kTransportCounters[] = {
      "Frames received against the protocol; each closed its link", &TransportStats::frames_refused},
     {"longhaul_peerd_connections_accepted_total", "Connections accepted on the data port",
      &TransportStats::connections_accepted},
-    {"longhaul_peerd_handshakes_refused_total",
-     "Connections on the data port that failed the handshake", &TransportStats::handshakes_refused},
     {"longhaul_peerd_handshakes_untrusted_total",
      "Handshakes in which the other side did not have the key that the epoch names for the peer",
      &TransportStats::handshakes_untrusted},

@@ -939,6 +939,113 @@ TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
   EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
 }
 
+// What a caller learns that is refused: one byte, the reason. The rest are zeros.
+TEST_P(TransportTest, TheReplyToARefusedHelloHasTheReasonAndNothingElse) {
+  auto world = Make(2);
+  Transport& victim = *world->at(1).transport;
+  const Tick deadline = world->Now() + Seconds(60);
+  for (const uint64_t epoch : {1, 2}) {
+    victim.OpenLinks(kRun, 0, Epoch(epoch), kToken, {world->Request(0, false, true)}, deadline);
+  }
+  victim.KeepLinks(kRun, 0, Epoch(2), {PeerId(1)});
+  LaneHello good;
+  good.run_digest = RunDigest(kRun);
+  good.epoch = Epoch(2);
+  good.dialer = PeerId(1);
+  good.acceptor = PeerId(2);
+  good.sealed = SealedByDefault();
+  good.nonce.fill(7);
+  struct Case {
+    void (*change)(LaneHello*);
+    LaneResult result;
+    CallerRefusal counted;
+  };
+  const Case cases[] = {
+      {[](LaneHello* h) { h->run_digest = RunDigest("another"); }, LaneResult::kUnknownEpoch,
+       CallerRefusal::kRun},
+      {[](LaneHello* h) { h->epoch = Epoch(1); }, LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
+      {[](LaneHello* h) { h->group = 5; }, LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
+      {[](LaneHello* h) { h->acceptor = PeerId(3); }, LaneResult::kWrongPeer, CallerRefusal::kPeer},
+      {[](LaneHello* h) { h->dialer = PeerId(3); }, LaneResult::kWrongPeer, CallerRefusal::kPeer},
+      {[](LaneHello* h) { h->sealed = !h->sealed; }, LaneResult::kWrongSealing,
+       CallerRefusal::kSealing},
+      {[](LaneHello* h) { h->link = h->serial = 99; }, LaneResult::kUnknownLink,
+       CallerRefusal::kLink},
+      {[](LaneHello* h) { h->relay = PeerId(3); }, LaneResult::kUnknownEpoch,
+       CallerRefusal::kEpoch},
+  };
+  std::map<CallerRefusal, uint64_t> expected;
+  for (const Case& c : cases) {
+    LaneHello hello = good;
+    c.change(&hello);
+    const auto bytes = Encode(hello);
+    Raw raw(world.get(), victim.listen_address());
+    raw.Watch();
+    raw.Send(std::string(bytes.begin(), bytes.end()));
+    EXPECT_TRUE(world->Until([&] { return raw.closed; }));
+    const auto reply = Encode(LaneAnswer{.result = c.result});
+    EXPECT_EQ(raw.got, std::string(reply.begin(), reply.end())) << Name(c.counted);
+    EXPECT_TRUE(world->Until(
+        [&] { return RefusedFor(world->at(1), c.counted) == expected[c.counted] + 1; }));
+    ++expected[c.counted];
+    raw.Close();
+  }
+  EXPECT_EQ(victim.GetStats().handshakes_refused, std::size(cases));
+  EXPECT_TRUE(world->at(1).up.empty());
+}
+
+// Neither the token of an older epoch or of another group helps, nor a CONFIRM that was right on
+// another connection.
+TEST_P(TransportTest, AConfirmWithAnotherTokenOrOfAnotherConnectionIsRefused) {
+  auto world = Make(2);
+  LogLines log;
+  Transport& victim = *world->at(1).transport;
+  const Tick deadline = world->Now() + Seconds(60);
+  const std::string old_token(32, 'o');
+  const std::string token_of_group_1(32, 'g');
+  const auto open = [&](uint32_t group, uint64_t epoch, const std::string& token) {
+    victim.OpenLinks(kRun, group, Epoch(epoch), token, {world->Request(0, false, true)}, deadline);
+  };
+  open(0, 1, old_token);
+  open(0, 2, kToken);
+  open(1, 2, token_of_group_1);
+  LaneHello hello;
+  hello.run_digest = RunDigest(kRun);
+  hello.epoch = Epoch(2);
+  hello.dialer = PeerId(1);
+  hello.acceptor = PeerId(2);
+  hello.sealed = SealedByDefault();
+  hello.nonce.fill(7);
+  const HelloBytes bytes = Encode(hello);
+  // Sends HELLO, and then the CONFIRM that `make` makes for the nonce in the answer.
+  const auto call = [&](const std::function<Digest32(const Digest32& nonce)>& make) {
+    Raw raw(world.get(), victim.listen_address());
+    raw.Watch();
+    raw.Send(std::string(bytes.begin(), bytes.end()));
+    EXPECT_TRUE(world->Until([&] { return raw.got.size() == kLaneAnswerBytes; }));
+    std::array<uint8_t, kLaneAnswerBytes> reply{};
+    std::copy(raw.got.begin(), raw.got.end(), reply.begin());
+    const auto answer = ParseLaneAnswer(reply);
+    ASSERT_TRUE(answer.ok() && answer->result == LaneResult::kAccepted);
+    const auto confirm = Encode(LaneConfirm{make(answer->nonce)});
+    raw.Send(std::string(confirm.begin(), confirm.end()));
+    EXPECT_TRUE(world->Until([&] { return raw.closed; }));
+    raw.Close();
+  };
+  Digest32 right{};
+  call([&](const Digest32& nonce) {
+    right = ConfirmProof(kToken, bytes, nonce);
+    return ConfirmProof(old_token, bytes, nonce);
+  });
+  call([&](const Digest32& nonce) { return ConfirmProof(token_of_group_1, bytes, nonce); });
+  call([&](const Digest32&) { return right; });
+  EXPECT_TRUE(world->Until([&] { return RefusedFor(world->at(1), CallerRefusal::kToken) == 3; }));
+  EXPECT_EQ(victim.GetStats().handshakes_refused, 3u);
+  EXPECT_TRUE(world->at(1).up.empty());
+  // One line for all, because they come within ten seconds.
+  EXPECT_EQ(log.Count("caller at the data port refused reason=token peer=p1 from=127.0.0.1:"), 1);
+}
+
 TEST_P(TransportTest, ManySilentConnectionsDoNotKeepMembersOut) {
   TransportOptions options;
   options.detect_ms = 10000;

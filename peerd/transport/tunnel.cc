@@ -154,6 +154,7 @@ void Tunnel::OnConfirm() {
   const auto confirm = ParseLaneConfirm(confirm_bytes_);
   if (!confirm.ok() ||
       !SameProof(confirm->proof, ConfirmProof(options_.token, options_.hello, answer_.nonce))) {
+    forged_ = true;
     return End();
   }
   Move(true, fds_[kAcceptor], confirm_bytes_.data(), confirm_bytes_.size(), &Tunnel::OnConfirmSent);

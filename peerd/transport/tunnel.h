@@ -55,6 +55,8 @@ class Tunnel {
   // When the tunnel's time is up. Its owner then calls Stop().
   Tick deadline() const;
   uint64_t bytes() const { return bytes_; }
+  // The dialer has sent a CONFIRM without the epoch's token.
+  bool forged() const { return forged_; }
 
  private:
   using Step = void (Tunnel::*)();
@@ -99,6 +101,7 @@ class Tunnel {
   bool stopping_ = false;
   bool in_order_ = false;
   bool over_ = false;
+  bool forged_ = false;
   Tick moved_;
   uint64_t bytes_ = 0;
 };

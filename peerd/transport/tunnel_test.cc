@@ -21,8 +21,9 @@ constexpr int kRelay = 2;
 
 class TunnelWorld : public PeerWorld {
  public:
-  explicit TunnelWorld(Rings rings, int count = 3, uint32_t lanes = 2)
-      : PeerWorld(rings, 1, count, {.lanes = lanes, .detect_ms = 600}) {
+  explicit TunnelWorld(Rings rings, int count = 3, uint32_t lanes = 2,
+                       LaneEncryption encryption = LaneEncryption::kOff)
+      : PeerWorld(rings, 1, count, {.lanes = lanes, .detect_ms = 600, .encryption = encryption}) {
     for (const auto& peer : peers) peer->memory.assign(kBytes, uint8_t(peer->id.value()));
   }
 
@@ -164,6 +165,77 @@ TEST_P(TunnelTest, TheWayThatAnotherGroupWantsIsGoodEnough) {
   EXPECT_TRUE(world.Until([&] { return world.at(kA).ups[world.at(kB).id] > ups; }));
   EXPECT_TRUE(world.at(kA).downs.empty());
   EXPECT_EQ(world.RelayOf(kA, kB), world.at(kRelay).id);
+}
+
+// ------------------------------------------------------------------------------ a relay that lies
+
+// The relay changes one byte of what it carries, in each direction of each lane. The bit is flipped
+// on the connection that the relay has dialled, so between the relay and B.
+TEST(TunnelForgery, AByteOfASealedLaneThatTheRelayChangesCostsOneLaneAndNoData) {
+  uint64_t unauthentic = 0;
+  int tries = 0;
+  for (int connection = 0; connection < 6; ++connection) {
+    for (const bool to_b : {true, false}) {
+      SCOPED_TRACE(testing::Message() << "connection " << connection << (to_b ? " to B" : " to A"));
+      TunnelWorld world(Rings::kFake, 3, 2, LaneEncryption::kRequire);
+      Traffic traffic(&world);
+      world.OpenToRelay(kRelay);
+      const int begin = world.fake->connections();
+      world.OpenThrough(kRelay);
+      ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kB); }));
+      const int forged = begin + connection;
+      ASSERT_EQ(world.fake->connections(), begin + 6) << "three lanes, with two connections each";
+      world.fake->FlipBit(forged, to_b, world.fake->BytesSent(forged, to_b) + 3);
+      for (const auto& [from, to] : {std::pair(kA, kB), std::pair(kB, kA)}) {
+        traffic.Frame(from, to, 100);
+        for (int n = 0; n < 8; ++n) traffic.Segment(from, to, 5000 * n, 5000);
+      }
+      ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+      traffic.ExpectOnce();
+      for (const auto& peer : world.peers) unauthentic += peer->transport->GetStats().unauthentic;
+      EXPECT_EQ(world.at(kRelay).transport->GetStats().unauthentic, 0u);
+      ExpectNoLinkWasLost(&world);
+      ++tries;
+    }
+  }
+  EXPECT_GT(unauthentic, static_cast<uint64_t>(tries / 2)) << "the others hit lanes not in use";
+}
+
+// Somebody without the token names a peer as its relay.
+TEST(TunnelForgery, ARelayAsksForTheTokenAndCountsWhoDoesNotHaveIt) {
+  TunnelWorld world(Rings::kFake);
+  LogLines log;
+  world.OpenToRelay(kRelay);
+  LinkRequest request = world.Request(kA, false, true);
+  request.relay = world.at(kRelay).id;
+  world.at(kB).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request},
+                                    world.Now() + Seconds(20));
+  const SocketAddress relay =
+      *NumericAddress(*ParseHostPort(world.at(kRelay).transport->listen_address()));
+  const int fd = *world.fake->sockets().Open(relay.family());
+  LaneHello hello;
+  hello.run_digest = RunDigest(kRun);
+  hello.epoch = Epoch(1);
+  hello.dialer = world.at(kA).id;
+  hello.acceptor = world.at(kB).id;
+  hello.relay = world.at(kRelay).id;
+  hello.sealed = SealedByDefault();
+  const auto first = Encode(hello);
+  const auto confirm = Encode(LaneConfirm{});
+  std::string sent(first.begin(), first.end());
+  sent.append(confirm.begin(), confirm.end());
+  bool connected = false;
+  world.fake->Connect(fd, relay.get(), relay.length, [&](IoResult) { connected = true; });
+  ASSERT_TRUE(world.Until([&] { return connected; }));
+  bool done = false;
+  world.fake->Send(fd, sent.data(), sent.size(), true, [&](IoResult) { done = true; });
+  ASSERT_TRUE(world.Until([&] { return done; }));
+  EXPECT_TRUE(
+      world.Until([&] { return RefusedFor(world.at(kRelay), CallerRefusal::kToken) == 1; }));
+  EXPECT_EQ(log.Count("caller at the data port refused reason=token peer=p1 "), 1);
+  EXPECT_FALSE(world.at(kB).up.contains(world.at(kA).id));
+  EXPECT_TRUE(world.Until([&] { return world.at(kRelay).transport->GetStats().tunnels == 0; }));
+  world.fake->sockets().Close(fd);
 }
 
 // ------------------------------------------------------------------------------ limits

@@ -30,7 +30,8 @@ LaneResult Tunnels::Judge(const LaneHello& hello) const {
   return tunnels_.size() < LH_TUNNELS_MAX ? LaneResult::kAccepted : LaneResult::kNoWay;
 }
 
-void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello) {
+void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello,
+                   const SocketAddress& dialer) {
   const Run& run = *runs_->Find(hello.run_digest);
   const Peering& p = run.peers.at(hello.acceptor);
   MakeRoom();
@@ -38,13 +39,20 @@ void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello) {
   TunnelOptions options{.hello = bytes,
                         .token = *runs_->FindToken(run, hello.group, hello.epoch),
                         .detect_ms = options_->detect_ms};
-  auto tunnel = std::make_unique<Tunnel>(ring_, fd, std::move(options), [this, id](Tunnel* ended) {
-    gone_bytes_ += ended->bytes();
+  auto ended = [this, id, peer = hello.dialer, dialer](Tunnel* tunnel) {
+    gone_bytes_ += tunnel->bytes();
+    if (tunnel->forged()) {
+      refused_->Add(
+          CallerRefusal::kToken, peer, ToString(dialer),
+          "the caller does not have the epoch's token, and wanted to go through this peer",
+          ring_->Now());
+    }
     const auto it = tunnels_.find(id);
     LH_CHECK(it != tunnels_.end());
     events_->DestroyLater(std::move(it->second));
     tunnels_.erase(it);
-  });
+  };
+  auto tunnel = std::make_unique<Tunnel>(ring_, fd, std::move(options), std::move(ended));
   alarm_->Set(tunnel->deadline());
   tunnels_[id] = std::move(tunnel);
 

@@ -17,6 +17,7 @@
 #include "peerd/transport/alarm.h"
 #include "peerd/transport/event_queue.h"
 #include "peerd/transport/handshakes.h"
+#include "peerd/transport/refused_callers.h"
 #include "peerd/transport/resolver.h"
 #include "peerd/transport/run_table.h"
 #include "peerd/transport/tunnel.h"
@@ -26,21 +27,22 @@ namespace longhaul::peerd {
 class Tunnels {
  public:
   Tunnels(Ring* ring, const TransportOptions* options, EventQueue* events, Alarm* alarm,
-          Handshakes* handshakes, Resolver* resolver, RunTable* runs)
+          Handshakes* handshakes, Resolver* resolver, RunTable* runs, RefusedCallers* refused)
       : ring_(ring),
         options_(options),
         events_(events),
         alarm_(alarm),
         handshakes_(handshakes),
         resolver_(resolver),
-        runs_(runs) {}
+        runs_(runs),
+        refused_(refused) {}
   // Leaks tunnels whose buffers the kernel still refers to.
   ~Tunnels();
 
   // Whether to carry the lane of a HELLO that names us as its relay.
   LaneResult Judge(const LaneHello& hello) const;
-  // Carries the lane, which Judge() has accepted. Takes `fd` over.
-  void Open(int fd, const HelloBytes& bytes, const LaneHello& hello);
+  // Carries the lane, which Judge() has accepted. Takes `fd` over, the connection from `dialer`.
+  void Open(int fd, const HelloBytes& bytes, const LaneHello& hello, const SocketAddress& dialer);
 
   // Stops tunnels whose time is up. Returns when to call again.
   Tick Work(Tick now);
@@ -61,6 +63,7 @@ class Tunnels {
   Handshakes* const handshakes_;
   Resolver* const resolver_;
   RunTable* const runs_;
+  RefusedCallers* const refused_;
   std::map<uint64_t, std::unique_ptr<Tunnel>> tunnels_;  // the oldest first
   uint64_t next_id_ = 1;
   uint64_t gone_bytes_ = 0;  // of tunnels that are no more

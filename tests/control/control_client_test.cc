@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <deque>
+#include <filesystem>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -15,9 +16,11 @@
 #include "base/daemon/host_port.h"
 #include "base/ids.h"
 #include "base/mutex.h"
+#include "base/tls/tls_files.h"
 #include "coordinator/server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/lhctl/ca.h"
 
 namespace longhaul {
 namespace {
@@ -27,13 +30,19 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr std::chrono::seconds kDeadline{20};
+// For clients that are to notice a silence soon.
+constexpr uint32_t kShortMs = 500;
 
 // Keeps one line of text for each callback of the client.
 class Owner {
  public:
   peerd::ControlClientCallbacks Callbacks() {
     peerd::ControlClientCallbacks callbacks;
-    callbacks.connected = [this] {
+    callbacks.connected = [this](const std::string& address) {
+      {
+        MutexLock lock(&mutex_);
+        address_ = address;
+      }
       Add("connected");
       return !full_of_streams_;
     };
@@ -85,6 +94,11 @@ class Owner {
   // What the last PrepareEpoch said, and the last Welcome.
   uint64_t preparation() const { return preparation_; }
   uint64_t welcome_store() const { return welcome_store_; }
+  // Where the coordinator of the last stream was reached.
+  std::string address() {
+    MutexLock lock(&mutex_);
+    return address_;
+  }
 
  private:
   void Add(std::string line) {
@@ -98,6 +112,7 @@ class Owner {
   CondVar changed_;
   std::atomic<uint64_t> preparation_{0};
   std::atomic<uint64_t> welcome_store_{0};
+  std::string address_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> lines_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -114,15 +129,77 @@ control::Hello HelloOfPeer() {
 }
 
 std::unique_ptr<coordinator::Server> StartServer(const std::string& listen = "127.0.0.1:0",
-                                                 const std::string& store = "memory") {
+                                                 const std::string& store = "memory",
+                                                 uint32_t detect_ms = 30000, tls::Paths tls = {}) {
   coordinator::ServerOptions options;
   options.listen = listen;
   options.store = store;
-  options.core.detect_ms = 30000;
+  options.core.detect_ms = detect_ms;
+  options.tls = std::move(tls);
   auto server = coordinator::Server::Start(options);
   EXPECT_TRUE(server.ok()) << server.status();
   return *std::move(server);
 }
+
+// A DNS server that knows one name, coordinator.test. While it is silent, it answers nothing.
+class NameServer {
+ public:
+  NameServer() : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+    struct sockaddr_in address {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+    socklen_t size = sizeof address;
+    getsockname(fd_, reinterpret_cast<struct sockaddr*>(&address), &size);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~NameServer() {
+    shutdown(fd_, SHUT_RDWR);  // ends recvfrom()
+    thread_.join();
+    close(fd_);
+  }
+  enum class Mood { kAnswers, kDenies, kSilent };
+  void Set(Mood mood) { mood_ = mood; }
+  // The address of a coordinator at this port of loopback, by its name.
+  std::string AddressOf(const std::string& coordinator) const {
+    return absl::StrCat("dns://127.0.0.1:", port_,
+                        "/coordinator.test:", ParseHostPort(coordinator)->port);
+  }
+
+ private:
+  void Serve() {
+    char query[512];
+    for (;;) {
+      struct sockaddr_in from {};
+      socklen_t size = sizeof from;
+      const ssize_t n =
+          recvfrom(fd_, query, sizeof query, 0, reinterpret_cast<struct sockaddr*>(&from), &size);
+      if (n <= 0) return;
+      const Mood mood = mood_;
+      if (n < 17 || mood == Mood::kSilent) continue;
+      // The header with the question, which ends with its type and class, and one answer to a
+      // question of type A. There is no answer to other types.
+      size_t end = 12;
+      while (end < static_cast<size_t>(n) && query[end] != 0) end += query[end] + 1;
+      end += 5;
+      if (end > static_cast<size_t>(n)) continue;
+      std::string answer(query, end);
+      const bool known = mood == Mood::kAnswers && answer[end - 3] == 1;
+      answer[2] = static_cast<char>(0x85);                                 // an answer
+      answer[3] = static_cast<char>(mood == Mood::kDenies ? 0x83 : 0x80);  // NXDOMAIN, or good
+      answer[7] = known ? 1 : 0;
+      answer[8] = answer[9] = answer[10] = answer[11] = 0;
+      if (known) answer += std::string("\xc0\x0c\0\1\0\1\0\0\0\0\0\4\x7f\0\0\1", 16);
+      sendto(fd_, answer.data(), answer.size(), 0, reinterpret_cast<struct sockaddr*>(&from), size);
+    }
+  }
+
+  const int fd_;
+  int port_ = 0;
+  std::atomic<Mood> mood_ = Mood::kAnswers;
+  std::thread thread_;
+};
 
 class ControlClientTest : public ::testing::Test {
  protected:
@@ -332,6 +409,114 @@ TEST_F(ControlClientTest, GivesUpAnAddressThatDoesNotAnswer) {
   EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator 127.0.0.1:"));
   EXPECT_EQ(owner_.Next(), "connected");
   close(listener);
+}
+
+// ------------------------------------------------------------------------------ names
+
+uint64_t FailuresOf(const peerd::ControlClient& client, peerd::ControlFailure failure) {
+  return client.GetStats().failures[static_cast<size_t>(failure)];
+}
+
+// A coordinator whose certificate is for the given name, with TLS on the port for peers.
+class TlsCoordinator {
+ public:
+  explicit TlsCoordinator(const std::string& name)
+      : directory_(absl::StrCat(::testing::TempDir(), "/ca-of-control-client-test")) {
+    std::filesystem::remove_all(directory_);
+    EXPECT_TRUE(InitCa(directory_, 1).ok());
+    Start(name, "127.0.0.1:0");
+  }
+  // Ends it, and starts one with a certificate for another name at the same address.
+  void Restart(const std::string& name) {
+    const std::string address = this->address();
+    server_.reset();
+    Start(name, address);
+  }
+  std::string address() const { return server_->grpc_address(); }
+  std::shared_ptr<tls::Files> trust() const {
+    return *tls::Files::Open({"", "", directory_ + "/ca.crt", ""});
+  }
+
+ private:
+  void Start(const std::string& name, const std::string& listen) {
+    EXPECT_TRUE(IssueCertificate(directory_, {"server", "coordinator", "", {name}, 1}).ok());
+    server_ = StartServer(listen, "memory", kShortMs,
+                          {directory_ + "/server.crt", directory_ + "/server.key", "", ""});
+  }
+
+  const std::string directory_;
+  std::unique_ptr<coordinator::Server> server_;
+};
+
+TEST_F(ControlClientTest, WhereDnsFailsTheAddressThatWorkedLastIsDialled) {
+  for (const NameServer::Mood mood : {NameServer::Mood::kDenies, NameServer::Mood::kSilent}) {
+    NameServer names;
+    auto server = StartServer("127.0.0.1:0", "memory", kShortMs);
+    const std::string address = server->grpc_address();
+    peerd::ControlClientOptions options;
+    options.identity = TheIdentity();
+    options.addresses = {names.AddressOf(address)};
+    options.pause_ms_min = 1;
+    options.pause_ms_max = 20;
+    Owner owner;
+    const auto client = peerd::MakeControlClient(options, owner.Callbacks());
+    const auto welcome = [&] {
+      ASSERT_EQ(owner.NextWith("connected"), "connected");
+      EXPECT_EQ(owner.address(), address);
+      ASSERT_TRUE(client->Send(HelloOfPeer()));
+      EXPECT_THAT(owner.Next(), StartsWith("welcome"));
+    };
+    const auto restart = [&] {
+      server.reset();
+      server = StartServer(address, "memory", kShortMs);
+    };
+    ASSERT_NO_FATAL_FAILURE(welcome());
+    EXPECT_EQ(client->GetStats().by_last_address, 0u);
+    names.Set(mood);
+    for (uint64_t i = 1; i <= 2; ++i) {
+      restart();
+      ASSERT_NO_FATAL_FAILURE(welcome()) << "while DNS is away";
+      EXPECT_GE(client->GetStats().by_last_address, i);
+      EXPECT_GE(FailuresOf(*client, peerd::ControlFailure::kLookup), i);
+    }
+    // With DNS, the name counts again.
+    names.Set(NameServer::Mood::kAnswers);
+    const uint64_t before = client->GetStats().by_last_address;
+    restart();
+    ASSERT_NO_FATAL_FAILURE(welcome());
+    EXPECT_EQ(client->GetStats().by_last_address, before);
+  }
+}
+
+TEST_F(ControlClientTest, AtTheLastAddressTheCertificateStillHasToBeForTheName) {
+  NameServer names;
+  TlsCoordinator coordinator("coordinator.test");
+  peerd::ControlClientOptions options;
+  options.identity = TheIdentity();
+  options.addresses = {names.AddressOf(coordinator.address())};
+  options.pause_ms_min = 1;
+  options.pause_ms_max = 20;
+  options.tls = coordinator.trust();
+  client_ = peerd::MakeControlClient(options, owner_.Callbacks());
+  const auto welcome = [&] {
+    ASSERT_EQ(owner_.NextWith("connected"), "connected");
+    ASSERT_TRUE(client_->Send(HelloOfPeer()));
+    EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  };
+  ASSERT_NO_FATAL_FAILURE(welcome());
+  names.Set(NameServer::Mood::kDenies);
+  coordinator.Restart("coordinator.test");
+  ASSERT_NO_FATAL_FAILURE(welcome());
+  EXPECT_GE(client_->GetStats().by_last_address, 1u);
+  EXPECT_EQ(FailuresOf(*client_, peerd::ControlFailure::kName), 0u);
+  // Another program has the address now, with a certificate of the same CA.
+  coordinator.Restart("other.test");
+  std::string line;
+  do {
+    line = owner_.Next();
+    ASSERT_THAT(line, StartsWith("disconnected"));
+  } while (line.find("certificate is for other names") == std::string::npos);
+  EXPECT_GE(FailuresOf(*client_, peerd::ControlFailure::kName), 1u);
 }
 
 TEST_F(ControlClientTest, GarbageOnTheGrpcPortHurtsNobody) {

@@ -62,7 +62,7 @@ def test_a_list_admits_whom_it_names_and_tells_the_others(cluster: LocalCluster)
     assert as_user(0, socket) == "joined"
     refused = as_user(CAROL, socket)
     assert refused.startswith("FailedPrecondition") and "user 4003" in refused, refused
-    assert "root, users 0,4001, members of group 4500" in refused and "--allow_users" in refused, refused
+    assert "root, users 0,4001, members of group 4500" in refused and "--allow-users" in refused, refused
     assert cluster.peers[peer].metric("longhaul_peerd_users_refused_total") == 1
     assert cluster.peers[peer].metric("longhaul_peerd_trainers_refused_total") == 1
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -64,7 +64,9 @@ def ca(tmp_path: pathlib.Path) -> Ca:
 class Cluster(LocalCluster):
     """A coordinator with TLS on both of its ports, and peers with certificates."""
 
-    def __init__(self, ca: Ca, logs: pathlib.Path, peers: int = 0, age_s: int = AGE_S) -> None:
+    def __init__(
+        self, ca: Ca, logs: pathlib.Path, peers: int = 0, age_s: int = AGE_S, more: Sequence[str] = ()
+    ) -> None:
         self.ca = ca
         self.logs = logs
         super().__init__(
@@ -75,6 +77,7 @@ class Cluster(LocalCluster):
                 f"--tls-crl={ca.directory}/crl.pem",
                 f"--tls-connection-age-s={age_s}",
                 "--admin=0.0.0.0:0",
+                *more,
             ],
             peerd_flags=ca.flags("host"),
         )

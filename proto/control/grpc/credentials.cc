@@ -129,6 +129,14 @@ std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(tls::Files* fil
   return MakeChannelCredentials(*files->Current());
 }
 
+ServerFault ServerFaultOf(const grpc::Status& status) {
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return ServerFault::kNone;
+  const std::string& text = status.error_message();
+  if (absl::StrContains(text, "not in peer certificate")) return ServerFault::kOtherNames;
+  if (absl::StrContains(text, "certificate verify failed")) return ServerFault::kUntrusted;
+  return ServerFault::kNone;
+}
+
 std::string TlsAdvice(const grpc::Status& status, bool tls) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return "";
   const std::string& text = status.error_message();
@@ -138,11 +146,12 @@ std::string TlsAdvice(const grpc::Status& status, bool tls) {
                ? "; if the coordinator speaks TLS there, give --tls-ca"
                : "";
   }
-  if (absl::StrContains(text, "not in peer certificate")) {
+  const ServerFault fault = ServerFaultOf(status);
+  if (fault == ServerFault::kOtherNames) {
     return "; the coordinator's certificate is for other names: dial one of these, or issue it "
            "anew with --host";
   }
-  if (absl::StrContains(text, "certificate verify failed")) {
+  if (fault == ServerFault::kUntrusted) {
     return "; no CA in --tls-ca has issued the coordinator's certificate, or it has expired";
   }
   if (absl::StrContains(text, "wrong version number")) {

@@ -9,6 +9,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -34,6 +35,10 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(ServerTlsOptions 
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const tls::Material& material);
 // The same with what the files hold now. nullptr: in clear.
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(tls::Files* files);
+
+// What is wrong with the server's certificate, in the eyes of a client with TLS.
+enum class ServerFault : uint8_t { kNone, kUntrusted, kOtherNames };
+ServerFault ServerFaultOf(const grpc::Status& status);
 
 // What a client may do about an error of gRPC that comes from TLS at one end or both: "; ..." to
 // append to the error, or nothing. `tls`: this client speaks TLS.
