@@ -421,13 +421,13 @@ void OpTable::KeepUnmatched(const PeerReady& ready, std::vector<Action>* out) {
   if (unmatched.count >= LH_READY_UNMATCHED_MAX) {
     return Refuse(ready, "too many READYs that no op here has met", out);
   }
-  std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag, ready.set}];
-  if (queue.size() >= kReadiesAheadMax) {
-    return Refuse(ready, "too many READYs of tag " + std::to_string(ready.tag), out);
-  }
   const uint64_t bytes = BytesCarried(ready);
   if (unmatched.bytes + bytes > LH_READY_INPUTS_UNMATCHED_BYTES_MAX) {
     return Refuse(ready, "too long READYs that no op here has met", out);
+  }
+  std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag, ready.set}];
+  if (queue.size() >= kReadiesAheadMax) {
+    return Refuse(ready, "too many READYs of tag " + std::to_string(ready.tag), out);
   }
   queue.push_back(ready);
   ++unmatched.count;

@@ -91,8 +91,9 @@ TEST_F(PartedFramesTest, APartThatIsAbandonedComesAgain) {
 TEST_F(PartedFramesTest, PartsThatFitNoFrameAreRefused) {
   const auto first = Split(20000, 2);
   Give(first.parts[0]);
+  Give(first.parts[1]);
   EXPECT_THAT(std::string(Place(first.parts[0]).message()), HasSubstr("or more, of 20000"))
-      << "the same bytes twice";
+      << "more bytes than the frame has";
   PartedReceiver other;
   FrameHeader part = first.parts[0].header;
   part.op = OpOrdinal(5000);

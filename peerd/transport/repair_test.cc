@@ -468,8 +468,7 @@ TEST_P(RepairSeeds, EverythingArrivesOnceWhateverIsCut) {
         break;
       case 2:
       case 3:
-        traffic.Frame(from, to,
-                      kReadyBodyBytes + random.Below(random.Chance(0.3) ? 300000 : 4000));
+        traffic.Frame(from, to, kReadyBodyBytes + random.Below(random.Chance(0.3) ? 300000 : 4000));
         break;
       default: {
         const auto bytes =
