@@ -394,7 +394,7 @@ def main() -> int:
     cases = ["clean", "loss", "slow_lane", "ring"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "case", nargs="*", default=cases, help=f"cases to run, out of: {', '.join(cases)}, sizes (default all but sizes)"
+        "case", nargs="*", default=cases, help=f"out of: {', '.join(cases)}, sizes (default all but sizes)"
     )
     parser.add_argument(
         "--hosts",

@@ -784,6 +784,7 @@ TEST_F(CarriedInputTest, AResultOfAnOpThatNeverHadOneBreaksTheLink) {
   Post(7, Middle());
   Ready(2, 7, Middle());
   Freeze();
+  Stopped(1);
   LoseThree({{OpOrdinal(1), Fate::kRedo}});
   auto ready = ReadyOf(2, 7, Middle(), 2);
   ready.result = OneShotResult{Epoch(1), kThree, std::string(Middle().bytes(), 'r')};
