@@ -34,6 +34,8 @@ uint64_t HopOf(uint64_t mesh, uint64_t peers) {
 // A peer sends at most so many bytes of input with the READYs of an op. It gets as many, and adds
 // them up in one turn of the reactor.
 constexpr uint64_t kOneShotBytesSentMax = LH_OP_TURN_BYTES_MAX;
+// If a peer sends only so many bytes more than in a ring, no rate is asked for.
+constexpr uint64_t kOneShotMoreBytes = 64 << 10;
 
 struct Rates {
   uint64_t ring;
@@ -143,9 +145,10 @@ bool CarriesInput(const OpDesc& desc, size_t peers, bool mesh, const control::Li
   const uint64_t others = peers - 1;
   const uint64_t bytes = others * OneShotPayloadBytes(desc);
   if (bytes > kOneShotBytesSentMax) return false;
-  const uint64_t less = 2 * others * desc.bytes() / peers;
-  const Rates rates = RatesOf(desc, peers, cost);
-  return 2 * Nanoseconds(bytes - less, rates.ring) <= latency;
+  const uint64_t more = bytes - 2 * others * desc.bytes() / peers;
+  // Without a latency, the epoch's rates come from too few bytes.
+  const Rates rates = RatesOf(desc, peers, cost.latency_us != 0 ? cost : control::LinkCost());
+  return more <= kOneShotMoreBytes || 2 * Nanoseconds(more, rates.ring) <= latency;
 }
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {

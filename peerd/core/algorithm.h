@@ -44,8 +44,8 @@
 // Ring and mesh take at least four, because READY, two phases and DONE are one each. On a long path
 // they take more, since a connection that was idle sends ten packets, and then waits for a round
 // trip. A one-shot exchange moves more bytes, which matters if ops are under way at the same time.
-// So it is taken where the bytes that it moves more take at most half a latency. Two peers move no
-// more bytes.
+// So it is taken where the bytes that it moves more take at most half a latency, or are few. Two
+// peers move no more bytes.
 //
 // Direct ops (IsDirect()) always take the mesh, over whatever links there are. Order::kRank takes
 // the mesh or one-shot, because sums along a ring follow the ring's order.

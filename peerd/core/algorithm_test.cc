@@ -57,6 +57,9 @@ TEST(CarriesInput, FarPeersSendInputsWithReadyIfThatMovesFewMoreBytes) {
   }
   EXPECT_FALSE(carries(LH_READY_INPUT_BYTES_MAX + 1, 2, far));
   EXPECT_FALSE(carries(LH_READY_INPUT_BYTES_MAX, 3, Rates(20'000, 62'500'000)));
+  EXPECT_TRUE(carries(64 << 10, 3, Rates(20'000, 1000))) << "few bytes more";
+  EXPECT_FALSE(carries(256 << 10, 3, Rates(20'000, 1000)));
+  EXPECT_TRUE(carries(256 << 10, 3, Rates(0, 1000), 20'000)) << "rates of a few bytes";
   EXPECT_TRUE(carries(256 << 10, 3, Rates(20'000, 62'500'000)));
   // All of it is added up in one turn.
   EXPECT_TRUE(carries(LH_READY_INPUT_BYTES_MAX, 5, Rates(100'000, 1'000'000'000)));
