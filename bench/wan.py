@@ -8,7 +8,7 @@ clean: links with 80 ms round trip, 500 Mbit/s, and 25 Mbit/s for each flow. Tar
 iperf3 gets with 64 flows, and 10 times what it gets with one. loss: the same, and 0.1 % of the segments are lost at
 random. Target: 0.80 of iperf3 with 64 flows and the same congestion control. slow_lane: like clean with 16 lanes per
 link. Then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10 times as long. ring: see
-bench/ring.py.
+bench/ring.py. sizes: see bench/wan_sizes.py; it runs only if you name it.
 
 The rate of an op is what each host sends for it, 2 (N-1) / N of the tensor, divided by the time of the whole call at
 the slowest trainer (median of --ops). iperf3 counts payload, too, without its first seconds. It runs twice: on one link
@@ -43,6 +43,7 @@ sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
 import machine  # noqa: E402
 import ring  # noqa: E402
+import wan_sizes  # noqa: E402
 from testbed import Wan, uniform, why_not  # noqa: E402
 from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
 from world import DATA_PORT, Host, Process  # noqa: E402
@@ -382,6 +383,8 @@ def bench(args: argparse.Namespace) -> bool:
         if "slow_lane" in args.case:
             with assembled(hosts, str(SLOW_LANES), args) as (wan, team):
                 met &= emit(slow_lane(wan, team, args), args)["met"]
+    if "sizes" in args.case:
+        met &= wan_sizes.measure(args, Judge, emit)
     if "ring" in args.case:
         met &= emit(ring.measure(args, Judge), args)["met"]
     return met
@@ -391,7 +394,7 @@ def main() -> int:
     cases = ["clean", "loss", "slow_lane", "ring"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "case", nargs="*", default=cases, help=f"cases to run, out of: {', '.join(cases)} (default all)"
+        "case", nargs="*", default=cases, help=f"out of: {', '.join(cases)}, sizes (default all but sizes)"
     )
     parser.add_argument(
         "--hosts",
@@ -416,6 +419,9 @@ def main() -> int:
     )
     parser.add_argument("--iperf-seconds", type=int, default=6, help="counted seconds of an iperf3 run (default 6)")
     parser.add_argument("--queue", default="50ms", help="length of the queue in front of each rate (default 50ms)")
+    parser.add_argument("--sizes", default=wan_sizes.SIZES, help=f"sizes: bytes of ops (default {wan_sizes.SIZES})")
+    parser.add_argument("--idle-s", type=float, default=30, help="sizes: the pause before an op (default 30)")
+    parser.add_argument("--idle-ops", type=int, default=1, help="sizes: ops after a pause, of each size (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the losses (default 1)")
     parser.add_argument("--json", type=pathlib.Path, help="add the lines to this file too")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -425,8 +431,8 @@ def main() -> int:
     if args.worker:
         work(Worker())
         return 0
-    if set(args.case) - set(cases) or min(args.hosts) < 2:
-        parser.error(f"give cases out of {', '.join(cases)}, and --hosts of at least 2")
+    if set(args.case) - {*cases, "sizes"} or min(args.hosts) < 2:
+        parser.error(f"give cases out of {', '.join(cases)}, sizes, and --hosts of at least 2")
     reason = why_not() or ("" if shutil.which("iperf3") else "iperf3 is missing: apt-get install iperf3")
     if reason:
         print(f"wan: skipped: {reason}", file=sys.stderr)

@@ -138,6 +138,7 @@ struct SendReady {
   std::optional<OtherOffer> other_offer;               // if the offers of local members differ
   std::vector<OpTerms> terms;                          // of the members of `posts`; see ReadyBody
   bool one_shot = false;                               // attach the inputs of `posts`, reduced
+  ReadyInput input = ReadyInput::kSegments;            // kCarried: one_shot is set
   std::optional<OneShotResult> result = std::nullopt;  // attach this in place of inputs
   std::vector<PostRef> posts;
   std::vector<bool> contributes;  // for each of `posts`; an input is left out if false

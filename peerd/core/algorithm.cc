@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "proto/wire/limits.h"
+
 namespace longhaul::peerd {
 namespace {
 
@@ -28,6 +30,12 @@ uint64_t EvenMesh(uint64_t hop, uint64_t peers) {
 uint64_t HopOf(uint64_t mesh, uint64_t peers) {
   return static_cast<uint64_t>(std::min<Wide>(Wide{mesh} * 2 * (peers - 1) / peers, UINT64_MAX));
 }
+
+// A peer sends at most so many bytes of input with the READYs of an op. It gets as many, and adds
+// them up in one turn of the reactor.
+constexpr uint64_t kOneShotBytesSentMax = LH_OP_TURN_BYTES_MAX;
+// If a peer sends only so many bytes more than in a ring, no rate is asked for.
+constexpr uint64_t kOneShotMoreBytes = 64 << 10;
 
 struct Rates {
   uint64_t ring;
@@ -127,6 +135,20 @@ Shares PassedOn(const OpDesc& desc, size_t root, size_t peers, const control::Li
   shares[root] = 0;
   const bool any = std::any_of(shares.begin(), shares.end(), [](uint32_t s) { return s != 0; });
   return any ? shares : Shares();
+}
+
+bool CarriesInput(const OpDesc& desc, size_t peers, bool mesh, const control::LinkCost& cost,
+                  uint32_t latency_us) {
+  if (peers <= 1 || !mesh || !MayCarryInput(desc)) return false;
+  const Wide latency = Wide{cost.latency_us != 0 ? cost.latency_us : latency_us} * 1000;
+  if (latency < kFarNs) return false;
+  const uint64_t others = peers - 1;
+  const uint64_t bytes = others * OneShotPayloadBytes(desc);
+  if (bytes > kOneShotBytesSentMax) return false;
+  const uint64_t more = bytes - 2 * others * desc.bytes() / peers;
+  // Without a latency, the epoch's rates come from too few bytes.
+  const Rates rates = RatesOf(desc, peers, cost.latency_us != 0 ? cost : control::LinkCost());
+  return more <= kOneShotMoreBytes || 2 * Nanoseconds(more, rates.ring) <= latency;
 }
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {

@@ -37,6 +37,16 @@
 // ring encodes every partial sum anew. (Between two peers, too: the result then does not depend on
 // the algorithm.)
 //
+// A larger op may still be a one-shot exchange (MayCarryInput()). It takes one latency:
+//
+//   one-shot  L + (N - 1) n / R
+//
+// Ring and mesh take at least four, because READY, two phases and DONE are one each. On a long path
+// they take more, since a connection that was idle sends ten packets, and then waits for a round
+// trip. A one-shot exchange moves more bytes, which matters if ops are under way at the same time.
+// So it is taken where the bytes that it moves more take at most half a latency, or are few. Two
+// peers move no more bytes.
+//
 // Direct ops (IsDirect()) always take the mesh, over whatever links there are. Order::kRank takes
 // the mesh or one-shot, because sums along a ring follow the ring's order.
 //
@@ -83,6 +93,13 @@ Quantization ChooseCodec(const OpDesc& desc, size_t peers, bool mesh,
 // epoch may lack a link, too. (Order::kRank gets the ring as well, and cannot run there.)
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
+
+// Returns whether peers had better send their inputs with READY, so that the op becomes a one-shot
+// exchange. `desc`, `mesh`, `cost`: as above; the op is no one-shot op anyway. `latency_us`: the
+// latency to the farthest peer as this peer has measured it, which counts if `cost` has none. 0:
+// not measured. So two peers may get different answers. Then the op takes longer (ReadyInput).
+bool CarriesInput(const OpDesc& desc, size_t peers, bool mesh, const control::LinkCost& cost,
+                  uint32_t latency_us);
 
 // Returns which share of a broadcast over the mesh each position passes on; nothing if the root had
 // better send all to everybody itself. `root`: its position.

@@ -41,6 +41,56 @@ TEST(ChooseAlgorithm, SmallOpsAreOneShotAndOnePeerIsLocal) {
   EXPECT_EQ(ChooseAlgorithm(Of(1 << 20, Algorithm::kMesh), 1, true, {}), Algorithm::kLocal);
 }
 
+TEST(CarriesInput, FarPeersSendInputsWithReadyIfThatMovesFewMoreBytes) {
+  const auto carries = [](uint64_t bytes, size_t peers, const LinkCost& cost,
+                          uint32_t latency_us = 0) {
+    return CarriesInput(Of(bytes), peers, /*mesh=*/true, cost, latency_us);
+  };
+  const LinkCost far = Rates(100'000, 62'500'000);
+  for (const uint64_t bytes : {uint64_t{LH_ONE_SHOT_BYTES_MAX} + 1, uint64_t{64} << 10,
+                               uint64_t{LH_READY_INPUT_BYTES_MAX}}) {
+    EXPECT_TRUE(carries(bytes, 2, far)) << bytes;
+    EXPECT_TRUE(carries(bytes, 3, far)) << bytes;
+    // Two peers move no more bytes, so the latency alone decides.
+    EXPECT_TRUE(carries(bytes, 2, Rates(2500, 1'000'000))) << bytes;
+    EXPECT_FALSE(carries(bytes, 2, Rates(2499, 62'500'000))) << bytes;
+  }
+  EXPECT_FALSE(carries(LH_READY_INPUT_BYTES_MAX + 1, 2, far));
+  EXPECT_FALSE(carries(LH_READY_INPUT_BYTES_MAX, 3, Rates(20'000, 62'500'000)));
+  EXPECT_TRUE(carries(64 << 10, 3, Rates(20'000, 1000))) << "few bytes more";
+  EXPECT_FALSE(carries(256 << 10, 3, Rates(20'000, 1000)));
+  EXPECT_TRUE(carries(256 << 10, 3, Rates(0, 1000), 20'000)) << "rates of a few bytes";
+  EXPECT_TRUE(carries(256 << 10, 3, Rates(20'000, 62'500'000)));
+  // All of it is added up in one turn.
+  EXPECT_TRUE(carries(LH_READY_INPUT_BYTES_MAX, 5, Rates(100'000, 1'000'000'000)));
+  EXPECT_FALSE(carries(LH_READY_INPUT_BYTES_MAX, 6, Rates(100'000, 1'000'000'000)));
+  // What this peer has measured counts only if the epoch says nothing.
+  EXPECT_FALSE(carries(64 << 10, 2, {}));
+  EXPECT_TRUE(carries(64 << 10, 2, {}, 100'000));
+  EXPECT_FALSE(carries(64 << 10, 2, Rates(1000, 62'500'000), 100'000));
+  EXPECT_FALSE(carries(64 << 10, 1, far));
+}
+
+TEST(CarriesInput, OnlyAllReducesWithoutACodecOfAllPeersWithLinks) {
+  const LinkCost far = Rates(100'000, 62'500'000);
+  OpDesc desc = Of(64 << 10);
+  EXPECT_TRUE(CarriesInput(desc, 2, true, far, 0));
+  EXPECT_FALSE(CarriesInput(desc, 2, false, far, 0)) << "there is a relay, or a link without lanes";
+  EXPECT_FALSE(CarriesInput(Of(64 << 10, Algorithm::kRing), 2, true, far, 0));
+  desc.kind = OpKind::kBroadcast;
+  EXPECT_FALSE(CarriesInput(desc, 2, true, far, 0));
+  desc = Of(64 << 10);
+  desc.dtype = DType::kFloat32;
+  desc.quantization = Quantization::kBf16;
+  EXPECT_FALSE(CarriesInput(desc, 2, true, far, 0));
+  // Sums of halves travel as float32.
+  desc = Of(LH_READY_INPUT_BYTES_MAX / 4);
+  desc.dtype = DType::kFloat16;
+  EXPECT_TRUE(CarriesInput(desc, 2, true, far, 0));
+  ++desc.count;
+  EXPECT_FALSE(CarriesInput(desc, 2, true, far, 0));
+}
+
 TEST(ChooseAlgorithm, LatencyDecidesForTheMeshAndBytesForTheRing) {
   for (size_t peers = 3; peers <= kMeshPeersMax; ++peers) {
     EXPECT_EQ(Choose(LH_ONE_SHOT_BYTES_MAX + 1, peers), Algorithm::kMesh) << peers;

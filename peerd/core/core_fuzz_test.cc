@@ -453,7 +453,7 @@ class Host {
     if (!Wanted("run", peer)) return;
     if (in_.Below(4) != 3) {
       up_links_.insert(peer);
-      return Step(LinkUp{"run", peer});
+      return Step(LinkUp{"run", peer, peer.value() % 2 == 0 ? 100'000U : 0U});
     }
     LoseLink(peer);
   }
@@ -501,7 +501,9 @@ class Host {
       for (size_t n = in_.Below(5); n > 0; --n) ready.result->members.emplace_back(in_.Number());
       ready.terms.clear();
     }
-    const bool one_shot = IsOneShot(ready.desc) && !ready.other_offer && !ready.result;
+    if (twist >= 0xe4 && twist < 0xe8) ready.input = static_cast<ReadyInput>(twist - 0xe4);
+    const bool one_shot = (IsOneShot(ready.desc) && !ready.other_offer && !ready.result) ||
+                          (ready.input == ReadyInput::kCarried && MayCarryInput(ready.desc));
     std::string input(one_shot ? OneShotPayloadBytes(ready.desc) : 0, 'x');
     if (twist == 0xe0) input += 'x';
     const ControlFrame frame = FrameOf(ready, input);

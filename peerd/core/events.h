@@ -88,6 +88,7 @@ struct LocalCancel {
 struct LinkUp {
   std::string run;
   PeerId peer;
+  uint32_t latency_us = 0;  // one way; 0: unknown, or the path is short
 };
 // The link broke or fell silent after LinkUp, or it could not be built by the deadline.
 struct LinkDown {
@@ -120,12 +121,13 @@ struct PeerReady {
   OpDesc desc;
   std::optional<OtherOffer> other_offer;  // if the offers of two members at that peer differ
   std::vector<OpTerms> terms = {};        // of the members at that peer; see ReadyBody
-  std::string payload = {};               // the input of a one-shot op, else empty
+  std::string payload = {};               // the input that READY carries, if it carries one
   // Comes in place of an input if that peer has answered its trainers. A fault made it announce the
   // op again.
   std::optional<OneShotResult> result = std::nullopt;
   // Set if it is signed. The signature has not been checked.
   std::optional<ReadySignature> signature = std::nullopt;
+  ReadyInput input = ReadyInput::kSegments;
 };
 struct PeerDone {
   GroupKey group;

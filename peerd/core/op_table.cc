@@ -28,6 +28,14 @@ constexpr size_t kReadiesAheadMax = 2;
 // is refused at this limit.
 constexpr size_t kLingeringMax = 16;
 
+// The most bytes of larger results that lingering ops keep. Beyond, ops are answered when every
+// participant is done.
+constexpr uint64_t kLingeringBytesMax = LH_READY_INPUTS_AHEAD_BYTES_MAX;
+
+// The most bytes of larger inputs, own and foreign ones, of ops that are announced. Beyond, ops
+// withhold their inputs.
+constexpr uint64_t kInputBytesMax = uint64_t{256} << 20;
+
 // With so many names counted, the peer asks for a new attempt, in which counting begins anew.
 constexpr size_t kNamesCountedMax = 65536;
 
@@ -48,10 +56,19 @@ bool MayEndAtOnce(const OpDesc& desc) {
   return whole && desc.on_fault == OnFault::kRetry;
 }
 
+// Larger inputs and results that a READY carries. (Those of small ops are limited in number.)
+uint64_t BytesCarried(const PeerReady& ready) {
+  if (!MayCarryInput(ready.desc)) return 0;
+  return ready.payload.size() + (ready.result ? ready.result->bytes.size() : 0);
+}
+
 std::string PayloadProblem(const PeerReady& ready) {
-  const bool one_shot = IsOneShot(ready.desc) && !ready.other_offer;
+  const bool may_carry = IsOneShot(ready.desc) || MayCarryInput(ready.desc);
+  const bool one_shot =
+      (IsOneShot(ready.desc) && !ready.other_offer) || ready.input == ReadyInput::kCarried;
   if (ready.result) {
-    const bool may = one_shot && MayEndAtOnce(ready.desc) && ready.payload.empty();
+    const bool may =
+        may_carry && !ready.other_offer && MayEndAtOnce(ready.desc) && ready.payload.empty();
     // The result of an all-gather has a part for each of its members.
     const bool fits = !ready.desc.InParts() || ready.result->members.size() <= ready.desc.world;
     if (may && fits && ready.result->bytes.size() == ready.desc.bytes() &&
@@ -120,6 +137,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       early_(other.early_),
       lost_(other.lost_),
       expected_(other.expected_),
+      latency_us_(other.latency_us_),
       attempt_(other.attempt_),
       frozen_(other.frozen_),
       settled_(other.settled_),
@@ -385,6 +403,16 @@ void OpTable::KeepEarly(const Frame& frame, std::vector<Action>* out) {
   if (frames.size() >= LH_READY_UNMATCHED_MAX) {
     return Refuse(frame, "too many frames of an attempt that has not begun", out);
   }
+  if constexpr (std::is_same_v<Frame, PeerReady>) {
+    uint64_t bytes = BytesCarried(frame);
+    for (const EarlyFrame& each : frames) {
+      const auto* const ready = bytes == 0 ? nullptr : std::get_if<PeerReady>(&each);
+      if (ready != nullptr) bytes += BytesCarried(*ready);
+    }
+    if (bytes > LH_READY_INPUTS_UNMATCHED_BYTES_MAX) {
+      return Refuse(frame, "too long READYs of an attempt that has not begun", out);
+    }
+  }
   frames.push_back(frame);
 }
 
@@ -393,12 +421,17 @@ void OpTable::KeepUnmatched(const PeerReady& ready, std::vector<Action>* out) {
   if (unmatched.count >= LH_READY_UNMATCHED_MAX) {
     return Refuse(ready, "too many READYs that no op here has met", out);
   }
+  const uint64_t bytes = BytesCarried(ready);
+  if (unmatched.bytes + bytes > LH_READY_INPUTS_UNMATCHED_BYTES_MAX) {
+    return Refuse(ready, "too long READYs that no op here has met", out);
+  }
   std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag, ready.set}];
   if (queue.size() >= kReadiesAheadMax) {
     return Refuse(ready, "too many READYs of tag " + std::to_string(ready.tag), out);
   }
   queue.push_back(ready);
   ++unmatched.count;
+  unmatched.bytes += bytes;
 }
 
 void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out) {
@@ -452,7 +485,7 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
   Op& op = *it->second;
   if (done.started) {
     const auto ready = op.readies.find(done.peer);
-    if (!op.announced || ready == op.readies.end() || !op.desc.NeedsTerms() ||
+    if (!op.announced || ready == op.readies.end() || !StartsLate(op.desc, ready->second.input) ||
         !op.started.insert(done.peer).second) {
       return Refuse(done, "DONE (started) for " + ToString(done.ordinal) + " out of order", out);
     }
@@ -529,6 +562,14 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
                       std::to_string(expected),
                   out);
   }
+  // A peer that could have been sent a result has to wait for it.
+  if (ready.result && !IsOneShot(op.desc) && !op.lingers && op.input == ReadyInput::kSegments) {
+    return Refuse(ready,
+                  "READY of tag " + std::to_string(op.key.tag) +
+                      " carries a result of an op whose inputs were never sent with READY",
+                  out);
+  }
+  if (op.lingers) ready.payload.clear();
   if (ready.result && !op.result) op.result = std::move(ready.result);
   ready.result.reset();
   op.readies.emplace(peer, std::move(ready));
@@ -620,7 +661,7 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   if (op.run != Run::kRunning || op.run_attempt != event.attempt) return;
   op.run = Run::kComplete;
   op.moved_at = now;
-  if (EndsAtOnce(op) && !op.result) {
+  if (EndsAtOnce(op) && !op.result && HasRoomToLinger(op)) {
     op.result = OneShotResult{op.participants->epoch, op.participants->contributors, event.result};
   }
   Advance(op, now, out);
@@ -681,19 +722,20 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
     Announce(op, now, out);
   }
   if (op.AllReady()) {
+    JudgeInputs(op);
     JudgeTerms(op);
     if (!CheckVerdicts(op, out)) return;
   }
   if (!op.Refused()) {
     if (op.run == Run::kNone) {
-      const bool waits = op.algorithm == Algorithm::kOneShot || op.desc.NeedsTerms();
+      const bool waits = op.algorithm == Algorithm::kOneShot || StartsLate(op.desc, op.input);
       if (waits && !op.AllReady()) return;
       Start(op, out);
     }
     if (op.run != Run::kComplete) return;
   }
   if (!op.AllReady()) return;
-  if (EndsAtOnce(op)) return Linger(op, now, out);
+  if (EndsAtOnce(op) && op.result) return Linger(op, now, out);
   if (!op.done) {
     op.done = true;
     SendDones(op, out);
@@ -753,6 +795,8 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   op.codec = ChooseCodec(op.desc, all.ring.size(), mesh, all.cost);
   op.algorithm = ChooseAlgorithm(op.desc.With(op.codec), all.ring.size(), mesh, all.cost);
   op.unfit = UnfitnessOf(op);
+  op.input = InputOf(op);
+  op.offered = op.offered || op.input != ReadyInput::kSegments;
   BeginSigning(op, out);
   op.cuts = op.unfit ? std::vector<CutOwner>() : CutsOf(op);
 
@@ -771,7 +815,8 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   if (op.lingers) {
     ready.result = op.result;
   } else {
-    ready.one_shot = IsOneShot(op.desc) && !op.other_offer;
+    ready.input = op.input;
+    ready.one_shot = (IsOneShot(op.desc) && !op.other_offer) || op.input == ReadyInput::kCarried;
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
     ready.contributes = ContributesOf(op);
     ready.cuts = op.cuts;
@@ -788,6 +833,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     if (from == unmatched_.end()) continue;
     const auto waiting = from->second.by_key.find(op.key);
     if (waiting == from->second.by_key.end()) continue;
+    from->second.bytes -= BytesCarried(waiting->second.front());
     AcceptReady(op, std::move(waiting->second.front()), out);
     waiting->second.pop_front();
     if (waiting->second.empty()) from->second.by_key.erase(waiting);
@@ -797,6 +843,60 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   if (op.cancelled == Cancelled::kNo || op.lingers) return;
   op.cancelled = Cancelled::kWanted;
   AskToCancel(op, out);
+}
+
+ReadyInput OpTable::InputOf(const Op& op) const {
+  if (op.lingers || op.other_offer || !MayCarryInput(op.desc)) return ReadyInput::kSegments;
+  const Participants& all = *op.participants;
+  uint32_t latency_us = 0;
+  for (const PeerId peer : all.ring) {
+    const auto it = latency_us_.find(peer);
+    if (it != latency_us_.end()) latency_us = std::max(latency_us, it->second);
+  }
+  // Signing takes long for many bytes.
+  const bool carries =
+      !history_->current().sign_ops &&
+      CarriesInput(op.desc.With(op.codec), all.ring.size(), all.mesh, all.cost, latency_us);
+  if (!carries) return op.offered ? ReadyInput::kWithheld : ReadyInput::kSegments;
+  const bool room = InputBytesWith(op) <= kInputBytesMax &&
+                    std::all_of(all.ring.begin(), all.ring.end(),
+                                [&](PeerId peer) { return MaySendAhead(op, peer); });
+  return room ? ReadyInput::kCarried : ReadyInput::kWithheld;
+}
+
+uint64_t OpTable::InputBytesWith(const Op& op) const {
+  uint64_t sum = op.participants->ring.size() * OneShotPayloadBytes(op.desc);
+  for (const auto& [ordinal, other] : by_ordinal_) {
+    if (other == &op || !other->announced || other->input != ReadyInput::kCarried) continue;
+    sum += other->participants->ring.size() * OneShotPayloadBytes(other->desc);
+  }
+  return sum;
+}
+
+bool OpTable::MaySendAhead(const Op& op, PeerId peer) const {
+  if (peer == self_) return true;
+  const auto from = unmatched_.find(peer);
+  if (from != unmatched_.end() && from->second.by_key.contains(op.key)) return true;
+  uint64_t ahead = OneShotPayloadBytes(op.desc);
+  for (const auto& [ordinal, other] : by_ordinal_) {
+    if (other == &op || !other->announced || other->input != ReadyInput::kCarried) continue;
+    if (!other->participants->HasPeer(peer) || other->readies.contains(peer)) continue;
+    ahead += OneShotPayloadBytes(other->desc);
+  }
+  return ahead <= LH_READY_INPUTS_AHEAD_BYTES_MAX;
+}
+
+void OpTable::JudgeInputs(Op& op) {
+  if (op.input == ReadyInput::kSegments || op.algorithm == Algorithm::kOneShot) return;
+  const bool all = op.input == ReadyInput::kCarried &&
+                   std::all_of(op.readies.begin(), op.readies.end(), [](const auto& ready) {
+                     return ready.second.input == ReadyInput::kCarried;
+                   });
+  if (all || op.result) {
+    op.algorithm = Algorithm::kOneShot;
+  } else {
+    for (auto& [peer, ready] : op.readies) ready.payload = {};
+  }
 }
 
 std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
@@ -1069,7 +1169,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   out->push_back(std::move(start));
   op.run = Run::kRunning;
   op.run_attempt = attempt_;
-  const bool tells = op.desc.NeedsTerms() && op.algorithm != Algorithm::kOneShot;
+  const bool tells = StartsLate(op.desc, op.input) && op.algorithm != Algorithm::kOneShot;
   for (const auto& [peer, ready] : op.readies) {
     Credit(op, ready, out);
     if (!tells || Lost(peer, attempt_)) continue;
@@ -1080,8 +1180,8 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
 }
 
 void OpTable::Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const {
-  if (op.Refused() || IsOneShot(op.desc)) return;
-  if (op.desc.NeedsTerms() && !op.started.contains(ready.peer)) return;
+  if (op.Refused() || op.algorithm == Algorithm::kOneShot) return;
+  if (StartsLate(op.desc, ready.input) && !op.started.contains(ready.peer)) return;
   out->push_back(CreditAttempt{group_, op.ordinal, attempt_, ready.peer, ready.ordinal});
 }
 
@@ -1200,6 +1300,15 @@ bool OpTable::EndsAtOnce(const Op& op) {
          !op.signed_readies;
 }
 
+bool OpTable::HasRoomToLinger(const Op& op) const {
+  if (IsOneShot(op.desc)) return true;
+  uint64_t bytes = op.desc.bytes();
+  for (const auto& [key, other] : lingering_) {
+    if (!IsOneShot(other.desc)) bytes += other.result->bytes.size();
+  }
+  return bytes <= kLingeringBytesMax;
+}
+
 void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
   Conclude(op, now, out);
   op.run = Run::kNone;
@@ -1313,10 +1422,11 @@ bool OpTable::Stopping() const {
 }
 
 // The fate of an op may depend on its ordinals at other peers if the op is done, or may be aborted.
-// A one-shot op needs them too, because an earlier op of the same key may linger at another peer.
+// An op whose inputs travel with READY needs them too, because an earlier op of the same key may
+// linger at another peer.
 // All other ops are redone, and their ordinals would only make reports longer.
 bool OpTable::NeedsMatches(const Op& op) {
-  return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc) ||
+  return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc) || op.offered ||
          op.cancelled == Cancelled::kWanted;
 }
 
@@ -1367,6 +1477,7 @@ void OpTable::ForgetAttempt(Op& op) {
   op.signed_readies.reset();
   op.disputed = false;
   op.halted = false;
+  op.input = ReadyInput::kSegments;
   if (!op.lingers) op.result.reset();
 }
 
@@ -1565,6 +1676,7 @@ void OpTable::CheckInvariants() const {
       count += queue.size();
     }
     LH_CHECK(count == unmatched.count && count <= LH_READY_UNMATCHED_MAX) << ToString(group_);
+    LH_CHECK(unmatched.bytes <= LH_READY_INPUTS_UNMATCHED_BYTES_MAX) << ToString(group_);
   }
   for (const auto& [peer, frames] : early_) {
     LH_CHECK(!frames.empty() && frames.size() <= LH_READY_UNMATCHED_MAX) << ToString(group_);
@@ -1593,6 +1705,7 @@ void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.tag).Add(ready.set).Add(ready.desc).Add(ready.payload);
   for (const OpTerms& terms : ready.terms) AddTerms(terms, digest);
   AddOther(ready.other_offer, digest);
+  digest->Add(static_cast<uint64_t>(ready.input));
   digest->Add(uint64_t{ready.result.has_value()});
   if (ready.result) AddResult(*ready.result, digest);
   if (ready.signature) digest->Add(ready.signature->index).Add(ready.signature->signature);
@@ -1614,6 +1727,7 @@ void OpTable::AddOp(const Op& op, Digester* digest) {
               uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
               uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
   digest->Add(static_cast<uint64_t>(op.algorithm)).Add(static_cast<uint64_t>(op.codec));
+  digest->Add(static_cast<uint64_t>(op.input)).Add(uint64_t{op.offered});
   digest->Add(op.unfit ? op.unfit->text : "");
   digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
   for (const LocalInput& input : op.inputs) AddInput(input, digest);
@@ -1679,6 +1793,7 @@ void OpTable::AddTo(Digester* digest) const {
     digest->Add(key.boundary).Add(key.tag).Add(key.set).Add(count);
   }
   for (const PeerId peer : expected_) digest->Add(peer);
+  for (const auto& [peer, us] : latency_us_) digest->Add(peer).Add(uint64_t{us});
 }
 
 }  // namespace longhaul::peerd

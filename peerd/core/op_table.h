@@ -118,6 +118,8 @@ class OpTable {
   // Frames to or from these peers may be missing. Until the next attempt nothing is sent to them,
   // and their frames are ignored.
   void Lose(const std::set<PeerId>& peers);
+  // The link to the peer has this latency, one way. 0: unknown, or the path is short.
+  void NoteLatency(PeerId peer, uint32_t us) { latency_us_[peer] = us; }
 
   // ---- the driver
   void OnSigned(const ReadySigned& event, Tick now, std::vector<Action>* out);
@@ -198,6 +200,7 @@ class OpTable {
     Quantization codec = Quantization::kNone;  // the chosen one
     std::optional<OtherOffer> other_offer;     // if the offers of local members differ
     bool differs = false;                      // two offers differ, here or at other peers
+    ReadyInput input = ReadyInput::kSegments;  // as the own READY says
     std::vector<CutOwner> cuts;                // empty if `unfit`
     // Set if the op cannot run with these members: how it ends. All participants set it, perhaps
     // with other texts.
@@ -207,12 +210,17 @@ class OpTable {
     double weight_sum = 0;                // of all that contribute, if `judged`
     std::optional<std::string> mismatch;  // set: terms differ, and this is the error's text
     std::map<PeerId, PeerReady> readies;
-    // If the op needs terms: the peers that have started it. Others have no place for segments yet.
+    // Of those that StartLate(): the peers that have started the op. Others have no place for
+    // segments yet.
     std::set<PeerId> started;
     std::map<PeerId, Verdict> dones;
     bool done = false;
     std::optional<SignedReadies> signed_readies;  // if READYs are signed, and other peers take part
     bool disputed = false;                        // the coordinator was told of a DONE that differs
+
+    // In some attempt the own READY carried the input, or could have carried it. So a participant
+    // may have a result that the others must take.
+    bool offered = false;
 
     Run run = Run::kNone;
     Epoch run_attempt;
@@ -250,6 +258,7 @@ class OpTable {
   struct Unmatched {
     std::map<OpKey, std::deque<PeerReady>> by_key;
     size_t count = 0;
+    uint64_t bytes = 0;  // BytesCarried()
   };
   // A settled op whose result the driver is putting into the targets.
   struct Finishing {
@@ -307,6 +316,19 @@ class OpTable {
   static bool Contributes(const Op& op, MemberId member);
   // Contributes(), for each of op.inputs.
   static std::vector<bool> ContributesOf(const Op& op);
+  // How the op is announced. Its algorithm and codec have been chosen.
+  ReadyInput InputOf(const Op& op) const;
+  // The bytes of the inputs, of all participants, of announced ops whose READYs carry them. This op
+  // counts as one of them.
+  uint64_t InputBytesWith(const Op& op) const;
+  // Whether the peer may get this op's input before it announces the op itself.
+  bool MaySendAhead(const Op& op, PeerId peer) const;
+  // All READYs of the op are here. If all of them carry inputs, the op is a one-shot exchange.
+  static void JudgeInputs(Op& op);
+  // Whether a participant that announced the op in this way starts it only when it has every READY.
+  static bool StartsLate(const OpDesc& desc, ReadyInput input) {
+    return desc.NeedsTerms() || input != ReadyInput::kSegments;
+  }
   void Start(Op& op, std::vector<Action>* out);
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
   void Stop(Op& op, std::vector<Action>* out);
@@ -330,6 +352,8 @@ class OpTable {
   static bool NeedsMatches(const Op& op);
   // True if the op is answered as soon as it is done here.
   static bool EndsAtOnce(const Op& op);
+  // Whether there is room to keep the op's result while it lingers.
+  bool HasRoomToLinger(const Op& op) const;
   void Linger(Op& op, Tick now, std::vector<Action>* out);
   // Ends the op at this peer alone, or as aborted. It must have no attempt.
   void Drop(Op& op, Tick now, std::vector<Action>* out);
@@ -387,7 +411,8 @@ class OpTable {
   // If READYs are signed: how many ops of each name were announced in this attempt.
   std::map<OpKey, uint64_t> announced_;
   bool new_attempt_asked_ = false;
-  std::set<PeerId> expected_;  // see Expect()
+  std::set<PeerId> expected_;              // see Expect()
+  std::map<PeerId, uint32_t> latency_us_;  // see NoteLatency()
   Epoch attempt_;
   bool frozen_ = false;
   uint64_t settled_ = 0;

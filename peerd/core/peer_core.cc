@@ -570,6 +570,7 @@ void PeerCore::Impl::On(const LinkUp& event) {
     if (key.run != event.run || !group->epochs.OtherPeers().contains(event.peer)) continue;
     links_up_.emplace(event.run, event.peer);
     group->epochs.LinkUp(event.peer);
+    group->ops.NoteLatency(event.peer, event.latency_us);
   }
 }
 

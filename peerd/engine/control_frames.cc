@@ -41,6 +41,7 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   header.attempt = action.attempt;
   ReadyBody body{action.boundary, action.tag,         action.set,
                  action.desc,     action.other_offer, action.terms};
+  body.input = action.input;
   if (action.result) {
     body.result_epoch = action.result->epoch;
     body.result_members = static_cast<uint32_t>(action.result->members.size());
@@ -114,6 +115,7 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
   PeerReady ready{group,    from.peer, header.op, header.attempt,   body.boundary,
                   body.tag, body.set,  body.desc, body.other_offer, std::move(body.terms)};
   ready.signature = std::move(signature);
+  ready.input = body.input;
   if (ready.other_offer) return ready;
   ByteReader reader(rest);
   std::vector<MemberId> members;

@@ -378,7 +378,7 @@ void Engine::Send(const ControlFrame& frame) {
 
 void Engine::OnLinkUp(const LinkKey& link) {
   ports_.states->OnLinkUp(link);
-  Post(LinkUp{link.run, link.peer});
+  Post(LinkUp{link.run, link.peer, ports_.links->LatencyUs(link)});
 }
 
 void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) {

@@ -324,6 +324,8 @@ uint64_t OpRunner::SeedOf(uint64_t op_seed, const PostRef& post) const {
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
+  // It may be too long for the control lane.
+  if (ready.input == ReadyInput::kCarried) transport_->WantDataLanes({ready.group.run, ready.to});
   return OneShotPayload(MakeSpec(ready));
 }
 

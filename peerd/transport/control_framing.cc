@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace longhaul::peerd {
@@ -38,6 +39,10 @@ absl::StatusOr<std::optional<ControlReader::Frame>> ControlReader::Next() {
     if (rest.size() >= kFrameHeaderBytes) {
       const auto header = ParseFrameHeader(rest.first<kFrameHeaderBytes>(), LaneKind::kControl);
       if (!header.ok()) return header.status();
+      if (header->payload_bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) {
+        return absl::InvalidArgumentError(absl::StrCat("payload_bytes is ", header->payload_bytes,
+                                                       ", too many for a control lane"));
+      }
       const size_t whole = kFrameHeaderBytes + header->payload_bytes;
       if (rest.size() >= whole) {
         used_ += whole;

@@ -387,6 +387,8 @@ void Lane::FillBatch() {
     if (!owner_->NextSegment(this, room, &segment)) return;
     const uint32_t bytes = segment.header.payload_bytes;
     batch_.Add(segment);
+    // The next part goes to another lane.
+    if (segment.header.type == FrameType::kPart) return;
     const Tick now = ring_->Now();
     if (batch_.size() == 1 && gate != nullptr && bytes >= kZeroCopyBytesMin && gate->Pass(now)) {
       batch_zero_copy_ = true;
@@ -523,7 +525,9 @@ void Lane::ReleaseBatch() {
   const size_t count = batch_.size();
   for (size_t i = 0; i < count; ++i) cookies[i] = batch_[i].cookie;
   batch_.Clear();
-  for (size_t i = 0; i < count; ++i) owner_->OnLaneSegmentSent(cookies[i]);
+  for (size_t i = 0; i < count; ++i) {
+    if (cookies[i] != kPartCookie) owner_->OnLaneSegmentSent(cookies[i]);
+  }
 }
 
 void Lane::ReleaseZeroCopy(size_t index) {

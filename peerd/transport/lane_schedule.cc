@@ -74,6 +74,10 @@ LaneSchedule::Others LaneSchedule::OthersThan(uint32_t index, Tick now) const {
   return others;
 }
 
+bool LaneSchedule::Rests(uint32_t index, Tick now) const {
+  return long_way_ && now < lanes_[index].rests_until && OthersThan(index, now).any;
+}
+
 LaneSchedule::Verdict LaneSchedule::Judge(uint32_t index, uint32_t bytes, size_t queued, Tick now) {
   if (!long_way_) return Verdict::kCarry;
   Lane& lane = lanes_[index];

@@ -50,6 +50,9 @@ class LaneSchedule {
   // Decides about a lane that is used and the next segment. `queued`: how many segments wait; all
   // count as `bytes` long.
   Verdict Judge(uint32_t index, uint32_t bytes, size_t queued, Tick now);
+  // Whether the lane rests while another one does not. A part of a frame goes to any other lane,
+  // also to those that are not used.
+  bool Rests(uint32_t index, Tick now) const;
   // The lane got the segment. Returns whether lanes_of_use() has changed.
   bool Gave(uint32_t index, uint32_t bytes, Tick now);
   // A lane could take more, and nothing waited.

@@ -5,12 +5,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "peerd/io/sockets.h"
 
 namespace longhaul::peerd {
 namespace {
 
+// Frames that are kept until the link is delivered. Later ones are bounded by what the peer sends
+// ahead (parted_frames.h).
 constexpr size_t kHeldBytesMax = 1 << 20;
+// A longer payload of a frame goes in parts on a long path, since it does not fit into what a
+// control lane that was idle sends at once.
+constexpr size_t kUnpartedBytesMax = 9 << 10;
+// Frames that may be held back. The members of this peer cannot cause more.
+constexpr size_t kWaitingBytesMax = kControlQueueBytesMax;
 // How many bytes of its own input an op may have queued on a link (LinkUse::window_bytes). The
 // window is large on a long path, where so much may be in flight, and for zero-copy sends. It is
 // small if the kernel copies: bytes that wait longer than they stay in the cache are read from
@@ -120,7 +128,7 @@ void Link::ResumeControl(LaneSocket control, uint64_t serial) {
   control_->StartReceiving();
   FrameHeader resume{.type = FrameType::kResume};
   resume.flags = control_barren_ ? kFlagBarren : 0;
-  resume.acked = frames_.received();
+  Acknowledge(&resume);
   SendOnLane(resume);
 }
 
@@ -181,12 +189,9 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
 void Link::Deliver() {
   if (!alive() || delivering_) return;
   delivering_ = true;
-  for (size_t i = 0; i < held_.size() && alive(); ++i) {
-    const absl::Status status = owner_->OnLinkFrame(this, held_[i].first, held_[i].second);
-    if (!status.ok()) Break(std::string(status.message()), true);
+  if (const absl::Status status = HandOn(); !status.ok()) {
+    Break(std::string(status.message()), true);
   }
-  held_.clear();
-  held_bytes_ = 0;
   for (size_t i = 0; i < data_.size() && alive(); ++i) {
     if (data_[i].lane != nullptr) data_[i].lane->StartReceiving();
   }
@@ -196,11 +201,55 @@ void Link::Deliver() {
 
 void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait) {
   if (!alive()) return;
-  if (IsNumbered(header.type)) {
-    SendNumbered(header, payload, may_wait);
-  } else {
-    SendOnLane(header);
+  if (!IsNumbered(header.type)) return SendOnLane(header);
+  if (!IsForListener(header.type)) return SendNumbered(header, payload, may_wait);
+  if (waiting_.empty() && !parts_out_.full()) return SendForListener(header, payload, may_wait);
+  waiting_bytes_ += kFrameHeaderBytes + payload.size();
+  if (waiting_bytes_ > kWaitingBytesMax) {
+    return BreakAs(absl::StrCat("link to ", ToString(options_.remote),
+                                ": the other side does not say that frames have come"),
+                   false, false);
   }
+  waiting_.push_back({header, {payload.begin(), payload.end()}, may_wait});
+}
+
+bool Link::MustPart(size_t payload_bytes) const {
+  if (payload_bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) return true;
+  return payload_bytes > kUnpartedBytesMax && schedule_.long_way() && data_lanes_ > 0;
+}
+
+void Link::SendForListener(const FrameHeader& header, std::span<const uint8_t> payload,
+                           bool may_wait) {
+  if (!MayBeParted(header.type) || !MustPart(payload.size())) {
+    parts_out_.Sent(payload.size());
+    return SendNumbered(header, payload, may_wait);
+  }
+  const PartedSender::Split split =
+      parts_out_.SplitFrame(header, payload, std::max<uint32_t>(data_lanes_, 1));
+  parts_out_.Sent(payload.size());
+  SendNumbered(split.header, split.payload, false);
+  if (!alive()) return;
+  if (queue_.empty()) waiting_since_ = ring_->Now();
+  for (const OutgoingSegment& part : split.parts) queue_.Push(part);
+  PullAll();
+}
+
+// What this end has received, for a frame that says so.
+void Link::Acknowledge(FrameHeader* header) const {
+  header->acked = frames_.received();
+  header->offset = parts_in_.delivered();
+}
+
+absl::Status Link::OnAcked(const FrameHeader& header) {
+  absl::Status status = frames_.OnAcked(header.acked);
+  if (status.ok()) status = parts_out_.OnDelivered(header.offset);
+  while (status.ok() && alive() && !waiting_.empty() && !parts_out_.full()) {
+    const WaitingFrame frame = std::move(waiting_.front());
+    waiting_.pop_front();
+    waiting_bytes_ -= kFrameHeaderBytes + frame.payload.size();
+    SendForListener(frame.header, frame.payload, frame.may_wait);
+  }
+  return status;
 }
 
 void Link::SendOnLane(const FrameHeader& header) {
@@ -310,33 +359,42 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   // Only the first segment of a batch counts as a new request.
   if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
   CountWithOthers();
-  if (!schedule_.Uses(index)) return false;
+  const OutgoingSegment* const next = queue_.Next();
+  const bool part = next != nullptr && next->header.type == FrameType::kPart;
+  if (next != nullptr && !part && !schedule_.Uses(index)) return false;
   // The limit is for segments that may be sent again. A link that is ending sends none again.
   if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
-  const OutgoingSegment* const next = queue_.Next();
   if (next == nullptr) {
     if (schedule_.long_way()) RanDry(&data_[index], now);
     return false;
   }
   const uint32_t bytes = next->header.payload_bytes;
+  if (part) {
+    if (bytes_max != kAnyBytes || schedule_.Rests(index, now)) return false;
+    Give(index, now, segment);
+    return true;
+  }
   const LaneSchedule::Verdict verdict = schedule_.Judge(index, bytes, queue_.size(), now);
   if (verdict == LaneSchedule::Verdict::kRest) owner_->OnLinkLaneRests(this);
   if (verdict != LaneSchedule::Verdict::kCarry || bytes > bytes_max) return false;
-  *segment = queue_.Pop();
-  DataLane& data = data_[index];
-  LH_CHECK(data.lane.get() == lane);
-  last_segment_ = now;
-  if (alive()) {
-    if (data.segments.sent() == 0) data.sent_first = now;
-    data.segments.Add(*segment);
-    ++unacked_;
-  }
+  Give(index, now, segment);
   if (options_.host_lanes != nullptr && schedule_.long_way() &&
       options_.host_lanes->Sent(options_.id, schedule_.rtt_us(), bytes, now)) {
     owner_->OnHostLaneCount(this);
   }
   if (schedule_.Gave(index, bytes, now)) TellLaneCount();
   return true;
+}
+
+// Takes the next segment off the queue, for this lane.
+void Link::Give(uint32_t index, Tick now, OutgoingSegment* segment) {
+  *segment = queue_.Pop();
+  DataLane& data = data_[index];
+  last_segment_ = now;
+  if (!alive()) return;
+  if (data.segments.sent() == 0) data.sent_first = now;
+  data.segments.Add(*segment);
+  ++unacked_;
 }
 
 void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
@@ -366,11 +424,15 @@ absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const
   absl::Status status = frames_.OnReceived();
   if (status.ok()) status = HandleFrame(header, payload);
   if (status.ok() && alive() && frames_.AckIsDue(kFrameHeaderBytes + payload.size())) {
-    FrameHeader ack{.type = FrameType::kAck};
-    ack.acked = frames_.received();
-    SendOnLane(ack);
+    SendAck();
   }
   return status;
+}
+
+void Link::SendAck() {
+  FrameHeader ack{.type = FrameType::kAck};
+  Acknowledge(&ack);
+  SendOnLane(ack);
 }
 
 absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
@@ -378,15 +440,15 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
     case FrameType::kPing: {
       FrameHeader pong{.type = FrameType::kPong};
       pong.stamp = header.stamp;
-      pong.acked = frames_.received();
+      Acknowledge(&pong);
       SendOnLane(pong);
-      return alive() ? frames_.OnAcked(header.acked) : absl::OkStatus();
+      return alive() ? OnAcked(header) : absl::OkStatus();
     }
     case FrameType::kPong:
       OnPong(header);
-      return alive() ? frames_.OnAcked(header.acked) : absl::OkStatus();
+      return alive() ? OnAcked(header) : absl::OkStatus();
     case FrameType::kAck:
-      return frames_.OnAcked(header.acked);
+      return OnAcked(header);
     case FrameType::kResume:
       return OnResume(header);
     case FrameType::kLaneLost:
@@ -402,7 +464,7 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
                           static_cast<uint32_t>(header.offset));
       return absl::OkStatus();
     default:
-      return delivering_ ? owner_->OnLinkFrame(this, header, payload) : Hold(header, payload);
+      return TakeIn(header, payload);
   }
 }
 
@@ -415,7 +477,8 @@ absl::Status Link::OnResume(const FrameHeader& header) {
   owner_->OnLinkFramesRepeated(*repeated);
   owner_->OnLinkLaneBack(this, control_->name());
   PutNumberedOnLane(/*may_wait=*/false);
-  return absl::OkStatus();
+  // Frames that were held back may go on.
+  return alive() ? OnAcked(header) : absl::OkStatus();
 }
 
 void Link::OnPong(const FrameHeader& header) {
@@ -429,22 +492,65 @@ void Link::OnPong(const FrameHeader& header) {
   owner_->OnLinkEstablished(this);
 }
 
-// Keeps the frame until Deliver(). The peer may know before us that the link is complete.
-absl::Status Link::Hold(const FrameHeader& header, std::span<const uint8_t> payload) {
-  held_bytes_ += kFrameHeaderBytes + payload.size();
-  if (held_bytes_ > kHeldBytesMax) {
-    return absl::InvalidArgumentError("too many frames before the link is complete");
+absl::Status Link::TakeIn(const FrameHeader& header, std::span<const uint8_t> payload) {
+  if (header.type != FrameType::kParted) {
+    if (delivering_ && held_.empty()) return owner_->OnLinkFrame(this, header, payload);
+    return Hold(header, payload, false);
   }
-  held_.emplace_back(header, std::vector<uint8_t>(payload.begin(), payload.end()));
+  const absl::StatusOr<FrameHeader> frame = parts_in_.Announced(header, payload);
+  absl::Status status = frame.status();
+  if (status.ok()) status = Hold(*frame, {}, true);
+  if (status.ok() && delivering_) status = HandOn();
+  return status;
+}
+
+// Keeps the frame until Deliver(), since the peer may know before us that the link is complete; or
+// until the frames before it are whole.
+absl::Status Link::Hold(const FrameHeader& header, std::span<const uint8_t> payload, bool parted) {
+  held_bytes_ += kFrameHeaderBytes + payload.size();
+  if (held_bytes_ > (delivering_ ? LH_PARTED_HELD_BYTES_MAX : kHeldBytesMax)) {
+    return absl::InvalidArgumentError(delivering_ ? "too many frames behind one that is not whole"
+                                                  : "too many frames before the link is complete");
+  }
+  held_.push_back({header, {payload.begin(), payload.end()}, parted});
+  return absl::OkStatus();
+}
+
+// Hands on the frames that were held, up to the first one that is not whole.
+absl::Status Link::HandOn() {
+  bool parted = false;
+  while (alive() && !held_.empty()) {
+    HeldFrame& frame = held_.front();
+    if (frame.parted) {
+      std::optional<std::vector<uint8_t>> payload = parts_in_.TakeNext();
+      if (!payload) break;
+      if (payload->size() != frame.header.payload_bytes) {
+        return absl::InvalidArgumentError(absl::StrCat("a frame of ", frame.header.payload_bytes,
+                                                       " bytes has parts of ", payload->size()));
+      }
+      parted = true;
+      frame.payload = *std::move(payload);
+    } else {
+      held_bytes_ -= frame.payload.size();
+    }
+    held_bytes_ -= kFrameHeaderBytes;
+    const HeldFrame whole = std::move(frame);
+    held_.pop_front();
+    LH_RETURN_IF_ERROR(owner_->OnLinkFrame(this, whole.header, whole.payload));
+  }
+  if (parted && alive()) SendAck();
   return absl::OkStatus();
 }
 
 absl::StatusOr<uint8_t*> Link::OnLaneData(Lane*, const FrameHeader& header) {
+  if (header.type == FrameType::kPart) return parts_in_.Place(header);
   return owner_->OnLinkData(this, header);
 }
 
 absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
-  return owner_->OnLinkDataReceived(this, header);
+  if (header.type != FrameType::kPart) return owner_->OnLinkDataReceived(this, header);
+  parts_in_.Received(header);
+  return HandOn();
 }
 
 absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
@@ -458,7 +564,9 @@ absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
 }
 
 void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
-  if (alive()) owner_->OnLinkDataAbandoned(this, header);
+  if (!alive()) return;
+  if (header.type == FrameType::kPart) return parts_in_.Abandoned(header);
+  owner_->OnLinkDataAbandoned(this, header);
 }
 
 // ------------------------------------------------------------------------------ lanes go
@@ -655,7 +763,9 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
 void Link::Repeat(const UnackedSegments& lost) {
   std::vector<OutgoingSegment> repeated;
   for (OutgoingSegment segment : lost.segments()) {
-    segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
+    if (segment.cookie != kPartCookie) {
+      segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
+    }
     if (segment.cookie != 0) repeated.push_back(segment);
   }
   if (queue_.empty()) waiting_since_ = ring_->Now();
@@ -762,7 +872,7 @@ void Link::SendPings(Tick now) {
   last_ping_ = now;
   FrameHeader ping{.type = FrameType::kPing};
   ping.stamp = static_cast<uint64_t>(now.us);
-  ping.acked = frames_.received();
+  Acknowledge(&ping);
   SendOnLane(ping);
 }
 

@@ -35,6 +35,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -49,6 +50,7 @@
 #include "peerd/transport/lane.h"
 #include "peerd/transport/lane_schedule.h"
 #include "peerd/transport/numbered_frames.h"
+#include "peerd/transport/parted_frames.h"
 #include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/unacked_segments.h"
@@ -213,6 +215,10 @@ class Link final : public LaneOwner {
   // The congestion control of data lanes, if the path is long.
   void SetCongestion(const std::string& congestion);
   bool long_way() const { return schedule_.long_way(); }
+  // One way. 0: unknown, or the path is short.
+  uint32_t latency_us() const {
+    return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;
+  }
   int64_t rtt_us() const { return rtt_us_; }
   // True if a round trip was measured, and no recent one took long.
   bool short_way() const;
@@ -280,7 +286,15 @@ class Link final : public LaneOwner {
   absl::Status OnLaneLost(const FrameHeader& header);
   absl::Status OnUnknownLaneLost(uint32_t index, uint64_t serial);
   void OnPong(const FrameHeader& header);
-  absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload);
+  absl::Status OnAcked(const FrameHeader& header);
+  void SendAck();
+  void Acknowledge(FrameHeader* header) const;
+  // A frame for the listener came.
+  absl::Status TakeIn(const FrameHeader& header, std::span<const uint8_t> payload);
+  absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload, bool parted);
+  absl::Status HandOn();
+  void SendForListener(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
+  bool MustPart(size_t payload_bytes) const;
   void SendOnLane(const FrameHeader& header);
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
   void PutNumberedOnLane(bool may_wait);
@@ -296,6 +310,7 @@ class Link final : public LaneOwner {
   void ReplaceBarren();
   bool HeardOfLate() const;
   void Repeat(const UnackedSegments& lost);
+  void Give(uint32_t index, Tick now, OutgoingSegment* segment);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
   void CountWithOthers();
@@ -371,9 +386,25 @@ class Link final : public LaneOwner {
   LaneSchedule schedule_;  // for the lanes in data_
   size_t next_lane_ = 0;   // the lane that was offered a segment last
 
-  // Frames that came before Deliver().
-  std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;
+  // Frames for the listener that came before Deliver(), or behind a frame of which parts are
+  // missing.
+  struct HeldFrame {
+    FrameHeader header;
+    std::vector<uint8_t> payload;
+    bool parted = false;  // the payload comes in parts
+  };
+  std::deque<HeldFrame> held_;
   size_t held_bytes_ = 0;
+  PartedReceiver parts_in_;
+  PartedSender parts_out_;
+  // Frames for the listener that are held back (PartedSender::full()).
+  struct WaitingFrame {
+    FrameHeader header;
+    std::vector<uint8_t> payload;
+    bool may_wait = false;
+  };
+  std::deque<WaitingFrame> waiting_;
+  size_t waiting_bytes_ = 0;
 
   // The first lane on which the peer sent CLOSE. Other lanes may still bring what was queued on
   // them.

@@ -71,6 +71,7 @@ class TransportImpl final : public Transport,
                    uint64_t cookie, uint64_t owner) override;
   void WantDataLanes(const LinkKey& link) override;
   LinkUse BestUse(const LinkKey& link) const override;
+  uint32_t LatencyUs(const LinkKey& link) const override;
   uint64_t StateBytes(const LinkKey& link) const override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
@@ -764,6 +765,11 @@ void TransportImpl::WantDataLanes(const LinkKey& key) {
 LinkUse TransportImpl::BestUse(const LinkKey& key) const {
   const Link* link = runs_.FindLink(key);
   return link == nullptr ? LinkUse{} : link->BestUse();
+}
+
+uint32_t TransportImpl::LatencyUs(const LinkKey& key) const {
+  const Link* link = runs_.FindLink(key);
+  return link == nullptr ? 0 : link->latency_us();
 }
 
 uint64_t TransportImpl::StateBytes(const LinkKey& key) const {

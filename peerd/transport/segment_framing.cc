@@ -114,6 +114,7 @@ void SegmentBatch::Seal(Sealer* sealer) {
 }
 
 void SegmentBatch::Clear() {
+  for (size_t i = 0; i < count_; ++i) packets_[i].segment.memory = nullptr;
   count_ = 0;
   sent_ = 0;
   sealed_now_ = false;

@@ -1,29 +1,27 @@
 #include "peerd/transport/segment_queue.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace longhaul::peerd {
-namespace {
-
-bool IsChunk(const OutgoingSegment& segment) {
-  return segment.header.type == FrameType::kChunkData;
+std::deque<OutgoingSegment>* SegmentQueue::QueueOf(const OutgoingSegment& segment) {
+  if (segment.header.type == FrameType::kPart) return &parts_;
+  return segment.header.type == FrameType::kChunkData ? &chunks_ : &ops_;
 }
 
-}  // namespace
-
-void SegmentQueue::Push(const OutgoingSegment& segment) {
-  (IsChunk(segment) ? chunks_ : ops_).push_back(segment);
-}
+void SegmentQueue::Push(const OutgoingSegment& segment) { QueueOf(segment)->push_back(segment); }
 
 void SegmentQueue::PushFront(const std::vector<OutgoingSegment>& segments) {
   for (auto it = segments.rbegin(); it != segments.rend(); ++it) {
-    (IsChunk(*it) ? chunks_ : ops_).push_front(*it);
+    QueueOf(*it)->push_front(*it);
   }
 }
 
 // Ops go first and are never behind. So while both kinds wait, ops get half of the link or more.
 std::deque<OutgoingSegment>* SegmentQueue::Turn() {
   if (empty()) return nullptr;
+  if (!parts_.empty()) return &parts_;
   if (ops_.empty() || chunks_.empty()) {
     chunks_ahead_ = 0;
     return ops_.empty() ? &chunks_ : &ops_;
@@ -33,6 +31,7 @@ std::deque<OutgoingSegment>* SegmentQueue::Turn() {
 
 uint64_t SegmentQueue::bytes() const {
   uint64_t sum = 0;
+  for (const OutgoingSegment& segment : parts_) sum += segment.header.payload_bytes;
   for (const OutgoingSegment& segment : ops_) sum += segment.header.payload_bytes;
   for (const OutgoingSegment& segment : chunks_) sum += segment.header.payload_bytes;
   return sum;
@@ -46,9 +45,10 @@ const OutgoingSegment* SegmentQueue::Next() {
 OutgoingSegment SegmentQueue::Pop() {
   std::deque<OutgoingSegment>* const queue = Turn();
   LH_CHECK(queue != nullptr);
-  const OutgoingSegment segment = queue->front();
+  OutgoingSegment segment = std::move(queue->front());
   const int64_t bytes = segment.header.payload_bytes;
-  if (!ops_.empty() && !chunks_.empty()) chunks_ahead_ += queue == &chunks_ ? bytes : -bytes;
+  const bool both = queue != &parts_ && !ops_.empty() && !chunks_.empty();
+  if (both) chunks_ahead_ += queue == &chunks_ ? bytes : -bytes;
   queue->pop_front();
   return segment;
 }
@@ -69,6 +69,7 @@ std::vector<uint64_t> SegmentQueue::DropAll() {
   std::vector<uint64_t> dropped;
   for (const OutgoingSegment& segment : ops_) dropped.push_back(segment.cookie);
   for (const OutgoingSegment& segment : chunks_) dropped.push_back(segment.cookie);
+  parts_.clear();
   ops_.clear();
   chunks_.clear();
   return dropped;

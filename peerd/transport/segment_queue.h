@@ -1,5 +1,6 @@
-// The segments of one link that wait for a data lane: those of ops and those of shared state. While
-// both wait they take turns by bytes, ops first. If only one kind waits, it gets the whole link.
+// The segments of one link that wait for a data lane: parts of frames, those of ops, and those of
+// shared state. Parts go first: they are few, and ops cannot begin without them. While both of the
+// others wait they take turns by bytes, ops first. If only one kind waits, it gets the whole link.
 //
 // Plain value.
 #pragma once
@@ -19,21 +20,23 @@ class SegmentQueue {
   void Push(const OutgoingSegment& segment);
   // Puts these in front of all others of their kind, in this order.
   void PushFront(const std::vector<OutgoingSegment>& segments);
-  bool empty() const { return ops_.empty() && chunks_.empty(); }
-  size_t size() const { return ops_.size() + chunks_.size(); }
+  bool empty() const { return parts_.empty() && ops_.empty() && chunks_.empty(); }
+  size_t size() const { return parts_.size() + ops_.size() + chunks_.size(); }
   // The payload of all segments. Takes time in proportion to size().
   uint64_t bytes() const;
   // Returns the segment whose turn it is; nullptr: nothing waits.
   const OutgoingSegment* Next();
   // Takes the segment that Next() returns. Something must wait.
   OutgoingSegment Pop();
-  // Drops the segments with these cookies, or all segments. Returns their cookies.
+  // Drops the segments with these cookies, or all segments. Returns their cookies, but for parts.
   std::vector<uint64_t> Drop(const std::unordered_set<uint64_t>& cookies);
   std::vector<uint64_t> DropAll();
 
  private:
   std::deque<OutgoingSegment>* Turn();
+  std::deque<OutgoingSegment>* QueueOf(const OutgoingSegment& segment);
 
+  std::deque<OutgoingSegment> parts_;   // PART segments
   std::deque<OutgoingSegment> ops_;     // DATA segments
   std::deque<OutgoingSegment> chunks_;  // CHUNK_DATA segments
   // While both kinds wait: bytes of chunks that were taken, less bytes of ops that were taken.

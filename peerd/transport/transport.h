@@ -317,6 +317,10 @@ class Links {
   virtual void SendControlInTime(const LinkKey& link, const FrameHeader& header,
                                  std::span<const uint8_t> payload) = 0;
 
+  // Returns the latency of the link, one way, as it was when the link came up. 0: it is unknown, or
+  // the path is short.
+  virtual uint32_t LatencyUs(const LinkKey& /*link*/) const { return 0; }
+
   // Closes the link and counts it in frames_refused: the content of the peer's frames breaks the
   // protocol. OnLinkDown() follows, not from within this call.
   virtual void BreakLink(const LinkKey& link, const std::string& reason) = 0;

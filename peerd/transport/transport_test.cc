@@ -827,6 +827,22 @@ TEST_P(LongWay, WhatAnOpQueuesGrowsWithTheLanes) {
   EXPECT_EQ(world_->at(0).transport->BestUse({kRun, PeerId(3)}).window_bytes, 0u) << "no such link";
 }
 
+TEST_P(LongWay, AFrameThatIsTooLongForAnIdleLaneIsSpreadOverAllLanes) {
+  Start(WithLanes(16), 80000);
+  const int from = GetParam();
+  world_->at(from).SendReady(world_->at(1 - from).id, 1, 64 << 10);
+  world_->at(from).SendReady(world_->at(1 - from).id, 2, 100);
+  ASSERT_TRUE(world_->Until([&] { return world_->at(1 - from).frames.size() == 2; }));
+  EXPECT_EQ(world_->at(1 - from).frames[0].payload, std::string(64 << 10, '\1'));
+  EXPECT_EQ(world_->at(1 - from).frames[1].payload, std::string(100, '\2'));
+  uint32_t lanes = 0;
+  for (int lane = 1; lane <= 16; ++lane) lanes += SentOn(lane) >= 4096 ? 1 : 0;
+  EXPECT_EQ(lanes, 16u);
+  EXPECT_NEAR(world_->at(from).transport->LatencyUs({kRun, PeerId(2u - unsigned(from))}), 40000,
+              20000);
+  EXPECT_EQ(world_->at(from).transport->LatencyUs({kRun, PeerId(3)}), 0u) << "no such link";
+}
+
 INSTANTIATE_TEST_SUITE_P(FromEitherEnd, LongWay, ::testing::Values(0, 1));
 
 // ------------------------------------------------------------------------------ hostile bytes
@@ -1550,7 +1566,9 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
         world.at(from).transport->DropSegments({cookie - 1, cookie - 2, cookie - 3});
         break;
       case 3:
-        world.at(from).SendReady(world.at(to).id, 1 + round, kReadyBodyBytes + random.Below(4000));
+        world.at(from).SendReady(
+            world.at(to).id, 1 + round,
+            kReadyBodyBytes + random.Below(random.Chance(0.3) ? 100000 : 4000));
         break;
       default: {
         const uint32_t bytes = 1 + random.Below(random.Chance(0.5) ? 200000 : 2000);

@@ -20,7 +20,7 @@ absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
 
 bool IsKnown(uint8_t type) {
   return type >= static_cast<uint8_t>(FrameType::kPing) &&
-         type <= static_cast<uint8_t>(FrameType::kChunkRefused);
+         type <= static_cast<uint8_t>(FrameType::kPart);
 }
 
 bool BelongsOn(FrameType type, LaneKind kind) {
@@ -36,8 +36,16 @@ bool CarriesAck(FrameType type) {
 absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
-      if (bytes < kReadyBodyBytes || bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) {
-        return Refuse("payload_bytes of READY", bytes, "88 to 12480");
+      if (bytes < kReadyBodyBytes || bytes > LH_PARTED_PAYLOAD_BYTES_MAX) {
+        return Refuse("payload_bytes of READY", bytes, "88 to 1061056");
+      }
+      return absl::OkStatus();
+    case FrameType::kParted:
+      if (bytes != kFrameHeaderBytes) return Refuse("payload_bytes of PARTED", bytes, "64");
+      return absl::OkStatus();
+    case FrameType::kPart:
+      if (bytes == 0 || bytes > LH_PARTED_PAYLOAD_BYTES_MAX) {
+        return Refuse("payload_bytes of PART", bytes, "1 to 1061056");
       }
       return absl::OkStatus();
     case FrameType::kDone:
@@ -88,7 +96,7 @@ static_assert(kReadyFixedBytes + size_t{8} * LH_LOCAL_MEMBERS_MAX +
               LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(kReadyFixedBytes + static_cast<size_t>(LH_OP_TERMS_BYTES_MAX) <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
-static_assert(LH_CONTROL_PAYLOAD_BYTES_MAX == 12480);
+static_assert(LH_CONTROL_PAYLOAD_BYTES_MAX == 12480 && LH_PARTED_PAYLOAD_BYTES_MAX == 1061056);
 static_assert(kOtherOfferBytes == 56);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
@@ -108,6 +116,19 @@ absl::Status CheckTransferFields(const FrameHeader& header) {
   // The sum cannot overflow, because the offset is bounded.
   if (header.offset + header.payload_bytes > header.stamp) {
     return Refuse("end of the piece", header.offset + header.payload_bytes, "within the answer");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPartFields(const FrameHeader& header) {
+  if (!header.op) return Refuse("number of a frame in parts", 0, "a number");
+  if (header.type == FrameType::kParted) return absl::OkStatus();
+  if (header.stamp > LH_PARTED_PAYLOAD_BYTES_MAX) {
+    return Refuse("bytes of a payload in parts", header.stamp, "at most 1061056");
+  }
+  // The sum cannot overflow, because the offset is bounded.
+  if (header.offset + header.payload_bytes > header.stamp) {
+    return Refuse("end of the part", header.offset + header.payload_bytes, "within the payload");
   }
   return absl::OkStatus();
 }
@@ -146,6 +167,7 @@ absl::Status CheckFields(const FrameHeader& header) {
     return Refuse("lane of LANE_LOST", header.group, "below 256");
   }
   if (IsOfTransfer(type)) return CheckTransferFields(header);
+  if (type == FrameType::kParted || type == FrameType::kPart) return CheckPartFields(header);
   return absl::OkStatus();
 }
 
@@ -215,7 +237,7 @@ std::string Encode(const ReadyBody& body) {
   writer.U64(body.set);
   Write(body.desc, &writer);
   writer.U8(body.other_offer ? 1 : 0);
-  writer.U8(0);
+  writer.U8(static_cast<uint8_t>(body.input));
   writer.U16(static_cast<uint16_t>(body.terms.size()));
   writer.U32(body.result_members);
   writer.U64(body.result_epoch.value());
@@ -293,7 +315,8 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   body.set = reader.U64();
   const std::string fault = Read(&reader, &body.desc);
   const uint8_t has_other_offer = reader.U8();
-  const bool zero = reader.Zeros(1);
+  const uint8_t input = reader.U8();
+  body.input = static_cast<ReadyInput>(input);
   const uint16_t members = reader.U16();
   body.result_members = reader.U32();
   body.result_epoch = Epoch(reader.U64());
@@ -302,13 +325,18 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
   if (has_other_offer > 1) return Refuse("has_other_offer", has_other_offer, "0 or 1");
-  if (!zero) return absl::InvalidArgumentError("reserved byte 73 of READY is not zero");
+  if (input > static_cast<uint8_t>(ReadyInput::kWithheld) ||
+      (input != 0 && (!MayCarryInput(body.desc) || has_other_offer != 0 || body.result_epoch))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("input of READY is ", input, ", which does not fit ", ToString(body.desc)));
+  }
   if (body.result_epoch ? body.result_members == 0 || body.result_members > LH_MEMBERS_MAX
                         : body.result_members != 0) {
     return Refuse("result_members", body.result_members,
                   body.result_epoch ? "1 to 1024" : "0 without a result");
   }
-  if (body.result_epoch && (!IsOneShot(body.desc) || has_other_offer != 0)) {
+  const bool one_shot = IsOneShot(body.desc);
+  if (body.result_epoch && ((!one_shot && !MayCarryInput(body.desc)) || has_other_offer != 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
@@ -326,7 +354,8 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   // If the sender's own members offer different ops, no input may follow.
   if (has_other_offer != 0) return ParseOtherOffer(&reader, body);
   *rest = payload.last(reader.remaining());
-  uint64_t expected = IsOneShot(body.desc) ? OneShotPayloadBytes(body.desc) : 0;
+  const bool carried = one_shot || body.input == ReadyInput::kCarried;
+  uint64_t expected = carried ? OneShotPayloadBytes(body.desc) : 0;
   if (body.result_epoch) expected = body.desc.bytes() + 8 * uint64_t{body.result_members};
   if (rest->size() != expected) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",

@@ -75,6 +75,13 @@ enum class FrameType : uint8_t {
   // A piece of an answer. stamp: bytes of the whole answer; offset: where the piece begins in it.
   kChunkData = 13,
   kChunkRefused = 14,  // payload: ChunkRefusedBody
+  // A numbered frame whose payload travels in parts on data lanes. op: the number of this PARTED
+  // among those of the sender, from 1. Payload: the frame's own header, 64 bytes. The frame takes
+  // its place among the numbered frames when all parts are here.
+  kParted = 15,
+  // A part of such a payload. op: the number of the PARTED. stamp: bytes of the whole payload;
+  // offset: where the part begins in it.
+  kPart = 16,
 };
 
 inline constexpr uint8_t kFlagSigned = 1;          // READY
@@ -98,8 +105,10 @@ struct FrameHeader {
   uint32_t group = 0;
   uint32_t payload_bytes = 0;
   OpOrdinal op;
-  Epoch attempt;        // the newest epoch that froze ops; CHUNK_ types: the ask
-  uint64_t offset = 0;  // bytes from the start of the tensor, or of the answer
+  Epoch attempt;  // the newest epoch that froze ops; CHUNK_ types: the ask
+  // Bytes from the start of the tensor, of the answer, or of the payload in parts. PING on a
+  // control lane, PONG, ACK, RESUME: how many frames in parts have come whole.
+  uint64_t offset = 0;
   Phase phase = Phase::kReduce;
   uint64_t stamp = 0;
   // PING, PONG, ACK, RESUME: numbered frames received. PING on a data lane: segments received.
@@ -121,7 +130,9 @@ constexpr bool IsNumbered(FrameType type) {
     case FrameType::kChunkRequest:
     case FrameType::kChunkRefused:
     case FrameType::kChunkCancel:
+    case FrameType::kParted:
       return true;
+    case FrameType::kPart:
     case FrameType::kPing:
     case FrameType::kPong:
     case FrameType::kData:
@@ -143,8 +154,16 @@ constexpr bool IsOfTransfer(FrameType type) {
 // Returns whether the frame is a segment. The payload of a segment is received straight into memory
 // that the listener names. It is sent again if its lane is lost.
 constexpr bool IsSegment(FrameType type) {
-  return type == FrameType::kData || type == FrameType::kChunkData;
+  return type == FrameType::kData || type == FrameType::kChunkData || type == FrameType::kPart;
 }
+
+// Returns whether a numbered frame is meant for the listener of the link, and not for the link.
+constexpr bool IsForListener(FrameType type) {
+  return IsNumbered(type) && type != FrameType::kWantLanes && type != FrameType::kLaneLost;
+}
+
+// Returns whether the payload of a frame of this type may travel in parts.
+constexpr bool MayBeParted(FrameType type) { return type == FrameType::kReady; }
 
 std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 
@@ -162,7 +181,7 @@ std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
 
 // The first part of a READY's payload. Its fixed part has 88 bytes:
 //   0 boundary u64 | 8 tag u64 | 16 set u64 | 24 the fields of OpDesc in their order, then zeros
-//  72 has_other_offer u8 | 73 zero u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
+//  72 has_other_offer u8 | 73 input u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
 //  u64
 // Then come the OpTerms of `members` members, each:
 //   weight f64, if desc.weighted
@@ -184,6 +203,7 @@ struct ReadyBody {
   // `result_members`: how many members' inputs are in the result. Their ids follow, in rank order.
   Epoch result_epoch;
   uint32_t result_members = 0;
+  ReadyInput input = ReadyInput::kSegments;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
 };
 inline constexpr size_t kReadyBodyBytes = 88;

@@ -36,6 +36,13 @@
 /* An op of at most this many bytes travels inside its READY frames. Sums of 16-bit floats travel
  * there as float32, so they take twice the bytes. */
 #define LH_ONE_SHOT_BYTES_MAX 4096
+/* The input of a larger op may travel with READY, too, if links are long. It has at most so many
+ * bytes as it travels. */
+#define LH_READY_INPUT_BYTES_MAX (1u << 20)
+/* Such inputs of one peer in one group for ops that have no READY of the receiver: what a sender
+ * sends, and what a receiver takes. (It may have inputs of an earlier attempt, too.) */
+#define LH_READY_INPUTS_AHEAD_BYTES_MAX (16u << 20)
+#define LH_READY_INPUTS_UNMATCHED_BYTES_MAX (64u << 20)
 /* The numbers that only one host knows of an op: weights, and lengths of unequal parts. READY
  * carries those of all members at its peer. */
 #define LH_OP_TERMS_BYTES_MAX (8 * LH_MEMBERS_MAX)
@@ -51,6 +58,12 @@
 #define LH_SEGMENT_BYTES_MAX (4u << 20)
 /* Payload of one frame on a control lane. */
 #define LH_CONTROL_PAYLOAD_BYTES_MAX (192 + LH_ONE_SHOT_BYTES_MAX + 8 * LH_MEMBERS_MAX)
+/* Payload of one frame that travels in parts on data lanes: a READY with its input. */
+#define LH_PARTED_PAYLOAD_BYTES_MAX (LH_CONTROL_PAYLOAD_BYTES_MAX + LH_READY_INPUT_BYTES_MAX)
+/* Frames of one link that wait for parts of an earlier frame: what a sender sends, and what a
+ * receiver keeps. The sender hears a round trip later what has come whole. */
+#define LH_PARTED_AHEAD_BYTES_MAX (32u << 20)
+#define LH_PARTED_HELD_BYTES_MAX (64u << 20)
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 

@@ -44,6 +44,13 @@ bool IsOneShot(const OpDesc& desc) {
          desc.bytes() <= LH_ONE_SHOT_BYTES_MAX;
 }
 
+bool MayCarryInput(const OpDesc& desc) {
+  return desc.kind == OpKind::kAllReduce && desc.algorithm == Algorithm::kAuto &&
+         (desc.quantization == Quantization::kNone || IsAuto(desc.quantization)) &&
+         !IsOneShot(desc) && desc.count <= LH_READY_INPUT_BYTES_MAX &&
+         OneShotPayloadBytes(desc) <= LH_READY_INPUT_BYTES_MAX;
+}
+
 uint64_t OneShotPayloadBytes(const OpDesc& desc) {
   const bool wide = desc.Sums() && (IsHalf(desc.dtype) || desc.list != 0);
   return desc.bytes() * (wide ? 2 : 1);

@@ -276,6 +276,20 @@ struct OtherOffer {
 
 // Returns whether the tensors of such an op travel inside READY frames.
 bool IsOneShot(const OpDesc& desc);
+// Returns whether the inputs of such an op may travel with READY although it is too large for
+// IsOneShot(). Each peer offers that (ReadyInput), and it comes to pass if all of them do.
+bool MayCarryInput(const OpDesc& desc);
+// How an op that MayCarryInput() is announced.
+enum class ReadyInput : uint8_t {
+  // As any other op: its segments move as soon as two peers have announced it.
+  kSegments = 0,
+  // READY carries the input. If the READYs of all participants do, each adds up all of them.
+  // Otherwise segments move; they move to the sender when it has every READY, and has said so.
+  kCarried = 1,
+  // The same, but this READY does not carry its input.
+  kWithheld = 2,
+};
+
 // The bytes of one peer's input in READY. Sums of 16-bit floats travel as float32.
 uint64_t OneShotPayloadBytes(const OpDesc& desc);
 

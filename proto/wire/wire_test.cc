@@ -114,8 +114,8 @@ TEST(FrameTest, RefusesWhatIsNotAFrame) {
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 0), "frame type is 0, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 12),
             "frame type is 12, not one of a data lane");
-  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 16),
-            "frame type is 16, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 17),
+            "frame type is 17, not one of a data lane");
   EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 16),
             "frame type is 16, not one of a control lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
@@ -234,8 +234,8 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   const FrameHeader ready = Control(FrameType::kReady);
   EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes - 1));
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(ready, LH_CONTROL_PAYLOAD_BYTES_MAX));
-  EXPECT_FALSE(AcceptsPayload(ready, LH_CONTROL_PAYLOAD_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX + 1));
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
                                FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
                                FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
@@ -531,7 +531,8 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   for (size_t reserved = 24 + OpDescFieldBytes(); reserved < 72; ++reserved) {
     EXPECT_EQ(Message(ParseWith(reserved, 1)), "reserved bytes of the op are not zero");
   }
-  EXPECT_EQ(Message(ParseWith(73, 1)), "reserved byte 73 of READY is not zero");
+  EXPECT_EQ(Message(ParseWith(73, 1)),
+            "input of READY is 1, which does not fit " + ToString(Body().desc));
   EXPECT_EQ(Message(ParseWith(74, 1)), "members with terms is 1, not 0");
   EXPECT_EQ(Message(ParseWith(75, 1)), "members with terms is 256, not 0");
   EXPECT_EQ(Message(ParseWith(76, 1)), "result_members is 1, not 0 without a result");
@@ -568,9 +569,70 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   body.other_offer = Disagreement().other_offer;
   EXPECT_FALSE(parse(body, 0).ok());
   body.other_offer.reset();
-  body.desc.count = LH_ONE_SHOT_BYTES_MAX + 1;
+  body.desc.count = LH_READY_INPUT_BYTES_MAX + 1;
   EXPECT_EQ(Message(parse(body, 0).status()),
             "READY for " + ToString(body.desc) + " carries a result, and is not one-shot");
+}
+
+TEST(ReadyTest, TheInputOfALargerOpTravelsIfReadySaysSo) {
+  ReadyBody body;
+  body.boundary = Epoch(1);
+  body.desc.dtype = DType::kUint8;
+  body.desc.count = LH_READY_INPUT_BYTES_MAX;
+  EXPECT_TRUE(Parse(body, 0).ok());
+  EXPECT_FALSE(Parse(body, LH_READY_INPUT_BYTES_MAX).ok());
+  body.input = ReadyInput::kCarried;
+  const auto parsed = Parse(body, LH_READY_INPUT_BYTES_MAX);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->input, ReadyInput::kCarried);
+  EXPECT_FALSE(Parse(body, 0).ok());
+  body.input = ReadyInput::kWithheld;
+  EXPECT_TRUE(Parse(body, 0).ok());
+  EXPECT_FALSE(Parse(body, LH_READY_INPUT_BYTES_MAX).ok());
+  body.input = static_cast<ReadyInput>(3);
+  EXPECT_FALSE(Parse(body, 0).ok());
+  // Of a result the same is not said, nor of ops that are small, too large, or of another kind.
+  body.input = ReadyInput::kWithheld;
+  body.result_epoch = Epoch(1);
+  body.result_members = 1;
+  EXPECT_FALSE(Parse(body, 8 + LH_READY_INPUT_BYTES_MAX).ok());
+  body.input = ReadyInput::kSegments;
+  EXPECT_TRUE(Parse(body, 8 + LH_READY_INPUT_BYTES_MAX).ok());
+  body.result_epoch = Epoch();
+  body.result_members = 0;
+  body.input = ReadyInput::kWithheld;
+  ++body.desc.count;
+  EXPECT_FALSE(Parse(body, 0).ok());
+  body.desc.count = LH_ONE_SHOT_BYTES_MAX;
+  EXPECT_FALSE(Parse(body, LH_ONE_SHOT_BYTES_MAX).ok());
+}
+
+TEST(FrameTest, PartsStayWithinTheirPayload) {
+  FrameHeader part{.type = FrameType::kPart,
+                   .payload_bytes = 100,
+                   .op = OpOrdinal(1),
+                   .offset = 900,
+                   .stamp = 1000};
+  const auto ok = [](const FrameHeader& header) {
+    return ParseFrameHeader(Encode(header), LaneKind::kData).ok();
+  };
+  EXPECT_TRUE(ok(part));
+  EXPECT_FALSE(ParseFrameHeader(Encode(part), LaneKind::kControl).ok());
+  part.offset = 901;
+  EXPECT_FALSE(ok(part));
+  part.offset = 900;
+  part.op = OpOrdinal();
+  EXPECT_FALSE(ok(part));
+  part.op = OpOrdinal(1);
+  part.stamp = LH_PARTED_PAYLOAD_BYTES_MAX + 1;
+  EXPECT_FALSE(ok(part));
+  const FrameHeader parted{
+      .type = FrameType::kParted, .payload_bytes = kFrameHeaderBytes, .op = OpOrdinal(1)};
+  EXPECT_TRUE(ParseFrameHeader(Encode(parted), LaneKind::kControl).ok());
+  EXPECT_FALSE(ParseFrameHeader(Encode(parted), LaneKind::kData).ok());
+  EXPECT_FALSE(
+      ParseFrameHeader(Encode({.type = FrameType::kParted, .op = OpOrdinal(1)}), LaneKind::kControl)
+          .ok());
 }
 
 TEST(ReadyTest, CountIsBounded) {
@@ -843,7 +905,7 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0900"
+            "0a00"
             "01"
             "01"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
@@ -866,7 +928,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0900"
+            "0a00"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -880,7 +942,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0900"
+            "0a00"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -895,7 +957,7 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
   EXPECT_EQ(HelloRefusalWith(4, 4),
-            "HELLO: lane protocol version is 4, not 9; run the same release at both ends");
+            "HELLO: lane protocol version is 4, not 10; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");

@@ -41,6 +41,9 @@ struct TransportModel {
   double zero_copy = 0.5;  // share of segments whose memory is read until they have arrived
   int64_t segment_us = 200;
   double flips = 0;  // share of the segments of states that arrive with a flipped bit
+  // What peers measure: no path is long, all are, or those to some peers are. (Latencies are not
+  // what they say.)
+  enum class Far { kNone, kAll, kSome } far = Far::kNone;
   Planted planted = Planted::kNone;
 };
 
@@ -79,6 +82,11 @@ class ModelTransport final : public peerd::Transport {
   uint64_t StateBytes(const peerd::LinkKey& link) const override;
   peerd::LinkUse BestUse(const peerd::LinkKey& link) const override {
     return {.window_bytes = 0, .long_way = link.peer.value() % 2 == 0};
+  }
+  uint32_t LatencyUs(const peerd::LinkKey& link) const override {
+    const bool far = model_.far == TransportModel::Far::kAll ||
+                     (model_.far == TransportModel::Far::kSome && link.peer.value() % 2 == 0);
+    return far ? 100'000 : 0;
   }
   void DetachReceives(const std::string& run, const peerd::ReceiveKey& key,
                       uint64_t cookie) override;

@@ -23,7 +23,7 @@ Simulation::Simulation(const SimulationOptions& options)
   context_.planted = options.planted;
   context_.detect_ms = options.detect_ms;
   context_.transport = {options.detect_ms,  options.lanes, options.zero_copy,
-                        options.segment_us, options.flips, options.planted};
+                        options.segment_us, options.flips, options.far, options.planted};
   context_.persist_us = options.persist_us;
   context_.shape = DrawShape(options.seed);
   const uint64_t bytes = context_.shape.total_bytes();
@@ -313,6 +313,10 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   Prng rings(seed ^ 0x71265);
   if (rings.Chance(0.35)) options.ring_interval_ms = 1 + static_cast<uint32_t>(rings.Below(400));
   options.sign_ops = Prng(seed ^ 0x5196).Chance(0.15);
+  Prng far(seed ^ 0xfa9);
+  if (far.Chance(0.5)) {
+    options.far = far.Chance(0.7) ? TransportModel::Far::kAll : TransportModel::Far::kSome;
+  }
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
   options.lanes = static_cast<int>(prng_.Between(1, 4));
   options.zero_copy = prng_.Chance(0.3) ? 0 : 0.5;
