@@ -105,22 +105,18 @@ absl::StatusOr<FrameHeader> PartedReceiver::Announced(const FrameHeader& parted,
     return absl::InvalidArgumentError(
         absl::StrCat("PARTED of a frame of type ", static_cast<int>(header->type)));
   }
-  bytes_expected_.emplace(++announced_, header->payload_bytes);
+  ++announced_;
   return *header;
 }
 
 std::optional<std::vector<uint8_t>> PartedReceiver::TakeNext() {
-  const uint64_t number = delivered_ + 1;
-  const auto it = payloads_.find(number);
-  const auto expected = bytes_expected_.find(number);
-  if (it == payloads_.end() || expected == bytes_expected_.end()) return std::nullopt;
+  const auto it = payloads_.find(delivered_ + 1);
+  if (it == payloads_.end() || announced_ == delivered_) return std::nullopt;
   Payload& payload = it->second;
   if (payload.arrived != payload.bytes.size()) return std::nullopt;
-  // A payload of another length than its header says is found out by who reads the frame.
   std::vector<uint8_t> bytes = std::move(payload.bytes);
   held_bytes_ -= bytes.size();
   payloads_.erase(it);
-  bytes_expected_.erase(expected);
   ++delivered_;
   return bytes;
 }

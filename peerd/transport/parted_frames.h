@@ -66,7 +66,8 @@ class PartedReceiver {
   // PARTED came. Returns the header of the frame itself.
   absl::StatusOr<FrameHeader> Announced(const FrameHeader& parted,
                                         std::span<const uint8_t> payload);
-  // Takes the payload of the next frame, if all of it is here.
+  // Takes the payload of the next frame that was announced, if all of it is here. The caller checks
+  // that it is as long as the frame's header says.
   std::optional<std::vector<uint8_t>> TakeNext();
   // How many frames were taken.
   uint64_t delivered() const { return delivered_; }
@@ -80,9 +81,8 @@ class PartedReceiver {
 
   uint64_t announced_ = 0;
   uint64_t delivered_ = 0;
-  std::map<uint64_t, Payload> payloads_;         // by number
-  std::map<uint64_t, uint64_t> bytes_expected_;  // of those announced and not delivered
-  uint64_t held_bytes_ = 0;                      // of payloads_
+  std::map<uint64_t, Payload> payloads_;  // by number
+  uint64_t held_bytes_ = 0;               // of payloads_
 };
 
 }  // namespace longhaul::peerd

@@ -90,7 +90,7 @@ constexpr Default kDefaults[] = {
     {"two_of_three", 1, 3, 70000},
     {"weights", 1, 1, 5600},
     {"weights_of_three", 1, 4000, 25000},
-    {"cancel_small", 1, 150, 100000},
+    {"cancel_small", 1, 100, 100000},
     {"cancel_before", 1, 400, 40000},
     {"two_cancel", 1, 2500, 200000},
     {"cancel_and_tag_again", 1, 500, 60000},

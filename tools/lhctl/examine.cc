@@ -149,7 +149,7 @@ void ExamineMembers(Symptoms* s) {
 Symptoms Examine(const ExamineOptions& options) {
   Symptoms s;
   s.host = ReadHost(options.places, options.choice);
-  s.uring_error = std::string(peerd::MakeUringRing(kRingEntries, 0).status().message());
+  s.uring_error = std::string(peerd::MakeUringRing(kRingEntries).status().message());
   ExaminePeerd(&s);
   std::vector<std::string> for_peers = s.host.peerd.coordinators;
   if (for_peers.empty() && !s.host.peerd.source.empty()) for_peers.push_back(kDefaultCoordinator);
