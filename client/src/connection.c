@@ -13,8 +13,8 @@
 
 /* A peerd that reads nothing for this long counts as dead. */
 #define LHI_WRITE_NS ((int64_t)30 * 1000 * 1000 * 1000)
-/* How long a thread polls for an answer, and on how many processors it does. On fewer, it would take
- * the processor from the peerd that it waits for. */
+/* How long a thread polls for an answer, and on how many processors it does. On fewer, it would
+ * take the processor from the peerd that it waits for. */
 #define LHI_SPIN_NS ((int64_t)300 * 1000)
 #define LHI_SPIN_PROCESSORS_MIN 4
 

@@ -145,7 +145,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), also for other threads
   Tick watch_due_;
   Tick look_due_;
-  Tick op_seen_;  // when a trainer last had an op open
+  Tick op_seen_;           // when a trainer last had an op open
   uint64_t moved_ = 0;     // bytes sent and received, at the last LookAtHost()
   bool op_ended_ = false;  // since the last LookAtHost()
   HostWatch host_watch_;

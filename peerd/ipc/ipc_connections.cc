@@ -33,7 +33,7 @@ bool IsCostly(const lh_ipc_request& request) {
 
 constexpr int64_t kRefusalLogUs = Seconds(1);
 // Lines about clients: so many at once, and one more in each of these times.
-constexpr int64_t kClientLinesMax = 2 * LH_LOCAL_MEMBERS_MAX;
+constexpr int64_t kClientLinesMax = int64_t{2} * LH_LOCAL_MEMBERS_MAX;
 constexpr int64_t kClientLineUs = Seconds(1);
 
 }  // namespace
@@ -258,8 +258,7 @@ void Server::StartRecv(const ClientPtr& client) {
     client->recv = 0;
     // Take the descriptors even if the server or the connection has ended, so that they are closed.
     if (result.value > 0) {
-      ForEachDescriptor(client->message,
-                        [&client](int fd) { client->arrived.emplace_back(fd); });
+      ForEachDescriptor(client->message, [&client](int fd) { client->arrived.emplace_back(fd); });
     }
     if (client->life->server != nullptr) client->life->server->OnRecv(client, result);
   });

@@ -5,6 +5,7 @@
 #include "base/check.h"
 
 namespace longhaul::peerd {
+
 std::deque<OutgoingSegment>* SegmentQueue::QueueOf(const OutgoingSegment& segment) {
   if (segment.header.type == FrameType::kPart) return &parts_;
   return segment.header.type == FrameType::kChunkData ? &chunks_ : &ops_;

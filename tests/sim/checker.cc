@@ -880,8 +880,8 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.participants = slots;
     known.result_epoch = info.epoch;
     const bool one_shot = IsOneShot(op.desc) || info.algorithm == Algorithm::kOneShot;
-    known.at_once = one_shot && op.desc.on_fault == OnFault::kRetry &&
-                    Gathers(op.desc.kind) && !IsDirect(op.desc.kind);
+    known.at_once = one_shot && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind) &&
+                    !IsDirect(op.desc.kind);
     known.algorithm = info.algorithm;
     known.codec = info.codec;
   } else if (known.codec != info.codec && known.result_epoch == info.epoch) {

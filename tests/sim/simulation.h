@@ -33,7 +33,7 @@ struct SimulationOptions {
   int64_t segment_us = 200;
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
-  double flips = 0;               // share of the segments of states that arrive with a flipped bit
+  double flips = 0;  // share of the segments of states that arrive with a flipped bit
   TransportModel::Far far = TransportModel::Far::kNone;
   int64_t transfer_us = 0;        // time that a peer needs to send a whole state; 0: no limit
   int64_t hash_us = 0;            // maximal time of hashing a chunk
