@@ -725,7 +725,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
 }
 
 bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
-  if (!known.at_once || epoch == known.result_epoch) return false;
+  if (epoch == known.result_epoch) return false;
   const std::set<uint32_t> older = epoch > known.result_epoch ? known.holders : std::set{op.slot};
   const std::vector<uint32_t> there =
       Participants(op.name, std::max(epoch, known.result_epoch), /*contributing=*/false);
@@ -870,7 +870,11 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
          longhaul::ToString(info.epoch));
   }
   const std::vector<uint8_t>& result = *whole;
-  if (known.result && *known.result != result && Outlived(op, known, info.epoch)) {
+  const bool one_shot = IsOneShot(op.desc) || info.algorithm == Algorithm::kOneShot;
+  const bool at_once = one_shot && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind) &&
+                       !IsDirect(op.desc.kind);
+  const bool older_at_once = info.epoch < known.result_epoch ? at_once : known.at_once;
+  if (known.result && *known.result != result && older_at_once && Outlived(op, known, info.epoch)) {
     if (info.epoch < known.result_epoch) return;
     known.result.reset();
     known.holders.clear();
@@ -880,9 +884,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.result = result;
     known.participants = slots;
     known.result_epoch = info.epoch;
-    const bool one_shot = IsOneShot(op.desc) || info.algorithm == Algorithm::kOneShot;
-    known.at_once = one_shot && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind) &&
-                    !IsDirect(op.desc.kind);
+    known.at_once = at_once;
     known.algorithm = info.algorithm;
     known.codec = info.codec;
   } else if (known.codec != info.codec && known.result_epoch == info.epoch) {
