@@ -61,6 +61,7 @@ std::vector<size_t> PlacesOf(const std::vector<PeerId>& peers, const std::vector
   std::map<PeerId, size_t> place;
   for (const PeerId peer : all) place.emplace(peer, place.size());
   std::vector<size_t> places;
+  places.reserve(peers.size());
   for (const PeerId peer : peers) places.push_back(place.at(peer));
   return places;
 }
@@ -153,6 +154,7 @@ void Participants::KeepPeers(const std::function<bool(PeerId)>& stays) {
 
 void Participants::Arrange(const std::vector<size_t>& places) {
   std::vector<PeerId> arranged;
+  arranged.reserve(places.size());
   for (const size_t place : places) arranged.push_back(ring[place]);
   ring = std::move(arranged);
   cost.shares = SharesOf(cost.shares, places);

@@ -392,9 +392,7 @@ bool EpollRing::Submit() {
   submitting_.swap(started_);  // what callbacks start waits for the next turn
   for (const IoId id : submitting_) {
     if (!ops_.Has(id)) continue;  // cancelled
-    if (HasToWait(TaskOf(id))) {
-      Join(id);
-    } else if (Advance(id)) {
+    if (!HasToWait(TaskOf(id)) && Advance(id)) {
       called = true;
     } else {
       Join(id);

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kBufferBytes = size_t{64} << 10;
 // Peers ping even an idle lane at least every LH_QUIET_MS_MAX. A lane that is quiet for twice as
 // long is dead.
-constexpr int64_t kQuietUsMax = 2 * Millis(int64_t{LH_QUIET_MS_MAX});
+constexpr int64_t kQuietUsMax = 2 * Millis(static_cast<int64_t>(LH_QUIET_MS_MAX));
 
 }  // namespace
 

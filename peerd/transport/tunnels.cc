@@ -81,6 +81,7 @@ void Tunnels::Connect(uint64_t id, const std::vector<SocketAddress>& addresses) 
   const auto it = tunnels_.find(id);
   if (it == tunnels_.end()) return;
   std::vector<Tunnel::Address> tuned;
+  tuned.reserve(addresses.size());
   for (const SocketAddress& address : addresses) {
     tuned.push_back({address, handshakes_->TuningFor(address)});
   }
