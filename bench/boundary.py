@@ -30,6 +30,8 @@ import tempfile
 import time
 from typing import Any
 
+import machine
+
 PATIENCE_S = 60
 WARM_UP = 20
 BEGIN_STEP_MS_MAX = 0.3
@@ -42,12 +44,6 @@ STATES: dict[str, tuple[int, int] | str | None] = {
     "1 tensor, 100 MB": (1, 100_000_000),
     "lh.torch.State, 0.46 M": "torch",
 }
-
-
-def processor_seconds(pid: int) -> float:
-    # utime and stime are the 14th and 15th field of the file; the second one may hold spaces.
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def make_state(lh: Any, comm: Any, content: tuple[int, int] | str) -> Any:
@@ -156,11 +152,11 @@ def measure(name: str, members: int, steps: int, store: str) -> dict[str, Any]:
             try:
                 for trainer in trainers:
                     hear(trainer)
-                before, hashed_before = [processor_seconds(pid) for pid in pids], hashed(cluster)
+                before, hashed_before = [machine.cpu_seconds([pid]) for pid in pids], hashed(cluster)
                 for trainer in trainers:
                     tell(trainer)
                 seen = [json.loads(hear(trainer)) for trainer in trainers]
-                used = [1000 * (processor_seconds(pid) - was) / steps for pid, was in zip(pids, before)]
+                used = [1000 * (machine.cpu_seconds([pid]) - was) / steps for pid, was in zip(pids, before)]
                 for trainer in trainers:
                     tell(trainer)
                 for trainer in trainers:

@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from workers import MIB, Failure, Member, Trainer, finish_all, team, work
+from workers import MIB, Failure, Member, Trainer, finish_all, meet, team, work
 
 # An op, a boundary or the start of a program has failed if it takes longer.
 PATIENCE_S = Member.PATIENCE_S
@@ -178,9 +178,7 @@ def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
             try:
                 everybody = [*stay, victim]
                 sockets = [cluster.socket(i) for i in range(args.peers - 1)] + [cluster.socket(number)]
-                for trainer, path in zip(everybody, sockets):
-                    trainer.start("meet", peerd=path, run=run, size=args.peers)
-                finish_all(everybody)
+                meet(everybody, sockets, run)
                 # Ops without a fault. The first one warms up the tensors.
                 for turn in range(3):
                     for trainer, path in zip(everybody, sockets):
@@ -293,9 +291,7 @@ def restarts(args: argparse.Namespace) -> dict[str, Any]:
         coordinator = Coordinator(pathlib.Path(name))
         try:
             with lh.testing.LocalCluster(peers=4, coordinator=coordinator.address, log_dir=args.log_dir) as cluster:
-                for i in range(3):
-                    trainers[i].start("meet", peerd=cluster.socket(i), run="restarts", size=3)
-                finish_all(trainers[:3])
+                meet(trainers[:3], [cluster.socket(i) for i in range(3)], "restarts")
                 seconds = 60 * args.minutes
                 for trainer in trainers[:3]:
                     trainer.start("steps", seconds=seconds, count=count)
@@ -361,9 +357,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
             into["peerd"].append(sum(resident(peer.pid) for peer in cluster.peers))
             into["trainer"].append(sum(resident(trainer.process.pid) for trainer in trainers))
 
-        for i, trainer in enumerate(trainers):
-            trainer.start("meet", peerd=cluster.socket(i), run="memory", size=2)
-        finish_all(trainers)
+        meet(trainers, [cluster.socket(i) for i in range(2)], "memory")
         each = max(1, args.ops // rounds)
         for turn in range(rounds):
             for trainer in trainers:

@@ -44,8 +44,9 @@ sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 import machine  # noqa: E402
 import ring  # noqa: E402
 import wan_sizes  # noqa: E402
+import workers  # noqa: E402
 from testbed import Wan, uniform, why_not  # noqa: E402
-from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
+from workers import MIB, Failure, Member, finish_all, meet, work  # noqa: E402
 from world import DATA_PORT, Host, Process  # noqa: E402
 
 IPERF_PORT = 5201
@@ -133,14 +134,10 @@ class Team:
 
     def __init__(self, wan: Wan, stack: contextlib.ExitStack, program: str = __file__) -> None:
         self.pids = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
-        self.trainers: list[Trainer] = []
+        self.trainers = stack.enter_context(workers.team(program, len(wan.hosts)))
+        self.pids += [trainer.process.pid for trainer in self.trainers]
         self.ops = 0
-        for host in wan.hosts:
-            self.trainers.append(Trainer(program))
-            stack.callback(self.trainers[-1].kill)
-            self.trainers[-1].start("meet", peerd=host.socket, run="bench-wan", size=len(wan.hosts))
-            self.pids.append(self.trainers[-1].process.pid)
-        finish_all(self.trainers)
+        meet(self.trainers, [host.socket for host in wan.hosts], "bench-wan")
 
     def prepare(self, mib: int) -> None:
         for rank, trainer in enumerate(self.trainers):

@@ -20,8 +20,8 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
+import workers  # noqa: E402
 from testbed import Wan, uniform  # noqa: E402
-from workers import Failure, Member, Trainer, finish_all, work  # noqa: E402
 
 ONE_WAY_S = 0.1
 RATE_MBIT = 500
@@ -33,7 +33,7 @@ NOTICE_S = 0.05
 FIRST_BYTES = 16 << 20
 
 
-class Worker(Member):
+class Worker(workers.Member):
     """A trainer with one tensor in the arena, of which each op takes a part."""
 
     def prepare(self, most: int) -> None:
@@ -51,7 +51,7 @@ class Worker(Member):
         info = self.comm.all_reduce(part, timeout=self.PATIENCE_S)
         took = time.monotonic() - began
         if not (part == info.world_size).all():
-            raise Failure(f"a wrong sum of {size} bytes")
+            raise workers.Failure(f"a wrong sum of {size} bytes")
         return took, info.algorithm
 
 
@@ -59,17 +59,13 @@ class Team:
     """The trainers of a world."""
 
     def __init__(self, wan: Wan, stack: contextlib.ExitStack) -> None:
-        self.trainers: list[Trainer] = []
-        for host in wan.hosts:
-            self.trainers.append(Trainer(__file__))
-            stack.callback(self.trainers[-1].kill)
-            self.trainers[-1].start("meet", peerd=host.socket, run="bench-wan-sizes", size=len(wan.hosts))
-        finish_all(self.trainers)
+        self.trainers = stack.enter_context(workers.team(__file__, len(wan.hosts)))
+        workers.meet(self.trainers, [host.socket for host in wan.hosts], "bench-wan-sizes")
 
     def all(self, order: str, **arguments: Any) -> list[Any]:
         for trainer in self.trainers:
             trainer.start(order, **arguments)
-        return finish_all(self.trainers)
+        return workers.finish_all(self.trainers)
 
     def op(self, size: int) -> tuple[float, str]:
         """Does an op. Returns its seconds at the slowest trainer, and the algorithm."""
@@ -141,5 +137,5 @@ def measure(args: argparse.Namespace, judge: Any, emit: Any) -> bool:
 
 
 if __name__ == "__main__":
-    work(Worker())
+    workers.work(Worker())
     sys.exit(0)

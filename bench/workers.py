@@ -128,6 +128,13 @@ def finish_all(trainers: Sequence[Trainer]) -> list[Any]:
     return [trainer.finish() for trainer in trainers]
 
 
+def meet(trainers: Sequence[Trainer], sockets: Sequence[str], run: str) -> None:
+    """All trainers join one group of the run, each at the peerd of its socket."""
+    for trainer, socket in zip(trainers, sockets):
+        trainer.start("meet", peerd=socket, run=run, size=len(trainers))
+    finish_all(trainers)
+
+
 @contextlib.contextmanager
 def team(program: str, count: int) -> Iterator[list[Trainer]]:
     trainers = [Trainer(program) for _ in range(count)]

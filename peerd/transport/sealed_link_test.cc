@@ -134,11 +134,7 @@ class Impostor {
   // Dials peer 1 of the world in the name of peer 0, with a key of its own. Returns how it ended.
   std::string DialInTheNameOfPeer0(const Identity& identity, LaneEncryption encryption) {
     const TlsContext tls(identity);
-    LaneHello hello;
-    hello.run_digest = RunDigest(kRun);
-    hello.epoch = Epoch(1);
-    hello.dialer = PeerId(1);
-    hello.acceptor = PeerId(2);
+    LaneHello hello = HelloOf(PeerId(1), PeerId(2));
     hello.nonce[0] = 1;
     DialSpec spec{
         .address = *NumericAddress(*ParseHostPort(world_->at(1).transport->listen_address())),

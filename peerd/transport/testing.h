@@ -17,7 +17,9 @@
 
 #include "base/log.h"
 #include "peerd/io/fake_ring.h"
+#include "peerd/transport/auth.h"
 #include "peerd/transport/transport.h"
+#include "proto/wire/handshake.h"
 
 namespace longhaul::peerd {
 
@@ -199,6 +201,16 @@ class LogLines {
  private:
   std::vector<std::string> lines_;
 };
+
+// The HELLO of a control lane of the first epoch. Its nonce is 0, and the lane is in clear.
+inline LaneHello HelloOf(PeerId dialer, PeerId acceptor) {
+  LaneHello hello;
+  hello.run_digest = RunDigest(kRun);
+  hello.epoch = Epoch(1);
+  hello.dialer = dialer;
+  hello.acceptor = acceptor;
+  return hello;
+}
 
 // Whether all lanes of these tests are sealed. The build runs the tests once in clear, and once so.
 inline bool SealedByDefault() { return getenv("LONGHAUL_TEST_SEALED") != nullptr; }

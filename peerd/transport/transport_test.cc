@@ -895,11 +895,7 @@ struct Raw {
 };
 
 std::string HelloText(PeerId dialer, PeerId acceptor) {
-  LaneHello hello;
-  hello.run_digest = RunDigest(kRun);
-  hello.epoch = Epoch(1);
-  hello.dialer = dialer;
-  hello.acceptor = acceptor;
+  LaneHello hello = HelloOf(dialer, acceptor);
   hello.nonce.fill(7);
   const auto bytes = Encode(hello);
   return std::string(bytes.begin(), bytes.end());
@@ -955,6 +951,15 @@ TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
   EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
 }
 
+// The HELLO of a control lane from peer 1 to peer 2 in epoch 2, sealed as these tests seal.
+LaneHello GoodHello() {
+  LaneHello hello = HelloOf(PeerId(1), PeerId(2));
+  hello.epoch = Epoch(2);
+  hello.sealed = SealedByDefault();
+  hello.nonce.fill(7);
+  return hello;
+}
+
 // What a caller learns that is refused: one byte, the reason. The rest are zeros.
 TEST_P(TransportTest, TheReplyToARefusedHelloHasTheReasonAndNothingElse) {
   auto world = Make(2);
@@ -964,13 +969,7 @@ TEST_P(TransportTest, TheReplyToARefusedHelloHasTheReasonAndNothingElse) {
     victim.OpenLinks(kRun, 0, Epoch(epoch), kToken, {world->Request(0, false, true)}, deadline);
   }
   victim.KeepLinks(kRun, 0, Epoch(2), {PeerId(1)});
-  LaneHello good;
-  good.run_digest = RunDigest(kRun);
-  good.epoch = Epoch(2);
-  good.dialer = PeerId(1);
-  good.acceptor = PeerId(2);
-  good.sealed = SealedByDefault();
-  good.nonce.fill(7);
+  const LaneHello good = GoodHello();
   struct Case {
     void (*change)(LaneHello*);
     LaneResult result;
@@ -1025,14 +1024,7 @@ TEST_P(TransportTest, AConfirmWithAnotherTokenOrOfAnotherConnectionIsRefused) {
   open(0, 1, old_token);
   open(0, 2, kToken);
   open(1, 2, token_of_group_1);
-  LaneHello hello;
-  hello.run_digest = RunDigest(kRun);
-  hello.epoch = Epoch(2);
-  hello.dialer = PeerId(1);
-  hello.acceptor = PeerId(2);
-  hello.sealed = SealedByDefault();
-  hello.nonce.fill(7);
-  const HelloBytes bytes = Encode(hello);
+  const HelloBytes bytes = Encode(GoodHello());
   // Sends HELLO, and then the CONFIRM that `make` makes for the nonce in the answer.
   const auto call = [&](const std::function<Digest32(const Digest32& nonce)>& make) {
     Raw raw(world.get(), victim.listen_address());
@@ -1196,11 +1188,7 @@ class Member {
     }
     victim.OpenLinks(kRun, 0, Epoch(1), kToken, {request}, world_->Now() + Seconds(20));
     if (!dialled_by_victim) {
-      LaneHello hello;
-      hello.run_digest = RunDigest(kRun);
-      hello.epoch = Epoch(1);
-      hello.dialer = PeerId(1);
-      hello.acceptor = PeerId(2);
+      const LaneHello hello = HelloOf(PeerId(1), PeerId(2));
       DialSpec spec{.address = *NumericAddress(*ParseHostPort(victim.listen_address())),
                     .tuning = {},
                     .hello = hello,

@@ -44,6 +44,16 @@ class TunnelWorld : public PeerWorld {
     Open(relay, kB, epoch);
     ASSERT_TRUE(Until([&] { return Linked(kA, relay) && Linked(kB, relay); }));
   }
+  // B waits for a lane from A through the relay, and A does not dial.
+  void AwaitAAtB() {
+    OpenToRelay(kRelay);
+    LinkRequest request = Request(kA, false, true);
+    request.relay = at(kRelay).id;
+    at(kB).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request}, Now() + Seconds(20));
+  }
+  SocketAddress RelayAddress() {
+    return *NumericAddress(*ParseHostPort(at(kRelay).transport->listen_address()));
+  }
   void OpenAll() {
     OpenToRelay(kRelay);
     OpenThrough(kRelay);
@@ -205,19 +215,10 @@ TEST(TunnelForgery, AByteOfASealedLaneThatTheRelayChangesCostsOneLaneAndNoData) 
 TEST(TunnelForgery, ARelayAsksForTheTokenAndCountsWhoDoesNotHaveIt) {
   TunnelWorld world(Rings::kFake);
   LogLines log;
-  world.OpenToRelay(kRelay);
-  LinkRequest request = world.Request(kA, false, true);
-  request.relay = world.at(kRelay).id;
-  world.at(kB).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request},
-                                    world.Now() + Seconds(20));
-  const SocketAddress relay =
-      *NumericAddress(*ParseHostPort(world.at(kRelay).transport->listen_address()));
+  world.AwaitAAtB();
+  const SocketAddress relay = world.RelayAddress();
   const int fd = *world.fake->sockets().Open(relay.family());
-  LaneHello hello;
-  hello.run_digest = RunDigest(kRun);
-  hello.epoch = Epoch(1);
-  hello.dialer = world.at(kA).id;
-  hello.acceptor = world.at(kB).id;
+  LaneHello hello = HelloOf(world.at(kA).id, world.at(kB).id);
   hello.relay = world.at(kRelay).id;
   hello.sealed = SealedByDefault();
   const auto first = Encode(hello);
@@ -242,11 +243,7 @@ TEST(TunnelForgery, ARelayAsksForTheTokenAndCountsWhoDoesNotHaveIt) {
 
 // The HELLO of a control lane from `dialer` to `acceptor` through `relay`.
 std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t nonce) {
-  LaneHello hello;
-  hello.run_digest = RunDigest(kRun);
-  hello.epoch = Epoch(1);
-  hello.dialer = dialer;
-  hello.acceptor = acceptor;
+  LaneHello hello = HelloOf(dialer, acceptor);
   hello.relay = relay;
   hello.nonce.fill(nonce);
   const auto bytes = Encode(hello);
@@ -257,14 +254,8 @@ std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t n
 // The stranger can do no more.
 TEST(TunnelLimits, OfLanesThatAreBeingOpenedTheOldestMakesRoom) {
   TunnelWorld world(Rings::kFake);
-  world.OpenToRelay(kRelay);
-  // B waits for A, which comes later.
-  LinkRequest request = world.Request(kA, false, true);
-  request.relay = world.at(kRelay).id;
-  world.at(kB).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request},
-                                    world.Now() + Seconds(20));
-  const SocketAddress relay =
-      *NumericAddress(*ParseHostPort(world.at(kRelay).transport->listen_address()));
+  world.AwaitAAtB();  // A comes later
+  const SocketAddress relay = world.RelayAddress();
   constexpr int kStrangers = LH_TUNNELS_OPENING_MAX + 10;
   std::vector<int> fds;
   std::vector<std::string> hellos;
