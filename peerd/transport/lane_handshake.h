@@ -82,6 +82,7 @@ class LaneHandshake {
  private:
   void Move(bool send, uint8_t* data, size_t bytes, Step next);
   void Shake();
+  void SendForTls();
   void OnShaken();
   void ReceiveForTls();
 
@@ -95,6 +96,7 @@ class LaneHandshake {
   std::string error_;
   std::unique_ptr<TlsSession> tls_;
   std::vector<uint8_t> tls_out_;
+  size_t tls_sent_ = 0;  // of tls_out_
   std::array<uint8_t, 2048> tls_in_;
   size_t tls_bytes_ = 0;  // received for TLS
 };

@@ -125,8 +125,7 @@ TEST_P(RepairSeeds, WhereLargePacketsVanishLanesUseSmallOnes) {
   Traffic traffic(&world);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
-  // The handshake of TLS sends up to 900 bytes at once.
-  world.fake->SwallowLarge(SealedByDefault() ? 1200 : 600);
+  world.fake->SwallowLarge(600);
   // Traffic to the dialer, to the acceptor, or to both.
   for (int i = 0; i < 10; ++i) {
     if (GetParam() % 3 != 0) traffic.Segment(0, 1, 1000 * i, 30000);
@@ -141,6 +140,20 @@ TEST_P(RepairSeeds, WhereLargePacketsVanishLanesUseSmallOnes) {
   const uint64_t small = world.at(0).transport->GetStats().links_small_packets +
                          world.at(1).transport->GetStats().links_small_packets;
   EXPECT_GE(small, 1u);
+}
+
+// Over a sealed control lane, the handshake of TLS is longer than the largest packet.
+TEST_P(RepairSeeds, WhereLargePacketsVanishALostControlLaneIsReplaced) {
+  PeerWorld world(Rings::kFake, GetParam(), 2);
+  Traffic traffic(&world);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  world.fake->SwallowLarge(600);
+  world.fake->CutConnection(0, true, 0);
+  ASSERT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().lanes_redialled == 1; }));
+  traffic.Segment(0, 1, 1000, 500);
+  ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+  ExpectNoLinkWasLost(&world);
 }
 
 TEST_P(RepairSeeds, IdleStalledLanesAreNoticedAndSilenceStillEndsTheLink) {

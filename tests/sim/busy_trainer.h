@@ -86,7 +86,7 @@ class BusyTrainer final : public TrainerSide {
     desc.count = count_;
     desc.algorithm = count_ <= 100 ? Algorithm::kAuto : Algorithm::kRing;
     memory_ = std::make_shared<std::vector<uint8_t>>(InputOf(name, desc, slot_));
-    peer_->Post({{local_, ++calls_}, 1, desc}, InPlace(desc, memory_), name);
+    peer_->Post({{local_, ++calls_}, 1, desc}, InPlace(desc, memory_), {name});
   }
 
   Simulation* const sim_;

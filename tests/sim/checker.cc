@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "peerd/core/op_table.h"
 #include "tests/sim/coded_tensors.h"
 #include "tests/sim/story.h"
 
@@ -379,10 +380,11 @@ void Checker::CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRe
   for (const control::OpFate& fate : record.fates) {
     const auto op = announced_.find({record.peer, group, fate.ordinal});
     if (op == announced_.end() || fate.fate == control::Fate::kCommit) continue;
-    const Op& known = ops_[op->second];
+    const OpName& name = op->second.name;
+    const Op& known = ops_[name];
     // A small op may be redone although a member has its result: so the others get that result.
     if ((known.result && !known.at_once) || known.refused) {
-      Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(record.peer) +
+      Fail(ToString(name) + " is not committed at " + longhaul::ToString(record.peer) +
            " in epoch " + longhaul::ToString(epoch) + ", but has ended at another member");
     }
   }
@@ -482,11 +484,11 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
       Fail("fate of " + longhaul::ToString(fate.ordinal) + " of " + longhaul::ToString(at) +
            ", which it never announced");
     }
-    const OpName& name = op->second;
     const auto [it, fresh] =
-        fates_.emplace(FateKey{commit->group.group, commit->epoch, name}, fate.fate);
+        fates_.emplace(FateKey{commit->group.group, commit->epoch, op->second}, fate.fate);
     if (it->second != fate.fate) {
-      Fail(ToString(name) + " has two fates in epoch " + longhaul::ToString(commit->epoch));
+      Fail(ToString(op->second.name) + " has two fates in epoch " +
+           longhaul::ToString(commit->epoch));
     }
     if (fresh && fate.fate == control::Fate::kCommit) ++counts_.committed_by_fate;
   }
@@ -549,18 +551,28 @@ void Checker::OnTaken(const peerd::StateSyncInfo& info, const Hash128& now) {
 // ------------------------------------------------------------------------------ ops
 
 void Checker::OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal,
-                          const OpName& name) {
-  const auto [it, fresh] = announced_.emplace(std::tuple(peer, group.group, ordinal), name);
-  if (it->second != name) {
+                          const OpPost& post) {
+  const auto [it, fresh] = announced_.emplace(std::tuple(peer, group.group, ordinal), post);
+  if (it->second.name != post.name) {
     Fail(longhaul::ToString(ordinal) + " of " + longhaul::ToString(peer) + " is " +
-         ToString(it->second) + " and " + ToString(name));
+         ToString(it->second.name) + " and " + ToString(post.name));
   }
 }
 
-void Checker::OnPosted(const OpName& name, uint32_t slot, uint32_t world) {
+void Checker::OnReported(PeerId peer, const GroupKey& group, const control::OpReport& report,
+                         const OpPost& post) {
+  const OpKind kind = ShapeOf(seed_, post.name).desc.kind;
+  std::vector<MemberId> part = ops_[post.name].part;
+  if (kind != OpKind::kSendRecv) std::sort(part.begin(), part.end());
+  if (post.name.tag != report.tag || peerd::SetOf(kind, part) != report.set) return;
+  announced_.emplace(std::tuple(peer, group.group, report.ordinal), post);
+}
+
+OpPost Checker::OnPosted(const OpName& name, uint32_t slot, uint32_t world, bool is_root) {
   Op& op = ops_[name];
-  ++op.posted[slot];
+  if (is_root) op.roots.insert(slot);
   op.worlds.insert(world);
+  return {name, ++op.posted[slot]};
 }
 
 bool Checker::Unfit(const Ended& op, const Op& known, Epoch epoch) const {
@@ -594,10 +606,19 @@ void Checker::OnCancelled(const OpName& name) {
   cancelled_in_.insert(name.group);
 }
 
-void Checker::OnGivenUp(const OpName& name) {
+void Checker::OnGivenUp(const OpName& name, Epoch epoch) {
   Op& known = ops_[name];
-  known.given_up = true;
-  if (known.result) Fail(ToString(name) + " is given up, and succeeded at another member");
+  known.given_up = epoch;
+  if (known.result && !(known.at_once && AllGone(name, known.holders, epoch))) {
+    Fail(ToString(name) + " is given up, and succeeded at another member");
+  }
+}
+
+bool Checker::AllGone(const OpName& name, const std::set<uint32_t>& slots, Epoch epoch) const {
+  if (!epoch) return false;  // aborted before it had begun in any epoch
+  const std::vector<uint32_t> there = Participants(name, epoch, /*contributing=*/false);
+  return std::none_of(there.begin(), there.end(),
+                      [&](uint32_t slot) { return slots.contains(slot); });
 }
 
 std::vector<MemberId> Checker::Members(const OpName& name, Epoch epoch, bool contributing) const {
@@ -682,8 +703,10 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       }
       if (Unfit(op, known, info.epoch)) {
         ++counts_.unfit;
-        if (known.result) Fail(name + " is aborted at one member and succeeded at another");
-        known.unfit.insert(known.posted.at(op.slot));
+        if (known.result && !(known.at_once && AllGone(op.name, known.holders, info.epoch))) {
+          Fail(name + " is aborted at one member and succeeded at another");
+        }
+        known.unfit.emplace(known.posted.at(op.slot), info.epoch);
         break;
       }
       // If offers differ, other members may have asked for abort. This member had not started the
@@ -727,10 +750,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
 bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
   if (epoch == known.result_epoch) return false;
   const std::set<uint32_t> older = epoch > known.result_epoch ? known.holders : std::set{op.slot};
-  const std::vector<uint32_t> there =
-      Participants(op.name, std::max(epoch, known.result_epoch), /*contributing=*/false);
-  return std::none_of(there.begin(), there.end(),
-                      [&](uint32_t slot) { return older.contains(slot); });
+  return AllGone(op.name, older, std::max(epoch, known.result_epoch));
 }
 
 std::optional<std::vector<uint8_t>> Checker::WholeOf(const Ended& op,
@@ -757,9 +777,12 @@ std::optional<std::vector<uint8_t>> Checker::WholeOf(const Ended& op,
   }
   if (kind == OpKind::kBroadcast || kind == OpKind::kScatter || kind == OpKind::kSendRecv) {
     const bool has_target = TargetOf(kind, op.is_root) != Extent::kNone;
+    const std::set<uint32_t>& roots = ops_.at(op.name).roots;
     for (const uint32_t slot : givers) {
       // The sender of a pair knows that it was the sender. It has no result.
-      if (kind == OpKind::kSendRecv && (slot == op.slot) != op.is_root) continue;
+      if (kind == OpKind::kSendRecv ? (slot == op.slot) != op.is_root : !roots.contains(slot)) {
+        continue;
+      }
       const std::vector<uint8_t> whole = InputOf(op.name, op.desc, slot);
       if (!has_target || target == (kind == OpKind::kScatter ? part_of(whole) : whole))
         return whole;
@@ -856,8 +879,18 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
       Fail(name + " succeeded although slot " + std::to_string(slot) + " posted another one");
     }
   }
-  if (known.given_up) Fail(name + " succeeded, although it was aborted and given up");
-  if (known.aborted.contains(info.epoch) || known.unfit.contains(known.posted.at(op.slot))) {
+  const bool one_shot = IsOneShot(op.desc) || info.algorithm == Algorithm::kOneShot;
+  const bool at_once = one_shot && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind) &&
+                       !IsDirect(op.desc.kind);
+  // The others go on without this member, and it does not know that yet.
+  const auto gone = [&](Epoch epoch) {
+    return at_once && info.epoch < epoch && AllGone(op.name, {op.slot}, epoch);
+  };
+  if (known.given_up && !gone(*known.given_up)) {
+    Fail(name + " succeeded, although it was aborted and given up");
+  }
+  const auto unfit = known.unfit.find(known.posted.at(op.slot));
+  if (known.aborted.contains(info.epoch) || (unfit != known.unfit.end() && !gone(unfit->second))) {
     Fail(name + " succeeded at one member and was aborted at another");
   }
   const std::vector<uint32_t> givers = Givers(op, info.epoch);
@@ -870,9 +903,6 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
          longhaul::ToString(info.epoch));
   }
   const std::vector<uint8_t>& result = *whole;
-  const bool one_shot = IsOneShot(op.desc) || info.algorithm == Algorithm::kOneShot;
-  const bool at_once = one_shot && op.desc.on_fault == OnFault::kRetry && Gathers(op.desc.kind) &&
-                       !IsDirect(op.desc.kind);
   const bool older_at_once = info.epoch < known.result_epoch ? at_once : known.at_once;
   if (known.result && *known.result != result && older_at_once && Outlived(op, known, info.epoch)) {
     if (info.epoch < known.result_epoch) return;

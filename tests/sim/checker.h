@@ -98,11 +98,11 @@ class Checker {
 
   // ---- ops
 
-  void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name);
-  // As OnAnnounced(), but does nothing if the ordinal is known.
-  void OnReported(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name) {
-    announced_.emplace(std::tuple(peer, group.group, ordinal), name);
-  }
+  void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpPost& post);
+  // The peer reports an op of this group. If the post belongs to it, and if the peer has announced
+  // the op to nobody, the op is known from now on.
+  void OnReported(PeerId peer, const GroupKey& group, const control::OpReport& report,
+                  const OpPost& post);
   struct Ended {
     OpName name;
     OpDesc desc;
@@ -113,8 +113,9 @@ class Checker {
     const std::vector<uint8_t>* target = nullptr;
     const std::vector<uint8_t>* error = nullptr;  // empty: it keeps none
   };
-  // `world`: the size of the world that the trainer knows.
-  void OnPosted(const OpName& name, uint32_t slot, uint32_t world);
+  // `world`: the size of the world that the trainer knows. `is_root`: the member in `slot` is the
+  // root, or it sends.
+  OpPost OnPosted(const OpName& name, uint32_t slot, uint32_t world, bool is_root);
   // The members of the group in a step, for ops of a part of the group: those of the epoch in which
   // the first trainer asked. All trainers get the same list.
   const std::vector<MemberId>& StepMembers(uint32_t group, uint64_t step, Epoch epoch);
@@ -122,8 +123,9 @@ class Checker {
   void OnPart(const OpName& name, const std::vector<MemberId>& members);
   // A member cancels the op.
   void OnCancelled(const OpName& name);
-  // The op was aborted, and nobody starts it again. So it may never succeed.
-  void OnGivenUp(const OpName& name);
+  // The op was aborted in `epoch`, and nobody starts it again. So it may never succeed. (A small op
+  // may succeed at members that are out of the group in that epoch.)
+  void OnGivenUp(const OpName& name, Epoch epoch);
   // A link through a relay is up.
   void OnTunnel() { ++counts_.tunnels; }
 
@@ -201,6 +203,7 @@ class Checker {
   struct Op {
     // By slot: how often it was posted. It is posted again by all after all have seen it aborted.
     std::map<uint32_t, uint32_t> posted;
+    std::set<uint32_t> roots;   // slots that were the root when they posted it
     std::set<uint32_t> worlds;  // of the trainers when they posted it
     std::optional<std::vector<uint8_t>> result;
     // The epoch of the result. An aborted op is posted again under the same name, and meets members
@@ -211,18 +214,19 @@ class Checker {
     Algorithm algorithm = Algorithm::kAuto;  // of the result
     Quantization codec = Quantization::kNone;
     std::set<Epoch> aborted;
-    std::set<uint32_t> unfit;  // the posts (see `posted`) that were aborted because of their world
+    // The posts (see `posted`) that were aborted because of their world, and in which epoch.
+    std::map<uint32_t, Epoch> unfit;
     std::vector<uint32_t> participants;
     std::set<uint32_t> holders;  // slots that have the result
     bool refused = false;
-    bool given_up = false;
+    std::optional<Epoch> given_up;  // set: the epoch in which it was aborted for good
     bool cancelled = false;
     std::vector<MemberId> part;  // the members that it is for; empty: all
   };
   struct FateKey {
     uint32_t group;
     Epoch epoch;
-    OpName name;
+    OpPost op;
     friend auto operator<=>(const FateKey&, const FateKey&) = default;
   };
 
@@ -262,6 +266,8 @@ class Checker {
   void CheckError(const Ended& op, const std::vector<uint32_t>& givers) const;
   static void CheckCodec(const Ended& op, const peerd::OpInfo& info);
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
+  // Whether none of these slots takes part in the op in `epoch`.
+  bool AllGone(const OpName& name, const std::set<uint32_t>& slots, Epoch epoch) const;
 
   const uint64_t seed_;
   std::map<Local, uint32_t> slots_;
@@ -276,7 +282,7 @@ class Checker {
   std::set<std::pair<uint32_t, Epoch>> committed_;
   std::map<uint32_t, uint64_t> last_step_;  // highest step of the group
   std::map<Local, Epoch> last_epoch_;
-  std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
+  std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpPost> announced_;
   std::map<OpName, Op> ops_;
   std::map<std::pair<uint32_t, uint64_t>, std::vector<MemberId>> step_members_;
   std::set<uint32_t> cancelled_in_;  // groups

@@ -682,7 +682,7 @@ struct PeerHost::Noter {
 
   void operator()(const peerd::SendReady& a) {
     for (const peerd::PostRef& post : a.posts) {
-      h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
+      h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->posted_ops_.at(post));
     }
     story.TellLater(now, "READY", [&] {
       return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
@@ -702,7 +702,7 @@ struct PeerHost::Noter {
     story.Tell(now, h->node_.name, "  starts ", ToString(a.ordinal),
                " attempt=", ToString(a.attempt), " peers=", a.ring.size(), " ", Name(a.algorithm));
     for (const peerd::PostRef& post : a.posts) {
-      h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
+      h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->posted_ops_.at(post));
     }
     h->context_.checker->OnShares(a.shares);
     Running& running = h->running_[{a.group, a.ordinal}];
@@ -902,7 +902,7 @@ void PeerHost::PostDone(const peerd::PostRef& post, const Outcome& outcome,
   if (open_posts_.erase(post) == 0) Twice("PostDone", post.local);
   heard_posts_.erase(post);
   context_.story->TellLater(context_.world->now(), outcome.text, [&] {
-    return node_.name + "  " + ToString(names_.at(post)) + " ends: " + Describe(outcome) +
+    return node_.name + "  " + ToString(posted_ops_.at(post).name) + " ends: " + Describe(outcome) +
            (outcome.ok() ? " members=" + std::to_string(info.members.size()) +
                                " retries=" + std::to_string(info.retries)
                          : "");
@@ -1057,10 +1057,10 @@ void PeerHost::Leave(peerd::LocalId local) {
   });
 }
 
-void PeerHost::Post(const peerd::LocalPost& asked, peerd::PostBuffers buffers, const OpName& name) {
+void PeerHost::Post(const peerd::LocalPost& asked, peerd::PostBuffers buffers, const OpPost& op) {
   peerd::LocalPost post = asked;
   if (context_.planted == Planted::kMinWorldIgnored) post.desc.min_world = 0;
-  names_[post.post] = name;
+  posted_ops_[post.post] = op;
   sources_[post.post] = buffers.in_place() ? buffers.targets.front() : nullptr;
   errors_[post.post] = buffers.errors.empty() ? nullptr : buffers.errors.front();
   FromTrainer([this, post, buffers = std::move(buffers)] {
@@ -1205,9 +1205,8 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
     // A peer that lost all others announced its op to nobody, but reports it.
     for (const control::OpReport& op : ready->ops) {
       for (const peerd::PostRef& post : open_posts_) {
-        const OpName& name = names_.at(post);
-        if (locals_.at(post.local).group != ready->group || name.tag != op.tag) continue;
-        context_.checker->OnReported(id_, ready->group, op.ordinal, name);
+        if (locals_.at(post.local).group != ready->group) continue;
+        context_.checker->OnReported(id_, ready->group, op, posted_ops_.at(post));
       }
     }
     context_.trigger(Moment::kReadySent, id_);

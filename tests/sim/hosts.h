@@ -215,7 +215,7 @@ class PeerHost final : private peerd::TransportListener,
   // A member in the background asks for its tensors, filled with the state.
   void TakeState(peerd::LocalId local, int64_t wait_us);
   void Leave(peerd::LocalId local);
-  void Post(const peerd::LocalPost& post, peerd::PostBuffers buffers, const OpName& name);
+  void Post(const peerd::LocalPost& post, peerd::PostBuffers buffers, const OpPost& op);
   void Cancel(const peerd::PostRef& post);
   void TrainerDied(peerd::LocalId local);
 
@@ -347,7 +347,7 @@ class PeerHost final : private peerd::TransportListener,
   std::map<peerd::LocalId, LocalState> locals_;
   Tick ipc_in_;  // arrival of the last message each way: keeps the sockets in order
   Tick ipc_out_;
-  std::map<peerd::PostRef, OpName> names_;
+  std::map<peerd::PostRef, OpPost> posted_ops_;
   struct Answers {
     bool join = false, step = false, sync = false, take = false, leave = false;
   };

@@ -60,7 +60,7 @@ class ScriptedTrainer final : public TrainerSide {
     post.memory = std::make_shared<std::vector<uint8_t>>(InputOf(post.name, post.desc, slot_));
     Say("lh_all_reduce tag " + std::to_string(tag));
     const uint64_t call = ++calls_;
-    peer_->Post({{local_, call}, tag, post.desc}, InPlace(post.desc, post.memory), post.name);
+    peer_->Post({{local_, call}, tag, post.desc}, InPlace(post.desc, post.memory), {post.name});
     posts_[call] = post;
   }
 

@@ -25,6 +25,13 @@ struct OpName {
 };
 std::string ToString(const OpName& name);
 
+// An aborted op is posted again under the same name.
+struct OpPost {
+  OpName name;
+  uint32_t times = 1;  // how often the member has posted it, this time included
+  friend auto operator<=>(const OpPost&, const OpPost&) = default;
+};
+
 struct OpShape {
   OpDesc desc;
   bool mismatched = false;  // the members' offers differ

@@ -302,7 +302,7 @@ void Trainer::PostNext(size_t index) {
   posted.target = prng_.Chance(0.6) && may_be_in_place
                       ? posted.source
                       : std::make_shared<Buffer>(std::vector<uint8_t>(target_bytes, 0x77));
-  context_.checker->OnPosted(name, slot_, world_seen_.size);
+  const OpPost op = context_.checker->OnPosted(name, slot_, world_seen_.size, post.is_root);
   peerd::PostBuffers buffers;
   buffers.pieces.push_back({desc.dtype, desc.count});
   buffers.sources.push_back(source_bytes == 0 ? nullptr : posted.source->data());
@@ -315,7 +315,7 @@ void Trainer::PostNext(size_t index) {
     buffers.errors.push_back(reinterpret_cast<float*>(posted.error->data()));
     buffers.holders.push_back(posted.error);
   }
-  peer_->Post(post, std::move(buffers), name);
+  peer_->Post(post, std::move(buffers), op);
   posted_.emplace(call, std::move(posted));
   // Late ops are not started again, so that some members would never start them.
   if (strand.tag == kLateTag || !plan_.cancels || !prng_.Chance(0.05)) return;
@@ -353,7 +353,7 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   // No other member has heard of the op from this one: they wait for it.
   const bool alone = aborted && outcome.text.find("cancelled before") != std::string::npos;
   if (aborted && !alone && GivesUp(posted.name)) {
-    context_.checker->OnGivenUp(posted.name);
+    context_.checker->OnGivenUp(posted.name, info.epoch);
   } else if (aborted) {
     After(0, Millis(2), [this, name = posted.name] {
       for (size_t i = 0; i < strands_.size(); ++i) {
