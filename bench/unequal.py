@@ -4,6 +4,7 @@
     tools/build && .venv/bin/python bench/unequal.py
     .venv/bin/python bench/unequal.py equal half --hosts=4 --delay=20ms --mib=16
     .venv/bin/python bench/unequal.py half --hivemind     # hivemind's averager, too
+    .venv/bin/python bench/unequal.py half --tcp=4        # the same bytes over plain TCP, too
 
 Every host has one access link, which all its traffic shares, up and down. tests/wan joins the hosts. A case says what
 share of the access rate the slow hosts have: `equal`, `70`, `half`, `quarter` (the last host), `two-half` (the last two),
@@ -21,6 +22,10 @@ and what the slowest other host can receive; two latencies are allowed.
 
 With --hivemind, hivemind's averager then reduces as many bytes in the same world (bench/unequal_hivemind.py). Aim: half
 of its time. It is installed into a virtual environment of its own, as for bench/training.py.
+
+With --tcp=N, each host then sends every other host the bytes of an all-reduce by the best shares over N plain TCP
+connections, all at once and without waiting for anything (bench/unequal_tcp.py). `of_tcp` is Longhaul's time divided by
+that time: what TCP itself needs for these bytes on these links, warm and from one op to the next.
 
 Each case prints one line of JSON. `valid` is false if the emulator itself did not keep up (tests/wan/README.md); then
 ignore the figures. Needs root. The exit code is 1 if a target is missed in a valid case, and 77 if this machine cannot
@@ -49,6 +54,7 @@ sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
 import training  # noqa: E402
 import unequal_hivemind  # noqa: E402
+import unequal_tcp  # noqa: E402
 import wan as wide  # noqa: E402
 from testbed import Wan, why_not  # noqa: E402
 from workers import MIB, Failure, finish_all, work  # noqa: E402
@@ -73,16 +79,22 @@ RING_INTERVAL_S = 20
 
 def bound(rates_mbit: list[tuple[float, float]], mib: int) -> float:
     """The least seconds of an all-reduce, if each host sends and receives (1 + (N-2) share) times the tensor."""
+    return best_division(rates_mbit, mib)[0]
+
+
+def best_division(rates_mbit: list[tuple[float, float]], mib: int) -> tuple[float, list[float]]:
+    """The least seconds of an all-reduce, and shares that need no more."""
     rates = [min(rate) * 1e6 / 8 / (mib * MIB) for rate in rates_mbit]  # tensors a second
     n = len(rates)
     if n == 2:
-        return 1 / min(rates)
+        return 1 / min(rates), [0.5, 0.5]
     low, high = 1 / min(rates), n / min(rates)
     for _ in range(60):
         middle = (low + high) / 2
         enough = sum((middle * rate - 1) / (n - 2) for rate in rates) >= 1
         low, high = (low, middle) if enough else (middle, high)
-    return high
+    most = [high * rate - 1 for rate in rates]
+    return high, [one / sum(most) for one in most]
 
 
 def broadcast_bound(rates_mbit: list[tuple[float, float]], mib: int) -> float:
@@ -257,6 +269,19 @@ def beside_hivemind(world: World, python: str, delay: str, mib: int, ops: int, o
     }
 
 
+def beside_tcp(world: World, delay: str, mib: int, args: argparse.Namespace, ours: dict[str, Any]) -> dict[str, Any]:
+    """What plain TCP adds to our line."""
+    least, shares = best_division(world.rates, mib)
+    latencies = 4 * float(delay.removesuffix("ms")) / 1000
+    flows, congestion = args.tcp, args.tcp_congestion
+    theirs = unequal_tcp.measure(world.wan, shares, mib, args.ops, args.warm_ops, flows, congestion, wide.Judge)
+    return {
+        "tcp": theirs,
+        "of_tcp": round(ours["op_s"] / theirs["op_s"], 3),
+        "tcp_times_bound_and_latencies": round(theirs["op_s"] / (least + latencies), 3),
+    }
+
+
 def adapted(seconds: Sequence[float], within: float) -> int | None:
     """The first op of two in a row that take at most `within` seconds. The op during the change, the first, is none."""
     for i, pair in enumerate(itertools.pairwise(seconds[1:]), start=1):
@@ -352,6 +377,8 @@ def main() -> int:
         "--change-ops", type=int, default=12, help="ops at most after a change, until they have adapted (default 12)"
     )
     parser.add_argument("--hivemind", action="store_true", help="hivemind's averager, too (not in `change`)")
+    parser.add_argument("--tcp", type=int, default=0, help="so many plain connections a pair, too (not in `change`)")
+    parser.add_argument("--tcp-congestion", default="cubic", help="for --tcp (default cubic)")
     parser.add_argument("--broadcast", action="store_true", help="a broadcast in place of an all-reduce")
     parser.add_argument("--venv", type=pathlib.Path, default=ROOT / "out" / "bench" / "venv", help="for hivemind")
     parser.add_argument("--queue", default="50ms", help="length of the queue in front of each rate (default 50ms)")
@@ -366,8 +393,8 @@ def main() -> int:
         return 0
     if set(args.case) - set(names) or min(args.hosts) < 3:
         parser.error(f"give cases out of {', '.join(names)}, and --hosts of at least 3")
-    if args.broadcast and (args.hivemind or CHANGE in args.case):
-        parser.error(f"--broadcast is not for --hivemind and {CHANGE}; give other cases")
+    if args.broadcast and (args.hivemind or args.tcp or CHANGE in args.case):
+        parser.error(f"--broadcast is not for --hivemind, --tcp and {CHANGE}; give other cases")
     if reason := why_not():
         print(f"unequal: skipped: {reason}", file=sys.stderr)
         return 77
@@ -396,6 +423,8 @@ def main() -> int:
                             if args.hivemind and case != CHANGE:
                                 line |= beside_hivemind(world, python, delay, mib, args.ops, line)
                                 missed |= line["valid"] and line["hivemind"]["valid"] and not line["of_hivemind_met"]
+                            if args.tcp and case != CHANGE:
+                                line |= beside_tcp(world, delay, mib, args, line)
                             print(json.dumps(line), flush=True)
                             if args.json:
                                 with open(args.json, "a") as sink:
