@@ -25,6 +25,30 @@ bool DiffersByATenth(uint64_t a, uint64_t b) {
   return high - low > high / 10;
 }
 
+// Rates of equal links differ by some percent from one measurement to the next. Hosts whose rates
+// are so near to each other get the mean of them. Otherwise the one that was measured highest would
+// own most, and set the pace.
+void LevelRates(std::vector<double>* rates) {
+  constexpr double kNear = 0.88;  // of the highest one
+  std::vector<size_t> by_rate;
+  for (size_t i = 0; i < rates->size(); ++i) {
+    if (std::isfinite((*rates)[i])) by_rate.push_back(i);
+  }
+  std::sort(by_rate.begin(), by_rate.end(),
+            [rates](size_t a, size_t b) { return (*rates)[a] > (*rates)[b]; });
+  for (size_t begin = 0; begin < by_rate.size();) {
+    size_t end = begin;
+    double sum = 0;
+    while (end < by_rate.size() && (*rates)[by_rate[end]] >= kNear * (*rates)[by_rate[begin]]) {
+      sum += (*rates)[by_rate[end++]];
+    }
+    for (size_t i = begin; i < end; ++i) {
+      (*rates)[by_rate[i]] = sum / static_cast<double>(end - begin);
+    }
+    begin = end;
+  }
+}
+
 }  // namespace
 
 bool LinkTable::Record(const control::LinkMeasure& measure, Tick now) {
@@ -191,6 +215,8 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
   const auto rate = [](uint64_t known) {
     return known == 0 ? kUnlimited : static_cast<double>(known);
   };
+  std::vector<double> up(ring.size());
+  std::vector<double> down(ring.size());
   for (size_t i = 0; i < ring.size(); ++i) {
     size_t held = 0;      // how many others are held by their link to this peer
     uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
@@ -208,9 +234,12 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
       problem.SetPair(from, i, rate(link->bytes_per_second));
     }
     const HostRates host = HostOf(ring[i], now).value_or(HostRates{});
-    problem.SetHost(i, host.up == 0 ? kUnlimited : rate(std::max(host.up, single)),
-                    held >= 2 ? rate(std::max(host.down, coming)) : kUnlimited);
+    up[i] = host.up == 0 ? kUnlimited : rate(std::max(host.up, single));
+    down[i] = held >= 2 ? rate(std::max(host.down, coming)) : kUnlimited;
   }
+  LevelRates(&up);
+  LevelRates(&down);
+  for (size_t i = 0; i < ring.size(); ++i) problem.SetHost(i, up[i], down[i]);
   return problem;
 }
 

@@ -208,6 +208,22 @@ TEST(LinkTable, ALinkThatAloneHoldsItsSenderLimitsThePair) {
   EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).pair(0, 1), kUnlimited);
 }
 
+TEST(LinkTable, RatesThatAreNearToEachOtherCountAsEqual) {
+  LinkTable links;
+  const PeerId d(4);
+  const PeerId e(5);
+  links.RecordHost(kA, 1000, 0, kNow);
+  links.RecordHost(kB, 500, 0, kNow);
+  links.RecordHost(kC, 880, 0, kNow);
+  links.RecordHost(d, 870, 0, kNow);
+  const ShareProblem problem = links.Capacities({kA, kB, kC, d, e}, kNow);
+  EXPECT_EQ(problem.host(0), 940);
+  EXPECT_EQ(problem.host(1), 500);
+  EXPECT_EQ(problem.host(2), 940);
+  EXPECT_EQ(problem.host(3), 870) << "too far below the highest one";
+  EXPECT_EQ(problem.host(4), kUnlimited);
+}
+
 TEST(LinkTable, CostsFollowFromWhatHostsCarry) {
   LinkTable links;
   const PeerId d(4);

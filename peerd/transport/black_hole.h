@@ -11,6 +11,7 @@
 // Plain state machine of one link: no clock, no thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/tick.h"
@@ -20,6 +21,9 @@ namespace longhaul::peerd {
 // The payload of a TCP segment that fits any path: 576 bytes, which every IPv4 host accepts, less
 // two headers (RFC 879).
 inline constexpr uint32_t kSmallSegmentBytes = 536;
+// So many bytes, sent by one call on an idle connection, make one packet that is no larger than
+// such a segment: TCP's options take up to 24 bytes of it.
+inline constexpr size_t kSmallSendBytes = 512;
 
 class BlackHole {
  public:

@@ -18,10 +18,12 @@ constexpr int kForgottenBursts = 16;
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// All busy links together begin with about as many lanes as one link alone, rounded down.
+// All busy links together begin with so many lanes, rounded down, or with fewer on short ways.
+constexpr uint32_t kFirstTotal = 16;
+
 uint32_t FirstLanes(int64_t rtt_us, size_t links) {
-  const uint32_t each = LaneCount::Usual(rtt_us) / static_cast<uint32_t>(links);
-  return std::bit_floor(std::max(each, 1u));
+  const uint32_t all = std::min(LaneCount::Usual(rtt_us), kFirstTotal);
+  return std::bit_floor(std::max(all / static_cast<uint32_t>(links), 1u));
 }
 
 }  // namespace

@@ -52,6 +52,15 @@ TEST_F(HostLanesTest, BeginsWithFewAndAddsNoneWhereTheHostSendsNoMore) {
   EXPECT_NEAR(static_cast<double>(host_.rate()), 12.5e6, 0.1e6);
 }
 
+TEST_F(HostLanesTest, BeginsWithAsFewOnALongerWay) {
+  now_ = now_ + Millis(1);
+  for (uint64_t link = 1; link <= 3; ++link) {
+    host_.Sent(link, /*rtt_us=*/Millis(200), HostLanes::kBusyBytes, now_);
+  }
+  EXPECT_EQ(host_.links(), 3u);
+  EXPECT_EQ(host_.lanes(), 4u);
+}
+
 TEST_F(HostLanesTest, TriesNoMoreWhereTheLinksTogetherSendAsMuchAsOneAlone) {
   Send(1, 12500, 12500, 2000);
   Pause();

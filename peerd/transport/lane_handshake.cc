@@ -146,7 +146,7 @@ void LaneHandshake::Shake() {
 // Each call of send() makes a packet of its own, since the lanes have TCP_NODELAY. So the handshake
 // gets through where large packets vanish (black_hole.h), and a lost lane can be replaced there.
 void LaneHandshake::SendForTls() {
-  const size_t bytes = std::min<size_t>(tls_out_.size() - tls_sent_, kSmallSegmentBytes);
+  const size_t bytes = std::min(tls_out_.size() - tls_sent_, kSmallSendBytes);
   if (bytes == 0) return OnShaken();
   uint8_t* const data = tls_out_.data() + tls_sent_;
   tls_sent_ += bytes;
