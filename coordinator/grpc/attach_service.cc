@@ -17,6 +17,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,6 +28,8 @@
 #include "base/crypto/secrets.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/rarely.h"
+#include "base/tick.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
 #include "proto/control/convert.h"
@@ -41,6 +44,11 @@ namespace {
 // The most that a stream queues for a peer that does not read. Beyond that the stream ends.
 constexpr size_t kQueuedMessagesMax = 8192;
 constexpr size_t kQueuedBytesMax = 32 << 20;
+
+// Strangers can cause refusals as often as they like. So each reason is logged at most this often,
+// and only so many reasons are told apart.
+constexpr int64_t kRefusalLogUs = Seconds(10);
+constexpr size_t kRefusalReasonsMax = 64;
 
 using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -131,7 +139,6 @@ class Stream final : public SessionPort,
   void StartNextWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Refused(const std::string& why);
   // Returns why this Hello does not come from the peer that it names; "": it does.
   std::string Distrust(const control::Hello& hello) const;
   // A message about recordings came. It does not go to the loop.
@@ -199,6 +206,21 @@ class AttachService final
     for (const std::shared_ptr<Stream>& stream : streams) {
       if (const std::optional<Denial> denial = why(stream->caller())) stream->Deny(*denial);
     }
+  }
+
+  // Counts the refusal of a control stream, and logs it unless the same was logged lately.
+  void OnRefused(const std::string& client, const std::string& why) {
+    metrics_->OnRefused();
+    const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
+    const Tick now(std::chrono::duration_cast<std::chrono::microseconds>(since_start).count());
+    std::optional<uint64_t> held_back;
+    {
+      MutexLock lock(&mutex_);
+      held_back = refusals_.Take(why, now);
+    }
+    if (!held_back) return;
+    Log(LogLevel::kWarning, absl::StrCat("control stream refused", LogField("client", client),
+                                         " held_back=", *held_back, LogField("reason", why)));
   }
 
   Authorizer& authorizer() { return *authorizer_; }
@@ -284,6 +306,7 @@ class AttachService final
   std::deque<std::shared_ptr<Stream>> waiting_ ABSL_GUARDED_BY(mutex_);
   // PutOut() logs nothing before this time.
   std::chrono::steady_clock::time_point quiet_until_ ABSL_GUARDED_BY(mutex_);
+  Rarely<std::string> refusals_ ABSL_GUARDED_BY(mutex_){kRefusalLogUs, kRefusalReasonsMax};
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -318,7 +341,7 @@ void Stream::Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics) {
   }
   session_ = loop_->OpenSession(shared_from_this());
   if (!session_) {
-    Refused("too many control streams, or the coordinator is stopping");
+    service_->OnRefused(client_, "too many control streams, or the coordinator is stopping");
     return End({grpc::StatusCode::RESOURCE_EXHAUSTED,
                 absl::StrCat("the coordinator takes no further control stream; it has at most ",
                              kSessionsMax)});
@@ -358,7 +381,7 @@ void Stream::SendBytes(std::string bytes) {
 }
 
 void Stream::Close(StreamEnd end, const std::string& reason) {
-  if (end != StreamEnd::kGone) Refused(reason);
+  if (end != StreamEnd::kGone) service_->OnRefused(client_, reason);
   End({CodeOf(end), reason});
 }
 
@@ -393,7 +416,7 @@ void Stream::OnReadDone(bool ok) {
       bytes.ok() ? control::ParsePeerMessage(*bytes) : bytes.status();
   if (!message.ok()) {
     const std::string why(message.status().message());
-    Refused(why);
+    service_->OnRefused(client_, why);
     return End({grpc::StatusCode::INVALID_ARGUMENT, why});
   }
   if (const auto denial = longhaul::coordinator::ObjectionTo(caller_, *message)) {
@@ -403,7 +426,7 @@ void Stream::OnReadDone(bool ok) {
   if (!std::exchange(greeted_, true)) {
     if (const auto* hello = std::get_if<control::Hello>(&*message)) {
       if (const std::string why = Distrust(*hello); !why.empty()) {
-        Refused(why);
+        service_->OnRefused(client_, why);
         metrics_->OnStrangerRefused();
         return End({grpc::StatusCode::PERMISSION_DENIED, why});
       }
@@ -436,7 +459,7 @@ void Stream::OnRecordingMessage(const std::string& bytes) {
   absl::StatusOr<control::RecordingPiece> piece = control::ParseRecordingPiece(bytes);
   if (!piece.ok()) {
     const std::string why(piece.status().message());
-    Refused(why);
+    service_->OnRefused(client_, why);
     return End({grpc::StatusCode::INVALID_ARGUMENT, why});
   }
   desk_->OnPiece(hello_, *std::move(piece));
@@ -485,12 +508,6 @@ void Stream::EndLocked(const grpc::Status& status) {
 }
 
 void Stream::FinishLocked() { reactor_->Finish(status_); }
-
-void Stream::Refused(const std::string& why) {
-  metrics_->OnRefused();
-  Log(LogLevel::kWarning,
-      absl::StrCat("control stream refused", LogField("client", client_), LogField("reason", why)));
-}
 
 }  // namespace
 

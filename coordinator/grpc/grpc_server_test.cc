@@ -12,11 +12,14 @@
 #include <future>
 #include <map>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/crypto/identity.h"
 #include "base/daemon/host_port.h"
+#include "base/log.h"
+#include "base/mutex.h"
 #include "coordinator/grpc/accept.h"
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
@@ -424,6 +427,26 @@ TEST_F(GrpcServerTest, NewerStreamOfAPeerReplacesTheOlder) {
   const grpc::Status status = first.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_THAT(status.error_message(), HasSubstr("replaced by a newer stream"));
+}
+
+TEST_F(GrpcServerTest, ARefusalThatComesAgainIsCountedAndNotLoggedAgain) {
+  Mutex mutex;
+  int logged = 0;
+  SetLogSink([&](std::string_view line) {
+    MutexLock lock(&mutex);
+    logged += line.find("control stream refused") != std::string_view::npos ? 1 : 0;
+  });
+  for (int i = 0; i < 3; ++i) {
+    Attached stranger(peers_.get());
+    v1::PeerMessage message = Hello(1);
+    stranger.Sign(Identity::ForTest(1), message.mutable_hello());
+    message.mutable_hello()->clear_signature();
+    ASSERT_TRUE(stranger.stream->Write(message));
+    EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  }
+  SetLogSink(nullptr);
+  EXPECT_EQ(logged, 1);
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_strangers_refused_total 3\n"));
 }
 
 TEST_F(GrpcServerTest, AStrangerDoesNotEndTheStreamOfAPeer) {
