@@ -212,7 +212,7 @@ class AttachService final
   void OnRefused(const std::string& client, const std::string& why) {
     metrics_->OnRefused();
     const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
-    const Tick now(std::chrono::duration_cast<std::chrono::microseconds>(since_start).count());
+    const Tick now{std::chrono::duration_cast<std::chrono::microseconds>(since_start).count()};
     std::optional<uint64_t> held_back;
     {
       MutexLock lock(&mutex_);
