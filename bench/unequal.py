@@ -120,6 +120,9 @@ class Op:
 
 
 class Worker(wide.Worker):
+    def choose(self, algorithm: str) -> None:
+        self.algorithm = algorithm
+
     def prepare(self, mib: int, rank: int, size: int) -> None:
         super().prepare(mib, rank, size)
         # Position, rank and op decide each value. All sums are whole numbers that float32 holds.
@@ -145,7 +148,7 @@ class Worker(wide.Worker):
         self.np.add(self.pattern, number % 1000 + self.rank, out=self.tensor)
         self.comm.begin_step(self.PATIENCE_S)
         began = time.monotonic()
-        info = self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
+        info = self.comm.all_reduce(self.tensor, algorithm=self.algorithm, timeout=self.PATIENCE_S)
         ended = time.monotonic()
         right = self.pattern * self.size + (self.size * (number % 1000) + self.size * (self.size - 1) // 2)
         wrong = int(self.np.count_nonzero(self.tensor != right))
@@ -205,6 +208,8 @@ class World:
         self.team = Team(self.wan, self.stack, __file__)
         if args.broadcast:
             self.team.order = "broadcast_op"
+        for trainer in self.team.trainers:
+            trainer.do("choose", algorithm=args.algorithm)
 
     def change(self, host: int, rate: tuple[float, float]) -> None:
         self.rates[host] = rate
@@ -382,6 +387,7 @@ def main() -> int:
     parser.add_argument("--broadcast", action="store_true", help="a broadcast in place of an all-reduce")
     parser.add_argument("--venv", type=pathlib.Path, default=ROOT / "out" / "bench" / "venv", help="for hivemind")
     parser.add_argument("--queue", default="50ms", help="length of the queue in front of each rate (default 50ms)")
+    parser.add_argument("--algorithm", choices=["auto", "ring", "mesh"], default="auto", help="of all-reduce")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, help="add the lines to this file too")
     parser.add_argument("--log-dir", type=pathlib.Path, help="keep the daemons' logs here")

@@ -112,6 +112,8 @@ def iperf(pairs: Sequence[tuple[Host, Host]], flows: int, congestion: str, secon
 class Worker(Member):
     """A trainer with one tensor in the arena."""
 
+    algorithm = "auto"
+
     def prepare(self, mib: int, rank: int, size: int) -> None:
         self.tensor = self.comm.empty(mib * MIB // 4, "float32")
         self.tensor.fill(rank + 1)
@@ -123,7 +125,7 @@ class Worker(Member):
     def op(self) -> tuple[float, str]:
         self.comm.begin_step(self.PATIENCE_S)  # at a boundary peers learn what was measured of links
         began = time.monotonic()
-        info = self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
+        info = self.comm.all_reduce(self.tensor, algorithm=self.algorithm, timeout=self.PATIENCE_S)
         return time.monotonic() - began, info.algorithm
 
 
