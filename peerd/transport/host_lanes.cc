@@ -18,11 +18,14 @@ constexpr int kForgottenBursts = 16;
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// All busy links together begin with so many lanes, rounded down, or with fewer on short ways.
-constexpr uint32_t kFirstTotal = 16;
+// If a search begins with more lanes than this, and so many bytes are repeated, it begins again
+// with so few. Fewer bytes than kJudgedBytes say nothing about it.
+constexpr uint32_t kFewTotal = 16;
+constexpr uint64_t kMuchPerMille = 15;
+constexpr uint64_t kJudgedBytes = 4 << 20;
 
-uint32_t FirstLanes(int64_t rtt_us, size_t links) {
-  const uint32_t all = std::min(LaneCount::Usual(rtt_us), kFirstTotal);
+// Divides lanes among links, rounded down to a power of two.
+uint32_t Each(uint32_t all, size_t links) {
   return std::bit_floor(std::max(all / static_cast<uint32_t>(links), 1u));
 }
 
@@ -60,7 +63,8 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
     return false;
   }
   most_busy_ = std::max(most_busy_, busy_);
-  if (!count_ || busy_ > counted_) BeginSearch(busy_, rtt);
+  // All busy links together begin with about as many lanes as one link alone.
+  if (!count_ || busy_ > counted_) BeginSearch(busy_, rtt, LaneCount::Usual(rtt));
   // While fewer links are busy, or one has nothing to send, the others need not fill the access
   // link.
   if (idle || busy_ < counted_) count_->QueueEmptied();
@@ -74,12 +78,25 @@ uint32_t HostLanes::lanes() const {
   return static_cast<uint32_t>(std::min<size_t>(std::bit_floor(all / busy_), LH_LANES_MAX));
 }
 
-void HostLanes::BeginSearch(size_t links, int64_t rtt_us) {
+void HostLanes::BeginSearch(size_t links, int64_t rtt_us, uint32_t lanes) {
   counted_ = links;
   bursts_ = 0;
   most_busy_ = 0;
-  const auto n = static_cast<uint32_t>(links);
-  count_.emplace(FirstLanes(rtt_us, links), LH_LANES_MAX, rtt_us, n);
+  rtt_us_ = rtt_us;
+  many_ = lanes > kFewTotal;
+  judged_ = repeated_ = 0;
+  count_.emplace(Each(lanes, links), LH_LANES_MAX, rtt_us, static_cast<uint32_t>(links));
+}
+
+bool HostLanes::Repeated(uint64_t sent, uint64_t repeated) {
+  if (!count_ || !many_) return false;
+  judged_ += sent;
+  repeated_ += repeated;
+  if (judged_ < kJudgedBytes) return false;
+  const uint64_t per_mille = std::exchange(repeated_, 0) * 1000 / std::exchange(judged_, 0);
+  if (per_mille < kMuchPerMille || count_->QueuesAreShort()) return false;
+  BeginSearch(counted_, rtt_us_, kFewTotal);
+  return true;
 }
 
 void HostLanes::BeginStretch(bool paused, Tick now) {

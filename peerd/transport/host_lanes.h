@@ -20,6 +20,10 @@
 // limit. A link that is busy alone is measured, too. If several links together send about as much,
 // the access link is full, and more lanes are not tried.
 //
+// On very long ways a search begins with many lanes, because a network that limits each connection,
+// or loses packets at random, needs many. Where hosts share access links, so many overrun queues:
+// if many bytes are repeated while packets wait in queues, the search begins again with few, once.
+//
 // Only links on long ways are told. Plain value: no clock.
 #pragma once
 
@@ -48,6 +52,9 @@ class HostLanes {
   void QueueEmptied(uint64_t link);
   // `bytes` of all links have arrived. Their packets waited in queues of the path for `us`.
   void Arrived(uint64_t bytes, uint64_t us);
+  // The busy links sent so many bytes, and TCP sent `repeated` bytes again. Returns whether lanes()
+  // has changed.
+  bool Repeated(uint64_t sent, uint64_t repeated);
   void Remove(uint64_t link);
 
   // Returns how many links are busy.
@@ -75,8 +82,13 @@ class HostLanes {
 
   bool crowded() const { return busy_ > 0 && count_.has_value(); }
   void BeginStretch(bool paused, Tick now);
-  void BeginSearch(size_t links, int64_t rtt_us);
+  void BeginSearch(size_t links, int64_t rtt_us, uint32_t lanes);
 
+  int64_t rtt_us_ = 0;  // that the search began with
+  bool many_ = false;   // it began with many lanes
+  // Since Repeated() judged last.
+  uint64_t judged_ = 0;
+  uint64_t repeated_ = 0;
   std::map<uint64_t, Link> links_;
   size_t busy_ = 0;
   Tick begun_;                // of the present stretch

@@ -52,13 +52,25 @@ TEST_F(HostLanesTest, BeginsWithFewAndAddsNoneWhereTheHostSendsNoMore) {
   EXPECT_NEAR(static_cast<double>(host_.rate()), 12.5e6, 0.1e6);
 }
 
-TEST_F(HostLanesTest, BeginsWithAsFewOnALongerWay) {
-  now_ = now_ + Millis(1);
-  for (uint64_t link = 1; link <= 3; ++link) {
-    host_.Sent(link, /*rtt_us=*/Millis(200), HostLanes::kBusyBytes, now_);
-  }
-  EXPECT_EQ(host_.links(), 3u);
+TEST_F(HostLanesTest, OnAVeryLongWayManyLanesThatOverrunQueuesAreGivenUpOnce) {
+  const auto begin = [this] {
+    now_ = now_ + Millis(1);
+    for (uint64_t link = 1; link <= 3; ++link) {
+      host_.Sent(link, /*rtt_us=*/Millis(200), HostLanes::kBusyBytes, now_);
+    }
+  };
+  begin();
+  EXPECT_EQ(host_.lanes(), 16u);
+  EXPECT_FALSE(host_.Repeated(1 << 20, 1 << 20)) << "too little to tell";
+  EXPECT_FALSE(host_.Repeated(99 << 20, 0)) << "1 % is repeated";
+  host_.Arrived(1 << 20, Millis(1));
+  EXPECT_FALSE(host_.Repeated(100 << 20, 5 << 20)) << "lost at random: no queue is full";
+  host_.Arrived(1 << 20, Millis(60));
+  EXPECT_TRUE(host_.Repeated(100 << 20, 5 << 20));
   EXPECT_EQ(host_.lanes(), 4u);
+  begin();
+  EXPECT_EQ(host_.lanes(), 4u);
+  EXPECT_FALSE(host_.Repeated(100 << 20, 5 << 20)) << "once";
 }
 
 TEST_F(HostLanesTest, TriesNoMoreWhereTheLinksTogetherSendAsMuchAsOneAlone) {

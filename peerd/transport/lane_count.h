@@ -68,6 +68,8 @@ class LaneCount {
   void QueueEmptied() { emptied_ = true; }
   // `bytes` have arrived. Their packets waited in queues of the path for `us`.
   void Arrived(uint64_t bytes, uint64_t us);
+  // Whether packets hardly waited in queues since the last measurement.
+  bool QueuesAreShort() const;
 
  private:
   enum class Kind { kLong, kShort };  // of bursts
@@ -75,8 +77,6 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
-  // Whether packets hardly waited in queues since the last measurement.
-  bool QueuesAreShort() const;
   bool MayTryFewer() const;
   bool JudgeFewer(uint64_t rate, Tick now);
   void BeginMeasurement();

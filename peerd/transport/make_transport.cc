@@ -150,7 +150,7 @@ class TransportImpl final : public Transport,
   void RetireLink(Peering* p);
   void CancelDials(Peering* p, const char* why);
   ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
-  void ChooseCongestion(uint64_t bytes_repeated);
+  void ChooseCongestion(const HostLanes::Busy& busy, uint64_t bytes_repeated);
 
   TransportOptions options_;
   Ring* const ring_;
@@ -881,7 +881,9 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
         result.push_back(delivery);
     }
   }
-  if (congestion_) ChooseCongestion(repeated);
+  const HostLanes::Busy busy = host_lanes_.PopBusy();
+  if (host_lanes_.Repeated(busy.bytes, repeated)) OnHostLaneCount(nullptr);
+  if (congestion_) ChooseCongestion(busy, repeated);
   return result;
 }
 
@@ -904,8 +906,7 @@ Arrivals TransportImpl::PopArrivals() {
 }
 
 // `bytes_repeated`: on long ways since the last call.
-void TransportImpl::ChooseCongestion(uint64_t bytes_repeated) {
-  const HostLanes::Busy busy = host_lanes_.PopBusy();
+void TransportImpl::ChooseCongestion(const HostLanes::Busy& busy, uint64_t bytes_repeated) {
   const std::string why = congestion_->Add(
       {.us = busy.us, .bytes = busy.bytes, .bytes_repeated = bytes_repeated}, ring_->Now());
   if (why.empty()) return;
