@@ -28,8 +28,8 @@
 #include "base/crypto/secrets.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "base/rarely.h"
 #include "base/tick.h"
+#include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
 #include "proto/control/convert.h"
@@ -45,10 +45,10 @@ namespace {
 constexpr size_t kQueuedMessagesMax = 8192;
 constexpr size_t kQueuedBytesMax = 32 << 20;
 
-// Strangers can cause refusals as often as they like. So each reason is logged at most this often,
-// and only so many reasons are told apart.
+// How often each reason of a refusal is logged, and how many reasons are told apart.
 constexpr int64_t kRefusalLogUs = Seconds(10);
 constexpr size_t kRefusalReasonsMax = 64;
+constexpr int64_t kPutOutLogUs = Seconds(60);
 
 using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -211,13 +211,7 @@ class AttachService final
   // Counts the refusal of a control stream, and logs it unless the same was logged lately.
   void OnRefused(const std::string& client, const std::string& why) {
     metrics_->OnRefused();
-    const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
-    const Tick now{std::chrono::duration_cast<std::chrono::microseconds>(since_start).count()};
-    std::optional<uint64_t> held_back;
-    {
-      MutexLock lock(&mutex_);
-      held_back = refusals_.Take(why, now);
-    }
+    const std::optional<uint64_t> held_back = refusals_.Take(why);
     if (!held_back) return;
     Log(LogLevel::kWarning, absl::StrCat("control stream refused", LogField("client", client),
                                          " held_back=", *held_back, LogField("reason", why)));
@@ -265,16 +259,12 @@ class AttachService final
   // Ends the stream that has waited longest for its Hello, to make room for a new one. A real peer
   // says Hello at once, so a flood of silent callers ends its own streams.
   void PutOut(Stream& stream) {
-    bool log = false;
     {
       MutexLock lock(&mutex_);
       RemoveFromWaiting(stream);
-      const auto now = std::chrono::steady_clock::now();
-      log = now >= quiet_until_;
-      if (log) quiet_until_ = now + std::chrono::minutes(1);
     }
     metrics_->OnRefused();
-    if (log) {
+    if (put_out_.Take(0)) {
       Log(LogLevel::kWarning, absl::StrCat("more than ", LH_STREAMS_WITHOUT_HELLO_MAX,
                                            " control streams have not said Hello: the oldest of "
                                            "them are ended",
@@ -300,13 +290,12 @@ class AttachService final
   RecordingDesk* const desk_;
   Authorizer* const authorizer_;
   const std::shared_ptr<TokenUse> token_use_ = std::make_shared<TokenUse>();
+  RareLog<std::string> refusals_{kRefusalLogUs, kRefusalReasonsMax};  // by reason
+  RareLog<int> put_out_{kPutOutLogUs, 1};
   Mutex mutex_;
   std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
   // The streams that have not said Hello, oldest first.
   std::deque<std::shared_ptr<Stream>> waiting_ ABSL_GUARDED_BY(mutex_);
-  // PutOut() logs nothing before this time.
-  std::chrono::steady_clock::time_point quiet_until_ ABSL_GUARDED_BY(mutex_);
-  Rarely<std::string> refusals_ ABSL_GUARDED_BY(mutex_){kRefusalLogUs, kRefusalReasonsMax};
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -17,8 +17,6 @@
 namespace longhaul::coordinator {
 namespace {
 
-// Of the lines about one kind of refusal, one in this time is logged.
-constexpr std::chrono::seconds kQuiet(10);
 // Further values of an authorization header are of no use.
 constexpr size_t kTokenCharsMax = 256;
 
@@ -305,21 +303,11 @@ std::optional<Denial> Authorizer::Lapsed(const Caller& caller) const {
 
 void Authorizer::Refused(const Denial& denial, const std::string& client, const std::string& what) {
   metrics_->OnCallerRefused(NameOf(denial.refusal));
-  uint64_t left_out = 0;
-  {
-    MutexLock lock(&mutex_);
-    Quiet& quiet = quiet_.at(static_cast<size_t>(denial.refusal) - 1);
-    const auto now = std::chrono::steady_clock::now();
-    if (now < quiet.until) {
-      ++quiet.left_out;
-      return;
-    }
-    quiet.until = now + kQuiet;
-    left_out = std::exchange(quiet.left_out, 0);
-  }
+  const std::optional<uint64_t> left_out = refusals_.Take(denial.refusal);
+  if (!left_out) return;
   Log(LogLevel::kWarning,
       absl::StrCat(what, LogField("why", NameOf(denial.refusal)), LogField("client", client),
-                   LogField("reason", denial.text), " not_logged=", left_out));
+                   LogField("reason", denial.text), " not_logged=", *left_out));
 }
 
 }  // namespace longhaul::coordinator

@@ -12,8 +12,7 @@
 // Threads: any thread may call anything here. Nothing blocks.
 #pragma once
 
-#include <array>
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -22,8 +21,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
+#include "base/tick.h"
 #include "base/tls/certificate.h"
+#include "coordinator/grpc/rare_log.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/tokens/token_desk.h"
 #include "proto/control/messages.h"
@@ -117,14 +117,7 @@ class Authorizer {
   const Options options_;
   const TokenDesk* const desk_;
   CoordinatorMetrics* const metrics_;
-  Mutex mutex_;
-  // By refusal: Refused() logs nothing before this time, and how many it has not logged.
-  struct Quiet {
-    std::chrono::steady_clock::time_point until;
-    uint64_t left_out = 0;
-  };
-  static constexpr size_t kRefusals = 9;
-  std::array<Quiet, kRefusals> quiet_ ABSL_GUARDED_BY(mutex_);
+  RareLog<Refusal> refusals_{Seconds(10), static_cast<size_t>(NamesOf(Refusal()).last())};
 };
 
 }  // namespace longhaul::coordinator

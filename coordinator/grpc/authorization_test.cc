@@ -2,7 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include "base/log.h"
+#include "base/log_lines.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -208,13 +208,12 @@ TEST(ToGrpc, SaysWhetherAnotherTokenHelps) {
 }
 
 TEST_F(AuthorizationTest, RefusalsAreCountedAndOneOfAKindIsLogged) {
-  std::vector<std::string> lines;
-  SetLogSink([&](std::string_view line) { lines.emplace_back(line); });
+  const LogLines log;
   CoordinatorMetrics metrics;
   Authorizer authorizer({Auth::kToken, "--auth", Role::kTrainer}, &desk_, &metrics);
   for (int i = 0; i < 3; ++i) authorizer.Refused({Refusal::kRun, "why"}, "client", "call refused");
   authorizer.Refused({Refusal::kQuota, "why"}, "client", "call refused");
-  SetLogSink(nullptr);
+  const std::vector<std::string> lines = log.lines();
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(lines[0], AllOf(HasSubstr("call refused why=run"), HasSubstr("client=client")));
   const std::string text = metrics.Text();

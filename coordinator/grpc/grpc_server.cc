@@ -14,8 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/daemon/host_port.h"
 #include "base/log.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/tick.h"
+#include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
@@ -34,8 +35,7 @@ constexpr size_t kMemoryBytesMax = size_t{1} << 30;
 // than the age.
 constexpr int kAgeGraceMaxMs = 5000;
 
-// Counts and logs refused certificates. Strangers can cause such refusals as often as they like, so
-// each reason is logged at most once a second.
+// Counts refused certificates, and logs each reason at most once a second.
 class RefusalLog {
  public:
   RefusalLog(CoordinatorMetrics* metrics, const char* flag) : metrics_(metrics), flag_(flag) {}
@@ -43,13 +43,7 @@ class RefusalLog {
   void Refused(const tls::Verdict& verdict) {
     const char* const reason = tls::RefusalName(verdict.refusal);
     metrics_->OnCertificateRefused(reason);
-    {
-      MutexLock lock(&mutex_);
-      const auto now = std::chrono::steady_clock::now();
-      auto& quiet_until = quiet_until_[static_cast<size_t>(verdict.refusal)];
-      if (now < quiet_until) return;
-      quiet_until = now + std::chrono::seconds(1);
-    }
+    if (!refusals_.Take(verdict.refusal)) return;
     Log(LogLevel::kWarning,
         "certificate refused" + LogField("port", flag_) + LogField("reason", reason) +
             LogField("name", verdict.identity.name) +
@@ -59,9 +53,7 @@ class RefusalLog {
  private:
   CoordinatorMetrics* const metrics_;
   const char* const flag_;
-  Mutex mutex_;
-  std::array<std::chrono::steady_clock::time_point, tls::kRefusals> quiet_until_
-      ABSL_GUARDED_BY(mutex_) = {};
+  RareLog<tls::Refusal> refusals_{Seconds(1), tls::kRefusals};
 };
 
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,

@@ -12,14 +12,12 @@
 #include <future>
 #include <map>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/crypto/identity.h"
 #include "base/daemon/host_port.h"
-#include "base/log.h"
-#include "base/mutex.h"
+#include "base/log_lines.h"
 #include "coordinator/grpc/accept.h"
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
@@ -430,12 +428,7 @@ TEST_F(GrpcServerTest, NewerStreamOfAPeerReplacesTheOlder) {
 }
 
 TEST_F(GrpcServerTest, ARefusalThatComesAgainIsCountedAndNotLoggedAgain) {
-  Mutex mutex;
-  int logged = 0;
-  SetLogSink([&](std::string_view line) {
-    MutexLock lock(&mutex);
-    logged += line.find("control stream refused") != std::string_view::npos ? 1 : 0;
-  });
+  const LogLines log;
   for (int i = 0; i < 3; ++i) {
     Attached stranger(peers_.get());
     v1::PeerMessage message = Hello(1);
@@ -444,8 +437,7 @@ TEST_F(GrpcServerTest, ARefusalThatComesAgainIsCountedAndNotLoggedAgain) {
     ASSERT_TRUE(stranger.stream->Write(message));
     EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
   }
-  SetLogSink(nullptr);
-  EXPECT_EQ(logged, 1);
+  EXPECT_EQ(log.Count("control stream refused"), 1);
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_strangers_refused_total 3\n"));
 }
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/log.h"
+#include "base/log_lines.h"
 #include "peerd/io/fake_ring.h"
 #include "peerd/transport/auth.h"
 #include "peerd/transport/transport.h"
@@ -183,24 +183,6 @@ class Peer : public TransportListener {
 inline uint64_t RefusedFor(const Peer& peer, CallerRefusal reason) {
   return peer.transport->GetStats().callers_refused[static_cast<size_t>(reason)];
 }
-
-// The lines that are logged while this object lives.
-class LogLines {
- public:
-  LogLines() {
-    SetLogSink([this](std::string_view line) { lines_.emplace_back(line); });
-  }
-  ~LogLines() { SetLogSink(nullptr); }
-  // How many of them have these words.
-  int Count(const std::string& words) const {
-    return static_cast<int>(std::count_if(lines_.begin(), lines_.end(), [&](const auto& line) {
-      return line.find(words) != std::string::npos;
-    }));
-  }
-
- private:
-  std::vector<std::string> lines_;
-};
 
 // The HELLO of a control lane of the first epoch. Its nonce is 0, and the lane is in clear.
 inline LaneHello HelloOf(PeerId dialer, PeerId acceptor) {
