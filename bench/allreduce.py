@@ -191,6 +191,23 @@ def numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text}: give numbers such as 2,4") from None
 
 
+def introduce(about: dict[str, Any], where: str) -> None:
+    """Prints on which machine the figures are measured. about: from machine.describe()."""
+    load = os.getloadavg()[0]
+    print(f"{about['cpu']}, {about['processors']} processors, Linux {about['kernel']}, load {load:.1f}; {where}")
+
+
+def conclude(result: dict[str, Any], path: pathlib.Path | None) -> None:
+    """Prints what other programs used while the figures were measured. Writes all figures to the path, if one is given."""
+    busy = max((one["share"] for one in result["busy_elsewhere"]), default=0)
+    print(
+        f"other programs used up to {busy:.0%} of the processors"
+        + (": too much to compare times" if busy > QUIET else "")
+    )
+    if path is not None:
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [system.name for system in systems.SYSTEMS]
@@ -236,10 +253,7 @@ def main() -> int:
         "line": [],
         "rows": [],
     }
-    about = result["machine"]
-    print(
-        f"{about['cpu']}, {about['processors']} processors, Linux {about['kernel']}, load {os.getloadavg()[0]:.1f}; {args.where}"
-    )
+    introduce(result["machine"], args.where)
     for why in missing:
         print(f"not installed, left out: {why}")
     code = 0
@@ -249,13 +263,7 @@ def main() -> int:
         print(f"allreduce: {failure}", file=sys.stderr)
         result["failure"] = str(failure)
         code = 1
-    busy = max((one["share"] for one in result["busy_elsewhere"]), default=0)
-    print(
-        f"other programs used up to {busy:.0%} of the processors"
-        + (": too much to compare times" if busy > QUIET else "")
-    )
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    conclude(result, args.json)
     return code
 
 

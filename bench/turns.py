@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -90,16 +88,13 @@ def _measure(
 def run(args: argparse.Namespace, started: Started, texts: Texts, name_head: str, ratio_head: str) -> int:
     """Measures all world sizes and sizes. Returns the exit code. The heads are those of what `texts` gives."""
     program = pathlib.Path(sys.argv[0]).stem
-    about = machine.describe()
     result: dict[str, Any] = {
         "command": [f"bench/{program}.py", *sys.argv[1:]],
-        "machine": about,
+        "machine": machine.describe(),
         "busy_elsewhere": [],
         "rows": [],
     }
-    print(
-        f"{about['cpu']}, {about['processors']} processors, Linux {about['kernel']}, load {os.getloadavg()[0]:.1f}; loopback"
-    )
+    allreduce.introduce(result["machine"], "loopback")
     columns = " ".join(f"{column:>9}" for column in ("median ms", "p10 ms", "p90 ms", "CPU ms"))
     print(f"peers     size {name_head} {columns}{ratio_head}", flush=True)
     code = 0
@@ -114,11 +109,5 @@ def run(args: argparse.Namespace, started: Started, texts: Texts, name_head: str
         print(f"{program}: {failure}", file=sys.stderr)
         result["failure"] = str(failure)
         code = 1
-    busy = max((one["share"] for one in result["busy_elsewhere"]), default=0)
-    print(
-        f"other programs used up to {busy:.0%} of the processors"
-        + (": too much to compare times" if busy > allreduce.QUIET else "")
-    )
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    allreduce.conclude(result, args.json)
     return code

@@ -106,11 +106,9 @@ def measure(
     pair = [[round((own + other) * size) for other in shares] for own in shares]
     hosts = range(len(shares))
     with processes(wan, flows, congestion) as team:
-        seconds: list[float] = []
-        verdict = judge(wan)
-        for number in range(warm_ops + ops):
-            if number == warm_ops:
-                verdict = judge(wan)
+
+        def exchange() -> float:
+            """Returns the seconds of the slowest host."""
             for i, each in enumerate(team):
                 others = [j for j in hosts if j != i]
                 each.start(
@@ -118,9 +116,13 @@ def measure(
                     to_send=[pair[i][j] for j in others],
                     to_receive=sum(pair[j][i] for j in others),
                 )
-            seconds.append(max(finish_all(team)))
+            return float(max(finish_all(team)))
+
+        for _ in range(warm_ops):
+            exchange()
+        verdict = judge(wan)
+        counted = [exchange() for _ in range(ops)]
         judged = verdict.verdict()
-    counted = seconds[warm_ops:]
     return {
         "flows": flows,
         "congestion": congestion,
