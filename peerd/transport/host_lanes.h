@@ -84,11 +84,6 @@ class HostLanes {
   void BeginStretch(bool paused, Tick now);
   void BeginSearch(size_t links, int64_t rtt_us, uint32_t lanes);
 
-  int64_t rtt_us_ = 0;  // that the search began with
-  bool many_ = false;   // it began with many lanes
-  // Since Repeated() judged last.
-  uint64_t judged_ = 0;
-  uint64_t repeated_ = 0;
   std::map<uint64_t, Link> links_;
   size_t busy_ = 0;
   Tick begun_;                // of the present stretch
@@ -100,6 +95,11 @@ class HostLanes {
   size_t counted_ = 0;    // so many links
   size_t most_busy_ = 0;  // since the last check whether so many are still busy
   int bursts_ = 0;        // since then
+  int64_t rtt_us_ = 0;    // of the path, when the search began
+  bool many_ = false;     // the search began with more than a few lanes
+  // What was sent, and sent again, since Repeated() judged last.
+  uint64_t judged_ = 0;
+  uint64_t repeated_ = 0;
   Busy sum_;
 };
 

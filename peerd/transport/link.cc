@@ -380,7 +380,7 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   Give(index, now, segment);
   if (options_.host_lanes != nullptr && schedule_.long_way() &&
       options_.host_lanes->Sent(options_.id, schedule_.rtt_us(), bytes, now)) {
-    owner_->OnHostLaneCount(this);
+    owner_->OnHostLaneCount();
   }
   if (schedule_.Gave(index, bytes, now)) TellLaneCount();
   return true;

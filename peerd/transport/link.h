@@ -92,8 +92,8 @@ class LinkOwner {
   // From now on the link sends on `lanes` data lanes, or would if it had so many. `rate`: bytes a
   // second measured before. Act on it later, not from within this call.
   virtual void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) = 0;
-  // This link noticed that every busy link of this host should use another number of data lanes.
-  virtual void OnHostLaneCount(Link* link) = 0;
+  // Every busy link of this host should use another number of data lanes from now on.
+  virtual void OnHostLaneCount() = 0;
   // Work() is due at `at` or before.
   virtual void OnLinkDue(Link* link, Tick at) = 0;
   // A data lane is far slower than the others. It is left unused for a while.

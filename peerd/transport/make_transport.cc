@@ -104,7 +104,7 @@ class TransportImpl final : public Transport,
   void OnLinkSmallPackets(Link* link) override;
   void OnLinkLaneBack(Link* link, const std::string& name) override;
   void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) override;
-  void OnHostLaneCount(Link* link) override;
+  void OnHostLaneCount() override;
   void OnLinkDue(Link*, Tick at) override { alarm_.Set(at); }
   void OnLinkLaneRests(Link*) override { ++stats_.lane_rests; }
   void OnLinkLaneEnded(std::unique_ptr<Lane> lane) override;
@@ -557,7 +557,7 @@ void TransportImpl::OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) {
   });
 }
 
-void TransportImpl::OnHostLaneCount(Link*) {
+void TransportImpl::OnHostLaneCount() {
   Log(LogLevel::kInfo, absl::StrCat("data lanes of all busy links links=", host_lanes_.links(),
                                     " used_by_each=", host_lanes_.lanes(),
                                     " before_mbit_per_s=", host_lanes_.rate() * 8 / 1000000));
@@ -882,7 +882,7 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
     }
   }
   const HostLanes::Busy busy = host_lanes_.PopBusy();
-  if (host_lanes_.Repeated(busy.bytes, repeated)) OnHostLaneCount(nullptr);
+  if (host_lanes_.Repeated(busy.bytes, repeated)) OnHostLaneCount();
   if (congestion_) ChooseCongestion(busy, repeated);
   return result;
 }

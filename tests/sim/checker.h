@@ -250,8 +250,6 @@ class Checker {
   // The slots whose tensors make up the result of the op in `epoch`.
   std::vector<uint32_t> Givers(const Ended& op, Epoch epoch) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
-  // Returns true if the op may have another result in `epoch`. A small op may have one if no member
-  // with the older result takes part in the newer epoch.
   // Whether the op may end as aborted because of the members that take part.
   bool Unfit(const Ended& op, const Op& known, Epoch epoch) const;
   // The whole that must have come of the op, as far as this member can tell: its own result is part
@@ -265,6 +263,8 @@ class Checker {
                                                    const std::vector<uint32_t>& givers) const;
   void CheckError(const Ended& op, const std::vector<uint32_t>& givers) const;
   static void CheckCodec(const Ended& op, const peerd::OpInfo& info);
+  // Whether the op may have another result in `epoch`. A small op may have one if no member with
+  // the older result takes part in the newer epoch.
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
   // Whether none of these slots takes part in the op in `epoch`.
   bool AllGone(const OpName& name, const std::set<uint32_t>& slots, Epoch epoch) const;
