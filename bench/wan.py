@@ -6,9 +6,12 @@
 
 clean: links with 80 ms round trip, 500 Mbit/s, and 25 Mbit/s for each flow. Target: an op of 64 MiB gets 0.90 of what
 iperf3 gets with 64 flows, and 10 times what it gets with one. loss: the same, and 0.1 % of the segments are lost at
-random. Target: 0.80 of iperf3 with 64 flows and the same congestion control. slow_lane: like clean with 16 lanes per
+random (--loss). Target: 0.80 of iperf3 with 64 flows and the same congestion control. slow_lane: like clean with 16 lanes per
 link. Then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10 times as long. ring: see
 bench/ring.py. sizes: see bench/wan_sizes.py; it runs only if you name it.
+
+With --congestion=auto, peerd chooses the congestion control by what it measures, and iperf3 takes the default of the
+hosts' systems, which --system-congestion sets.
 
 The rate of an op is what each host sends for it, 2 (N-1) / N of the tensor, divided by the time of the whole call at
 the slowest trainer (median of --ops). iperf3 counts payload, too, without its first seconds. It runs twice: on one link
@@ -46,6 +49,7 @@ import ring  # noqa: E402
 import wan_sizes  # noqa: E402
 import workers  # noqa: E402
 from testbed import Wan, uniform, why_not  # noqa: E402
+from wan_sizes import AUTO  # noqa: E402
 from workers import MIB, Failure, Member, finish_all, meet, work  # noqa: E402
 from world import DATA_PORT, Host, Process  # noqa: E402
 
@@ -87,8 +91,10 @@ def iperf(pairs: Sequence[tuple[Host, Host]], flows: int, congestion: str, secon
     servers = [start_server(target) for _, target in pairs]
     clients = []
     for source, target in pairs:
-        command = ["iperf3", "-c", target.address, "-p", str(IPERF_PORT), "-P", str(flows), "-C", congestion, "-J"]
+        command = ["iperf3", "-c", target.address, "-p", str(IPERF_PORT), "-P", str(flows), "-J"]
         command += ["-t", str(seconds), "-O", str(IPERF_OMIT_S)]
+        if congestion != AUTO:
+            command += ["-C", congestion]
         clients.append(
             subprocess.Popen(
                 ["ip", "netns", "exec", source.namespace, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -170,10 +176,11 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
     )
     with contextlib.ExitStack() as stack:
         logs = args.log_dir or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-bench-wan-")))
-        flags = [f"--lanes={lanes}", f"--congestion={args.congestion}", "--probe-interval-s=0", *args.peerd_flag]
+        flags = [f"--lanes={lanes}", "--probe-interval-s=0", *args.peerd_flag]
         wan = stack.enter_context(
             Wan(logs / f"{hosts}-{lanes}", links, seed=args.seed, tick_us=TICK_US, peerd_flags=flags)
         )
+        wan_sizes.set_congestion(wan, args)
         wan.start_coordinator([f"--ring-interval-s={RING_INTERVAL_S}"])
         for host in wan.hosts:
             host.start_peerd()
@@ -377,7 +384,7 @@ def bench(args: argparse.Namespace) -> bool:
                     for a in wan.hosts:
                         for b in wan.hosts:
                             if a is not b:
-                                wan.set(a.name, b.name, loss=LOSS)
+                                wan.set(a.name, b.name, loss=args.loss or LOSS)
                     met &= emit(beside_iperf("loss", wan, team, lanes, args), args)["met"]
         if "slow_lane" in args.case:
             with assembled(hosts, str(SLOW_LANES), args) as (wan, team):
@@ -407,7 +414,9 @@ def main() -> int:
         default="auto",
         help="peerd's --lanes, for instance 16,64 (default auto)",
     )
-    parser.add_argument("--congestion", default="cubic", help="for lanes and iperf3 (default cubic)")
+    parser.add_argument("--congestion", default="cubic", help="for lanes and iperf3, or auto (default cubic)")
+    parser.add_argument("--system-congestion", help="the default of the hosts' systems (default: this machine's)")
+    parser.add_argument("--loss", help=f"share of the segments that is lost (default {LOSS}; sizes: none)")
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor in MiB (default 64)")
     parser.add_argument("--ops", type=int, default=5, help="ops of a case that count (default 5)")
     parser.add_argument(
@@ -432,6 +441,8 @@ def main() -> int:
         return 0
     if set(args.case) - {*cases, "sizes"} or min(args.hosts) < 2:
         parser.error(f"give cases out of {', '.join(cases)}, sizes, and --hosts of at least 2")
+    if args.congestion == AUTO and "ring" in args.case:
+        parser.error("ring compares worlds of one congestion control: give it by --congestion")
     reason = why_not() or ("" if shutil.which("iperf3") else "iperf3 is missing: apt-get install iperf3")
     if reason:
         print(f"wan: skipped: {reason}", file=sys.stderr)

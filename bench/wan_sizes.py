@@ -31,6 +31,8 @@ RING_INTERVAL_S = 5
 NOTICE_S = 0.05
 # Ops of this size come first. They are busy enough for peers to measure their links, and to find the number of lanes.
 FIRST_BYTES = 16 << 20
+# --congestion: peerd chooses.
+AUTO = "auto"
 
 
 class Worker(workers.Member):
@@ -73,6 +75,15 @@ class Team:
         return slowest
 
 
+def set_congestion(wan: Wan, args: argparse.Namespace) -> None:
+    """Sets the congestion control of all hosts by --congestion and --system-congestion. Call it before peerds start."""
+    if args.system_congestion:
+        for host in wan.hosts:
+            host.run("sysctl", "-qw", f"net.ipv4.tcp_congestion_control={args.system_congestion}")
+    if args.congestion != AUTO:
+        wan.peerd_flags = (*wan.peerd_flags, f"--congestion={args.congestion}")
+
+
 def ideal_s(size: int, hosts: int) -> float:
     """Four latencies (announce, two phases, done), and the bytes that each host sends at the rate of one link."""
     return 4 * ONE_WAY_S + 2 * (hosts - 1) / hosts * size * 8 / (RATE_MBIT * 1e6)
@@ -91,15 +102,15 @@ def measure(args: argparse.Namespace, judge: Any, emit: Any) -> bool:
     met = True
     sizes = [int(size) for size in args.sizes.split(",")]
     for hosts in args.hosts:
-        links = uniform(hosts, delay=f"{int(ONE_WAY_S * 1000)}ms", rate=f"{RATE_MBIT}mbit", queue=args.queue)
+        loss = {"loss": args.loss} if args.loss else {}
+        links = uniform(hosts, delay=f"{int(ONE_WAY_S * 1000)}ms", rate=f"{RATE_MBIT}mbit", queue=args.queue, **loss)
         with contextlib.ExitStack() as stack:
             logs = args.log_dir or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-bench-")))
             flags = [f"--lanes={args.lanes[0]}", "--probe-interval-s=0", *args.peerd_flag]
-            if args.congestion:
-                flags.append(f"--congestion={args.congestion}")
             wan = stack.enter_context(
                 Wan(logs / f"sizes-{hosts}", links, seed=args.seed, tick_us=1000, peerd_flags=flags)
             )
+            set_congestion(wan, args)
             wan.start_coordinator([f"--ring-interval-s={RING_INTERVAL_S}"])
             for host in wan.hosts:
                 host.start_peerd()
@@ -121,6 +132,7 @@ def measure(args: argparse.Namespace, judge: Any, emit: Any) -> bool:
                     "case": "sizes",
                     "hosts": hosts,
                     "bytes": size,
+                    "loss": args.loss or "0",
                     "algorithm": ops[-1][1],
                     "op_s": round(now, 3),
                     "latencies": round(now / ONE_WAY_S, 2),

@@ -221,12 +221,14 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
     size_t held = 0;      // how many others are held by their link to this peer
     uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
     uint64_t coming = 0;  // what all links to this peer were seen to carry
+    bool sent = false;    // enough to measure a link
     for (const PeerId other : ring) {
       const MeasuredLink* const from = Fresh(other, ring[i], now);
       if (from != nullptr && from->held) ++held;
       if (from != nullptr) coming += from->bytes_per_second;
       const MeasuredLink* const to = Fresh(ring[i], other, now);
       if (to != nullptr && to->limits()) single = std::max(single, to->bytes_per_second);
+      if (to != nullptr && to->bytes_per_second != 0) sent = true;
     }
     for (size_t from = 0; from < ring.size(); ++from) {
       const MeasuredLink* const link = Fresh(ring[from], ring[i], now);
@@ -234,7 +236,8 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
       problem.SetPair(from, i, rate(link->bytes_per_second));
     }
     const HostRates host = HostOf(ring[i], now).value_or(HostRates{});
-    up[i] = host.up == 0 ? kUnlimited : rate(std::max(host.up, single));
+    // Small ops show only that a host sends little.
+    up[i] = host.up == 0 || !sent ? kUnlimited : rate(std::max(host.up, single));
     down[i] = held >= 2 ? rate(std::max(host.down, coming)) : kUnlimited;
   }
   LevelRates(&up);

@@ -159,6 +159,12 @@ LinkMeasure Held(PeerId from, PeerId to, uint64_t rate) {
   return measure;
 }
 
+// The host sent so much in all, over a link that may carry more.
+void Sends(PeerId host, uint64_t rate, LinkTable* links) {
+  links->RecordHost(host, rate, 0, kNow);
+  links->Record({host, host == kA ? kB : kA, 1, 0, 0, /*at_least=*/true}, kNow);
+}
+
 TEST(LinkTable, AHostCarriesWhatItWasSeenToSend) {
   LinkTable links;
   links.RecordHost(kA, 1000, 10, kNow);
@@ -172,6 +178,15 @@ TEST(LinkTable, AHostCarriesWhatItWasSeenToSend) {
   EXPECT_EQ(links.Capacities({kB, kA, kC}, kNow + kLinkExpires).host(1), kUnlimited);
 }
 
+TEST(LinkTable, SmallOpsDoNotSayWhatAHostCarries) {
+  LinkTable links;
+  links.RecordHost(kA, 1000, 0, kNow);
+  links.Record({kA, kB, 0, 160000}, kNow);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(0), kUnlimited);
+  EXPECT_EQ(links.Cost({kA, kB, kC}, {}, kNow), (control::LinkCost{80000, 0, 0, 0, {}}))
+      << "the latency is known before a rate";
+}
+
 TEST(LinkTable, AHostCarriesAtLeastWhatOneOfItsLinksCarries) {
   LinkTable links;
   links.RecordHost(kA, 1000, 0, kNow);
@@ -183,6 +198,7 @@ TEST(LinkTable, AHostCarriesAtLeastWhatOneOfItsLinksCarries) {
 TEST(LinkTable, AHostThatHoldsTwoSendersCarriesWhatItWasSeenToReceive) {
   LinkTable links;
   links.RecordHost(kA, 1000, 200, kNow);
+  links.Record({kA, kB, 300, 1000, 0, /*at_least=*/true}, kNow);
   EXPECT_TRUE(links.Record({kB, kA, 100, 1000}, kNow));
   EXPECT_TRUE(links.Record(Held(kB, kA, 100), kNow)) << "that is news";
   links.Record(Held(kC, kA, 90), kNow);
@@ -197,6 +213,7 @@ TEST(LinkTable, AHostThatHoldsTwoSendersCarriesWhatItWasSeenToReceive) {
 TEST(LinkTable, ALinkThatAloneHoldsItsSenderLimitsThePair) {
   LinkTable links;
   links.RecordHost(kA, 1000, 200, kNow);
+  links.Record({kA, kC, 300, 1000, 0, /*at_least=*/true}, kNow);
   links.Record(Held(kB, kA, 100), kNow);
   const ShareProblem problem = links.Capacities({kA, kB, kC}, kNow);
   EXPECT_EQ(problem.host(0), 1000);
@@ -212,10 +229,10 @@ TEST(LinkTable, RatesThatAreNearToEachOtherCountAsEqual) {
   LinkTable links;
   const PeerId d(4);
   const PeerId e(5);
-  links.RecordHost(kA, 1000, 0, kNow);
-  links.RecordHost(kB, 500, 0, kNow);
-  links.RecordHost(kC, 880, 0, kNow);
-  links.RecordHost(d, 870, 0, kNow);
+  Sends(kA, 1000, &links);
+  Sends(kB, 500, &links);
+  Sends(kC, 880, &links);
+  Sends(d, 870, &links);
   const ShareProblem problem = links.Capacities({kA, kB, kC, d, e}, kNow);
   EXPECT_EQ(problem.host(0), 940);
   EXPECT_EQ(problem.host(1), 500);
@@ -227,10 +244,10 @@ TEST(LinkTable, RatesThatAreNearToEachOtherCountAsEqual) {
 TEST(LinkTable, CostsFollowFromWhatHostsCarry) {
   LinkTable links;
   const PeerId d(4);
-  for (const PeerId peer : {kA, kB, kC, d}) links.RecordHost(peer, 1000000, 0, kNow);
+  for (const PeerId peer : {kA, kB, kC, d}) Sends(peer, 1000000, &links);
   const control::LinkCost even = links.Cost({kA, kB, kC, d}, {}, kNow);
   EXPECT_EQ(even, (control::LinkCost{0, 1000000, 666666, 666666, {}}));
-  links.RecordHost(kC, 250000, 0, kNow);
+  Sends(kC, 250000, &links);
   const control::LinkCost cost = links.Cost({kA, kC, kB, d}, {}, kNow);
   EXPECT_EQ(cost.ring_bytes_per_second, 250000u);
   EXPECT_EQ(cost.even_bytes_per_second, 166666u);
@@ -242,9 +259,9 @@ TEST(LinkTable, CostsFollowFromWhatHostsCarry) {
 TEST(LinkTable, NamesThePeerThatSetsThePace) {
   LinkTable links;
   const PeerId d(4);
-  for (const PeerId peer : {kA, kB, kC, d}) links.RecordHost(peer, 1000000, 0, kNow);
+  for (const PeerId peer : {kA, kB, kC, d}) Sends(peer, 1000000, &links);
   EXPECT_EQ(links.PaceOf({kA, kB, kC, d}, {}, kNow), std::nullopt) << "all are alike";
-  links.RecordHost(kC, 250000, 0, kNow);
+  Sends(kC, 250000, &links);
   const std::optional<PaceView> pace = links.PaceOf({kA, kB, kC, d}, {}, kNow);
   ASSERT_TRUE(pace);
   EXPECT_EQ(pace->peer, kC);
@@ -258,7 +275,7 @@ TEST(LinkTable, ALargeRingHasNoLimits) {
   std::vector<PeerId> ring;
   for (uint64_t i = 1; i <= kShareHostsMax + 1; ++i) {
     ring.push_back(PeerId(i));
-    links.RecordHost(PeerId(i), 1000, 1000, kNow);
+    Sends(PeerId(i), 1000, &links);
   }
   EXPECT_EQ(links.Capacities(ring, kNow).host(0), kUnlimited);
   ring.pop_back();

@@ -425,6 +425,10 @@ void DaemonImpl::WatchLinks() {
   std::set<PeerId> small;
   for (const LinkStats& link : links) {
     peers.push_back(link.link.peer);
+    if (!link.relay) {
+      link_watch_.SetRtt(link.link.peer,
+                         static_cast<uint32_t>(std::clamp<int64_t>(link.rtt_us, 0, UINT32_MAX)));
+    }
     if (link.small_packets) small.insert(link.link.peer);
   }
   for (const PeerId peer : peers) link_watch_.SetSmallPackets(peer, small.contains(peer));

@@ -63,6 +63,12 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   link.at = now;
 }
 
+void LinkWatch::SetRtt(PeerId peer, uint32_t rtt_us) {
+  if (peer == self_ || rtt_us == 0) return;
+  Watched& link = links_[peer];
+  if (link.rtts.empty() && link.rate == 0) link.rtt_us = rtt_us;
+}
+
 void LinkWatch::SetHeld(PeerId peer) {
   if (peer != self_) links_[peer].held_now = true;
 }
@@ -92,7 +98,8 @@ control::LinkReport LinkWatch::PopReport(Tick now) {
   control::LinkReport report;
   for (auto& [peer, link] : links_) {
     const bool measured = link.rate != 0 && now - link.at <= kForget;
-    if (!measured && !link.small_packets) continue;
+    const bool rtt_alone = link.rate == 0 && link.rtt_us != 0;
+    if (!measured && !rtt_alone && !link.small_packets) continue;
     if (report.links.size() >= control::kLinkMeasuresMax) break;
     const bool held = link.held_seen >= kHeldSeen;
     const bool changed = IsNews(link.rate, link.said_rate) ||
@@ -110,9 +117,9 @@ control::LinkReport LinkWatch::PopReport(Tick now) {
     said.from = self_;
     said.to = peer;
     said.small_packets = link.small_packets;
+    if (measured || rtt_alone) said.rtt_us = link.rtt_us;
     if (!measured) continue;
     said.bytes_per_second = link.rate;
-    said.rtt_us = link.rtt_us;
     said.age_ms = static_cast<uint32_t>((now - link.at) / Millis(1));
     said.at_least = link.at_least;
     said.held = held;

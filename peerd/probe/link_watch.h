@@ -62,6 +62,9 @@ class LinkWatch {
   explicit LinkWatch(PeerId self) : self_(self) {}
 
   void Add(PeerId peer, const RateSample& sample, Tick now);
+  // Notes the round trip of a link that need not have carried anything yet. It counts until Add()
+  // knows one.
+  void SetRtt(PeerId peer, uint32_t rtt_us);
   // Notes that the link is held. Call it before Add() adds the sample of this time.
   void SetHeld(PeerId peer);
   // Notes whether the link uses small packets because large ones vanish on its path.
@@ -75,7 +78,8 @@ class LinkWatch {
   // When the rate was last measured; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
   // Returns the links that must be reported: those whose last report is kReportRepeat old, and
-  // those whose figures have changed since then (rate and round trip: by more than a twentieth).
+  // those whose figures have changed since then (rate and round trip: by more than a twentieth). A
+  // link whose rate was never measured is reported with its round trip alone.
   control::LinkReport PopReport(Tick now);
   // Makes the next PopReport() return all known links. Call it when a coordinator has greeted.
   void SayAllAgain();

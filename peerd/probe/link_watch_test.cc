@@ -16,10 +16,27 @@ TEST(LinkWatch, SaysWhatALinkCarried) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {10 * kMega, false, 40000}, At(0));
   watch.Add(kThird, {0, false, 30000}, At(0));
-  EXPECT_EQ(
-      watch.PopReport(At(2)).links,
-      (std::vector<LinkMeasure>{{kSelf, kOther, 10 * kMega, 40000, 2000, /*at_least=*/true}}));
+  EXPECT_EQ(watch.PopReport(At(2)).links,
+            (std::vector<LinkMeasure>{{kSelf, kOther, 10 * kMega, 40000, 2000, /*at_least=*/true},
+                                      {kSelf, kThird, 0, 30000}}));
   EXPECT_TRUE(watch.PopReport(At(3)).links.empty()) << "it was said";
+}
+
+TEST(LinkWatch, SaysHowLongALinkIsBeforeItCarriesAnything) {
+  LinkWatch watch(kSelf);
+  watch.SetRtt(kOther, 160000);
+  watch.SetRtt(kThird, 0);
+  EXPECT_EQ(watch.PopReport(At(0)).links, (std::vector<LinkMeasure>{{kSelf, kOther, 0, 160000}}));
+  watch.SetRtt(kOther, 161000);
+  EXPECT_TRUE(watch.PopReport(At(1)).links.empty()) << "it was said";
+  watch.SetRtt(kOther, 40000);
+  EXPECT_EQ(watch.PopReport(At(2)).links.at(0).rtt_us, 40000u) << "another route";
+  watch.Add(kOther, {10 * kMega, false, 42000}, At(3));
+  watch.SetRtt(kOther, 90000);
+  EXPECT_EQ(watch.PopReport(At(3)).links.at(0).rtt_us, 42000u) << "TCP knows it without queues";
+  watch.SetRtt(kOther, 90000);
+  EXPECT_TRUE(watch.PopReport(At(3 + 2 * LinkWatch::kForget / Seconds(1))).links.empty())
+      << "a report would keep the old rate alive";
 }
 
 TEST(LinkWatch, SaysWhereLargePacketsVanish) {
@@ -76,7 +93,7 @@ TEST(LinkWatch, TheShortestRoundTripOfTheWindowCounts) {
 TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {5 * kMega, true, 1000}, At(0));
-  EXPECT_TRUE(watch.PopReport(At(0)).links.empty()) << "it says next to nothing";
+  EXPECT_EQ(watch.PopReport(At(0)).links.at(0).bytes_per_second, 0u) << "it says next to nothing";
   watch.Add(kOther, {50 * kMega, false, 1000}, At(1));
   watch.Add(kOther, {20 * kMega, true, 1000}, At(2));
   watch.Add(kOther, {20 * kMega, true, 1000}, At(40));

@@ -1,8 +1,10 @@
 #include "peerd/transport/congestion_choice.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "peerd/transport/lane_count.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -17,6 +19,10 @@ constexpr uint64_t kMeasuredBytesMin = 4 << 20;
 constexpr uint64_t kMuchPerMille = 15;
 constexpr int64_t kSoonUs = Seconds(2);
 constexpr uint64_t kVeryMuchPerMille = 50;
+// Packets are lost at random if at least one byte of so many is repeated, and at least so many are,
+// though queues are short.
+constexpr uint64_t kLossyOneOf = 2000;
+constexpr uint64_t kLossyBytesMin = 16 << 10;
 // Up to this, two controls are about as good: measurements also differ because their ops and the
 // controls of other hosts differ.
 constexpr uint64_t kEqualPercent = 120;
@@ -26,7 +32,14 @@ constexpr uint64_t kFewerPercent = 67;
 constexpr uint64_t kFallenPercent = 50;
 constexpr int64_t kAgainUs = Seconds(300);
 
+constexpr char kCubic[] = "cubic";
+constexpr char kBbr[] = "bbr";
+
 }  // namespace
+
+std::string CongestionChoice::OtherThan(const std::string& system_default) {
+  return system_default == kCubic ? kBbr : kCubic;
+}
 
 CongestionChoice::CongestionChoice(std::string system_default, std::string other)
     : names_{std::move(system_default), std::move(other)} {}
@@ -40,29 +53,54 @@ std::string CongestionChoice::Add(const Sample& sample, Tick now) {
   sum_.us += sample.us;
   sum_.bytes += sample.bytes;
   sum_.bytes_repeated += sample.bytes_repeated;
+  sum_.arrived += sample.arrived;
+  sum_.queued_us += sample.queued_us;
+  sum_.rtt_us = std::max(sum_.rtt_us, sample.rtt_us);
   const bool very_much = sum_.bytes_repeated * 1000 >= sum_.bytes * kVeryMuchPerMille;
   const int64_t enough = !trying_ && very_much ? kSoonUs : kMeasuredUs;
   if (sum_.us < enough || sum_.bytes < kMeasuredBytesMin) return "";
   const Sample sum = std::exchange(sum_, {});
+  const bool short_queues =
+      sum.arrived != 0 && QueuesAreShort(sum.queued_us / sum.arrived, sum.rtt_us);
   return Judge({.rate = sum.bytes * Seconds(1) / static_cast<uint64_t>(sum.us),
-                .per_mille = sum.bytes_repeated * 1000 / sum.bytes},
+                .per_mille = sum.bytes_repeated * 1000 / sum.bytes,
+                .lossy = short_queues && sum.bytes_repeated >= kLossyBytesMin &&
+                         sum.bytes_repeated * kLossyOneOf >= sum.bytes},
                now);
 }
 
+bool CongestionChoice::IsReasonToTry(const Measured& measured) const {
+  if (measured.rate * 100 < rate_won_ * kFallenPercent) return true;
+  // Where cubic overruns queues, bbr overruns them more.
+  if (names_[1 - now_] == kBbr && now_ == 0) return measured.lossy;
+  return measured.per_mille >= kMuchPerMille;
+}
+
+bool CongestionChoice::IsWorse(const Measured& measured) const {
+  if (names_[now_] == kBbr && now_ == 1) {
+    return measured.worth() * 100 < before_.worth() * kEqualPercent;
+  }
+  // The worth and not the rate: a control that overruns queues puts more on the way than arrives.
+  if (measured.per_mille * 100 <= before_.per_mille * kFewerPercent) {
+    return measured.rate * 100 < before_.worth() * kFallenPercent;
+  }
+  return before_.worth() * 100 > measured.worth() * kEqualPercent;
+}
+
 std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
+  const auto figures = [](const Measured& of) {
+    return absl::StrCat(of.per_mille, " per mille at ", of.rate, " bytes/s");
+  };
   if (!trying_) {
-    const bool fallen = measured.rate * 100 < rate_won_ * kFallenPercent;
-    if (now < try_after_ || (measured.per_mille < kMuchPerMille && !fallen)) return "";
+    if (now < try_after_ || !IsReasonToTry(measured)) return "";
     trying_ = true;
     before_ = measured;
-    return Switch(absl::StrCat(names_[now_], fallen ? " has become slow: " : " repeats much: ",
-                               measured.per_mille, " per mille at ", measured.rate, " bytes/s"));
+    const char* const why = measured.rate * 100 < rate_won_ * kFallenPercent ? "has become slow"
+                            : measured.per_mille >= kMuchPerMille            ? "repeats much"
+                                                                  : "loses packets at random";
+    return Switch(absl::StrCat(names_[now_], " ", why, ": ", figures(measured)));
   }
-  const bool fewer = measured.per_mille * 100 <= before_.per_mille * kFewerPercent;
-  // The worth and not the rate: a control that overruns queues puts more on the way than arrives.
-  const bool slow = measured.rate * 100 < before_.worth() * kFallenPercent;
-  const bool worth_less = before_.worth() * 100 > measured.worth() * kEqualPercent;
-  const bool worse = fewer ? slow : worth_less;
+  const bool worse = IsWorse(measured);
   // One measurement may be low by chance, for instance because other hosts change their controls.
   if (worse && !std::exchange(doubted_, true)) return "";
   doubted_ = false;
@@ -70,9 +108,8 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
   try_after_ = now + kAgainUs;
   rate_won_ = worse ? before_.rate : measured.rate;
   if (!worse) return "";
-  return Switch(absl::StrCat(names_[now_], " is worse: ", measured.per_mille, " per mille at ",
-                             measured.rate, " bytes/s, before: ", before_.per_mille,
-                             " per mille at ", before_.rate));
+  return Switch(absl::StrCat(names_[now_], " is not better: ", figures(measured),
+                             ", before: ", figures(before_)));
 }
 
 std::string CongestionChoice::Switch(const std::string& why) {

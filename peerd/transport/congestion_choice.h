@@ -1,13 +1,19 @@
 // Chooses TCP's congestion control for the long ways of this host by what was measured.
 //
-// Begins with the system's default. If it repeats many bytes, the other control is tried: the
-// queues on these paths may be too short for the default. The choice compares one measurement of
-// each:
-//   - a control that repeats clearly fewer bytes is kept unless its rate is below half of what the
+// Begins with the system's default. There are two reasons to try another control:
+//   - The default repeats many bytes, for instance bbr: the queues on these paths may be too short
+//     for it. Then cubic is tried.
+//   - The default is cubic, and bytes are repeated though packets hardly wait in queues. Cubic
+//   takes
+//     every loss for a full queue, and sends slower. Then bbr is tried, which does not (Cardwell et
+//     al., 2016).
+// The choice compares one measurement of each:
+//   - cubic that repeats clearly fewer bytes is kept unless its rate is below half of what the
 //     other one is worth. The hosts of an op wait for each other, so a rate says little of one
 //     host's control,
-//   - otherwise the other control is kept unless the default is clearly better. The worth of a
-//     control is the bytes a second that it carries, less kRepeatCost for each byte that it
+//   - otherwise cubic is kept unless the default is clearly better, and bbr only if it is clearly
+//     better than the default, since it takes more than its part of a path from cubic. The worth of
+//     a control is the bytes a second that it carries, less kRepeatCost for each byte that it
 //     repeats, since repeated bytes fill queues of other hosts.
 // A control under trial loses only by two measurements. The loser is not tried again for a while.
 // The winner is questioned again if it repeats much later, or if its rate has fallen by half.
@@ -29,9 +35,16 @@ class CongestionChoice {
     int64_t us = 0;               // without pauses between ops
     uint64_t bytes = 0;           // sent in that time, each counted once
     uint64_t bytes_repeated = 0;  // sent again by TCP
+    // Bytes that have arrived, and for how long they waited in queues of the path, added up.
+    uint64_t arrived = 0;
+    uint64_t queued_us = 0;
+    int64_t rtt_us = 0;  // the longest round trip of these paths
   };
 
-  // `other`: the control to try; empty: there is none, and the default stays.
+  // Returns the control to try beside this default: cubic, or bbr if the default is cubic.
+  static std::string OtherThan(const std::string& system_default);
+
+  // `other`: the control to try; empty: the system does not offer it, and the default stays.
   CongestionChoice(std::string system_default, std::string other);
 
   // Returns why in_use() has changed, for the log; empty: it has not.
@@ -44,12 +57,15 @@ class CongestionChoice {
   struct Measured {
     uint64_t rate = 0;       // bytes a second
     uint64_t per_mille = 0;  // of the bytes, repeated
+    bool lossy = false;      // bytes were repeated though packets hardly waited in queues
     uint64_t worth() const {
       const uint64_t cost = kRepeatCost * per_mille;
       return cost < 1000 ? rate / 1000 * (1000 - cost) : 0;
     }
   };
   std::string Judge(const Measured& measured, Tick now);
+  bool IsReasonToTry(const Measured& measured) const;
+  bool IsWorse(const Measured& measured) const;
   std::string Switch(const std::string& why);
 
   const std::string names_[2];  // the default and the other

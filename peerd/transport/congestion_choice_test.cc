@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/tick.h"
@@ -15,26 +16,35 @@ using ::testing::HasSubstr;
 
 // How a control fares.
 struct Path {
-  uint64_t rate = 12500000;  // bytes a second
-  uint64_t per_mille = 0;    // repeated
+  uint64_t rate = 12500000;    // bytes a second
+  uint64_t per_mille = 0;      // repeated
+  uint64_t queued_us = 60000;  // for which a packet waits in queues; the round trip takes 200 ms
 };
 
 class CongestionChoiceTest : public ::testing::Test {
  protected:
+  explicit CongestionChoiceTest(std::string system_default = "bbr")
+      : default_(std::move(system_default)) {}
+
   // Sends for so many seconds, in samples of half a second.
   void Send(const Path& with_default, const Path& with_other, int64_t seconds) {
     for (int64_t i = 0; i < 2 * seconds; ++i) {
-      const Path& path = choice_.in_use() == "bbr" ? with_default : with_other;
+      const Path& path = choice_.in_use() == default_ ? with_default : with_other;
       const uint64_t bytes = path.rate / 2;
-      const std::string why = choice_.Add(
-          {.us = Seconds(1) / 2, .bytes = bytes, .bytes_repeated = bytes * path.per_mille / 1000},
-          now_);
+      const std::string why = choice_.Add({.us = Seconds(1) / 2,
+                                           .bytes = bytes,
+                                           .bytes_repeated = bytes * path.per_mille / 1000,
+                                           .arrived = bytes,
+                                           .queued_us = bytes * path.queued_us,
+                                           .rtt_us = 200000},
+                                          now_);
       if (!why.empty()) reasons_.push_back(why);
       now_ = now_ + Seconds(1) / 2;
     }
   }
 
-  CongestionChoice choice_{"bbr", "cubic"};
+  const std::string default_;
+  CongestionChoice choice_{default_, CongestionChoice::OtherThan(default_)};
   Tick now_{Seconds(1000)};
   std::vector<std::string> reasons_;
 };
@@ -58,7 +68,7 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 26);
   EXPECT_EQ(choice_.in_use(), "bbr");
   ASSERT_EQ(reasons_.size(), 2u);
-  EXPECT_THAT(reasons_[1], HasSubstr("cubic is worse"));
+  EXPECT_THAT(reasons_[1], HasSubstr("cubic is not better"));
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 270);
   EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 50);
@@ -119,6 +129,57 @@ TEST_F(CongestionChoiceTest, AWinnerThatHasBecomeSlowIsQuestioned) {
   Send({.rate = 12000000, .per_mille = 2}, {.rate = 3000000, .per_mille = 2}, 330);
   EXPECT_EQ(choice_.in_use(), "bbr");
   EXPECT_THAT(reasons_.at(1), HasSubstr("cubic has become slow"));
+}
+
+class CubicIsTheDefaultTest : public CongestionChoiceTest {
+ protected:
+  CubicIsTheDefaultTest() : CongestionChoiceTest("cubic") {}
+};
+
+constexpr uint64_t kShortQueueUs = 9000;
+
+TEST_F(CubicIsTheDefaultTest, BbrIsTakenWherePacketsAreLostAtRandom) {
+  Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs},
+       {.rate = 40000000, .per_mille = 2}, 1000);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+  ASSERT_EQ(reasons_.size(), 1u);
+  EXPECT_THAT(reasons_[0],
+              HasSubstr("cubic loses packets at random: 1 per mille at 20000000 bytes/s"));
+}
+
+TEST_F(CubicIsTheDefaultTest, FullQueuesAreNoReasonForBbr) {
+  Send({.per_mille = 30}, {.rate = 40000000}, 1000);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  EXPECT_TRUE(reasons_.empty());
+}
+
+TEST_F(CubicIsTheDefaultTest, FewLossesAreNoReasonForBbr) {
+  Send({.queued_us = kShortQueueUs}, {.rate = 40000000}, 1000);
+  EXPECT_TRUE(reasons_.empty());
+}
+
+TEST_F(CubicIsTheDefaultTest, BbrIsGivenUpUnlessItIsClearlyBetter) {
+  Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs},
+       {.rate = 22000000, .per_mille = 1}, 40);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  ASSERT_EQ(reasons_.size(), 2u);
+  EXPECT_THAT(reasons_[1], HasSubstr("bbr is not better"));
+  Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs},
+       {.rate = 22000000, .per_mille = 1}, 200);
+  EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
+}
+
+TEST_F(CubicIsTheDefaultTest, BbrThatOverrunsQueuesIsGivenUp) {
+  Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs},
+       {.rate = 30000000, .per_mille = 200}, 40);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CubicIsTheDefaultTest, BbrThatHasBecomeSlowIsQuestioned) {
+  Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs}, {.rate = 40000000}, 100);
+  ASSERT_EQ(choice_.in_use(), "bbr");
+  Send({.rate = 30000000}, {.rate = 10000000}, 400);
+  EXPECT_EQ(choice_.in_use(), "cubic");
 }
 
 TEST_F(CongestionChoiceTest, LittleTrafficSaysNothing) {

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "peerd/transport/congestion_choice.h"
 
 namespace longhaul::peerd {
 
@@ -25,7 +26,8 @@ absl::Status Handshakes::CheckCongestion(int family) {
     loopback_congestion_ = options_->congestion;
   } else {
     default_congestion_ = ring_->sockets().Congestion(probe);
-    if (!default_congestion_.empty() && tune("cubic").ok()) other_congestion_ = "cubic";
+    const std::string other = CongestionChoice::OtherThan(default_congestion_);
+    if (!default_congestion_.empty() && tune(other).ok()) other_congestion_ = other;
     for (const char* without_pacing : {"cubic", "reno"}) {
       if (!loopback_congestion_.empty() || !tune(without_pacing).ok()) continue;
       loopback_congestion_ = without_pacing;

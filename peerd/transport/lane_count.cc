@@ -67,6 +67,11 @@ bool Exceeds(uint64_t more, uint64_t less, uint64_t percent) { return more * 100
 
 }  // namespace
 
+bool QueuesAreShort(uint64_t queued_us, int64_t rtt_us) {
+  const int64_t enough = std::min(rtt_us * kShortQueuesPercent / 100, kShortQueuesUsMax);
+  return queued_us < static_cast<uint64_t>(enough);
+}
+
 uint32_t LaneCount::Usual(int64_t rtt_us) {
   return static_cast<uint32_t>(std::clamp(rtt_us / kRttUsPerLane, kFirstMin, kFirstMax));
 }
@@ -161,8 +166,7 @@ void LaneCount::Arrived(uint64_t bytes, uint64_t us) {
 }
 
 bool LaneCount::QueuesAreShort() const {
-  const int64_t enough = std::min(rtt_us_ * kShortQueuesPercent / 100, kShortQueuesUsMax);
-  return arrived_ != 0 && queued_ / arrived_ < static_cast<uint64_t>(enough);
+  return arrived_ != 0 && peerd::QueuesAreShort(queued_ / arrived_, rtt_us_);
 }
 
 bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {

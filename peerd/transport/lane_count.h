@@ -32,6 +32,10 @@
 
 namespace longhaul::peerd {
 
+// Whether packets hardly waited in queues: bytes waited for so long on average, on a path with this
+// round trip (without queues).
+bool QueuesAreShort(uint64_t queued_us, int64_t rtt_us);
+
 class LaneCount {
  public:
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are

@@ -163,6 +163,7 @@ class TransportImpl final : public Transport,
   };
   HostLanes host_lanes_;
   std::optional<CongestionChoice> congestion_;  // nothing: an option decides
+  CongestionChoice::Sample queues_;             // of long ways, since the last sample
   RunTable runs_;
   std::vector<Retired> retired_;
   EventQueue events_;
@@ -892,7 +893,13 @@ Arrivals TransportImpl::PopArrivals() {
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
+      const Arrivals before{.bytes = result.bytes, .queued_us = result.queued_us};
       peer.link->PopArrivals(&result);
+      if (peer.link->long_way()) {
+        queues_.arrived += result.bytes - before.bytes;
+        queues_.queued_us += result.queued_us - before.queued_us;
+        queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
+      }
       ++result.links;
       const int64_t us = peer.link->waiting_us();
       if (us == 0) continue;
@@ -907,8 +914,11 @@ Arrivals TransportImpl::PopArrivals() {
 
 // `bytes_repeated`: on long ways since the last call.
 void TransportImpl::ChooseCongestion(const HostLanes::Busy& busy, uint64_t bytes_repeated) {
-  const std::string why = congestion_->Add(
-      {.us = busy.us, .bytes = busy.bytes, .bytes_repeated = bytes_repeated}, ring_->Now());
+  CongestionChoice::Sample sample = std::exchange(queues_, {});
+  sample.us = busy.us;
+  sample.bytes = busy.bytes;
+  sample.bytes_repeated = bytes_repeated;
+  const std::string why = congestion_->Add(sample, ring_->Now());
   if (why.empty()) return;
   Log(LogLevel::kInfo,
       absl::StrCat("congestion control of long ways used=", congestion_->in_use()) +
