@@ -11,7 +11,7 @@ link. Then one lane of one link gets 5 % of its rate. Target: the op takes at mo
 bench/ring.py. sizes: see bench/wan_sizes.py; it runs only if you name it.
 
 With --congestion=auto, peerd chooses the congestion control by what it measures, and iperf3 takes the default of the
-hosts' systems, which --system-congestion sets.
+hosts' systems, which --system-congestion sets (it must be in this machine's net.ipv4.tcp_allowed_congestion_control).
 
 The rate of an op is what each host sends for it, 2 (N-1) / N of the tensor, divided by the time of the whole call at
 the slowest trainer (median of --ops). iperf3 counts payload, too, without its first seconds. It runs twice: on one link

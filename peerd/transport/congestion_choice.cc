@@ -26,6 +26,9 @@ constexpr uint64_t kLossyBytesMin = 16 << 10;
 // Up to this, two controls are about as good: measurements also differ because their ops and the
 // controls of other hosts differ.
 constexpr uint64_t kEqualPercent = 120;
+// Where packets are lost at random, a control that is so much faster is better, whatever it
+// repeats.
+constexpr uint64_t kFarFasterPercent = 150;
 // A control that repeats at most this part of what the one before did may be slower.
 constexpr uint64_t kFewerPercent = 67;
 // Below this part of the rate before, the choice is wrong, or may have become wrong.
@@ -72,12 +75,20 @@ std::string CongestionChoice::Add(const Sample& sample, Tick now) {
 bool CongestionChoice::IsReasonToTry(const Measured& measured) const {
   if (measured.rate * 100 < rate_won_ * kFallenPercent) return true;
   // Where cubic overruns queues, bbr overruns them more.
-  if (names_[1 - now_] == kBbr && now_ == 0) return measured.lossy;
+  if (names_[1] == kBbr && now_ == 0) return measured.lossy;
   return measured.per_mille >= kMuchPerMille;
 }
 
 bool CongestionChoice::IsWorse(const Measured& measured) const {
-  if (names_[now_] == kBbr && now_ == 1) {
+  const bool tries_bbr = names_[now_] == kBbr;
+  const bool had_bbr = names_[1 - now_] == kBbr;
+  if (tries_bbr || had_bbr) {
+    const Measured& bbr = tries_bbr ? measured : before_;
+    const Measured& other = tries_bbr ? before_ : measured;
+    // The other one is slow because packets are lost at random: the path has room.
+    if (other.lossy && bbr.rate * 100 >= other.rate * kFarFasterPercent) return had_bbr;
+  }
+  if (tries_bbr && names_[0] == kCubic) {
     return measured.worth() * 100 < before_.worth() * kEqualPercent;
   }
   // The worth and not the rate: a control that overruns queues puts more on the way than arrives.

@@ -7,14 +7,15 @@
 //   takes
 //     every loss for a full queue, and sends slower. Then bbr is tried, which does not (Cardwell et
 //     al., 2016).
-// The choice compares one measurement of each:
-//   - cubic that repeats clearly fewer bytes is kept unless its rate is below half of what the
+// The choice compares one measurement of each. The worth of a control is the bytes a second that it
+// carries, less kRepeatCost for each byte that it repeats, since repeated bytes fill queues of
+// other hosts.
+//   - Where cubic loses packets at random, bbr is kept if it carries half as much again.
+//   - A control that repeats clearly fewer bytes is kept unless its rate is below half of what the
 //     other one is worth. The hosts of an op wait for each other, so a rate says little of one
-//     host's control,
-//   - otherwise cubic is kept unless the default is clearly better, and bbr only if it is clearly
-//     better than the default, since it takes more than its part of a path from cubic. The worth of
-//     a control is the bytes a second that it carries, less kRepeatCost for each byte that it
-//     repeats, since repeated bytes fill queues of other hosts.
+//     host's control.
+//   - Otherwise cubic is kept unless the default is clearly better, and bbr only if it is clearly
+//     better than the default, since it takes more than its part of a path from cubic.
 // A control under trial loses only by two measurements. The loser is not tried again for a while.
 // The winner is questioned again if it repeats much later, or if its rate has fallen by half.
 //

@@ -21,6 +21,8 @@ struct Path {
   uint64_t queued_us = 60000;  // for which a packet waits in queues; the round trip takes 200 ms
 };
 
+constexpr uint64_t kShortQueueUs = 9000;
+
 class CongestionChoiceTest : public ::testing::Test {
  protected:
   explicit CongestionChoiceTest(std::string system_default = "bbr")
@@ -115,6 +117,12 @@ TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndIsFarSlower) {
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
 
+TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndLosesPacketsAtRandom) {
+  Send({.rate = 20000000, .per_mille = 42},
+       {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs}, 30);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+}
+
 TEST_F(CongestionChoiceTest, WhatRepeatsVeryMuchIsLeftSoon) {
   Send({.per_mille = 40}, {}, 3);
   EXPECT_EQ(choice_.in_use(), "bbr");
@@ -135,8 +143,6 @@ class CubicIsTheDefaultTest : public CongestionChoiceTest {
  protected:
   CubicIsTheDefaultTest() : CongestionChoiceTest("cubic") {}
 };
-
-constexpr uint64_t kShortQueueUs = 9000;
 
 TEST_F(CubicIsTheDefaultTest, BbrIsTakenWherePacketsAreLostAtRandom) {
   Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs},
@@ -169,10 +175,13 @@ TEST_F(CubicIsTheDefaultTest, BbrIsGivenUpUnlessItIsClearlyBetter) {
   EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
 }
 
-TEST_F(CubicIsTheDefaultTest, BbrThatOverrunsQueuesIsGivenUp) {
+TEST_F(CubicIsTheDefaultTest, BbrThatOverrunsQueuesMustBeFarFaster) {
   Send({.rate = 20000000, .per_mille = 1, .queued_us = kShortQueueUs},
-       {.rate = 30000000, .per_mille = 200}, 40);
+       {.rate = 27000000, .per_mille = 200}, 40);
   EXPECT_EQ(choice_.in_use(), "cubic");
+  Send({.rate = 8000000, .per_mille = 10, .queued_us = kShortQueueUs},
+       {.rate = 22000000, .per_mille = 330}, 400);
+  EXPECT_EQ(choice_.in_use(), "bbr");
 }
 
 TEST_F(CubicIsTheDefaultTest, BbrThatHasBecomeSlowIsQuestioned) {
