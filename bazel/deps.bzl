@@ -35,6 +35,7 @@ SYSTEM_LIBS = {
     "prometheus": ["prometheus-cpp-pull"],
     "protobuf": ["protobuf >= 3.21"],
     "sqlite3": ["sqlite3"],
+    "tcmalloc": ["libtcmalloc_minimal"],
     "xxhash": ["libxxhash"],
     "zlib": ["zlib"],
 }
