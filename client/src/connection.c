@@ -17,6 +17,11 @@
  * take the processor from the peerd that it waits for. */
 #define LHI_SPIN_NS ((int64_t)300 * 1000)
 #define LHI_SPIN_PROCESSORS_MIN 4
+/* A processor that another thread keeps for so long is busy. */
+#define LHI_YIELDED_NS ((int64_t)20 * 1000)
+/* The most waits that do not poll after one in which the processor was busy. Each such wait in a
+ * row doubles their number. */
+#define LHI_SPIN_SKIPS_MAX 64
 
 typedef char lhi_request_is_256_bytes[sizeof(struct lh_ipc_request) == 256 ? 1 : -1];
 typedef char lhi_tensor_is_376_bytes[sizeof(struct lh_ipc_tensor) == 376 ? 1 : -1];
@@ -132,11 +137,28 @@ int64_t lhi_spin_ns(void) {
 
 /* Polls for client->spin_ns. To sleep and wake up takes longer than a small operation, so an answer
  * that comes soon should find the thread awake. sched_yield() gives the processor to other threads.
- */
+ * If one of them keeps it, the processors are busy, and the thread that polls may hold up the peerd
+ * that it waits for. Then this wait and the next ones sleep at once. */
 static ssize_t read_briefly(lh_client *client) {
-  const int64_t until = lhi_now_ns() + client->spin_ns;
+  int64_t now = lhi_now_ns();
+  const int64_t until = now + client->spin_ns;
   ssize_t got;
-  while ((got = lhi_read_replies(client)) == -EAGAIN && lhi_now_ns() < until) sched_yield();
+  if (client->spin_skips > 0) {
+    --client->spin_skips;
+    return lhi_read_replies(client);
+  }
+  while ((got = lhi_read_replies(client)) == -EAGAIN && now < until) {
+    const int64_t before = now;
+    sched_yield();
+    now = lhi_now_ns();
+    if (now - before < LHI_YIELDED_NS) continue;
+    client->spin_skips_next = client->spin_skips_next < LHI_SPIN_SKIPS_MAX / 2
+                                  ? 2 * client->spin_skips_next + 1
+                                  : LHI_SPIN_SKIPS_MAX;
+    client->spin_skips = client->spin_skips_next;
+    return lhi_read_replies(client);
+  }
+  client->spin_skips_next = 0;
   return got;
 }
 

@@ -233,7 +233,10 @@ struct lh_comm {
 struct lh_client {
   pid_t pid;
   int fd;
-  int64_t spin_ns;        /* how long a thread polls for an answer before it sleeps */
+  int64_t spin_ns; /* how long a thread polls for an answer before it sleeps */
+  /* Only the reader uses these two: how many of the next waits do not poll, and how many did not
+   * after the last time that the processor was busy. */
+  uint32_t spin_skips, spin_skips_next;
   int64_t answer_ns;      /* how long to wait for an answer that needs no other peer */
   lh_client *next_client; /* the list of all clients of the process, for fork() */
   pthread_mutex_t send_mutex;
