@@ -155,7 +155,16 @@ def test_the_licences_of_the_bundled_libraries_are_in_the_wheel(wheels: pathlib.
         found = [name.split("/bundled/")[1] for name in names if "/licenses/bundled/" in name and name[-1] != "/"]
         texts = [wheel.read(name).decode() for name in names if name.endswith("/copyright")]
     packages = [name.removesuffix("/copyright") for name in found if name.endswith("/copyright")]
-    for library in ("libabsl", "libgrpc", "libprotobuf", "libsqlite3", "libssl", "libtcmalloc", "liburing", "libxxhash"):
+    for library in (
+        "libabsl",
+        "libgrpc",
+        "libprotobuf",
+        "libsqlite3",
+        "libssl",
+        "libtcmalloc",
+        "liburing",
+        "libxxhash",
+    ):
         assert any(package.startswith(library) for package in packages), library
     assert "common-licenses/Apache-2.0" in found
     assert all("Copyright" in text for text in texts)
