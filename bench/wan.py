@@ -6,9 +6,9 @@
 
 clean: links with 80 ms round trip, 500 Mbit/s, and 25 Mbit/s for each flow. Target: an op of 64 MiB gets 0.90 of what
 iperf3 gets with 64 flows, and 10 times what it gets with one. loss: the same, and 0.1 % of the segments are lost at
-random (--loss). Target: 0.80 of iperf3 with 64 flows and the same congestion control. slow_lane: like clean with 16 lanes per
-link. Then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10 times as long. ring: see
-bench/ring.py. sizes: see bench/wan_sizes.py; it runs only if you name it.
+random (--loss). Target: 0.80 of iperf3 with 64 flows and the same congestion control. slow_lane: like clean with 16
+lanes per link. Then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10 times as long. ring:
+see bench/ring.py. sizes: see bench/wan_sizes.py; it runs only if you name it.
 
 With --congestion=auto, peerd chooses the congestion control by what it measures, and iperf3 takes the default of the
 hosts' systems, which --system-congestion sets (it must be in this machine's net.ipv4.tcp_allowed_congestion_control).

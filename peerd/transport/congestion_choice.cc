@@ -72,11 +72,17 @@ std::string CongestionChoice::Add(const Sample& sample, Tick now) {
                now);
 }
 
+bool CongestionChoice::HasFallen(const Measured& measured) const {
+  return measured.rate * 100 < rate_won_ * kFallenPercent;
+}
+
+// Where cubic overruns queues, bbr overruns them more. So many repeated bytes are no reason for
+// bbr.
+bool CongestionChoice::FearsLosses() const { return now_ == 0 && names_[1] == kBbr; }
+
 bool CongestionChoice::IsReasonToTry(const Measured& measured) const {
-  if (measured.rate * 100 < rate_won_ * kFallenPercent) return true;
-  // Where cubic overruns queues, bbr overruns them more.
-  if (names_[1] == kBbr && now_ == 0) return measured.lossy;
-  return measured.per_mille >= kMuchPerMille;
+  if (HasFallen(measured)) return true;
+  return FearsLosses() ? measured.lossy : measured.per_mille >= kMuchPerMille;
 }
 
 bool CongestionChoice::IsWorse(const Measured& measured) const {
@@ -106,9 +112,9 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
     if (now < try_after_ || !IsReasonToTry(measured)) return "";
     trying_ = true;
     before_ = measured;
-    const char* const why = measured.rate * 100 < rate_won_ * kFallenPercent ? "has become slow"
-                            : measured.per_mille >= kMuchPerMille            ? "repeats much"
-                                                                  : "loses packets at random";
+    const char* const why = HasFallen(measured) ? "has become slow"
+                            : FearsLosses()     ? "loses packets at random"
+                                                : "repeats much";
     return Switch(absl::StrCat(names_[now_], " ", why, ": ", figures(measured)));
   }
   const bool worse = IsWorse(measured);

@@ -4,9 +4,8 @@
 //   - The default repeats many bytes, for instance bbr: the queues on these paths may be too short
 //     for it. Then cubic is tried.
 //   - The default is cubic, and bytes are repeated though packets hardly wait in queues. Cubic
-//   takes
-//     every loss for a full queue, and sends slower. Then bbr is tried, which does not (Cardwell et
-//     al., 2016).
+//     takes every loss for a full queue, and sends slower. Then bbr is tried, which does not
+//     (Cardwell et al., 2016).
 // The choice compares one measurement of each. The worth of a control is the bytes a second that it
 // carries, less kRepeatCost for each byte that it repeats, since repeated bytes fill queues of
 // other hosts.
@@ -65,6 +64,8 @@ class CongestionChoice {
     }
   };
   std::string Judge(const Measured& measured, Tick now);
+  bool HasFallen(const Measured& measured) const;
+  bool FearsLosses() const;
   bool IsReasonToTry(const Measured& measured) const;
   bool IsWorse(const Measured& measured) const;
   std::string Switch(const std::string& why);
