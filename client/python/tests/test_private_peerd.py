@@ -143,13 +143,16 @@ def test_joins_of_one_process_share_it(coordinator: str) -> None:
         assert first.world_size == 1
 
 
-def test_one_that_died_is_started_again(coordinator: str) -> None:
+@pytest.mark.parametrize("reported", [True, False], ids=["", "before the system reports its end"])
+def test_one_that_died_is_started_again(coordinator: str, reported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = lh.join("again", coordinator=coordinator)
     (peerd,) = peerds_of(os.getpid())
     os.kill(peerd, signal.SIGKILL)
     with pytest.raises(lh.Unavailable):
         lost.all_reduce(np.ones(10, np.float32), timeout=PATIENCE_S)
-    with lh.join("again", coordinator=coordinator) as comm:
+    if not reported:
+        monkeypatch.setattr(_programs._peerds[coordinator]._process, "poll", lambda: None)
+    with lh.join("again", coordinator=coordinator, timeout=PATIENCE_S) as comm:
         assert peerds_of(os.getpid()) != [peerd]
         x = np.ones(10, np.float32)
         comm.all_reduce(x)
