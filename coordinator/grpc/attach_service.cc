@@ -10,6 +10,7 @@
 //
 // This file parses the messages itself. gRPC's own parser reports bytes that are no message as the
 // end of the stream.
+#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -49,6 +50,8 @@ constexpr size_t kQueuedBytesMax = 32 << 20;
 constexpr int64_t kRefusalLogUs = Seconds(10);
 constexpr size_t kRefusalReasonsMax = 64;
 constexpr int64_t kPutOutLogUs = Seconds(60);
+// How long a denied peer may take to read what is being written to it.
+constexpr std::chrono::seconds kDenialPatience{1};
 
 using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -119,8 +122,8 @@ class Stream final : public SessionPort,
 
   const std::string& client() const { return client_; }
   const Caller& caller() const { return caller_; }
-  // Ends the stream because of what its caller may not do. A peer that does not read does not hold
-  // this up.
+  // Ends the stream because of what its caller may not do. No further message of the peer counts. A
+  // peer that does not read keeps the stream for kDenialPatience at most.
   void Deny(const Denial& denial);
 
   void End(const grpc::Status& status) {
@@ -139,6 +142,8 @@ class Stream final : public SessionPort,
   void StartNextWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the call, if it is not over yet, without a status.
+  void Cancel();
   // Returns why this Hello does not come from the peer that it names; "": it does.
   std::string Distrust(const control::Hello& hello) const;
   // A message about recordings came. It does not go to the loop.
@@ -168,6 +173,7 @@ class Stream final : public SessionPort,
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);  // of Deny()
 };
 
 // A call that ends before any message of it is read.
@@ -390,8 +396,18 @@ void Stream::Deny(const Denial& denial) {
   if (closing_) return;
   service_->authorizer().Refused(denial, client_, "control stream ended");
   EndLocked(ToGrpc(denial));
-  // Otherwise the stream would wait for a peer that does not read.
-  if (writing_) context_->TryCancel();
+  if (!writing_) return;
+  // The status, which says why, comes after the message that is being written. A peer that does not
+  // read does not get the status, and must not keep the stream.
+  patience_.Set(std::chrono::system_clock::now() + kDenialPatience,
+                [weak = weak_from_this()](bool expired) {
+                  if (const auto self = weak.lock(); self && expired) self->Cancel();
+                });
+}
+
+void Stream::Cancel() {
+  MutexLock lock(&mutex_);
+  if (reactor_ != nullptr) context_->TryCancel();
 }
 
 void Stream::OnReadDone(bool ok) {
