@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._errors import InvalidArgument, check, error
+from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check
 from ._programs import PathLike, private_socket
 from ._watcher import Watcher
 
@@ -33,7 +33,8 @@ class Client:
     It closes when no communicator, no tensor in its memory and no op refers to it any more. Any thread.
     """
 
-    def __init__(self, path: str | None, deadline: _native.Deadline) -> None:
+    def __init__(self, path: str | None, timeout: float) -> None:
+        """Tries once to connect. Raises Unavailable or DeadlineExceeded if no peerd answers."""
         lib = _native.library()
         options = _native.OpenOptions()
         options.socket_path = None if path is None else os.fsencode(path)
@@ -53,17 +54,8 @@ class Client:
         self._before_free: dict[int, list[tuple[object, Callable[[], None]]]] = {}
         # Not at exit: threads may still use the connection then, and the end of the process closes it anyway.
         weakref.finalize(self, lib.lh_close, self.handle).atexit = False
-        slice_ms = round(1000 * _native.SLICE_S)
-        while True:
-            left = deadline.left()
-            options.timeout_ms = slice_ms if left is None else min(slice_ms, round(1000 * left))
-            status = lib.lh_open(ctypes.byref(options), ctypes.byref(self.handle))
-            if status == _native.OK:
-                break
-            if status not in (_native.UNAVAILABLE, _native.DEADLINE_EXCEEDED) or deadline.passed():
-                raise error(status, "connecting to peerd")
-            # Wait longer at each try: a loaded peerd may need more than one slice to answer.
-            slice_ms = min(2 * slice_ms, 2000)
+        options.timeout_ms = round(1000 * timeout)
+        check(lib.lh_open(ctypes.byref(options), ctypes.byref(self.handle)), "connecting to peerd")
 
     def native_fileno(self) -> int:
         """The descriptor of the C library. Only the watcher reads it: whoever takes an event takes it from all others."""
@@ -224,29 +216,52 @@ def default_path(deadline: _native.Deadline) -> str | None:
     return private_socket(coordinator, deadline)
 
 
-def client_of(peerd: PathLike | None, deadline: _native.Deadline) -> tuple[Client, bool]:
+def client_of(
+    peerd: PathLike | None, deadline: _native.Deadline, coordinator: str | None = None
+) -> tuple[Client, bool]:
     """Gives this process's connection to a peerd, and whether this call made it.
 
     A dead connection is replaced, because its peerd may have been restarted. peerd: path of the socket; None: as
-    default_path() says. Raises Unavailable if no peerd answers by the deadline.
+    default_path() says. coordinator: the peerd is the private one for this coordinator. Raises Unavailable if no peerd
+    answers by the deadline.
     """
-    global _latest
-    path = default_path(deadline) if peerd is None else os.fspath(peerd)
-    # One connection for every spelling of a path: a tensor from another connection would be copied.
-    key = None if path is None else os.path.abspath(path)
-    made: Client | None = None
+    timeout = _native.SLICE_S
     while True:
+        # Anew at each try: a private peerd that has died gets a successor. It may be dying now, since a process closes
+        # its sockets before the system reports its end.
+        if coordinator is not None:
+            path: str | None = private_socket(coordinator, deadline)
+        else:
+            path = default_path(deadline) if peerd is None else os.fspath(peerd)
+        # One connection for every spelling of a path: a tensor from another connection would be copied.
+        key = None if path is None else os.path.abspath(path)
         with _lock:
-            client = _clients.get(key)
-            if client is None or not client.alive():
-                client = made
-            if client is not None:
-                # Two threads may have connected at the same time. Both use the connection that was stored first.
-                _clients[key] = client
-                _latest = weakref.ref(client)
-                return client, client is made
+            known = _clients.get(key)
+            if known is not None and known.alive():
+                return _use(key, known), False
+        left = deadline.left()
         # Connect without the lock: other threads may wait for other peerds.
-        made = Client(path, deadline)
+        try:
+            made = Client(path, timeout if left is None else min(timeout, left))
+        except (DeadlineExceeded, Unavailable):
+            if deadline.passed():
+                raise
+            # Wait longer at each try: a loaded peerd may need more than one slice to answer.
+            timeout = min(2 * timeout, 2.0)
+            continue
+        with _lock:
+            # Two threads may have connected at the same time. Both use the connection that was stored first.
+            known = _clients.get(key)
+            client = known if known is not None and known.alive() else made
+            return _use(key, client), client is made
+
+
+def _use(key: str | None, client: Client) -> Client:
+    """Notes the connection of a path as the latest one. The caller holds the lock."""
+    global _latest
+    _clients[key] = client
+    _latest = weakref.ref(client)
+    return client
 
 
 def arena_of(peerd: PathLike | None) -> Client:

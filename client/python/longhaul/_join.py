@@ -13,12 +13,9 @@ from ._comm import Comm
 from ._errors import DeadlineExceeded, Error, InvalidArgument, Unavailable, check, code_of, error, number_of
 from ._log import Record
 from ._member import Member
-from ._programs import PathLike, private_socket
+from ._programs import PathLike
 from ._state import State
 from ._sync import check_state
-
-# How long a join waits for a private peerd before it looks whether that peerd is still alive.
-_LOOK_S = 2.0
 
 
 def join(
@@ -95,30 +92,15 @@ def join(
     if coordinator is not None:
         if peerd is not None:
             raise InvalidArgument("join: peerd and coordinator are both given; give one of them")
-    client, fresh = _client(peerd, coordinator, deadline)
+    client, fresh = client_of(peerd, deadline, coordinator)
     try:
         return _join(client, options, run, group, deadline, state)
     except Unavailable:
         if fresh or client.alive():
             raise
     # The connection was made earlier, and its peerd has gone. Connect again: peerd may have been restarted.
-    client, _ = _client(peerd, coordinator, deadline)
+    client, _ = client_of(peerd, deadline, coordinator)
     return _join(client, options, run, group, deadline, state)
-
-
-def _client(peerd: PathLike | None, coordinator: str | None, deadline: _native.Deadline) -> tuple[Client, bool]:
-    """Like client_of(). With a coordinator, the peerd is a private one, which is started if need be."""
-    if coordinator is None:
-        return client_of(peerd, deadline)
-    while True:
-        path = private_socket(coordinator, deadline)
-        left = deadline.left()
-        try:
-            return client_of(path, _native.Deadline(_LOOK_S if left is None else min(_LOOK_S, left)))
-        except (DeadlineExceeded, Unavailable):
-            # It may be dying: a process closes its sockets one by one, before the system reports its end. Look again.
-            if deadline.passed():
-                raise
 
 
 def _join_options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -151,7 +152,10 @@ def test_one_that_died_is_started_again(coordinator: str, reported: bool, monkey
     with pytest.raises(lh.Unavailable):
         lost.all_reduce(np.ones(10, np.float32), timeout=PATIENCE_S)
     if not reported:
-        monkeypatch.setattr(_programs._peerds[coordinator]._process, "poll", lambda: None)
+        process = _programs._peerds[coordinator]._process
+        process.wait()
+        answers = itertools.chain([None], itertools.repeat(process.returncode))
+        monkeypatch.setattr(process, "poll", lambda: next(answers))
     with lh.join("again", coordinator=coordinator, timeout=PATIENCE_S) as comm:
         assert peerds_of(os.getpid()) != [peerd]
         x = np.ones(10, np.float32)
