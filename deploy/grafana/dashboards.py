@@ -429,10 +429,12 @@ def links() -> Page:
     page.lines(
         "What each host carries",
         "Bps",
-        "The most that each host was lately seen to send (up) and receive (down) in all, over all its links together.",
+        "The most that each host was lately seen to send (up) and receive (down) in all, over all its links together, "
+        "and the limit that it sets itself on long ways (0: none).",
         [
             (f"longhaul_peerd_host_up_bytes_per_second{{{PEERS}}}", "{{instance}} up"),
             (f"longhaul_peerd_host_down_bytes_per_second{{{PEERS}}}", "{{instance}} down"),
+            (f"longhaul_peerd_pace_bytes_per_second{{{PEERS}}}", "{{instance}} limit"),
         ],
     )
     page.lines(

@@ -104,6 +104,8 @@ class FakeRing final : public Ring, private Sockets {
   std::set<std::string> congestions() const;
   // The number of sockets that SetLongWay() was called for. Closed sockets count too.
   size_t long_ways() const { return long_ways_.size(); }
+  // What SetPace() was called with last, by socket. Closed sockets count too.
+  const std::map<int, uint64_t>& paces() const { return paces_; }
   // The memory that is registered now: maps a buffer to its start and its bytes.
   const std::map<int, std::pair<const void*, size_t>>& registered() const { return registered_; }
   // RegisterBuffer() takes all memory at and above this address for untouched; nullptr: none.
@@ -216,6 +218,7 @@ class FakeRing final : public Ring, private Sockets {
   absl::StatusOr<int> Open(int family) override;
   absl::Status Tune(int fd, const StreamTuning& tuning) override;
   void SetLongWay(int fd) override { long_ways_.insert(fd); }
+  void SetPace(int fd, uint64_t bytes_per_second) override { paces_[fd] = bytes_per_second; }
   std::string Congestion(int fd) override { return Find(fd)->congestion; }
   std::optional<TcpDelivery> Delivery(int fd) override;
   void ShutdownSend(int fd) override;
@@ -273,6 +276,7 @@ class FakeRing final : public Ring, private Sockets {
   std::set<std::string> ignoring_;
   std::optional<TcpDelivery> delivery_;
   std::set<int> long_ways_;
+  std::map<int, uint64_t> paces_;
   struct Completion {
     IoId id;
     IoResult result;

@@ -124,8 +124,12 @@ class SystemSocketsImpl final : public Sockets {
 
   void SetLongWay(int fd) override {
     SetInt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-    // The rate is no limit. A rate makes the kernel pace packets by the congestion window.
-    const uint64_t bytes_per_second = uint64_t{1} << 40;
+    SetPace(fd, 0);
+  }
+
+  void SetPace(int fd, uint64_t bytes_per_second) override {
+    // Even a rate that is no limit makes the kernel pace packets by the congestion window.
+    if (bytes_per_second == 0) bytes_per_second = uint64_t{1} << 40;
     setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second, sizeof(bytes_per_second));
   }
 

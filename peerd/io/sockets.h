@@ -95,6 +95,9 @@ class Sockets {
   //   each pause, and queues on the way drop bursts.
   // Does nothing where the system offers neither.
   virtual void SetLongWay(int fd) = 0;
+  // The kernel sends at most so many bytes a second of a stream that SetLongWay() was called for.
+  // 0: as fast as its congestion control allows. Does nothing where the system does not offer it.
+  virtual void SetPace(int fd, uint64_t bytes_per_second) = 0;
   // Ends the sending direction once the kernel has sent all data.
   virtual void ShutdownSend(int fd) = 0;
   virtual void Close(int fd) = 0;

@@ -213,6 +213,10 @@ struct PeerMetrics::Impl {
         host_down(AddGauge(r, "longhaul_peerd_host_down_bytes_per_second",
                            "The most that this host was lately seen to receive in all; 0: not "
                            "measured yet")),
+        pace(
+            AddGauge(r, "longhaul_peerd_pace_bytes_per_second",
+                     "What this host sends at most in all on long ways, so that the queue in front "
+                     "of its access link stays short; 0: no limit")),
         link_rates(GaugeFamily(r, "longhaul_peerd_link_bytes_per_second",
                                "What the slowest measured links can carry, at most 4 of them, away "
                                "from this peer; a lower bound while ops send little")),
@@ -266,6 +270,7 @@ struct PeerMetrics::Impl {
   Gauge& mesh_share;
   Gauge& host_up;
   Gauge& host_down;
+  Gauge& pace;
   prometheus::Family<Gauge>& link_rates;
   prometheus::Family<Gauge>& link_rtts;
   prometheus::Family<Counter>& link_repeated;
@@ -323,6 +328,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.state_kept.Set(static_cast<double>(s.state_bytes_kept));
   m.tunnels.Set(s.transport.tunnels);
   m.mesh_share.Set(s.core.mesh_share);
+  m.pace.Set(static_cast<double>(s.transport.pace));
   m.host_up.Set(static_cast<double>(s.host_up));
   m.host_down.Set(static_cast<double>(s.host_down));
   m.ShowLinks(s.links);

@@ -134,11 +134,13 @@ TEST(PeerMetrics, ShowsWhatTheHostCarries) {
   snapshot.core.mesh_share = 0.25;
   snapshot.host_up = 5000;
   snapshot.host_down = 7000;
+  snapshot.transport.pace = 4900;
   metrics.Publish(snapshot);
   const std::string page = PageOf(metrics);
   EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_mesh_share 0.25\n"));
   EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_host_up_bytes_per_second 5000\n"));
   EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_host_down_bytes_per_second 7000\n"));
+  EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_pace_bytes_per_second 4900\n"));
 }
 
 TEST(PeerMetrics, OnlyTheSlowestLinksAreShown) {

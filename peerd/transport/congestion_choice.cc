@@ -33,6 +33,8 @@ constexpr uint64_t kFarFasterPercent = 150;
 constexpr uint64_t kFewerPercent = 67;
 // Below this part of the rate before, the choice is wrong, or may have become wrong.
 constexpr uint64_t kFallenPercent = 50;
+// A control that repeats clearly fewer bytes is kept unless it is so slow.
+constexpr uint64_t kFarSlowerPercent = 25;
 constexpr int64_t kAgainUs = Seconds(300);
 
 constexpr char kCubic[] = "cubic";
@@ -99,7 +101,7 @@ bool CongestionChoice::IsWorse(const Measured& measured) const {
   }
   // The worth and not the rate: a control that overruns queues puts more on the way than arrives.
   if (measured.per_mille * 100 <= before_.per_mille * kFewerPercent) {
-    return measured.rate * 100 < before_.worth() * kFallenPercent;
+    return measured.rate * 100 < before_.worth() * kFarSlowerPercent;
   }
   return before_.worth() * 100 > measured.worth() * kEqualPercent;
 }

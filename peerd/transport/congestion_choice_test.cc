@@ -112,8 +112,13 @@ TEST_F(CongestionChoiceTest, ARateOfWhichMuchIsRepeatedIsNoMeasure) {
   EXPECT_EQ(reasons_.size(), 1u);
 }
 
+TEST_F(CongestionChoiceTest, KeepsOneThatRepeatsFewerWhileOtherHostsMakeItSlow) {
+  Send({.rate = 7400000, .per_mille = 62}, {.rate = 2850000, .per_mille = 17}, 30);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
 TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndIsFarSlower) {
-  Send({.per_mille = 20}, {.rate = 4000000, .per_mille = 2}, 30);
+  Send({.per_mille = 20}, {.rate = 2000000, .per_mille = 2}, 30);
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
 

@@ -19,6 +19,8 @@ constexpr size_t kDiscardBytes = 64 << 10;
 constexpr uint32_t kZeroCopyBytesMin = 32 << 10;
 // Small segments are sent together, up to so many bytes.
 constexpr uint32_t kBatchBytes = 64 << 10;
+// A change of less than this part of the pace is not made.
+constexpr uint64_t kPaceExact = 32;
 
 bool IsTransient(int value) { return value == -EINTR || value == -EAGAIN; }
 
@@ -52,6 +54,14 @@ void Lane::Tune(const StreamTuning& tuning) {
 
 void Lane::SetLongWay() {
   if (socket_open_) ring_->sockets().SetLongWay(fd_);
+}
+
+void Lane::SetPace(uint64_t bytes_per_second) {
+  // A call for every segment would cost more than a limit that is a little off.
+  const uint64_t differs = std::max(pace_, bytes_per_second) - std::min(pace_, bytes_per_second);
+  if (differs <= pace_ / kPaceExact || !socket_open_) return;
+  pace_ = bytes_per_second;
+  ring_->sockets().SetPace(fd_, bytes_per_second);
 }
 
 void Lane::SetCongestion(const std::string& congestion) {

@@ -166,6 +166,8 @@ class Lane {
 
   void Tune(const StreamTuning& tuning);
   void SetLongWay();
+  // On a long way: TCP sends at most so many bytes a second, give or take some percent. 0: no limit.
+  void SetPace(uint64_t bytes_per_second);
   void SetCongestion(const std::string& congestion);
   // How long sent bytes may be unacknowledged before TCP gives the connection up.
   void SetUserTimeout(uint32_t ms);
@@ -240,6 +242,7 @@ class Lane {
   Tick last_heard_;
   int64_t quiet_us_ = 0;
   uint32_t user_timeout_ms_ = 0;  // 0: not set since the lane began
+  uint64_t pace_ = 0;             // 0: no limit
   LaneStats stats_;
 
   // Operations in flight. 0: none.

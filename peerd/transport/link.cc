@@ -73,6 +73,7 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
 
 Link::~Link() {
   if (options_.host_lanes != nullptr) options_.host_lanes->Remove(options_.id);
+  if (options_.host_pace != nullptr) options_.host_pace->Remove(options_.id);
 }
 
 std::unique_ptr<Lane> Link::MakeControl(LaneSocket control) {
@@ -304,6 +305,7 @@ uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 void Link::RanDry(DataLane* data, Tick now) {
   schedule_.QueueEmptied();
   if (options_.host_lanes != nullptr) options_.host_lanes->QueueEmptied(options_.id);
+  if (options_.host_pace != nullptr) options_.host_pace->QueueEmptied(options_.id);
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
@@ -378,12 +380,23 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   if (verdict == LaneSchedule::Verdict::kRest) owner_->OnLinkLaneRests(this);
   if (verdict != LaneSchedule::Verdict::kCarry || bytes > bytes_max) return false;
   Give(index, now, segment);
-  if (options_.host_lanes != nullptr && schedule_.long_way() &&
-      options_.host_lanes->Sent(options_.id, schedule_.rtt_us(), bytes, now)) {
-    owner_->OnHostLaneCount();
-  }
+  if (schedule_.long_way()) TellHost(index, bytes, now);
   if (schedule_.Gave(index, bytes, now)) TellLaneCount();
   return true;
+}
+
+// This lane, on a long way, has got a segment.
+void Link::TellHost(uint32_t index, uint32_t bytes, Tick now) {
+  const int64_t rtt_us = schedule_.rtt_us();
+  if (HostLanes* const lanes = options_.host_lanes;
+      lanes != nullptr && lanes->Sent(options_.id, rtt_us, bytes, now)) {
+    owner_->OnHostLaneCount();
+  }
+  if (HostPace* const pace = options_.host_pace; pace != nullptr) {
+    pace->Sent(options_.id, rtt_us, bytes, now);
+    const uint64_t rate = pace->RateOf(options_.id, now);
+    data_[index].lane->SetPace(rate / std::max(schedule_.used(now), 1u));
+  }
 }
 
 // Takes the next segment off the queue, for this lane.

@@ -47,6 +47,7 @@
 
 #include "peerd/transport/black_hole.h"
 #include "peerd/transport/host_lanes.h"
+#include "peerd/transport/host_pace.h"
 #include "peerd/transport/lane.h"
 #include "peerd/transport/lane_schedule.h"
 #include "peerd/transport/numbered_frames.h"
@@ -119,6 +120,7 @@ struct LinkOptions {
   // On a long path, find out how many data lanes are of use. Otherwise all are used.
   bool count_lanes = false;
   HostLanes* host_lanes = nullptr;  // of all links together; nullptr: this link counts alone
+  HostPace* host_pace = nullptr;    // of all links together; nullptr: nothing limits them
   std::string congestion;           // of data lanes on a long path; "": as they are
   uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
   uint64_t sealed_bytes_max = kSealedBytesMax;  // see LaneOptions
@@ -215,6 +217,8 @@ class Link final : public LaneOwner {
   // The congestion control of data lanes, if the path is long.
   void SetCongestion(const std::string& congestion);
   bool long_way() const { return schedule_.long_way(); }
+  // Whether another number of data lanes is being tried.
+  bool tries_lanes() const { return schedule_.growing(); }
   // One way. 0: unknown, or the path is short.
   uint32_t latency_us() const {
     return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;
@@ -314,6 +318,7 @@ class Link final : public LaneOwner {
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
   void CountWithOthers();
+  void TellHost(uint32_t index, uint32_t bytes, Tick now);
   void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);

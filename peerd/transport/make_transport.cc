@@ -15,6 +15,7 @@
 #include "peerd/transport/event_queue.h"
 #include "peerd/transport/handshakes.h"
 #include "peerd/transport/host_lanes.h"
+#include "peerd/transport/host_pace.h"
 #include "peerd/transport/link.h"
 #include "peerd/transport/pinned_memory.h"
 #include "peerd/transport/probing.h"
@@ -162,6 +163,7 @@ class TransportImpl final : public Transport,
     Tick abort_at;
   };
   HostLanes host_lanes_;
+  HostPace host_pace_;
   std::optional<CongestionChoice> congestion_;  // nothing: an option decides
   CongestionChoice::Sample queues_;             // of long ways, since the last sample
   RunTable runs_;
@@ -673,6 +675,7 @@ void TransportImpl::Adopt(Peering* p, LaneSocket socket, const LaneHello& hello,
                       .zero_copy = UseZeroCopy(remote),
                       .count_lanes = options_.lanes == 0,
                       .host_lanes = &host_lanes_,
+                      .host_pace = &host_pace_,
                       .congestion = congestion_ ? congestion_->in_use() : "",
                       .probed_rate = p->probed_rate,
                       .sealed_bytes_max = options_.sealed_bytes_max};
@@ -838,6 +841,7 @@ TransportStats TransportImpl::GetStats() const {
   stats.probes = probing_.probes();
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
+  stats.pace = host_pace_.rate();
   stats.tunnels = tunnels_.count();
   stats.bytes_carried = tunnels_.bytes();
   stats.bytes_sent = sum.bytes_sent;
@@ -884,21 +888,28 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
   }
   const HostLanes::Busy busy = host_lanes_.PopBusy();
   if (host_lanes_.Repeated(busy.bytes, repeated)) OnHostLaneCount();
+  host_pace_.Repeated(busy.bytes, repeated);
   if (congestion_) ChooseCongestion(busy, repeated);
   return result;
 }
 
 Arrivals TransportImpl::PopArrivals() {
   Arrivals result{.bytes = arrived_};
+  const bool crowded = host_lanes_.lanes() != 0;
+  bool settled = !crowded || host_lanes_.found();
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
       const Arrivals before{.bytes = result.bytes, .queued_us = result.queued_us};
       peer.link->PopArrivals(&result);
       if (peer.link->long_way()) {
-        queues_.arrived += result.bytes - before.bytes;
-        queues_.queued_us += result.queued_us - before.queued_us;
+        const uint64_t bytes = result.bytes - before.bytes;
+        const uint64_t queued_us = result.queued_us - before.queued_us;
+        queues_.arrived += bytes;
+        queues_.queued_us += queued_us;
         queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
+        host_pace_.Arrived(peer.link->options().id, bytes, queued_us);
+        settled &= crowded || !peer.link->tries_lanes();
       }
       ++result.links;
       const int64_t us = peer.link->waiting_us();
@@ -909,6 +920,10 @@ Arrivals TransportImpl::PopArrivals() {
   }
   const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
   if (bytes != 0) host_lanes_.Arrived(bytes, result.queued_us / bytes);
+  if (const std::string why = host_pace_.Measure(settled, ring_->Now()); !why.empty()) {
+    Log(LogLevel::kInfo, absl::StrCat("pace of long ways mbit_per_s=", host_pace_.rate() * 8 / 1000000) +
+                             LogField("why", why));
+  }
   return result;
 }
 

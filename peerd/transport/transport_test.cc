@@ -705,6 +705,32 @@ TEST_P(LongWay, LanesArePacedAndBothEndsHaveAsManyAsTheSenderTries) {
   EXPECT_EQ(from.lanes_lost + to.lanes_lost + from.lanes_redialled + to.lanes_redialled, 0u);
 }
 
+TEST_P(LongWay, WhereTheQueueIsFullLanesTogetherSendWhatArrives) {
+  Start(WithLanes(4), 10000);
+  Transport& sender = *world_->at(GetParam()).transport;
+  const auto send = [&](int64_t us) {
+    for (int64_t sent = 0; sent < us; sent += Millis(50)) {
+      Send(Millis(50));
+      sender.PopArrivals();
+    }
+  };
+  send(Seconds(3));
+  EXPECT_EQ(stats(GetParam()).pace, 0u) << "packets do not wait";
+  EXPECT_TRUE(world_->fake->paces().empty());
+  world_->fake->SetDelivery(
+      {.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000 + Millis(50)});
+  world_->fake->AdvanceTime(Seconds(1));
+  send(Seconds(3));
+  const uint64_t pace = stats(GetParam()).pace;
+  ASSERT_GT(pace, 0u);
+  send(Millis(100));
+  ASSERT_FALSE(world_->fake->paces().empty()) << "those lanes that a segment was put on since";
+  for (const auto& [fd, each] : world_->fake->paces()) {
+    EXPECT_NEAR(static_cast<double>(each), static_cast<double>(pace) / 4,
+                static_cast<double>(pace) / 40);
+  }
+}
+
 TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
   Start({}, 20000);
   ASSERT_EQ(stats(0).lanes_up, 9u);

@@ -1,0 +1,213 @@
+#include "peerd/transport/host_pace.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "peerd/transport/lane_count.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// Times in round trips.
+constexpr int64_t kPause = 2;    // a longer pause ends a burst
+constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow
+constexpr int64_t kStretch = 4;  // but at least kStretchUsMin
+constexpr int64_t kStretchUsMin = Millis(500);
+// Shorter round trips count as this long, because of the scheduling of processes.
+constexpr int64_t kRttUsMin = Millis(10);
+// What arrives first in a stretch may have waited in a queue before. So a stretch counts as longer.
+constexpr int64_t kClumpUs = Millis(25);
+
+// A burst of so many bytes tells how bytes are divided among links. A longer one than kBurstUs is
+// cut.
+constexpr uint64_t kBurstBytes = 1 << 20;
+constexpr int64_t kBurstUs = Seconds(10);
+// A link that sent less than this part of a burst need not be active in a stretch.
+constexpr uint64_t kMinorPart = 20;
+// A link gets at least this part of what it would get if all had sent the same. A connection with a
+// very low limit would look as if it were broken.
+constexpr uint64_t kLeastPart = 4;
+
+// There is no limit before so many stretches had a long queue.
+constexpr int kLong = 3;
+// What arrives if the limit holds the host, in percent of the limit.
+constexpr uint64_t kAtLimitPercent = 98;
+// A queue is overrun if so many bytes are repeated, or if packets wait so many times as long as in
+// queues that count as short.
+constexpr uint64_t kMuchPerMille = 5;
+constexpr uint64_t kWaitFactor = 4;
+// The limit then falls to so many percent, but not below kLeastPercent of the most that arrived
+// lately.
+constexpr uint64_t kFallPercent = 98;
+constexpr uint64_t kLeastPercent = 92;
+// The limit rises after so many stretches without an overrun, and then after every further one:
+// three times by one percent, three times by two, and so on.
+constexpr int kQuiet = 4;
+constexpr int kRisesOfAStep = 3;
+constexpr int kDoublings = 4;
+
+}  // namespace
+
+void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
+  const int64_t rtt = std::max(rtt_us_, kRttUsMin);
+  if (now - sent_at_ > kPause * rtt) {
+    EndBurst();
+    BeginStretch();
+    burst_begun_ = now;
+    rtt_us_ = 0;
+  } else if (now - burst_begun_ > kBurstUs) {
+    EndBurst();
+    burst_begun_ = now + -kSkipped * rtt;
+  }
+  sent_at_ = now;
+  rtt_us_ = std::max({rtt_us_, rtt_us, kRttUsMin});
+  Link& link = links_[id];
+  link.bytes += bytes;
+  link.waiting = true;
+  link.sent_at = now;
+}
+
+void HostPace::QueueEmptied(uint64_t id) {
+  if (const auto link = links_.find(id); link != links_.end()) link->second.waiting = false;
+}
+
+void HostPace::Remove(uint64_t id) {
+  const auto link = links_.find(id);
+  if (link == links_.end()) return;
+  before_ -= link->second.before;
+  links_.erase(link);
+  BeginStretch();
+}
+
+void HostPace::EndBurst() {
+  uint64_t sum = 0;
+  for (const auto& [id, link] : links_) sum += link.bytes;
+  if (sum >= kBurstBytes) before_ = sum;
+  for (auto& [id, link] : links_) {
+    if (sum >= kBurstBytes) link.before = link.bytes;
+    link.bytes = 0;
+  }
+}
+
+void HostPace::BeginStretch() {
+  stretch_ = {};
+  for (auto& [id, link] : links_) link.arrived = link.queued_us = 0;
+}
+
+void HostPace::Arrived(uint64_t id, uint64_t bytes, uint64_t queued_us) {
+  const auto link = links_.find(id);
+  if (link == links_.end()) return;
+  link->second.arrived += bytes;
+  link->second.queued_us += queued_us;
+}
+
+void HostPace::Repeated(uint64_t sent, uint64_t repeated) {
+  sent_ += sent;
+  repeated_ += repeated;
+}
+
+// A link whose lanes take every segment at once still sends, so it counts for a round trip.
+bool HostPace::IsActive(const Link& link, Tick now) const {
+  return link.waiting || now - link.sent_at < std::max(rtt_us_, kRttUsMin);
+}
+
+bool HostPace::IsMinor(const Link& link) const { return link.before < before_ / kMinorPart; }
+
+bool HostPace::AllAreActive(Tick now) const {
+  return std::all_of(links_.begin(), links_.end(), [&](const auto& each) {
+    return IsMinor(each.second) || IsActive(each.second, now);
+  });
+}
+
+uint64_t HostPace::ShortestWaitUs() const {
+  uint64_t shortest = std::numeric_limits<uint64_t>::max();
+  for (const auto& [id, link] : links_) {
+    if (IsMinor(link) || link.arrived == 0) continue;
+    shortest = std::min(shortest, link.queued_us / link.arrived);
+  }
+  return shortest;
+}
+
+std::string HostPace::Measure(bool settled, Tick now) {
+  const Tick begun = std::exchange(measured_at_, now);
+  const bool was_settled = std::exchange(settled_, settled);
+  if (before_ == 0 || begun < burst_begun_ + kSkipped * rtt_us_ || !AllAreActive(now)) {
+    BeginStretch();
+    return "";
+  }
+  stretch_.settled &= settled && was_settled;
+  stretch_.us += now - begun;
+  if (stretch_.us < std::max(kStretch * rtt_us_, kStretchUsMin)) return "";
+  std::string news = EndStretch();
+  BeginStretch();
+  return news;
+}
+
+std::string HostPace::EndStretch() {
+  uint64_t bytes = 0;
+  for (const auto& [id, link] : links_) bytes += link.arrived;
+  const auto in_a_second = [&](int64_t us) {
+    return bytes * Seconds(1) / static_cast<uint64_t>(us);
+  };
+  const uint64_t rate = in_a_second(stretch_.us + kClumpUs);
+  clock_us_ += stretch_.us;
+  while (!rates_.empty() && rates_.back().second <= rate) rates_.pop_back();
+  rates_.emplace_back(clock_us_, rate);
+  while (clock_us_ - rates_.front().first > kWindow) rates_.pop_front();
+
+  const bool much_repeated = repeated_ * 1000 > sent_ * kMuchPerMille;
+  sent_ = repeated_ = 0;
+  if (bytes == 0 || !stretch_.settled) return "";
+  const uint64_t waited_us = ShortestWaitUs();
+  if (limit_ == 0) return Begin(!QueuesAreShort(waited_us, rtt_us_));
+  const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
+  return Adjust(in_a_second(stretch_.us), overrun);
+}
+
+// Decides whether there is a limit from now on.
+std::string HostPace::Begin(bool queue_is_long) {
+  if (!queue_is_long || ++long_seen_ < kLong) return "";
+  limit_ = most();
+  confirmed_us_ = clock_us_;
+  quiet_ = rises_ = 0;
+  return "packets of all links wait";
+}
+
+// `rate`: what arrived in a second.
+std::string HostPace::Adjust(uint64_t rate, bool overrun) {
+  const bool reached = rate >= limit_ / 100 * kAtLimitPercent;
+  if (!reached || overrun) quiet_ = rises_ = 0;
+  if (!overrun) {
+    if (!reached) return "";
+    confirmed_us_ = clock_us_;
+    if (++quiet_ < kQuiet) return "";
+    limit_ += limit_ / 100 << std::min(rises_++ / kRisesOfAStep, kDoublings);
+    return "";
+  }
+  limit_ = std::min(limit_, most());
+  // If the host sends less than the limit, TCP has just fallen back, and a lower limit is no help.
+  if (!reached) return "";
+  limit_ = std::max(limit_ / 100 * kFallPercent, most() / 100 * kLeastPercent);
+  if (clock_us_ - confirmed_us_ <= kWindow) return "";
+  limit_ = 0;
+  long_seen_ = 0;
+  return "queues stay full, so others fill them";
+}
+
+uint64_t HostPace::RateOf(uint64_t id, Tick now) const {
+  const auto link = links_.find(id);
+  if (rate() == 0 || link == links_.end()) return rate();
+  const uint64_t usual = std::max<uint64_t>(before_ / links_.size(), 1);
+  // A link that is new gets as much as if all had sent the same.
+  const auto part = [usual](const Link& l) {
+    return static_cast<double>(l.before == 0 ? usual : std::max(l.before, usual / kLeastPart));
+  };
+  double sum = 0;
+  for (const auto& [other, l] : links_) {
+    if (other == id || IsActive(l, now)) sum += part(l);
+  }
+  return static_cast<uint64_t>(static_cast<double>(rate()) * part(link->second) / sum);
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,116 @@
+// Paces what this host sends on long ways, so that its links together do not overrun the queue in
+// front of its access link.
+//
+// TCP finds the rate of each connection by filling the queue until packets are lost. On a long way
+// it then needs many round trips to be as fast again, and the connections of a host lose packets
+// together, since they share its access link. This host knows what all of them send, and how long
+// their packets wait. So it limits their sum to about what the access link carries. TCP's
+// congestion control goes on below that limit.
+//
+// The limit follows from what arrives and from how long packets wait, as in BBR (Cardwell et al.,
+// 2016), but for all connections together:
+//   - There is none at first. If packets of every link wait for long, the queue in front of the
+//     access link is full. The limit is then the most that arrived lately. (If packets of some
+//     links wait and those of others do not, they wait elsewhere, for instance at a receiver.)
+//   - If the host sends as much as the limit allows, and nothing is lost, the limit rises: first
+//     slowly, then faster and faster. So an access link that became faster is noticed.
+//   - If the host sends as much as the limit allows, and bytes are repeated or packets wait for
+//     very long, the limit falls a little.
+//   - If that does not help for a while, somebody else fills the queue. A limit would leave the
+//     path to them, so there is none again.
+//
+// Links get parts of the limit in proportion to what they sent in the burst before. So links that
+// carry different shares of a tensor are done at the same time. Links that have nothing to send
+// leave their parts to the others.
+//
+// Plain value: no clock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+
+class HostPace {
+ public:
+  // A link on a long way put `bytes` on a lane. `rtt_us`: of its path, without queues.
+  void Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
+  // A lane of the link could take more, and nothing waited.
+  void QueueEmptied(uint64_t link);
+  void Remove(uint64_t link);
+
+  // `bytes` of the link have arrived since the last Measure(). Each of them waited in queues of the
+  // path; `queued_us` is the sum of their times.
+  void Arrived(uint64_t link, uint64_t bytes, uint64_t queued_us);
+  // All links sent so many bytes, and TCP sent `repeated` bytes again.
+  void Repeated(uint64_t sent, uint64_t repeated);
+  // Judges what has arrived. Call it at least twice in a round trip while bytes move. `settled`: no
+  // other number of lanes is being tried. Otherwise nothing is limited, because a limit would hide
+  // whether more lanes carry more. Returns why there is a limit, or none any more, for the log;
+  // empty: that has not changed.
+  std::string Measure(bool settled, Tick now);
+
+  // Returns what all links together may send, in bytes per second. 0: there is no limit.
+  uint64_t rate() const { return settled_ ? limit_ : 0; }
+  // Returns what this link may send now, in bytes per second. 0: there is no limit.
+  uint64_t RateOf(uint64_t link, Tick now) const;
+
+ private:
+  // What arrived in this time of measurements counts.
+  static constexpr int64_t kWindow = Seconds(30);
+
+  struct Link {
+    uint64_t bytes = 0;      // sent in the present burst
+    uint64_t before = 0;     // sent in the last burst that counted
+    bool waiting = false;    // segments wait for lanes
+    Tick sent_at;            // when a segment was last put on a lane
+    uint64_t arrived = 0;    // in the present stretch
+    uint64_t queued_us = 0;  // in the present stretch
+  };
+  // A stretch of time, in which all links with much to send had something to send.
+  struct Stretch {
+    int64_t us = 0;
+    bool settled = true;
+  };
+  bool IsActive(const Link& link, Tick now) const;
+  // The link sent little in the burst before.
+  bool IsMinor(const Link& link) const;
+  bool AllAreActive(Tick now) const;
+  // The mean wait of packets of that link on which it is shortest.
+  uint64_t ShortestWaitUs() const;
+  void EndBurst();
+  void BeginStretch();
+  std::string EndStretch();
+  std::string Begin(bool queue_is_long);
+  std::string Adjust(uint64_t rate, bool overrun);
+  uint64_t most() const { return rates_.front().second; }
+
+  std::map<uint64_t, Link> links_;
+  uint64_t before_ = 0;  // the sum of Link::before
+  int64_t rtt_us_ = 0;   // the longest of the links in this burst
+  Tick sent_at_;         // when a link last sent
+  Tick burst_begun_;
+  Tick measured_at_;  // the last Measure()
+  Stretch stretch_;
+  bool settled_ = false;
+
+  int64_t clock_us_ = 0;  // the time of all stretches
+  // What arrived in a second of a stretch, and when the stretch ended. The rates fall.
+  std::deque<std::pair<int64_t, uint64_t>> rates_;
+  // As Repeated() has told since the last stretch.
+  uint64_t sent_ = 0;
+  uint64_t repeated_ = 0;
+
+  uint64_t limit_ = 0;
+  int long_seen_ = 0;         // stretches with a long queue since there was no limit
+  int64_t confirmed_us_ = 0;  // when nothing was overrun last, though the limit was reached
+  int quiet_ = 0;             // stretches in a row of which that is true
+  int rises_ = 0;             // how often the limit has risen in a row
+};
+
+}  // namespace longhaul::peerd

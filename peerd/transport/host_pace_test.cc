@@ -1,0 +1,191 @@
+#include "peerd/transport/host_pace.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr int64_t kRttUs = Millis(40);
+constexpr uint64_t kMs = 1000;
+
+// A host whose links share an access link with a queue of 50 ms. TCP sends as fast as it may, up to
+// a tenth more than the access link carries, and what does not fit into the queue is sent again.
+class HostPaceTest : public ::testing::Test {
+ protected:
+  // An op: each link sends so many bytes, if `tcp` is its part of the access link or less.
+  void Op(const std::vector<uint64_t>& bytes_of_links, bool settled = true) {
+    now_ = now_ + Seconds(1);
+    std::vector<uint64_t> left = bytes_of_links;
+    for (int64_t ms = 0; std::any_of(left.begin(), left.end(), [](uint64_t b) { return b > 0; });
+         ++ms) {
+      ASSERT_LT(ms, 60000) << "the op does not end";
+      now_ = now_ + Millis(1);
+      SendForAMs(&left);
+      if (ms % 100 == 99) Look(settled);
+    }
+  }
+  void Ops(int count, const std::vector<uint64_t>& bytes_of_links) {
+    for (int i = 0; i < count; ++i) Op(bytes_of_links);
+  }
+
+  void SendForAMs(std::vector<uint64_t>* left) {
+    uint64_t coming = 0;
+    std::vector<uint64_t> sent(left->size());
+    const auto busy = static_cast<uint64_t>(
+        std::count_if(left->begin(), left->end(), [](uint64_t bytes) { return bytes > 0; }));
+    for (size_t i = 0; i < left->size(); ++i) {
+      if ((*left)[i] == 0) continue;
+      uint64_t rate = tcp_ != 0 ? tcp_ : access_ * 11 / 10 / busy;
+      if (const uint64_t limit = pace_.RateOf(i, now_); limit != 0) rate = std::min(rate, limit);
+      sent[i] = std::min(rate / kMs, (*left)[i]);
+      (*left)[i] -= sent[i];
+      coming += sent[i];
+      pace_.Sent(i, kRttUs, sent[i], now_);
+      if ((*left)[i] == 0) pace_.QueueEmptied(i);
+    }
+    const uint64_t room = access_ / kMs * 50;
+    queue_ += coming;
+    const uint64_t gone = std::min(queue_, access_ / kMs);
+    queue_ -= gone;
+    const uint64_t lost = queue_ > room ? queue_ - room : 0;
+    queue_ -= lost;
+    repeated_ += lost;
+    sent_ += coming;
+    const uint64_t us = queue_ * 1000000 / access_ + foreign_wait_us_;
+    for (size_t i = 0; i < left->size(); ++i) {
+      if (coming == 0) break;
+      const uint64_t arrived = gone * sent[i] / coming;
+      pace_.Arrived(i, arrived, arrived * (us + (i == slow_receiver_ ? Millis(50) : 0)));
+    }
+  }
+
+  void Look(bool settled) {
+    pace_.Repeated(sent_, repeated_);
+    all_sent_ += sent_;
+    all_repeated_ += repeated_;
+    sent_ = repeated_ = 0;
+    pace_.Measure(settled, now_);
+  }
+
+  double Rate() const { return static_cast<double>(pace_.rate()); }
+
+  HostPace pace_;
+  Tick now_{Seconds(100)};
+  uint64_t access_ = 12500000;  // bytes a second
+  uint64_t tcp_ = 0;            // what TCP sends on each link; 0: as much as it can
+  uint64_t foreign_wait_us_ = 0;
+  size_t slow_receiver_ = SIZE_MAX;  // packets to this one also wait elsewhere
+  uint64_t queue_ = 0;
+  uint64_t sent_ = 0;
+  uint64_t repeated_ = 0;
+  uint64_t all_sent_ = 0;
+  uint64_t all_repeated_ = 0;
+};
+
+const std::vector<uint64_t> kEqual(3, 8 << 20);
+
+TEST_F(HostPaceTest, WhereTheQueueIsFullItLimitsWhatIsSentToWhatArrives) {
+  Ops(4, kEqual);
+  EXPECT_NEAR(Rate(), 12.5e6, 1e6);
+  all_sent_ = all_repeated_ = 0;
+  Ops(20, kEqual);
+  EXPECT_NEAR(Rate(), 12.5e6, 1e6);
+  EXPECT_LT(all_repeated_ * 1000, all_sent_ * 10) << "without a limit it was 9 %";
+}
+
+TEST_F(HostPaceTest, SaysWhyThereIsALimit) {
+  Op(kEqual);
+  std::string why;
+  now_ = now_ + Seconds(1);
+  std::vector<uint64_t> left = kEqual;
+  for (int ms = 0; ms < 2500 && why.empty(); ++ms) {
+    now_ = now_ + Millis(1);
+    SendForAMs(&left);
+    if (ms % 100 == 99) why = pace_.Measure(true, now_);
+  }
+  EXPECT_EQ(why, "packets of all links wait");
+}
+
+TEST_F(HostPaceTest, NothingIsLimitedWhereQueuesAreShort) {
+  tcp_ = 3000000;
+  Ops(10, kEqual);
+  EXPECT_EQ(pace_.rate(), 0u);
+  EXPECT_EQ(pace_.RateOf(0, now_), 0u);
+}
+
+TEST_F(HostPaceTest, NothingIsLimitedIfPacketsWaitOnTheWayToOnePeerOnly) {
+  tcp_ = 3000000;
+  slow_receiver_ = 1;
+  Ops(10, kEqual);
+  EXPECT_EQ(pace_.rate(), 0u);
+}
+
+TEST_F(HostPaceTest, NothingIsLimitedWhileOtherNumbersOfLanesAreTried) {
+  for (int i = 0; i < 4; ++i) Op(kEqual, /*settled=*/false);
+  EXPECT_EQ(pace_.rate(), 0u);
+  Ops(4, kEqual);
+  EXPECT_NE(pace_.rate(), 0u);
+  Op(kEqual, /*settled=*/false);
+  EXPECT_EQ(pace_.rate(), 0u);
+}
+
+TEST_F(HostPaceTest, TheLimitFollowsAnAccessLinkThatBecomesFaster) {
+  Ops(4, kEqual);
+  access_ *= 2;
+  Ops(8, kEqual);
+  EXPECT_NEAR(Rate(), 25e6, 2.5e6);
+}
+
+TEST_F(HostPaceTest, TheLimitFollowsAnAccessLinkThatBecomesSlower) {
+  Ops(4, kEqual);
+  access_ /= 2;
+  Ops(14, kEqual);
+  EXPECT_NEAR(Rate(), 6.25e6, 0.7e6);
+}
+
+TEST_F(HostPaceTest, NoLimitStaysIfOthersFillTheQueue) {
+  Ops(4, kEqual);
+  EXPECT_NE(pace_.rate(), 0u);
+  foreign_wait_us_ = Millis(100);
+  bool lifted = false;
+  for (int i = 0; i < 30 && !lifted; ++i) {
+    Op(kEqual);
+    lifted = pace_.rate() == 0;
+  }
+  EXPECT_TRUE(lifted);
+}
+
+TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
+  const std::vector<uint64_t> unequal{12 << 20, 12 << 20, 6 << 20};
+  Ops(6, unequal);
+  ASSERT_NE(pace_.rate(), 0u);
+  now_ = now_ + Seconds(1);
+  for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 1000, now_);
+  EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate() * 0.4, 1);
+  EXPECT_NEAR(static_cast<double>(pace_.RateOf(2, now_)), Rate() * 0.2, 1);
+  // A link that has nothing to send leaves its part to the others.
+  pace_.QueueEmptied(1);
+  now_ = now_ + kRttUs;
+  EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate() * 2 / 3, 1);
+  pace_.Remove(2);
+  EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate(), 1);
+}
+
+TEST_F(HostPaceTest, ALinkThatSentNearlyNothingGetsSomething) {
+  const std::vector<uint64_t> unequal{12 << 20, 12 << 20, 2000};
+  Ops(6, unequal);
+  ASSERT_NE(pace_.rate(), 0u);
+  now_ = now_ + Seconds(1);
+  for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 1000, now_);
+  EXPECT_GT(static_cast<double>(pace_.RateOf(2, now_)), Rate() / 20);
+  EXPECT_GT(static_cast<double>(pace_.RateOf(7, now_)), 0) << "of a link that is not known";
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
