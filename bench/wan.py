@@ -416,7 +416,7 @@ def main() -> int:
     )
     parser.add_argument("--congestion", default="cubic", help="for lanes and iperf3, or auto (default cubic)")
     parser.add_argument("--system-congestion", help="the default of the hosts' systems (default: this machine's)")
-    parser.add_argument("--loss", help=f"share of the segments that is lost (default {LOSS}; sizes: none)")
+    parser.add_argument("--loss", help=f"share of the segments that is lost (default {LOSS}%; sizes: none)")
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor in MiB (default 64)")
     parser.add_argument("--ops", type=int, default=5, help="ops of a case that count (default 5)")
     parser.add_argument(

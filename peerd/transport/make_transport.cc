@@ -921,8 +921,9 @@ Arrivals TransportImpl::PopArrivals() {
   const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
   if (bytes != 0) host_lanes_.Arrived(bytes, result.queued_us / bytes);
   if (const std::string why = host_pace_.Measure(settled, ring_->Now()); !why.empty()) {
-    Log(LogLevel::kInfo, absl::StrCat("pace of long ways mbit_per_s=", host_pace_.rate() * 8 / 1000000) +
-                             LogField("why", why));
+    Log(LogLevel::kInfo,
+        absl::StrCat("pace of long ways mbit_per_s=", host_pace_.rate() * 8 / 1000000) +
+            LogField("why", why));
   }
   return result;
 }

@@ -726,8 +726,9 @@ TEST_P(LongWay, WhereTheQueueIsFullLanesTogetherSendWhatArrives) {
   send(Millis(100));
   ASSERT_FALSE(world_->fake->paces().empty()) << "those lanes that a segment was put on since";
   for (const auto& [fd, each] : world_->fake->paces()) {
-    EXPECT_NEAR(static_cast<double>(each), static_cast<double>(pace) / 4,
-                static_cast<double>(pace) / 40);
+    // A lane that rests leaves its part to the others.
+    EXPECT_GT(each * 5, pace) << "of lane " << fd;
+    EXPECT_LT(each * 2, pace) << "of lane " << fd;
   }
 }
 
