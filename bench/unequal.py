@@ -377,7 +377,9 @@ def main() -> int:
     parser.add_argument("--mbit", type=number_list, default=[100], help="access rates (default 100)")
     parser.add_argument("--mib", type=number_list, default=[16, 64], help="sizes of the tensor in MiB (default 16,64)")
     parser.add_argument("--ops", type=int, default=5, help="ops of a case that count (default 5)")
-    parser.add_argument("--warm-ops", type=int, default=12, help="ops before them (default 12)")
+    parser.add_argument(
+        "--warm-ops", type=int, default=24, help="ops before them, in which hosts measure their links (default 24)"
+    )
     parser.add_argument(
         "--change-ops", type=int, default=12, help="ops at most after a change, until they have adapted (default 12)"
     )

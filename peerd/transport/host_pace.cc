@@ -46,6 +46,8 @@ constexpr uint64_t kLeastPercent = 92;
 constexpr int kQuiet = 4;
 constexpr int kRisesOfAStep = 3;
 constexpr int kDoublings = 4;
+// If queues stay full in spite of a limit, there is none for so much traffic.
+constexpr int64_t kAgainUs = Seconds(300);
 
 }  // namespace
 
@@ -167,7 +169,7 @@ std::string HostPace::EndStretch() {
 
 // Decides whether there is a limit from now on.
 std::string HostPace::Begin(bool queue_is_long) {
-  if (!queue_is_long || ++long_seen_ < kLong) return "";
+  if (clock_us_ < not_before_us_ || !queue_is_long || ++long_seen_ < kLong) return "";
   limit_ = most();
   confirmed_us_ = clock_us_;
   quiet_ = rises_ = 0;
@@ -192,6 +194,7 @@ std::string HostPace::Adjust(uint64_t rate, bool overrun) {
   if (clock_us_ - confirmed_us_ <= kWindow) return "";
   limit_ = 0;
   long_seen_ = 0;
+  not_before_us_ = clock_us_ + kAgainUs;
   return "queues stay full, so others fill them";
 }
 

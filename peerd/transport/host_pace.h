@@ -16,8 +16,9 @@
 //     slowly, then faster and faster. So an access link that became faster is noticed.
 //   - If the host sends as much as the limit allows, and bytes are repeated or packets wait for
 //     very long, the limit falls a little.
-//   - If that does not help for a while, somebody else fills the queue. A limit would leave the
-//     path to them, so there is none again.
+//   - If that does not help for a while, somebody else fills the queue, or the network queues the
+//     packets of each connection. A limit would leave the path to others, so there is none for some
+//     minutes of traffic.
 //
 // Links get parts of the limit in proportion to what they sent in the burst before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
@@ -107,10 +108,11 @@ class HostPace {
   uint64_t repeated_ = 0;
 
   uint64_t limit_ = 0;
-  int long_seen_ = 0;         // stretches with a long queue since there was no limit
-  int64_t confirmed_us_ = 0;  // when nothing was overrun last, though the limit was reached
-  int quiet_ = 0;             // stretches in a row of which that is true
-  int rises_ = 0;             // how often the limit has risen in a row
+  int long_seen_ = 0;          // stretches with a long queue since there was no limit
+  int64_t confirmed_us_ = 0;   // when nothing was overrun last, though the limit was reached
+  int64_t not_before_us_ = 0;  // no limit until then
+  int quiet_ = 0;              // stretches in a row of which that is true
+  int rises_ = 0;              // how often the limit has risen in a row
 };
 
 }  // namespace longhaul::peerd

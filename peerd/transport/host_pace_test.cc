@@ -159,6 +159,11 @@ TEST_F(HostPaceTest, NoLimitStaysIfOthersFillTheQueue) {
     lifted = pace_.rate() == 0;
   }
   EXPECT_TRUE(lifted);
+  Ops(20, kEqual);
+  EXPECT_EQ(pace_.rate(), 0u);
+  foreign_wait_us_ = 0;
+  Ops(300, kEqual);
+  EXPECT_NE(pace_.rate(), 0u);
 }
 
 TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
