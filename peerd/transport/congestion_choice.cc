@@ -31,10 +31,10 @@ constexpr uint64_t kEqualPercent = 120;
 constexpr uint64_t kFarFasterPercent = 150;
 // A control that repeats at most this part of what the one before did may be slower.
 constexpr uint64_t kFewerPercent = 67;
-// Below this part of the rate before, the choice is wrong, or may have become wrong.
+// Below this part of the rate with which a control won, it is questioned.
 constexpr uint64_t kFallenPercent = 50;
 // A control that repeats clearly fewer bytes is kept unless it is so slow.
-constexpr uint64_t kFarSlowerPercent = 25;
+constexpr uint64_t kFarSlowerPercent = 40;
 constexpr int64_t kAgainUs = Seconds(300);
 
 constexpr char kCubic[] = "cubic";

@@ -10,9 +10,9 @@
 // carries, less kRepeatCost for each byte that it repeats, since repeated bytes fill queues of
 // other hosts.
 //   - Where cubic loses packets at random, bbr is kept if it carries half as much again.
-//   - A control that repeats clearly fewer bytes is kept unless its rate is below a quarter of the
-//     worth of the other one. The hosts of an op wait for each other, so a rate says little of one
-//     host's control.
+//   - A control that repeats clearly fewer bytes is kept unless its rate is below two fifths of
+//     the worth of the other one. The hosts of an op wait for each other, so a rate says little of
+//     one host's control.
 //   - Otherwise cubic is kept unless the default is clearly better, and bbr only if it is clearly
 //     better than the default, since it takes more than its part of a path from cubic.
 // A control under trial loses only by two measurements. The loser is not tried again for a while.

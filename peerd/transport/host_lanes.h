@@ -65,6 +65,10 @@ class HostLanes {
   // As in LaneCount, of all links together.
   uint64_t rate() const { return crowded() ? count_->rate() : 0; }
   bool found() const { return crowded() && count_->found(); }
+  // Whether there is a search, though fewer links may be busy now.
+  bool searches() const { return count_.has_value(); }
+  // As in LaneCount; false without a search.
+  bool tries() const { return searches() && count_->tries(); }
 
   // Returns what was sent since the last call.
   Busy PopBusy();

@@ -10,10 +10,14 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;    // a longer pause ends a burst
+constexpr int64_t kPause = 2;  // a longer pause ends a burst, if it is also longer than kPauseUsMin
 constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow
 constexpr int64_t kStretch = 4;  // but at least kStretchUsMin
 constexpr int64_t kStretchUsMin = Millis(500);
+constexpr int64_t kPauseUsMin = Millis(100);
+// A link is active for so long after it sent, if segments wait and if none does.
+constexpr int64_t kActiveWaiting = 8;
+constexpr int64_t kActive = 1;
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 // What arrives first in a stretch may have waited in a queue before. So a stretch counts as longer.
@@ -23,14 +27,17 @@ constexpr int64_t kClumpUs = Millis(25);
 // cut.
 constexpr uint64_t kBurstBytes = 1 << 20;
 constexpr int64_t kBurstUs = Seconds(10);
-// A link that sent less than this part of a burst need not be active in a stretch.
-constexpr uint64_t kMinorPart = 20;
+// A link that sent less than this part of what links sent on average need not be active in a
+// stretch.
+constexpr uint64_t kMinorPart = 7;
 // A link gets at least this part of what it would get if all had sent the same. A connection with a
 // very low limit would look as if it were broken.
 constexpr uint64_t kLeastPart = 4;
 
-// There is no limit before so many stretches had a long queue.
+// There is no limit before so many more stretches had a long queue than a short one.
 constexpr int kLong = 3;
+// A limit is forgotten after so many bursts that were too short for a stretch.
+constexpr int kShortBursts = 30;
 // What arrives if the limit holds the host, in percent of the limit.
 constexpr uint64_t kAtLimitPercent = 98;
 // A queue is overrun if so many bytes are repeated, or if packets wait so many times as long as in
@@ -53,8 +60,9 @@ constexpr int64_t kAgainUs = Seconds(300);
 
 void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
-  if (now - sent_at_ > kPause * rtt) {
+  if (now - sent_at_ > std::max(kPause * rtt, kPauseUsMin)) {
     EndBurst();
+    if (++short_bursts_ > kShortBursts) limit_ = 0;
     BeginStretch();
     burst_begun_ = now;
     rtt_us_ = 0;
@@ -94,6 +102,7 @@ void HostPace::EndBurst() {
 
 void HostPace::BeginStretch() {
   stretch_ = {};
+  sent_ = repeated_ = 0;
   for (auto& [id, link] : links_) link.arrived = link.queued_us = 0;
 }
 
@@ -109,12 +118,16 @@ void HostPace::Repeated(uint64_t sent, uint64_t repeated) {
   repeated_ += repeated;
 }
 
-// A link whose lanes take every segment at once still sends, so it counts for a round trip.
+// A link whose lanes take every segment at once still sends. One on which nothing moves though
+// segments wait has nothing of its part.
 bool HostPace::IsActive(const Link& link, Tick now) const {
-  return link.waiting || now - link.sent_at < std::max(rtt_us_, kRttUsMin);
+  const int64_t rtts = link.waiting ? kActiveWaiting : kActive;
+  return now - link.sent_at < rtts * std::max(rtt_us_, kRttUsMin);
 }
 
-bool HostPace::IsMinor(const Link& link) const { return link.before < before_ / kMinorPart; }
+bool HostPace::IsMinor(const Link& link) const {
+  return link.before * links_.size() * kMinorPart < before_;
+}
 
 bool HostPace::AllAreActive(Tick now) const {
   return std::all_of(links_.begin(), links_.end(), [&](const auto& each) {
@@ -128,7 +141,7 @@ uint64_t HostPace::ShortestWaitUs() const {
     if (IsMinor(link) || link.arrived == 0) continue;
     shortest = std::min(shortest, link.queued_us / link.arrived);
   }
-  return shortest;
+  return shortest == std::numeric_limits<uint64_t>::max() ? 0 : shortest;
 }
 
 std::string HostPace::Measure(bool settled, Tick now) {
@@ -154,12 +167,12 @@ std::string HostPace::EndStretch() {
   };
   const uint64_t rate = in_a_second(stretch_.us + kClumpUs);
   clock_us_ += stretch_.us;
+  short_bursts_ = 0;
   while (!rates_.empty() && rates_.back().second <= rate) rates_.pop_back();
   rates_.emplace_back(clock_us_, rate);
   while (clock_us_ - rates_.front().first > kWindow) rates_.pop_front();
 
   const bool much_repeated = repeated_ * 1000 > sent_ * kMuchPerMille;
-  sent_ = repeated_ = 0;
   if (bytes == 0 || !stretch_.settled) return "";
   const uint64_t waited_us = ShortestWaitUs();
   if (limit_ == 0) return Begin(!QueuesAreShort(waited_us, rtt_us_));
@@ -169,7 +182,10 @@ std::string HostPace::EndStretch() {
 
 // Decides whether there is a limit from now on.
 std::string HostPace::Begin(bool queue_is_long) {
-  if (clock_us_ < not_before_us_ || !queue_is_long || ++long_seen_ < kLong) return "";
+  if (clock_us_ < not_before_us_) return "";
+  long_seen_ = queue_is_long ? long_seen_ + 1 : std::max(long_seen_ - 1, 0);
+  if (long_seen_ < kLong) return "";
+  long_seen_ = 0;
   limit_ = most();
   confirmed_us_ = clock_us_;
   quiet_ = rises_ = 0;
@@ -193,7 +209,6 @@ std::string HostPace::Adjust(uint64_t rate, bool overrun) {
   limit_ = std::max(limit_ / 100 * kFallPercent, most() / 100 * kLeastPercent);
   if (clock_us_ - confirmed_us_ <= kWindow) return "";
   limit_ = 0;
-  long_seen_ = 0;
   not_before_us_ = clock_us_ + kAgainUs;
   return "queues stay full, so others fill them";
 }

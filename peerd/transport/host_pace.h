@@ -3,9 +3,9 @@
 //
 // TCP finds the rate of each connection by filling the queue until packets are lost. On a long way
 // it then needs many round trips to be as fast again, and the connections of a host lose packets
-// together, since they share its access link. This host knows what all of them send, and how long
-// their packets wait. So it limits their sum to about what the access link carries. TCP's
-// congestion control goes on below that limit.
+// together, since they share its access link. This host knows what its lanes
+// send, and how long their packets wait. So it limits their sum to about what the access link
+// carries. TCP's congestion control goes on below that limit.
 //
 // The limit follows from what arrives and from how long packets wait, as in BBR (Cardwell et al.,
 // 2016), but for all connections together:
@@ -22,7 +22,8 @@
 //
 // Links get parts of the limit in proportion to what they sent in the burst before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
-// leave their parts to the others.
+// leave their parts to the others. Parts of frames (ADR 0047) and lanes
+// of other peers that go through this host are few, and are not limited.
 //
 // Plain value: no clock.
 #pragma once
@@ -50,7 +51,7 @@ class HostPace {
   void Arrived(uint64_t link, uint64_t bytes, uint64_t queued_us);
   // All links sent so many bytes, and TCP sent `repeated` bytes again.
   void Repeated(uint64_t sent, uint64_t repeated);
-  // Judges what has arrived. Call it at least twice in a round trip while bytes move. `settled`: no
+  // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no
   // other number of lanes is being tried. Otherwise nothing is limited, because a limit would hide
   // whether more lanes carry more. Returns why there is a limit, or none any more, for the log;
   // empty: that has not changed.
@@ -108,11 +109,14 @@ class HostPace {
   uint64_t repeated_ = 0;
 
   uint64_t limit_ = 0;
-  int long_seen_ = 0;          // stretches with a long queue since there was no limit
-  int64_t confirmed_us_ = 0;   // when nothing was overrun last, though the limit was reached
   int64_t not_before_us_ = 0;  // no limit until then
-  int quiet_ = 0;              // stretches in a row of which that is true
-  int rises_ = 0;              // how often the limit has risen in a row
+  int long_seen_ = 0;          // stretches with a long queue less those with a short one
+  int short_bursts_ = 0;       // in a row
+  // When the limit was last reached without an overrun, for how many stretches in a row that has
+  // been so, and how often the limit has risen meanwhile.
+  int64_t confirmed_us_ = 0;
+  int quiet_ = 0;
+  int rises_ = 0;
 };
 
 }  // namespace longhaul::peerd

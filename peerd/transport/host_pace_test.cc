@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/tick.h"
@@ -14,11 +15,11 @@ namespace {
 constexpr int64_t kRttUs = Millis(40);
 constexpr uint64_t kMs = 1000;
 
-// A host whose links share an access link with a queue of 50 ms. TCP sends as fast as it may, up to
-// a tenth more than the access link carries, and what does not fit into the queue is sent again.
+// A host whose links share an access link with a queue of 50 ms. TCP sends a tenth more than the
+// access link carries if nothing limits it. What does not fit into the queue is sent again.
 class HostPaceTest : public ::testing::Test {
  protected:
-  // An op: each link sends so many bytes, if `tcp` is its part of the access link or less.
+  // An op: each link sends so many bytes.
   void Op(const std::vector<uint64_t>& bytes_of_links, bool settled = true) {
     now_ = now_ + Seconds(1);
     std::vector<uint64_t> left = bytes_of_links;
@@ -166,6 +167,40 @@ TEST_F(HostPaceTest, NoLimitStaysIfOthersFillTheQueue) {
   EXPECT_NE(pace_.rate(), 0u);
 }
 
+TEST_F(HostPaceTest, ManyLinksAreJudgedLikeFew) {
+  const std::vector<uint64_t> many(40, 1 << 20);
+  tcp_ = access_ / 80;
+  Ops(10, many);
+  EXPECT_EQ(pace_.rate(), 0u) << "the access link is half full";
+  tcp_ = 0;
+  Ops(6, many);
+  EXPECT_NEAR(Rate(), 12.5e6, 1e6);
+}
+
+TEST_F(HostPaceTest, OneLinkAloneIsLimitedToo) {
+  Ops(20, {24 << 20});
+  EXPECT_NEAR(Rate(), 12.5e6, 1e6);
+}
+
+TEST_F(HostPaceTest, ALongQueueNowAndThenIsNoReason) {
+  for (int i = 0; i < 20; ++i) {
+    tcp_ = 3000000;
+    Op(kEqual);
+    tcp_ = 0;
+    Op({4 << 20, 4 << 20, 4 << 20});
+  }
+  EXPECT_EQ(pace_.rate(), 0u);
+}
+
+TEST_F(HostPaceTest, ALimitThatNoOpTestsIsForgotten) {
+  Ops(4, kEqual);
+  ASSERT_NE(pace_.rate(), 0u);
+  Ops(20, {100000, 100000, 100000});
+  EXPECT_NE(pace_.rate(), 0u);
+  Ops(20, {100000, 100000, 100000});
+  EXPECT_EQ(pace_.rate(), 0u);
+}
+
 TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
   const std::vector<uint64_t> unequal{12 << 20, 12 << 20, 6 << 20};
   Ops(6, unequal);
@@ -174,10 +209,14 @@ TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
   for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 1000, now_);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate() * 0.4, 1);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(2, now_)), Rate() * 0.2, 1);
-  // A link that has nothing to send leaves its part to the others.
+  // A link that has nothing to send leaves its part to the others, and so does one that is stuck.
   pace_.QueueEmptied(1);
   now_ = now_ + kRttUs;
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate() * 2 / 3, 1);
+  pace_.Sent(1, kRttUs, 1000, now_);
+  now_ = now_ + 8 * kRttUs;
+  pace_.Sent(0, kRttUs, 1000, now_);
+  EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate(), 1);
   pace_.Remove(2);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate(), 1);
 }

@@ -58,6 +58,8 @@ class LaneCount {
   // True if a search has ended: more lanes than it chose were of no use on this path, or could not
   // be tried. Stays true when a later trial uses twice as many.
   bool found() const { return found_; }
+  // Another number of lanes is being tried, or nothing was found yet.
+  bool tries() const { return trying_ || trying_fewer_ || !found_; }
 
   // A probe measured the rate of the path. If nothing was measured here yet, takes as many lanes as
   // reach that rate early in a burst, before connections have grown. Never takes fewer than before,

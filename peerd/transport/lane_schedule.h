@@ -72,6 +72,8 @@ class LaneSchedule {
     if (!count_) return false;
     return crowded_ != 0 ? !crowded_found_ : !count_->found();
   }
+  // While other links are not busy: as in LaneCount. False if lanes are not counted.
+  bool tries() const { return count_ && count_->tries(); }
   int64_t rtt_us() const { return rtt_us_; }
   bool counts() const { return count_.has_value(); }
 

@@ -217,8 +217,8 @@ class Link final : public LaneOwner {
   // The congestion control of data lanes, if the path is long.
   void SetCongestion(const std::string& congestion);
   bool long_way() const { return schedule_.long_way(); }
-  // Whether another number of data lanes is being tried.
-  bool tries_lanes() const { return schedule_.growing(); }
+  // As in LaneCount, while no other link is busy.
+  bool tries_lanes() const { return schedule_.tries(); }
   // One way. 0: unknown, or the path is short.
   uint32_t latency_us() const {
     return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;

@@ -895,8 +895,8 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
 
 Arrivals TransportImpl::PopArrivals() {
   Arrivals result{.bytes = arrived_};
-  const bool crowded = host_lanes_.lanes() != 0;
-  bool settled = !crowded || host_lanes_.found();
+  const bool crowded = options_.lanes == 0 && host_lanes_.searches();
+  bool settled = !crowded || !host_lanes_.tries();
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
@@ -909,7 +909,7 @@ Arrivals TransportImpl::PopArrivals() {
         queues_.queued_us += queued_us;
         queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
         host_pace_.Arrived(peer.link->options().id, bytes, queued_us);
-        settled &= crowded || !peer.link->tries_lanes();
+        settled &= crowded || bytes == 0 || !peer.link->tries_lanes();
       }
       ++result.links;
       const int64_t us = peer.link->waiting_us();
