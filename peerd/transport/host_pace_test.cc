@@ -192,6 +192,16 @@ TEST_F(HostPaceTest, ALongQueueNowAndThenIsNoReason) {
   EXPECT_EQ(pace_.rate(), 0u);
 }
 
+TEST_F(HostPaceTest, ASmallOpIsNotLimited) {
+  Ops(4, kEqual);
+  ASSERT_NE(pace_.rate(), 0u);
+  now_ = now_ + Seconds(1);
+  pace_.Sent(0, kRttUs, 30000, now_);
+  EXPECT_EQ(pace_.RateOf(0, now_), 0u);
+  pace_.Sent(0, kRttUs, 300000, now_);
+  EXPECT_NE(pace_.RateOf(0, now_), 0u);
+}
+
 TEST_F(HostPaceTest, ALimitThatNoOpTestsIsForgotten) {
   Ops(4, kEqual);
   ASSERT_NE(pace_.rate(), 0u);
@@ -206,7 +216,7 @@ TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
   Ops(6, unequal);
   ASSERT_NE(pace_.rate(), 0u);
   now_ = now_ + Seconds(1);
-  for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 1000, now_);
+  for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 100000, now_);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate() * 0.4, 1);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(2, now_)), Rate() * 0.2, 1);
   // A link that has nothing to send leaves its part to the others, and so does one that is stuck.
@@ -214,8 +224,10 @@ TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
   now_ = now_ + kRttUs;
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate() * 2 / 3, 1);
   pace_.Sent(1, kRttUs, 1000, now_);
-  now_ = now_ + 8 * kRttUs;
-  pace_.Sent(0, kRttUs, 1000, now_);
+  for (int i = 0; i < 8; ++i) {
+    now_ = now_ + kRttUs;
+    pace_.Sent(0, kRttUs, 1000, now_);
+  }
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate(), 1);
   pace_.Remove(2);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate(), 1);
@@ -226,7 +238,7 @@ TEST_F(HostPaceTest, ALinkThatSentNearlyNothingGetsSomething) {
   Ops(6, unequal);
   ASSERT_NE(pace_.rate(), 0u);
   now_ = now_ + Seconds(1);
-  for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 1000, now_);
+  for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 100000, now_);
   EXPECT_GT(static_cast<double>(pace_.RateOf(2, now_)), Rate() / 20);
   EXPECT_GT(static_cast<double>(pace_.RateOf(7, now_)), 0) << "of a link that is not known";
 }

@@ -396,9 +396,7 @@ void Link::TellHost(uint32_t index, uint32_t bytes, Tick now) {
   if (HostPace* const pace = options_.host_pace; pace != nullptr) {
     pace->Sent(options_.id, rtt_us, bytes, now);
     const uint64_t rate = pace->RateOf(options_.id, now);
-    // So many lanes share it: this one, and those that find something to send.
-    const size_t lanes = std::min<size_t>(schedule_.used(now), queue_.size() + 1);
-    data_[index].lane->SetPace(rate / std::max<size_t>(lanes, 1));
+    data_[index].lane->SetPace(rate / std::max(schedule_.used(now), 1u));
   }
 }
 
