@@ -27,9 +27,6 @@ constexpr int64_t kClumpUs = Millis(25);
 // cut.
 constexpr uint64_t kBurstBytes = 1 << 20;
 constexpr int64_t kBurstUs = Seconds(10);
-// The first bytes of a burst are not limited: a small op may have less than a segment for each
-// lane.
-constexpr uint64_t kSmallBurst = 256 << 10;
 // A link that sent less than this part of what links sent on average need not be active in a
 // stretch.
 constexpr uint64_t kMinorPart = 7;
@@ -67,12 +64,10 @@ void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
     EndBurst();
     if (++short_bursts_ > kShortBursts) limit_ = 0;
     BeginStretch();
-    cut_ = false;
     burst_begun_ = now;
     rtt_us_ = 0;
   } else if (now - burst_begun_ > kBurstUs) {
     EndBurst();
-    cut_ = true;
     burst_begun_ = now + -kSkipped * rtt;
   }
   sent_at_ = now;
@@ -220,8 +215,7 @@ std::string HostPace::Adjust(uint64_t rate, bool overrun) {
 
 uint64_t HostPace::RateOf(uint64_t id, Tick now) const {
   const auto link = links_.find(id);
-  if (rate() == 0 || (burst_bytes_ < kSmallBurst && !cut_)) return 0;
-  if (link == links_.end()) return rate();
+  if (rate() == 0 || link == links_.end()) return rate();
   const uint64_t usual = std::max<uint64_t>(before_ / links_.size(), 1);
   // A link that is new gets as much as if all had sent the same.
   const auto part = [usual](const Link& l) {

@@ -98,7 +98,6 @@ class HostPace {
   Tick sent_at_;         // when a link last sent
   Tick burst_begun_;
   uint64_t burst_bytes_ = 0;  // of all links, removed ones included
-  bool cut_ = false;          // the present burst is the rest of a longer one
   Tick measured_at_;          // the last Measure()
   Stretch stretch_;
   bool settled_ = false;

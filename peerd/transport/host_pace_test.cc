@@ -192,16 +192,6 @@ TEST_F(HostPaceTest, ALongQueueNowAndThenIsNoReason) {
   EXPECT_EQ(pace_.rate(), 0u);
 }
 
-TEST_F(HostPaceTest, ASmallOpIsNotLimited) {
-  Ops(4, kEqual);
-  ASSERT_NE(pace_.rate(), 0u);
-  now_ = now_ + Seconds(1);
-  pace_.Sent(0, kRttUs, 30000, now_);
-  EXPECT_EQ(pace_.RateOf(0, now_), 0u);
-  pace_.Sent(0, kRttUs, 300000, now_);
-  EXPECT_NE(pace_.RateOf(0, now_), 0u);
-}
-
 TEST_F(HostPaceTest, ALimitThatNoOpTestsIsForgotten) {
   Ops(4, kEqual);
   ASSERT_NE(pace_.rate(), 0u);
