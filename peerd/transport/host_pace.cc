@@ -22,6 +22,8 @@ constexpr int64_t kActive = 1;
 constexpr int64_t kRttUsMin = Millis(10);
 // What arrives first in a stretch may have waited in a queue before. So a stretch counts as longer.
 constexpr int64_t kClumpUs = Millis(25);
+// So what arrives in a second is up to so many percent of what was measured.
+constexpr uint64_t kMostPercent = 105;
 
 // A burst of so many bytes tells how bytes are divided among links. A longer one than kBurstUs is
 // cut.
@@ -102,7 +104,6 @@ void HostPace::EndBurst() {
 
 void HostPace::BeginStretch() {
   stretch_ = {};
-  sent_ = repeated_ = 0;
   for (auto& [id, link] : links_) link.arrived = link.queued_us = 0;
 }
 
@@ -172,7 +173,9 @@ std::string HostPace::EndStretch() {
   rates_.emplace_back(clock_us_, rate);
   while (clock_us_ - rates_.front().first > kWindow) rates_.pop_front();
 
+  // What was repeated between stretches counts, too: TCP tells of a loss late.
   const bool much_repeated = repeated_ * 1000 > sent_ * kMuchPerMille;
+  sent_ = repeated_ = 0;
   if (bytes == 0 || !stretch_.settled) return "";
   const uint64_t waited_us = ShortestWaitUs();
   if (limit_ == 0) return Begin(!QueuesAreShort(waited_us, rtt_us_));
@@ -203,10 +206,14 @@ std::string HostPace::Adjust(uint64_t rate, bool overrun) {
     limit_ += limit_ / 100 << std::min(rises_++ / kRisesOfAStep, kDoublings);
     return "";
   }
-  limit_ = std::min(limit_, most());
+  if (const uint64_t possible = most() / 100 * kMostPercent; limit_ > possible) {
+    limit_ = possible;
+    confirmed_us_ = clock_us_;
+    return "";
+  }
   // If the host sends less than the limit, TCP has just fallen back, and a lower limit is no help.
   if (!reached) return "";
-  limit_ = std::max(limit_ / 100 * kFallPercent, most() / 100 * kLeastPercent);
+  limit_ = std::max(std::min(limit_, most()) / 100 * kFallPercent, most() / 100 * kLeastPercent);
   if (clock_us_ - confirmed_us_ <= kWindow) return "";
   limit_ = 0;
   not_before_us_ = clock_us_ + kAgainUs;

@@ -20,7 +20,7 @@ constexpr uint32_t kZeroCopyBytesMin = 32 << 10;
 // Small segments are sent together, up to so many bytes.
 constexpr uint32_t kBatchBytes = 64 << 10;
 // A change of less than this part of the pace is not made.
-constexpr uint64_t kPaceExact = 256;
+constexpr uint64_t kPaceExact = 128;
 
 bool IsTransient(int value) { return value == -EINTR || value == -EAGAIN; }
 
