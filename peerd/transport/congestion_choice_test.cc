@@ -118,7 +118,7 @@ TEST_F(CongestionChoiceTest, KeepsOneThatRepeatsFewerWhileOtherHostsMakeItSlow) 
 }
 
 TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndIsFarSlower) {
-  Send({.per_mille = 20}, {.rate = 2000000, .per_mille = 2}, 30);
+  Send({.per_mille = 20}, {.rate = 4000000, .per_mille = 2}, 30);
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
 

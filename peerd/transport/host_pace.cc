@@ -64,16 +64,15 @@ void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
   if (now - sent_at_ > std::max(kPause * rtt, kPauseUsMin)) {
     EndBurst();
-    if (++short_bursts_ > kShortBursts) limit_ = 0;
+    ++short_bursts_;
     BeginStretch();
     burst_begun_ = now;
     rtt_us_ = 0;
   } else if (now - burst_begun_ > kBurstUs) {
     EndBurst();
-    burst_begun_ = now + -kSkipped * rtt;
+    burst_begun_ = now + -kSkipped * rtt;  // TCP is fast already
   }
   sent_at_ = now;
-  burst_bytes_ += bytes;
   rtt_us_ = std::max({rtt_us_, rtt_us, kRttUsMin});
   Link& link = links_[id];
   link.bytes += bytes;
@@ -94,7 +93,8 @@ void HostPace::Remove(uint64_t id) {
 }
 
 void HostPace::EndBurst() {
-  const uint64_t sum = std::exchange(burst_bytes_, 0);
+  uint64_t sum = 0;
+  for (const auto& [id, link] : links_) sum += link.bytes;
   if (sum >= kBurstBytes) before_ = sum;
   for (auto& [id, link] : links_) {
     if (sum >= kBurstBytes) link.before = link.bytes;
@@ -148,6 +148,10 @@ uint64_t HostPace::ShortestWaitUs() const {
 std::string HostPace::Measure(bool settled, Tick now) {
   const Tick begun = std::exchange(measured_at_, now);
   const bool was_settled = std::exchange(settled_, settled);
+  if (limit_ != 0 && short_bursts_ > kShortBursts) {
+    limit_ = 0;
+    return "ops are too short to measure";
+  }
   if (before_ == 0 || begun < burst_begun_ + kSkipped * rtt_us_ || !AllAreActive(now)) {
     BeginStretch();
     return "";

@@ -3,9 +3,9 @@
 //
 // TCP finds the rate of each connection by filling the queue until packets are lost. On a long way
 // it then needs many round trips to be as fast again, and the connections of a host lose packets
-// together, since they share its access link. This host knows what its lanes
-// send, and how long their packets wait. So it limits their sum to about what the access link
-// carries. TCP's congestion control goes on below that limit.
+// together, since they share its access link. This host knows what its lanes send, and how long
+// their packets wait. So it limits the sum of the lanes to about what the access link carries.
+// TCP's congestion control goes on below that limit.
 //
 // The limit follows from what arrives and from how long packets wait, as in BBR (Cardwell et al.,
 // 2016), but for all connections together:
@@ -22,8 +22,8 @@
 //
 // Links get parts of the limit in proportion to what they sent in the burst before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
-// leave their parts to the others. Parts of frames (ADR 0047) and lanes
-// of other peers that go through this host are few, and are not limited.
+// leave their parts to the others. Parts of frames (ADR 0047), and lanes of other peers that go
+// through this host, are few, and are not limited.
 //
 // Plain value: no clock.
 #pragma once
@@ -51,8 +51,8 @@ class HostPace {
   void Arrived(uint64_t link, uint64_t bytes, uint64_t queued_us);
   // All links sent so many bytes, and TCP sent `repeated` bytes again.
   void Repeated(uint64_t sent, uint64_t repeated);
-  // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no
-  // other number of lanes is being tried. Otherwise nothing is limited, because a limit would hide
+  // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no other
+  // number of lanes is being tried. While one is, nothing is limited, because a limit would hide
   // whether more lanes carry more. Returns why there is a limit, or none any more, for the log;
   // empty: that has not changed.
   std::string Measure(bool settled, Tick now);
@@ -97,8 +97,7 @@ class HostPace {
   int64_t rtt_us_ = 0;   // the longest of the links in this burst
   Tick sent_at_;         // when a link last sent
   Tick burst_begun_;
-  uint64_t burst_bytes_ = 0;  // of all links, removed ones included
-  Tick measured_at_;          // the last Measure()
+  Tick measured_at_;  // the last Measure()
   Stretch stretch_;
   bool settled_ = false;
 

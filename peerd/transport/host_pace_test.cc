@@ -196,8 +196,10 @@ TEST_F(HostPaceTest, ALimitThatNoOpTestsIsForgotten) {
   Ops(4, kEqual);
   ASSERT_NE(pace_.rate(), 0u);
   Ops(20, {100000, 100000, 100000});
+  EXPECT_EQ(pace_.Measure(true, now_), "");
   EXPECT_NE(pace_.rate(), 0u);
   Ops(20, {100000, 100000, 100000});
+  EXPECT_EQ(pace_.Measure(true, now_), "ops are too short to measure");
   EXPECT_EQ(pace_.rate(), 0u);
 }
 

@@ -166,8 +166,7 @@ class Lane {
 
   void Tune(const StreamTuning& tuning);
   void SetLongWay();
-  // On a long way: TCP sends at most so many bytes a second, give or take a percent. 0: no
-  // limit.
+  // On a long way: TCP sends at most so many bytes a second, give or take a percent. 0: no limit.
   void SetPace(uint64_t bytes_per_second);
   void SetCongestion(const std::string& congestion);
   // How long sent bytes may be unacknowledged before TCP gives the connection up.
