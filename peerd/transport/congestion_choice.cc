@@ -35,7 +35,11 @@ constexpr uint64_t kFewerPercent = 67;
 constexpr uint64_t kFallenPercent = 50;
 // A control that repeats clearly fewer bytes is kept unless it is so slow.
 constexpr uint64_t kFarSlowerPercent = 40;
+// The loser is tried again after this time. One that repeats clearly fewer bytes may have been slow
+// only because other hosts of the op were, for instance while they tried it too. So it is tried
+// again sooner, and each time after twice as long.
 constexpr int64_t kAgainUs = Seconds(300);
+constexpr int64_t kSoonAgainUs = Seconds(20);
 
 constexpr char kCubic[] = "cubic";
 constexpr char kBbr[] = "bbr";
@@ -87,6 +91,10 @@ bool CongestionChoice::IsReasonToTry(const Measured& measured) const {
   return FearsLosses() ? measured.lossy : measured.per_mille >= kMuchPerMille;
 }
 
+bool CongestionChoice::RepeatsFewer(const Measured& measured) const {
+  return measured.per_mille * 100 <= before_.per_mille * kFewerPercent;
+}
+
 bool CongestionChoice::IsWorse(const Measured& measured) const {
   const bool tries_bbr = names_[now_] == kBbr;
   const bool had_bbr = names_[1 - now_] == kBbr;
@@ -100,7 +108,7 @@ bool CongestionChoice::IsWorse(const Measured& measured) const {
     return measured.worth() * 100 < before_.worth() * kEqualPercent;
   }
   // The worth and not the rate: a control that overruns queues puts more on the way than arrives.
-  if (measured.per_mille * 100 <= before_.per_mille * kFewerPercent) {
+  if (RepeatsFewer(measured)) {
     return measured.rate * 100 < before_.worth() * kFarSlowerPercent;
   }
   return before_.worth() * 100 > measured.worth() * kEqualPercent;
@@ -124,7 +132,9 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
   if (worse && !std::exchange(doubted_, true)) return "";
   doubted_ = false;
   trying_ = false;
-  try_after_ = now + kAgainUs;
+  const bool soon = worse && !measured.lossy && RepeatsFewer(measured);
+  soon_again_us_ = soon ? std::clamp(2 * soon_again_us_, kSoonAgainUs, kAgainUs) : 0;
+  try_after_ = now + (soon ? soon_again_us_ : kAgainUs);
   rate_won_ = worse ? before_.rate : measured.rate;
   if (!worse) return "";
   return Switch(absl::StrCat(names_[now_], " is not better: ", figures(measured),

@@ -15,7 +15,8 @@
 //     one host's control.
 //   - Otherwise cubic is kept unless the default is clearly better, and bbr only if it is clearly
 //     better than the default, since it takes more than its part of a path from cubic.
-// A control under trial loses only by two measurements. The loser is not tried again for a while.
+// A control under trial loses only by two measurements. The loser is not tried again for a while;
+// if it was slow but repeated clearly fewer bytes, it is tried again sooner.
 // The winner is questioned again if it repeats much later, or if its rate has fallen by half.
 //
 // Pauses between ops do not count. Plain value: no clock.
@@ -67,16 +68,19 @@ class CongestionChoice {
   bool HasFallen(const Measured& measured) const;
   bool FearsLosses() const;
   bool IsReasonToTry(const Measured& measured) const;
+  // Clearly fewer than the control before.
+  bool RepeatsFewer(const Measured& measured) const;
   bool IsWorse(const Measured& measured) const;
   std::string Switch(const std::string& why);
 
   const std::string names_[2];  // the default and the other
   int now_ = 0;
   bool trying_ = false;
-  bool doubted_ = false;   // trying: the first measurement was worse
-  Measured before_;        // trying: of the control that was in use before
-  uint64_t rate_won_ = 0;  // of the control in use, when it won; 0: it was never compared
-  Tick try_after_;         // no trial until then
+  bool doubted_ = false;       // trying: the first measurement was worse
+  Measured before_;            // trying: of the control that was in use before
+  uint64_t rate_won_ = 0;      // of the control in use, when it won; 0: it was never compared
+  Tick try_after_;             // no trial until then
+  int64_t soon_again_us_ = 0;  // after the last trial, if that is sooner than usual
   int64_t settle_us_ = 0;
   Sample sum_;
 };

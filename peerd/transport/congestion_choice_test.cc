@@ -122,6 +122,21 @@ TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndIsFarSlower) {
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
 
+TEST_F(CongestionChoiceTest, OneThatRepeatsFewerIsTriedAgainSoon) {
+  // The other hosts of the op are slow while they change their controls.
+  Send({.per_mille = 200}, {.rate = 1800000, .per_mille = 30}, 30);
+  ASSERT_EQ(choice_.in_use(), "bbr");
+  Send({.per_mille = 200}, {.rate = 11000000, .per_mille = 5}, 40);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, ASlowOneIsTriedLessAndLessOften) {
+  // Trials begin after 2 s and take 16 s. Between them: 20, 40, 80, 160, 300, 300 s.
+  Send({.per_mille = 200}, {.rate = 1000000, .per_mille = 30}, 1030);
+  EXPECT_EQ(choice_.in_use(), "bbr");
+  EXPECT_EQ(reasons_.size(), 14u);
+}
+
 TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndLosesPacketsAtRandom) {
   Send({.rate = 20000000, .per_mille = 42},
        {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs}, 30);
