@@ -132,7 +132,8 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
   if (worse && !std::exchange(doubted_, true)) return "";
   doubted_ = false;
   trying_ = false;
-  const bool soon = worse && !measured.lossy && RepeatsFewer(measured);
+  const bool loses_at_random = measured.lossy && before_.per_mille < kVeryMuchPerMille;
+  const bool soon = worse && RepeatsFewer(measured) && !loses_at_random;
   soon_again_us_ = soon ? std::clamp(2 * soon_again_us_, kSoonAgainUs, kAgainUs) : 0;
   try_after_ = now + (soon ? soon_again_us_ : kAgainUs);
   rate_won_ = worse ? before_.rate : measured.rate;

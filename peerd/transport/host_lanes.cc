@@ -18,6 +18,11 @@ constexpr int kForgottenBursts = 16;
 // Shorter round trips count as this long, because of the scheduling of processes.
 constexpr int64_t kRttUsMin = Millis(10);
 
+// The rate at which bytes arrive is measured over such times. In a shorter one, those that arrive
+// together would make much of it.
+constexpr int64_t kArrivedUsMin = Millis(200);
+constexpr int64_t kArrivedUsMax = Seconds(1);
+
 // If a search begins with more lanes than this, and so many bytes are repeated, it begins again
 // with so few. Fewer bytes than kJudgedBytes say nothing about it.
 constexpr uint32_t kFewTotal = 16;
@@ -119,8 +124,18 @@ void HostLanes::QueueEmptied(uint64_t id) {
   if (const auto link = links_.find(id); link != links_.end()) link->second.waiting = false;
 }
 
-void HostLanes::Arrived(uint64_t bytes, uint64_t us) {
-  if (busy_ > 1 && busy_ == counted_) count_->Arrived(bytes, us);
+void HostLanes::Arrived(uint64_t bytes, uint64_t us, Tick now) {
+  const int64_t passed = now - arrived_begun_;
+  const bool late = passed > kArrivedUsMax;
+  if (late) arrived_ = 0;
+  arrived_ += bytes;
+  const bool counts = busy_ > 1 && busy_ == counted_;
+  if (counts && bytes != 0) count_->Arrived(bytes, us);
+  if (late || passed >= kArrivedUsMin) {
+    const uint64_t in_all = std::exchange(arrived_, 0);
+    arrived_begun_ = now;
+    if (counts && !late) count_->ArrivesAt(in_all * Seconds(1) / static_cast<uint64_t>(passed));
+  }
 }
 
 void HostLanes::Remove(uint64_t id) {

@@ -50,8 +50,9 @@ class HostLanes {
   bool Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
   void QueueEmptied(uint64_t link);
-  // `bytes` of all links have arrived. Their packets waited in queues of the path for `us`.
-  void Arrived(uint64_t bytes, uint64_t us);
+  // `bytes` of all links have arrived since the last call. Their packets waited in queues of the
+  // path for `us`. Call it some times in a second.
+  void Arrived(uint64_t bytes, uint64_t us, Tick now);
   // The busy links sent so many bytes, and TCP sent `repeated` bytes again. Returns whether lanes()
   // has changed.
   bool Repeated(uint64_t sent, uint64_t repeated);
@@ -69,6 +70,7 @@ class HostLanes {
   bool searches() const { return count_.has_value(); }
   // As in LaneCount; false without a search.
   bool tries() const { return searches() && count_->tries(); }
+  bool in_trial() const { return searches() && count_->in_trial(); }
 
   // Returns what was sent since the last call.
   Busy PopBusy();
@@ -101,6 +103,8 @@ class HostLanes {
   int bursts_ = 0;        // since then
   int64_t rtt_us_ = 0;    // of the path, when the search began
   bool many_ = false;     // the search began with more than a few lanes
+  uint64_t arrived_ = 0;  // since then:
+  Tick arrived_begun_;
   // What was sent, and sent again, since Repeated() judged last.
   uint64_t judged_ = 0;
   uint64_t repeated_ = 0;

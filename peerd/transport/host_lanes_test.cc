@@ -63,9 +63,9 @@ TEST_F(HostLanesTest, OnAVeryLongWayManyLanesThatOverrunQueuesAreGivenUpOnce) {
   EXPECT_EQ(host_.lanes(), 16u);
   EXPECT_FALSE(host_.Repeated(1 << 20, 1 << 20)) << "too little to tell";
   EXPECT_FALSE(host_.Repeated(99 << 20, 0)) << "1 % is repeated";
-  host_.Arrived(1 << 20, Millis(1));
+  host_.Arrived(1 << 20, Millis(1), now_);
   EXPECT_FALSE(host_.Repeated(100 << 20, 5 << 20)) << "lost at random: no queue is full";
-  host_.Arrived(1 << 20, Millis(60));
+  host_.Arrived(1 << 20, Millis(60), now_);
   EXPECT_TRUE(host_.Repeated(100 << 20, 5 << 20));
   EXPECT_EQ(host_.lanes(), 4u);
   begin();

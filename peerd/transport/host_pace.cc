@@ -10,11 +10,10 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;  // a longer pause ends a burst, if it is also longer than kPauseUsMin
+constexpr int64_t kPause = 2;    // a longer pause ends a burst (see also Options)
 constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow
 constexpr int64_t kStretch = 4;  // but at least kStretchUsMin
 constexpr int64_t kStretchUsMin = Millis(500);
-constexpr int64_t kPauseUsMin = Millis(100);
 // A link is active for so long after it sent, if segments wait and if none does.
 constexpr int64_t kActiveWaiting = 8;
 constexpr int64_t kActive = 1;
@@ -62,7 +61,7 @@ constexpr int64_t kAgainUs = Seconds(300);
 
 void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
-  if (now - sent_at_ > std::max(kPause * rtt, kPauseUsMin)) {
+  if (now - sent_at_ > std::max(kPause * rtt, options_.pause_us_min)) {
     EndBurst();
     ++short_bursts_;
     BeginStretch();
@@ -136,6 +135,12 @@ bool HostPace::AllAreActive(Tick now) const {
   });
 }
 
+bool HostPace::EnoughLinks() const {
+  const auto count = std::count_if(links_.begin(), links_.end(),
+                                   [this](const auto& each) { return !IsMinor(each.second); });
+  return static_cast<size_t>(count) >= options_.links_min;
+}
+
 uint64_t HostPace::ShortestWaitUs() const {
   uint64_t shortest = std::numeric_limits<uint64_t>::max();
   for (const auto& [id, link] : links_) {
@@ -182,7 +187,7 @@ std::string HostPace::EndStretch() {
   sent_ = repeated_ = 0;
   if (bytes == 0 || !stretch_.settled) return "";
   const uint64_t waited_us = ShortestWaitUs();
-  if (limit_ == 0) return Begin(!QueuesAreShort(waited_us, rtt_us_));
+  if (limit_ == 0) return Begin(EnoughLinks() && !QueuesAreShort(waited_us, rtt_us_));
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
   return Adjust(in_a_second(stretch_.us), overrun);
 }

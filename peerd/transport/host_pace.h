@@ -40,6 +40,15 @@ namespace longhaul::peerd {
 
 class HostPace {
  public:
+  struct Options {
+    // A shorter pause does not end a burst.
+    int64_t pause_us_min = Millis(100);
+    // There is no limit if fewer links send much.
+    size_t links_min = 1;
+  };
+  HostPace() : HostPace(Options{}) {}
+  explicit HostPace(const Options& options) : options_(options) {}
+
   // A link on a long way put `bytes` on a lane. `rtt_us`: of its path, without queues.
   void Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
@@ -83,6 +92,7 @@ class HostPace {
   // The link sent little in the burst before.
   bool IsMinor(const Link& link) const;
   bool AllAreActive(Tick now) const;
+  bool EnoughLinks() const;
   // The mean wait of packets of that link on which it is shortest.
   uint64_t ShortestWaitUs() const;
   void EndBurst();
@@ -92,6 +102,7 @@ class HostPace {
   std::string Adjust(uint64_t rate, bool overrun);
   uint64_t most() const { return rates_.front().second; }
 
+  const Options options_;
   std::map<uint64_t, Link> links_;
   uint64_t before_ = 0;  // the sum of Link::before
   int64_t rtt_us_ = 0;   // the longest of the links in this burst

@@ -38,6 +38,9 @@ constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
 // Of several links: rates vary more, since hosts wait for each other.
 constexpr uint64_t kGainPercentOfSeveral = 125;
+// Twice as many lanes carry at most about this. If the rate is higher, it was measured too low
+// before, for instance because other hosts of the op were slow, and says nothing about lanes.
+constexpr uint64_t kGainPercentMax = 220;
 // Of several links, half as many lanes are kept if they carry so much of the rate. If lanes were
 // the limit, they would carry half. Fewer than kFewestTotal lanes in all begin too slowly after a
 // pause.
@@ -79,7 +82,7 @@ uint32_t LaneCount::Usual(int64_t rtt_us) {
 uint32_t LaneCount::First(int64_t rtt_us) { return std::bit_ceil(Usual(rtt_us)); }
 
 LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links)
-    : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), links_(links), lanes_(first) {
+    : max_(max), rtt_us_(std::max(rtt_us, kRttUsMin)), links_(links), first_(first), lanes_(first) {
   LH_CHECK(first >= 1 && first <= max);
 }
 
@@ -165,11 +168,17 @@ void LaneCount::Arrived(uint64_t bytes, uint64_t us) {
   queued_ += bytes * us;
 }
 
+void LaneCount::ArrivesAt(uint64_t bytes_per_second) {
+  if (settle_us_ > 0) return;
+  most_arrived_ = std::max(most_arrived_, bytes_per_second);
+}
+
 bool LaneCount::QueuesAreShort() const {
   return arrived_ != 0 && peerd::QueuesAreShort(queued_ / arrived_, rtt_us_);
 }
 
 bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
+  if (kind == Kind::kLong && most_arrived_ != 0) rate = std::min(rate, most_arrived_);
   if (kind != std::exchange(kind_, kind)) {
     rate_ = 0;
     found_ = false;
@@ -198,6 +207,15 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   if (tried && !Exceeds(rate, rate_, gain)) {
     found_ = true;
     found_until_ = now + kAgainUs;
+    Use(lanes_ / 2);
+    if (clear || !MayTryFewerThanAdded()) return true;
+    // The rate may have risen by itself while lanes were added.
+    trying_fewer_ = true;
+    Use(lanes_ / 2);
+    return true;
+  }
+  if (tried && links_ > 1 && Exceeds(rate, rate_, kGainPercentMax)) {
+    rate_ = 0;
     Use(lanes_ / 2);
     return true;
   }
@@ -229,7 +247,11 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   return true;
 }
 
-bool LaneCount::MayTryFewer() const { return lanes_ > 1 && lanes_ / 2 * links_ >= kFewestTotal; }
+bool LaneCount::MayTryFewer() const {
+  return MayTryFewerThanAdded() || (lanes_ > 1 && lanes_ / 2 * links_ >= kFewestTotal);
+}
+
+bool LaneCount::MayTryFewerThanAdded() const { return links_ > 1 && lanes_ / 2 >= first_; }
 
 // Half as many lanes were tried. rate_ stays the rate of the number that the search began with.
 bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
@@ -249,6 +271,7 @@ bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
 void LaneCount::Use(uint32_t lanes) {
   lanes_ = lanes;
   settle_us_ = kSettling * rtt_us_;
+  most_arrived_ = 0;
   Restart();
 }
 

@@ -41,7 +41,8 @@ class LaneCount {
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
   // one sender, and each uses lanes() lanes. Then too many lanes do more harm, since all of them
   // share one queue. So half as many lanes are tried first, again and again, and kept if they carry
-  // nearly as much. More are tried only if half as many were too few.
+  // nearly as much. More are tried only if half as many were too few. If lanes were added, half as
+  // many are tried once more at the end.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes are of use on most paths. One connection gets less as round trips grow.
@@ -61,6 +62,9 @@ class LaneCount {
   // Another number of lanes is being tried, or nothing was found yet.
   bool tries() const { return trying_ || trying_fewer_ || !found_; }
 
+  // Another number of lanes is being tried.
+  bool in_trial() const { return trying_ || trying_fewer_; }
+
   // A probe measured the rate of the path. If nothing was measured here yet, takes as many lanes as
   // reach that rate early in a burst, before connections have grown. Never takes fewer than before,
   // since the probe's connections may have lost packets. Returns whether lanes() has changed.
@@ -74,6 +78,9 @@ class LaneCount {
   void QueueEmptied() { emptied_ = true; }
   // `bytes` have arrived. Their packets waited in queues of the path for `us`.
   void Arrived(uint64_t bytes, uint64_t us);
+  // Bytes arrived so fast for some time. The sender is not faster than the highest such rate,
+  // though the kernel takes more for a while. If this is never called, what was sent counts.
+  void ArrivesAt(uint64_t bytes_per_second);
   // Whether packets hardly waited in queues since the last measurement.
   bool QueuesAreShort() const;
 
@@ -84,6 +91,7 @@ class LaneCount {
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
   bool MayTryFewer() const;
+  bool MayTryFewerThanAdded() const;
   bool JudgeFewer(uint64_t rate, Tick now);
   void BeginMeasurement();
   void Restart();
@@ -92,6 +100,7 @@ class LaneCount {
   const uint32_t max_;
   const int64_t rtt_us_;
   const uint32_t links_;
+  const uint32_t first_;
   uint32_t lanes_;
   bool trying_ = false;  // lanes_ is twice the number that gave rate_
   // Of several links: lanes_ is half of the number before, fewer are not tried, and fewer were
@@ -118,6 +127,7 @@ class LaneCount {
   // Of the same time: bytes that arrived, and for how long they waited in queues, added up.
   uint64_t arrived_ = 0;
   uint64_t queued_ = 0;
+  uint64_t most_arrived_ = 0;  // ArrivesAt() with lanes_; 0: unknown
   // The burst that goes on. `idle`: time in which there was nothing to send.
   Tick burst_begun_;
   uint64_t burst_bytes_ = 0;

@@ -298,7 +298,7 @@ TEST_F(LaneCountTest, SeveralLinksGoBackFromFewerThatCarryLessAndTryMore) {
   LaneCount count(16, 256, kRttUs, 3);
   Send(&count, {80000, 3000}, 30000);
   EXPECT_EQ(count.lanes(), 32u) << "27 are enough";
-  EXPECT_EQ(changes_, 5) << "8, 16, 32, 64, 32";
+  EXPECT_EQ(changes_, 6) << "8, 16, 32, 64, 16, 32";
   EXPECT_TRUE(count.found());
 }
 
@@ -327,6 +327,40 @@ TEST_F(LaneCountTest, SeveralLinksNeedTwoMeasurementsWhereQueuesAreLong) {
   queued_us_ = Millis(25);
   Send(&count, {60000, 3000}, (3 + 8 + 1) * 80);
   EXPECT_EQ(count.lanes(), 4u);
+}
+
+TEST_F(LaneCountTest, SeveralLinksAreNoFasterThanWhatArrives) {
+  // The kernel takes more with more lanes, for a while.
+  LaneCount count(4, 256, kRttUs, 3);
+  for (int ms = 0; ms < 20000; ++ms) {
+    Send(&count, {60000, 11500}, 1);
+    if (ms % 250 == 0) count.ArrivesAt(45000000);
+  }
+  EXPECT_EQ(count.lanes(), 4u) << "8 lanes seem to carry 60000, and 4 only 46000";
+  EXPECT_EQ(count.rate(), 45000000u);
+}
+
+TEST_F(LaneCountTest, SeveralLinksGiveUpAddedLanesThatAreOfNoUse) {
+  // Other hosts hold this one back at first.
+  LaneCount count(4, 256, kRttUs, 3);
+  for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {30000, 30000}, 1);
+  ASSERT_EQ(count.lanes(), 8u);
+  Send(&count, {60000, 60000}, 20000);
+  EXPECT_EQ(most_, 16u) << "8 seemed to carry twice as much";
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_TRUE(count.found());
+  EXPECT_FALSE(count.in_trial());
+}
+
+TEST_F(LaneCountTest, SeveralLinksMeasureAgainWhatTwiceAsManyCannotExplain) {
+  // Other hosts hold this one back, until twice as many lanes are being tried.
+  LaneCount count(4, 256, kRttUs, 3);
+  for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {10000, 10000}, 1);
+  ASSERT_EQ(count.lanes(), 8u);
+  Send(&count, {60000, 60000}, 20000);
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_TRUE(count.found());
+  EXPECT_EQ(count.rate(), 60000000u);
 }
 
 TEST_F(LaneCountTest, SeveralLinksDoNotKeepMoreThatWereHardlyMeasured) {

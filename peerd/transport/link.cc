@@ -29,6 +29,13 @@ constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
 constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
+// A peer cannot slow this host down further than this: lanes would look as if they were broken.
+constexpr uint64_t kToldRateMin = 256 << 10;
+// A lane at a low pace holds what it was given for long, and the op waits for it. So a link at a
+// limit uses only as many lanes as each may send so many bytes in a second, but some, since each
+// loses packets by itself.
+constexpr uint64_t kPacedLaneRate = 1 << 20;
+constexpr uint32_t kPacedLanesMin = 2;
 
 // PopWait(): how many data lanes it looks at, and from when on a wait is unusual.
 constexpr uint32_t kLanesLookedAtMax = 32;
@@ -74,6 +81,7 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
 Link::~Link() {
   if (options_.host_lanes != nullptr) options_.host_lanes->Remove(options_.id);
   if (options_.host_pace != nullptr) options_.host_pace->Remove(options_.id);
+  if (options_.receive_pace != nullptr) options_.receive_pace->Remove(options_.id);
 }
 
 std::unique_ptr<Lane> Link::MakeControl(LaneSocket control) {
@@ -346,7 +354,11 @@ void Link::CountWithOthers() {
   const HostLanes* const host = options_.host_lanes;
   if (host == nullptr || !schedule_.long_way()) return;
   const uint32_t before = schedule_.lanes_of_use();
-  schedule_.SetCrowded(host->lanes(), host->found());
+  uint32_t each = host->lanes();
+  if (pace_ != 0) {
+    each = std::min(each, std::max(static_cast<uint32_t>(pace_ / kPacedLaneRate), kPacedLanesMin));
+  }
+  schedule_.SetCrowded(each, host->found());
   const uint32_t lanes = schedule_.lanes_of_use();
   if (lanes > before && lanes > data_.size()) TellLaneCount();
 }
@@ -393,11 +405,14 @@ void Link::TellHost(uint32_t index, uint32_t bytes, Tick now) {
       lanes != nullptr && lanes->Sent(options_.id, rtt_us, bytes, now)) {
     owner_->OnHostLaneCount();
   }
+  uint64_t rate = told_rate_;
   if (HostPace* const pace = options_.host_pace; pace != nullptr) {
     pace->Sent(options_.id, rtt_us, bytes, now);
-    const uint64_t rate = pace->RateOf(options_.id, now);
-    data_[index].lane->SetPace(rate / std::max(schedule_.used(now), 1u));
+    const uint64_t part = pace->RateOf(options_.id, now);
+    if (part != 0) rate = rate == 0 ? part : std::min(rate, part);
   }
+  pace_ = rate;
+  data_[index].lane->SetPace(rate / std::max(schedule_.used(now), 1u));
 }
 
 // Takes the next segment off the queue, for this lane.
@@ -463,6 +478,15 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
       return alive() ? OnAcked(header) : absl::OkStatus();
     case FrameType::kAck:
       return OnAcked(header);
+    case FrameType::kPace:
+      told_rate_ = header.offset == 0 ? 0 : std::max(header.offset, kToldRateMin);
+      if (options_.receive_pace != nullptr) {
+        options_.receive_pace->OnTold(options_.id,
+                                      {.wait_us = header.stamp,
+                                       .repeated = header.acked,
+                                       .tries = (header.flags & kFlagTriesLanes) != 0});
+      }
+      return absl::OkStatus();
     case FrameType::kResume:
       return OnResume(header);
     case FrameType::kLaneLost:
@@ -940,7 +964,9 @@ LinkDelivery Link::PopDelivery() {
     sum.bytes_per_second += lane->bytes_per_second;
     // A lane that was dialled again has a new socket, which counts from 0.
     const uint64_t told = std::exchange(data.repeated_told, lane->bytes_repeated);
-    sum.bytes_repeated += lane->bytes_repeated - (told <= lane->bytes_repeated ? told : 0);
+    const uint64_t repeated = lane->bytes_repeated - (told <= lane->bytes_repeated ? told : 0);
+    sum.bytes_repeated += repeated;
+    repeated_ += repeated;
     sum.limited_by_sender = sum.limited_by_sender || lane->limited_by_sender;
     if (sum.rtt_us == 0 || (lane->rtt_us != 0 && lane->rtt_us < sum.rtt_us)) {
       sum.rtt_us = lane->rtt_us;
@@ -1013,6 +1039,21 @@ void Link::PopArrivals(Arrivals* sum) {
     sum->queued_us += bytes * static_cast<uint64_t>(std::max<int64_t>(queued_us, 0));
     data.arrived_seen = lane->bytes_arrived;
   }
+}
+
+uint64_t Link::PopTaken() {
+  const uint64_t taken = stats().bytes_taken;
+  return taken - std::exchange(taken_seen_, taken);
+}
+
+void Link::TellPace(int64_t wait_us, bool tries, uint64_t rate) {
+  if (control_ == nullptr || !alive()) return;
+  // If the peer does not read, PINGs will tell.
+  (void)control_->SendNewest({.type = FrameType::kPace,
+                              .flags = tries ? kFlagTriesLanes : uint8_t{0},
+                              .offset = rate,
+                              .stamp = static_cast<uint64_t>(wait_us),
+                              .acked = repeated_});
 }
 
 int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }

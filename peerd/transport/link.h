@@ -52,6 +52,7 @@
 #include "peerd/transport/lane_schedule.h"
 #include "peerd/transport/numbered_frames.h"
 #include "peerd/transport/parted_frames.h"
+#include "peerd/transport/receive_pace.h"
 #include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/unacked_segments.h"
@@ -119,9 +120,10 @@ struct LinkOptions {
   ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long path, find out how many data lanes are of use. Otherwise all are used.
   bool count_lanes = false;
-  HostLanes* host_lanes = nullptr;  // of all links together; nullptr: this link counts alone
-  HostPace* host_pace = nullptr;    // of all links together; nullptr: nothing limits them
-  std::string congestion;           // of data lanes on a long path; "": as they are
+  HostLanes* host_lanes = nullptr;      // of all links together; nullptr: this link counts alone
+  HostPace* host_pace = nullptr;        // of all links together; nullptr: nothing limits them
+  ReceivePace* receive_pace = nullptr;  // of what all links bring; nullptr: nothing limits that
+  std::string congestion;               // of data lanes on a long path; "": as they are
   uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
   uint64_t sealed_bytes_max = kSealedBytesMax;  // see LaneOptions
 };
@@ -219,11 +221,15 @@ class Link final : public LaneOwner {
   bool long_way() const { return schedule_.long_way(); }
   // As in LaneCount, while no other link is busy.
   bool tries_lanes() const { return schedule_.tries(); }
+  // This link alone tries another number of lanes.
+  bool in_trial() const { return schedule_.in_trial(); }
   // One way. 0: unknown, or the path is short.
   uint32_t latency_us() const {
     return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;
   }
   int64_t rtt_us() const { return rtt_us_; }
+  // The shortest round trip that was seen, without queues.
+  int64_t path_rtt_us() const { return schedule_.rtt_us(); }
   // True if a round trip was measured, and no recent one took long.
   bool short_way() const;
   LaneStats stats() const;
@@ -238,6 +244,11 @@ class Link final : public LaneOwner {
   // lanes that were lost. Asks only about lanes that were used since then. Raises the round trip to
   // the shortest one of each of these lanes.
   void PopArrivals(Arrivals* sum);
+  // Returns how many bytes have come on data lanes since the last call.
+  uint64_t PopTaken();
+  // Tells the peer for how long our packets wait on the way to it, and how fast it may send (0:
+  // there is no limit), in bytes per second.
+  void TellPace(int64_t wait_us, bool tries, uint64_t rate);
   // Returns for how long segments have waited for a lane without a break. 0: none waits.
   int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
@@ -357,6 +368,10 @@ class Link final : public LaneOwner {
   LaneStats gone_;               // of lanes that have ended
   Tick heard_;                   // when something was last heard on a lane that was lost
   uint64_t bytes_measured_ = 0;  // bytes sent until the last PopDelivery()
+  uint64_t repeated_ = 0;        // by TCP on data lanes, as PopDelivery() saw it
+  uint64_t taken_seen_ = 0;      // at the last PopTaken()
+  uint64_t pace_ = 0;            // what we may send now, in bytes per second; 0: no limit
+  uint64_t told_rate_ = 0;  // by the peer, of what we may send, in bytes per second; 0: no limit
 
   // nullptr while the control lane is lost.
   std::unique_ptr<Lane> control_;

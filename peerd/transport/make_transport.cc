@@ -19,6 +19,7 @@
 #include "peerd/transport/link.h"
 #include "peerd/transport/pinned_memory.h"
 #include "peerd/transport/probing.h"
+#include "peerd/transport/receive_pace.h"
 #include "peerd/transport/repair.h"
 #include "peerd/transport/resolver.h"
 #include "peerd/transport/run_table.h"
@@ -153,6 +154,15 @@ class TransportImpl final : public Transport,
   ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
   void ChooseCongestion(const HostLanes::Busy& busy, uint64_t bytes_repeated);
 
+  // A link on a long way on which bytes have moved. `arrived`: at the peer.
+  struct Moved {
+    Link* link;
+    uint64_t arrived;
+    uint64_t queued_us;  // for which they waited in queues, added up
+    uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
+  };
+  void TellPaces(const std::vector<Moved>& moved, Tick now);
+
   TransportOptions options_;
   Ring* const ring_;
   TransportListener* const listener_;
@@ -164,6 +174,7 @@ class TransportImpl final : public Transport,
   };
   HostLanes host_lanes_;
   HostPace host_pace_;
+  ReceivePace receive_pace_;
   std::optional<CongestionChoice> congestion_;  // nothing: an option decides
   CongestionChoice::Sample queues_;             // of long ways, since the last sample
   RunTable runs_;
@@ -676,6 +687,7 @@ void TransportImpl::Adopt(Peering* p, LaneSocket socket, const LaneHello& hello,
                       .count_lanes = options_.lanes == 0,
                       .host_lanes = &host_lanes_,
                       .host_pace = &host_pace_,
+                      .receive_pace = &receive_pace_,
                       .congestion = congestion_ ? congestion_->in_use() : "",
                       .probed_rate = p->probed_rate,
                       .sealed_bytes_max = options_.sealed_bytes_max};
@@ -842,6 +854,7 @@ TransportStats TransportImpl::GetStats() const {
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
   stats.pace = host_pace_.rate();
+  stats.receive_pace = receive_pace_.rate();
   stats.tunnels = tunnels_.count();
   stats.bytes_carried = tunnels_.bytes();
   stats.bytes_sent = sum.bytes_sent;
@@ -897,6 +910,8 @@ Arrivals TransportImpl::PopArrivals() {
   Arrivals result{.bytes = arrived_};
   const bool crowded = options_.lanes == 0 && host_lanes_.searches();
   bool settled = !crowded || !host_lanes_.tries();
+  const Tick now = ring_->Now();
+  std::vector<Moved> moved;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
@@ -910,6 +925,12 @@ Arrivals TransportImpl::PopArrivals() {
         queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
         host_pace_.Arrived(peer.link->options().id, bytes, queued_us);
         settled &= crowded || bytes == 0 || !peer.link->tries_lanes();
+        const uint64_t taken = peer.link->PopTaken();
+        // TCP sees only the path to a relay.
+        if (const bool straight = !peer.link->options().relay; straight && bytes + taken != 0) {
+          receive_pace_.Received(peer.link->options().id, peer.link->path_rtt_us(), taken, now);
+          moved.push_back({peer.link.get(), bytes, queued_us});
+        }
       }
       ++result.links;
       const int64_t us = peer.link->waiting_us();
@@ -919,13 +940,37 @@ Arrivals TransportImpl::PopArrivals() {
     }
   }
   const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
-  if (bytes != 0) host_lanes_.Arrived(bytes, result.queued_us / bytes);
-  if (const std::string why = host_pace_.Measure(settled, ring_->Now()); !why.empty()) {
+  const uint64_t queued_us = bytes == 0 ? 0 : result.queued_us / bytes;
+  host_lanes_.Arrived(bytes, queued_us, ring_->Now());
+  const auto log = [](const char* of, const std::string& why, uint64_t rate) {
+    if (why.empty()) return;
     Log(LogLevel::kInfo,
-        absl::StrCat("pace of long ways mbit_per_s=", host_pace_.rate() * 8 / 1000000) +
-            LogField("why", why));
-  }
+        absl::StrCat("pace of ", of, " mbit_per_s=", rate * 8 / 1000000) + LogField("why", why));
+  };
+  const std::string why = host_pace_.Measure(settled, now);
+  log("long ways", why, host_pace_.rate());
+  const std::string why_in = receive_pace_.Measure(now);
+  log("senders on long ways", why_in, receive_pace_.rate());
+  TellPaces(moved, now);
   return result;
+}
+
+void TransportImpl::TellPaces(const std::vector<Moved>& moved, Tick now) {
+  // Packets of all links wait in the queue of this host. Those of one link that wait longer do so
+  // on their way. While there is only one link, nobody knows where they wait.
+  std::optional<uint64_t> shortest;
+  int links = 0;
+  for (const Moved& m : moved) {
+    if (m.arrived == 0) continue;
+    ++links;
+    shortest = std::min(shortest.value_or(m.wait_us()), m.wait_us());
+  }
+  for (const Moved& m : moved) {
+    const uint64_t longer = links > 1 && m.arrived != 0 ? m.wait_us() - *shortest : 0;
+    const bool tries = options_.lanes == 0 && (host_lanes_.in_trial() || m.link->in_trial());
+    m.link->TellPace(static_cast<int64_t>(longer), tries,
+                     receive_pace_.RateOf(m.link->options().id, now));
+  }
 }
 
 // `bytes_repeated`: on long ways since the last call.

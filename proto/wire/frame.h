@@ -82,6 +82,12 @@ enum class FrameType : uint8_t {
   // A part of such a payload. op: the number of the PARTED. stamp: bytes of the whole payload;
   // offset: where the part begins in it.
   kPart = 16,
+  // How fast the receiver may send (ADR 0049). offset: bytes a second on all data lanes of the
+  // link;
+  // 0: there is no limit. stamp: for how many us the sender's own packets wait on the way longer
+  // than on its other ways. acked: bytes that the sender's TCP has sent again on this link. flags
+  // bit 0: the sender tries another number of lanes.
+  kPace = 17,
 };
 
 inline constexpr uint8_t kFlagSigned = 1;          // READY
@@ -90,8 +96,9 @@ inline constexpr size_t kReadiesDigestBytes = 16;  // the payload of a DONE, if 
 // DONE: the sender has the READY of every participant, so it knows all terms of the op, and takes
 // segments from now on. The DONE proper follows later.
 inline constexpr uint8_t kFlagStarted = 2;
-inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
-inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
+inline constexpr uint8_t kFlagGivenUp = 1;     // CLOSE
+inline constexpr uint8_t kFlagOptional = 1;    // WANT_LANES
+inline constexpr uint8_t kFlagTriesLanes = 1;  // PACE
 // LANE_LOST: nothing that the lost lane carried ever arrived (peerd/transport/black_hole.h calls it
 // barren). RESUME: the same is true of the control lane that this one replaces.
 inline constexpr uint8_t kFlagBarren = 1;
@@ -132,6 +139,7 @@ constexpr bool IsNumbered(FrameType type) {
     case FrameType::kChunkCancel:
     case FrameType::kParted:
       return true;
+    case FrameType::kPace:
     case FrameType::kPart:
     case FrameType::kPing:
     case FrameType::kPong:

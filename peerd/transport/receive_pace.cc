@@ -1,0 +1,46 @@
+#include "peerd/transport/receive_pace.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace longhaul::peerd {
+namespace {
+
+// What a sender tells is not believed beyond this.
+constexpr uint64_t kWaitUsMax = Seconds(10);
+
+}  // namespace
+
+void ReceivePace::OnTold(uint64_t link, const Told& told) { senders_[link].told = told; }
+
+void ReceivePace::Received(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now) {
+  if (bytes == 0) return;
+  Sender& sender = senders_[link];
+  sender.received += bytes;
+  pace_.Sent(link, rtt_us, bytes, now);
+  pace_.QueueEmptied(link);  // this host does not know whether more is waiting
+  pace_.Arrived(link, bytes, bytes * std::min(sender.told.wait_us, kWaitUsMax));
+}
+
+void ReceivePace::Remove(uint64_t link) {
+  senders_.erase(link);
+  pace_.Remove(link);
+}
+
+std::string ReceivePace::Measure(Tick now) {
+  uint64_t received = 0;
+  uint64_t repeated = 0;
+  bool settled = true;
+  for (auto& [link, sender] : senders_) {
+    const uint64_t before = std::exchange(sender.repeated, sender.told.repeated);
+    repeated += sender.repeated - std::min(before, sender.repeated);
+    if (sender.received == 0) continue;
+    received += std::exchange(sender.received, 0);
+    settled &= !sender.told.tries;
+  }
+  // So that a sender cannot say more than it can have sent.
+  pace_.Repeated(received, std::min(repeated, received));
+  return pace_.Measure(settled, now);
+}
+
+}  // namespace longhaul::peerd
