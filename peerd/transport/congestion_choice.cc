@@ -119,7 +119,13 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
     return absl::StrCat(of.per_mille, " per mille at ", of.rate, " bytes/s");
   };
   if (!trying_) {
-    if (now < try_after_ || !IsReasonToTry(measured)) return "";
+    if (now < try_after_ || !IsReasonToTry(measured)) {
+      doubted_ = false;
+      return "";
+    }
+    // A control that has won has one bad moment now and then.
+    if (rate_won_ != 0 && !std::exchange(doubted_, true)) return "";
+    doubted_ = false;
     trying_ = true;
     before_ = measured;
     const char* const why = HasFallen(measured) ? "has become slow"

@@ -17,7 +17,8 @@
 //     better than the default, since it takes more than its part of a path from cubic.
 // A control under trial loses only by two measurements. The loser is not tried again for a while;
 // if it was slow but repeated clearly fewer bytes, it is tried again sooner.
-// The winner is questioned again if it repeats much later, or if its rate has fallen by half.
+// The winner is questioned again if it repeats much later, or if its rate has fallen by half, in
+// two measurements in a row.
 //
 // Pauses between ops do not count. Plain value: no clock.
 #pragma once
@@ -76,7 +77,7 @@ class CongestionChoice {
   const std::string names_[2];  // the default and the other
   int now_ = 0;
   bool trying_ = false;
-  bool doubted_ = false;       // trying: the first measurement was worse
+  bool doubted_ = false;       // the last measurement spoke against the control in use
   Measured before_;            // trying: of the control that was in use before
   uint64_t rate_won_ = 0;      // of the control in use, when it won; 0: it was never compared
   Tick try_after_;             // no trial until then

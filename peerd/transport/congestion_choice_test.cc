@@ -73,7 +73,7 @@ TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
   EXPECT_THAT(reasons_[1], HasSubstr("cubic is not better"));
   Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 270);
   EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
-  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 50);
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 60);
   EXPECT_EQ(reasons_.size(), 4u) << "tried again after a while";
   EXPECT_EQ(choice_.in_use(), "bbr");
 }

@@ -219,9 +219,10 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     Use(lanes_ / 2);
     return true;
   }
+  needed_ |= tried;
   const bool changed = Exceeds(rate, rate_, kChangePercent) || Exceeds(rate_, rate, kChangePercent);
   if (changed) {
-    if (!tried) fewest_ = fewer_kept_ = false;
+    if (!tried) fewest_ = fewer_kept_ = needed_ = false;
     found_ = false;
     found_until_ = now;
   }
@@ -257,6 +258,7 @@ bool LaneCount::MayTryFewerThanAdded() const { return links_ > 1 && lanes_ / 2 >
 bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
   const bool kept = rate * 100 >= rate_ * kKeptPercent;
   fewer_kept_ |= kept;
+  needed_ = !kept;
   trying_fewer_ = kept && MayTryFewer();
   fewest_ = !trying_fewer_;
   if (fewest_ && fewer_kept_) {

@@ -65,6 +65,9 @@ class LaneCount {
   // Another number of lanes is being tried.
   bool in_trial() const { return trying_ || trying_fewer_; }
 
+  // Half of lanes() are known to carry clearly less.
+  bool needed() const { return needed_; }
+
   // A probe measured the rate of the path. If nothing was measured here yet, takes as many lanes as
   // reach that rate early in a burst, before connections have grown. Never takes fewer than before,
   // since the probe's connections may have lost packets. Returns whether lanes() has changed.
@@ -108,6 +111,7 @@ class LaneCount {
   bool trying_fewer_ = false;
   bool fewest_ = false;
   bool fewer_kept_ = false;
+  bool needed_ = false;
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;

@@ -298,6 +298,7 @@ TEST_F(LaneCountTest, SeveralLinksGoBackFromFewerThatCarryLessAndTryMore) {
   LaneCount count(16, 256, kRttUs, 3);
   Send(&count, {80000, 3000}, 30000);
   EXPECT_EQ(count.lanes(), 32u) << "27 are enough";
+  EXPECT_TRUE(count.needed());
   EXPECT_EQ(changes_, 6) << "8, 16, 32, 64, 16, 32";
   EXPECT_TRUE(count.found());
 }
@@ -348,6 +349,7 @@ TEST_F(LaneCountTest, SeveralLinksGiveUpAddedLanesThatAreOfNoUse) {
   Send(&count, {60000, 60000}, 20000);
   EXPECT_EQ(most_, 16u) << "8 seemed to carry twice as much";
   EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_FALSE(count.needed());
   EXPECT_TRUE(count.found());
   EXPECT_FALSE(count.in_trial());
 }

@@ -29,13 +29,13 @@ constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
 constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
-// A peer cannot slow this host down further than this: lanes would look as if they were broken.
-constexpr uint64_t kToldRateMin = 256 << 10;
 // A lane at a low pace holds what it was given for long, and the op waits for it. So a link at a
-// limit uses only as many lanes as each may send so many bytes in a second, but some, since each
-// loses packets by itself.
+// limit uses only as many lanes as may send so many bytes in a second each, but at least half of
+// those that it would use otherwise.
 constexpr uint64_t kPacedLaneRate = 1 << 20;
-constexpr uint32_t kPacedLanesMin = 2;
+// A slower lane would look as if it were broken. If a link uses so many lanes, TCP has to find its
+// rate without a limit.
+constexpr uint64_t kLanePaceMin = 256 << 10;
 
 // PopWait(): how many data lanes it looks at, and from when on a wait is unusual.
 constexpr uint32_t kLanesLookedAtMax = 32;
@@ -355,8 +355,9 @@ void Link::CountWithOthers() {
   if (host == nullptr || !schedule_.long_way()) return;
   const uint32_t before = schedule_.lanes_of_use();
   uint32_t each = host->lanes();
-  if (pace_ != 0) {
-    each = std::min(each, std::max(static_cast<uint32_t>(pace_ / kPacedLaneRate), kPacedLanesMin));
+  if (pace_ != 0 && !host->needed()) {
+    const auto enough = static_cast<uint32_t>(std::min(pace_ / kPacedLaneRate, uint64_t{each}));
+    each = std::max(enough, (each + 1) / 2);
   }
   schedule_.SetCrowded(each, host->found());
   const uint32_t lanes = schedule_.lanes_of_use();
@@ -412,7 +413,8 @@ void Link::TellHost(uint32_t index, uint32_t bytes, Tick now) {
     if (part != 0) rate = rate == 0 ? part : std::min(rate, part);
   }
   pace_ = rate;
-  data_[index].lane->SetPace(rate / std::max(schedule_.used(now), 1u));
+  const uint64_t each = rate / std::max(schedule_.used(now), 1u);
+  data_[index].lane->SetPace(rate == 0 ? 0 : std::max(each, kLanePaceMin));
 }
 
 // Takes the next segment off the queue, for this lane.
@@ -479,7 +481,7 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
     case FrameType::kAck:
       return OnAcked(header);
     case FrameType::kPace:
-      told_rate_ = header.offset == 0 ? 0 : std::max(header.offset, kToldRateMin);
+      told_rate_ = header.offset;
       if (options_.receive_pace != nullptr) {
         options_.receive_pace->OnTold(options_.id,
                                       {.wait_us = header.stamp,
