@@ -11,6 +11,8 @@ namespace {
 
 // Times in round trips.
 constexpr int64_t kPause = 2;     // a longer pause ends a stretch, and a burst
+// While segments wait, slow lanes only take them late. A longer time is a pause all the same.
+constexpr int64_t kStall = 16;
 constexpr int64_t kStretch = 16;  // the longest stretch
 constexpr int64_t kGrace = 4;     // after a pause, so long the links of the burst before count
 // A search ends if for so many bursts fewer links were busy together.
@@ -42,7 +44,9 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   int64_t rtt = 0;
   for (const auto& [other, l] : links_) rtt = std::max(rtt, l.rtt_us);
   const int64_t us = now - std::exchange(last_, now);
-  if (us > kPause * rtt) {
+  const bool waits = std::any_of(links_.begin(), links_.end(),
+                                 [](const auto& each) { return each.second.waiting; });
+  if (us > (waits ? kStall : kPause) * rtt) {
     sum_.us += rtt;  // until the last bytes before the pause had arrived
     BeginStretch(/*paused=*/true, now);
   } else {

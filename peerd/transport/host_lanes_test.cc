@@ -28,7 +28,10 @@ class HostLanesTest : public ::testing::Test {
     }
   }
 
-  void Pause() { now_ = now_ + Seconds(1); }
+  void Pause() {
+    for (uint64_t link = 1; link <= 3; ++link) host_.QueueEmptied(link);
+    now_ = now_ + Seconds(1);
+  }
 
   HostLanes host_;
   Tick now_{Seconds(100)};

@@ -88,6 +88,7 @@ class HostPace {
     int64_t us = 0;
     bool settled = true;
   };
+  bool Waits() const;  // segments of some link do
   bool IsActive(const Link& link, Tick now) const;
   // The link sent little in the burst before.
   bool IsMinor(const Link& link) const;

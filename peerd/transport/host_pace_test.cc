@@ -203,6 +203,17 @@ TEST_F(HostPaceTest, ALimitThatNoOpTestsIsForgotten) {
   EXPECT_EQ(pace_.rate(), 0u);
 }
 
+TEST_F(HostPaceTest, SlowLanesThatTakeSegmentsLateMakeNoPauses) {
+  Ops(6, kEqual);
+  ASSERT_NE(pace_.rate(), 0u);
+  for (int i = 0; i < 40; ++i) {
+    now_ = now_ + 4 * kRttUs;
+    for (uint64_t link = 0; link < 3; ++link) pace_.Sent(link, kRttUs, 1000, now_);
+    pace_.Measure(true, now_);
+  }
+  EXPECT_NE(pace_.rate(), 0u) << "40 short ops would end the limit";
+}
+
 TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
   const std::vector<uint64_t> unequal{12 << 20, 12 << 20, 6 << 20};
   Ops(6, unequal);

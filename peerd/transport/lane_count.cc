@@ -12,6 +12,8 @@ namespace {
 
 // Times in round trips.
 constexpr int64_t kPause = 2;           // a longer pause ends a burst
+// While segments wait, slow lanes only take them late. A longer time is a pause all the same.
+constexpr int64_t kStall = 16;
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
@@ -101,7 +103,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   const Tick before = std::exchange(last_, now);
   const int64_t us = now - before;
   const bool emptied = std::exchange(emptied_, false);
-  if (us > kPause * rtt_us_) {
+  if (us > (emptied ? kPause : kStall) * rtt_us_) {
     const bool changed = EndBurst(before);
     burst_begun_ = now;
     burst_bytes_ = bytes;
