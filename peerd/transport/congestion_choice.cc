@@ -40,6 +40,8 @@ constexpr uint64_t kFarSlowerPercent = 40;
 // again sooner, and each time after twice as long.
 constexpr int64_t kAgainUs = Seconds(300);
 constexpr int64_t kSoonAgainUs = Seconds(20);
+// If it seems to lose packets at random, that is less likely.
+constexpr int64_t kSoonAgainLossyUs = Seconds(60);
 
 constexpr char kCubic[] = "cubic";
 constexpr char kBbr[] = "bbr";
@@ -138,9 +140,10 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
   if (worse && !std::exchange(doubted_, true)) return "";
   doubted_ = false;
   trying_ = false;
+  const bool soon = worse && RepeatsFewer(measured);
   const bool loses_at_random = measured.lossy && before_.per_mille < kVeryMuchPerMille;
-  const bool soon = worse && RepeatsFewer(measured) && !loses_at_random;
-  soon_again_us_ = soon ? std::clamp(2 * soon_again_us_, kSoonAgainUs, kAgainUs) : 0;
+  const int64_t first = loses_at_random ? kSoonAgainLossyUs : kSoonAgainUs;
+  soon_again_us_ = soon ? std::clamp(2 * soon_again_us_, first, kAgainUs) : 0;
   try_after_ = now + (soon ? soon_again_us_ : kAgainUs);
   rate_won_ = worse ? before_.rate : measured.rate;
   if (!worse) return "";

@@ -1053,7 +1053,7 @@ void Link::TellPace(int64_t wait_us, bool tries, uint64_t rate) {
   // If the peer does not read, PINGs will tell.
   (void)control_->SendNewest({.type = FrameType::kPace,
                               .flags = tries ? kFlagTriesLanes : uint8_t{0},
-                              .offset = rate,
+                              .offset = std::min(rate, LH_COUNT_MAX * 8 - 1),
                               .stamp = static_cast<uint64_t>(wait_us),
                               .acked = repeated_});
 }
