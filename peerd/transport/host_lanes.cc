@@ -10,7 +10,7 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;     // a longer pause ends a stretch, and a burst
+constexpr int64_t kPause = 2;  // a longer pause ends a stretch, and a burst
 // While segments wait, slow lanes only take them late. A longer time is a pause all the same.
 constexpr int64_t kStall = 16;
 constexpr int64_t kStretch = 16;  // the longest stretch

@@ -10,7 +10,7 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;    // a longer pause ends a burst (see also Options)
+constexpr int64_t kPause = 2;  // a longer pause ends a burst (see also Options)
 // While segments wait, slow lanes only take them late. A longer time is a pause all the same.
 constexpr int64_t kStall = 16;
 constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow

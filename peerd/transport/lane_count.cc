@@ -11,7 +11,7 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;           // a longer pause ends a burst
+constexpr int64_t kPause = 2;  // a longer pause ends a burst
 // While segments wait, slow lanes only take them late. A longer time is a pause all the same.
 constexpr int64_t kStall = 16;
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
