@@ -737,6 +737,70 @@ TEST_P(LongWay, WhereTheQueueIsFullLanesTogetherSendWhatArrives) {
   }
 }
 
+// Two peers send to a third one, and to each other. What they send to the third one waits there.
+TEST(ReceiversPace, SendersThatFillTheQueueOfAReceiverAreToldHowFastToSend) {
+  constexpr uint32_t kSegment = 2000;
+  constexpr size_t kSegments = 600;
+  TransportOptions options;
+  options.lanes = 4;
+  PeerWorld world(Rings::kFake, 1, 3, options, FakeRingOptions{.stream_bytes_max = 2 * kSegment});
+  world.fake->SetDelivery({.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000});
+  for (auto& peer : world.peers) {
+    peer->memory.resize(kSegments * size_t{kSegment});
+    peer->discard = true;
+  }
+  world.Open(0, 1);
+  world.Open(0, 2);
+  world.Open(1, 2);
+  ASSERT_TRUE(
+      world.Until([&] { return world.Linked(0, 1) && world.Linked(0, 2) && world.Linked(1, 2); }));
+  uint64_t cookie = 0;
+  const auto send = [&](int64_t us) {
+    const Tick end = world.Now() + us;
+    Tick looked = world.Now();
+    while (world.Now() < end) {
+      for (int from = 0; from < 2; ++from) {
+        Peer& peer = world.at(from);
+        while (peer.started.size() - peer.sent.size() < kSegments) {
+          const PeerId to = ++cookie % 2 == 0 ? PeerId(3) : world.at(1 - from).id;
+          peer.Send(to, cookie % kSegments * kSegment, kSegment, cookie);
+        }
+      }
+      for (int i = 0; i < 20; ++i) {
+        world.Step();
+        world.fake->AdvanceTime(50);
+      }
+      if (world.Now() - looked < Millis(50)) continue;
+      looked = world.Now();
+      for (auto& peer : world.peers) peer->transport->PopArrivals();
+    }
+  };
+  const auto stats = [&](int i) { return world.at(i).transport->GetStats(); };
+  send(Seconds(2));
+  EXPECT_EQ(stats(2).receive_pace, 0u) << "packets do not wait";
+  EXPECT_TRUE(world.fake->paces().empty());
+  world.fake->SetQueue(world.at(2).transport->listen_address(), Millis(50));
+  world.fake->AdvanceTime(Seconds(1));  // an op has ended
+  send(Seconds(3));
+  const uint64_t before = stats(2).bytes_taken;
+  const Tick begun = world.Now();
+  send(Millis(500));
+  const double taken = static_cast<double>(stats(2).bytes_taken - before) * 1e6 /
+                       static_cast<double>(world.Now() - begun);
+  const auto pace = static_cast<double>(stats(2).receive_pace);
+  EXPECT_GT(pace, taken * 0.7);
+  EXPECT_LT(pace, taken * 1.4);
+  EXPECT_EQ(stats(0).pace, 0u) << "what it sends to the other one does not wait";
+  EXPECT_EQ(stats(0).receive_pace, 0u);
+  size_t paced = 0;  // lanes that a segment was put on since
+  for (const auto& [fd, each] : world.fake->paces()) {
+    if (each == 0) continue;
+    ++paced;
+    EXPECT_LT(static_cast<double>(each), pace * 0.6) << "half of it, over the lanes that are used";
+  }
+  EXPECT_GE(paced, 2u);
+}
+
 TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
   Start({}, 20000);
   ASSERT_EQ(stats(0).lanes_up, 9u);
