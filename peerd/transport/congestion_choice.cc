@@ -40,7 +40,7 @@ constexpr uint64_t kFarSlowerPercent = 40;
 // again sooner, and each time after twice as long.
 constexpr int64_t kAgainUs = Seconds(300);
 constexpr int64_t kSoonAgainUs = Seconds(20);
-// If it seems to lose packets at random, that is less likely.
+// If it seems to lose packets at random, the path is the more likely reason.
 constexpr int64_t kSoonAgainLossyUs = Seconds(60);
 
 constexpr char kCubic[] = "cubic";
@@ -125,7 +125,7 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
       doubted_ = false;
       return "";
     }
-    // A control that has won has one bad moment now and then.
+    // A control that has won repeats much now and then, and one such measurement says little.
     if (rate_won_ != 0 && !std::exchange(doubted_, true)) return "";
     doubted_ = false;
     trying_ = true;

@@ -81,7 +81,7 @@ class CongestionChoice {
   Measured before_;            // trying: of the control that was in use before
   uint64_t rate_won_ = 0;      // of the control in use, when it won; 0: it was never compared
   Tick try_after_;             // no trial until then
-  int64_t soon_again_us_ = 0;  // after the last trial, if that is sooner than usual
+  int64_t soon_again_us_ = 0;  // the loser is tried again after this time; 0: kAgainUs
   int64_t settle_us_ = 0;
   Sample sum_;
 };

@@ -143,6 +143,26 @@ TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndLosesPacketsAtRan
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
 
+TEST_F(CongestionChoiceTest, OneThatSeemedToLosePacketsAtRandomIsTriedAgainLater) {
+  Send({.rate = 20000000, .per_mille = 42},
+       {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs}, 30);
+  ASSERT_EQ(choice_.in_use(), "bbr");
+  Send({.rate = 20000000, .per_mille = 42}, {.rate = 20000000}, 40);
+  EXPECT_EQ(choice_.in_use(), "bbr") << "60 s have not passed";
+  Send({.rate = 20000000, .per_mille = 42}, {.rate = 20000000}, 40);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, AWinnerStaysAfterOneMeasurementWithManyRepeatedBytes) {
+  Send({.per_mille = 140}, {.per_mille = 2}, 400);
+  ASSERT_EQ(choice_.in_use(), "cubic");
+  Send({.per_mille = 140}, {.per_mille = 200}, 1);
+  Send({.per_mille = 140}, {.per_mille = 2}, 20);
+  EXPECT_EQ(reasons_.size(), 1u);
+  Send({.per_mille = 140}, {.per_mille = 200}, 10);
+  EXPECT_EQ(reasons_.size(), 2u) << "two measurements in a row";
+}
+
 TEST_F(CongestionChoiceTest, WhatRepeatsVeryMuchIsLeftSoon) {
   Send({.per_mille = 40}, {}, 3);
   EXPECT_EQ(choice_.in_use(), "bbr");

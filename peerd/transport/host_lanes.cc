@@ -10,9 +10,6 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;  // a longer pause ends a stretch, and a burst
-// While segments wait, slow lanes only take them late. A longer time is a pause all the same.
-constexpr int64_t kStall = 16;
 constexpr int64_t kStretch = 16;  // the longest stretch
 constexpr int64_t kGrace = 4;     // after a pause, so long the links of the burst before count
 // A search ends if for so many bursts fewer links were busy together.
@@ -46,7 +43,7 @@ bool HostLanes::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t us = now - std::exchange(last_, now);
   const bool waits = std::any_of(links_.begin(), links_.end(),
                                  [](const auto& each) { return each.second.waiting; });
-  if (us > (waits ? kStall : kPause) * rtt) {
+  if (us > PauseUs(rtt, waits)) {
     sum_.us += rtt;  // until the last bytes before the pause had arrived
     BeginStretch(/*paused=*/true, now);
   } else {

@@ -10,9 +10,6 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;  // a longer pause ends a burst (see also Options)
-// While segments wait, slow lanes only take them late. A longer time is a pause all the same.
-constexpr int64_t kStall = 16;
 constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow
 constexpr int64_t kStretch = 4;  // but at least kStretchUsMin
 constexpr int64_t kStretchUsMin = Millis(500);
@@ -63,7 +60,7 @@ constexpr int64_t kAgainUs = Seconds(300);
 
 void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
-  if (now - sent_at_ > std::max((Waits() ? kStall : kPause) * rtt, options_.pause_us_min)) {
+  if (now - sent_at_ > std::max(PauseUs(rtt, Waits()), options_.pause_us_min)) {
     EndBurst();
     ++short_bursts_;
     BeginStretch();

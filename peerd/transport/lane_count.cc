@@ -11,9 +11,8 @@ namespace longhaul::peerd {
 namespace {
 
 // Times in round trips.
-constexpr int64_t kPause = 2;  // a longer pause ends a burst
-// While segments wait, slow lanes only take them late. A longer time is a pause all the same.
-constexpr int64_t kStall = 16;
+constexpr int64_t kPause = 2;           // a longer pause ends a burst
+constexpr int64_t kStall = 16;          // the same while segments wait
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
@@ -77,6 +76,8 @@ bool QueuesAreShort(uint64_t queued_us, int64_t rtt_us) {
   return queued_us < static_cast<uint64_t>(enough);
 }
 
+int64_t PauseUs(int64_t rtt_us, bool waits) { return (waits ? kStall : kPause) * rtt_us; }
+
 uint32_t LaneCount::Usual(int64_t rtt_us) {
   return static_cast<uint32_t>(std::clamp(rtt_us / kRttUsPerLane, kFirstMin, kFirstMax));
 }
@@ -103,7 +104,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   const Tick before = std::exchange(last_, now);
   const int64_t us = now - before;
   const bool emptied = std::exchange(emptied_, false);
-  if (us > (emptied ? kPause : kStall) * rtt_us_) {
+  if (us > PauseUs(rtt_us_, /*waits=*/!emptied)) {
     const bool changed = EndBurst(before);
     burst_begun_ = now;
     burst_bytes_ = bytes;

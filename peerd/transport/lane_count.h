@@ -36,6 +36,10 @@ namespace longhaul::peerd {
 // round trip (without queues).
 bool QueuesAreShort(uint64_t queued_us, int64_t rtt_us);
 
+// If nothing was put on a lane for longer than this, a pause has ended the burst. `waits`: segments
+// wait, and slow lanes only take them late.
+int64_t PauseUs(int64_t rtt_us, bool waits);
+
 class LaneCount {
  public:
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are

@@ -1048,13 +1048,13 @@ uint64_t Link::PopTaken() {
   return taken - std::exchange(taken_seen_, taken);
 }
 
-void Link::TellPace(int64_t wait_us, bool tries, uint64_t rate) {
+void Link::TellPace(uint64_t wait_us, bool tries, uint64_t rate) {
   if (control_ == nullptr || !alive()) return;
   // If the peer does not read, PINGs will tell.
   (void)control_->SendNewest({.type = FrameType::kPace,
                               .flags = tries ? kFlagTriesLanes : uint8_t{0},
                               .offset = std::min(rate, LH_COUNT_MAX * 8 - 1),
-                              .stamp = static_cast<uint64_t>(wait_us),
+                              .stamp = wait_us,
                               .acked = repeated_});
 }
 

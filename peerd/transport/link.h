@@ -248,7 +248,7 @@ class Link final : public LaneOwner {
   uint64_t PopTaken();
   // Tells the peer for how long our packets wait on the way to it, and how fast it may send (0:
   // there is no limit), in bytes per second.
-  void TellPace(int64_t wait_us, bool tries, uint64_t rate);
+  void TellPace(uint64_t wait_us, bool tries, uint64_t rate);
   // Returns for how long segments have waited for a lane without a break. 0: none waits.
   int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.

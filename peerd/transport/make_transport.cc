@@ -941,7 +941,7 @@ Arrivals TransportImpl::PopArrivals() {
   }
   const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
   const uint64_t queued_us = bytes == 0 ? 0 : result.queued_us / bytes;
-  host_lanes_.Arrived(bytes, queued_us, ring_->Now());
+  host_lanes_.Arrived(bytes, queued_us, now);
   const auto log = [](const char* of, const std::string& why, uint64_t rate) {
     if (why.empty()) return;
     Log(LogLevel::kInfo,
@@ -956,8 +956,9 @@ Arrivals TransportImpl::PopArrivals() {
 }
 
 void TransportImpl::TellPaces(const std::vector<Moved>& moved, Tick now) {
-  // Packets of all links wait in the queue of this host. Those of one link that wait longer do so
-  // on their way. While there is only one link, nobody knows where they wait.
+  // In the queue of this host, packets of all links wait equally long. If packets of one link wait
+  // longer than packets of another, they wait on their way. While only one link sends, nobody knows
+  // where its packets wait.
   std::optional<uint64_t> shortest;
   int links = 0;
   for (const Moved& m : moved) {
@@ -968,8 +969,7 @@ void TransportImpl::TellPaces(const std::vector<Moved>& moved, Tick now) {
   for (const Moved& m : moved) {
     const uint64_t longer = links > 1 && m.arrived != 0 ? m.wait_us() - *shortest : 0;
     const bool tries = options_.lanes == 0 && (host_lanes_.in_trial() || m.link->in_trial());
-    m.link->TellPace(static_cast<int64_t>(longer), tries,
-                     receive_pace_.RateOf(m.link->options().id, now));
+    m.link->TellPace(longer, tries, receive_pace_.RateOf(m.link->options().id, now));
   }
 }
 

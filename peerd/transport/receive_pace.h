@@ -1,10 +1,10 @@
-// Paces what others send this host on long ways, so that they together do not overrun the queue in
-// front of it.
+// Limits what other hosts send this host on long ways, so that all senders together do not overrun
+// the queue in front of the access link of this host.
 //
 // Each sender sees only its own lanes, and fills the queue with them. This host sees what comes
-// from all of them. Senders tell how long their packets wait on the way here, apart from the time
-// in the queue of their own host. If the packets of all of them wait, this host tells each sender
-// how fast it may send. The rules are those of HostPace: what arrives in all is limited to about
+// from all senders. A sender tells how long its packets wait on the way here, apart from the time
+// in the queue of its own host. If the packets of all senders wait, this host tells each sender how
+// fast it may send. The rules are the rules of HostPace: what arrives in all is limited to about
 // what the access link carries, and each sender gets a part in proportion to what it sent in the
 // burst before.
 //

@@ -16,7 +16,7 @@ constexpr uint64_t kLongWaitUs = 45000;
 
 class ReceivePaceTest : public ::testing::Test {
  protected:
-  // The senders send so many bytes a second for some seconds. Those of link 1, 2, ...
+  // The sender of each link (1, 2, ...) sends so many bytes a second, for some seconds.
   void Receive(const std::vector<uint64_t>& rates, int64_t seconds) {
     for (int64_t i = 0; i < 10 * seconds; ++i) {
       now_ = now_ + Millis(100);

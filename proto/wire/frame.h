@@ -83,10 +83,9 @@ enum class FrameType : uint8_t {
   // offset: where the part begins in it.
   kPart = 16,
   // How fast the receiver may send (ADR 0049). offset: bytes a second on all data lanes of the
-  // link;
-  // 0: there is no limit. stamp: for how many us the sender's own packets wait on the way longer
-  // than on its other ways. acked: bytes that the sender's TCP has sent again on this link. flags
-  // bit 0: the sender tries another number of lanes.
+  // link; 0: there is no limit. stamp: the sender's own packets wait for so many us longer on this
+  // link than on the link on which they wait least. acked: bytes that the sender's TCP has sent
+  // again on this link. flags bit 0: the sender tries another number of lanes.
   kPace = 17,
 };
 
