@@ -139,6 +139,10 @@ void HostLanes::Arrived(uint64_t bytes, uint64_t us, Tick now) {
   }
 }
 
+void HostLanes::SetPace(uint64_t bytes_per_second) {
+  if (count_) count_->SetPace(bytes_per_second);
+}
+
 void HostLanes::Remove(uint64_t id) {
   links_.erase(id);
   busy_ = 0;  // until the next Sent()

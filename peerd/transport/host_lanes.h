@@ -58,6 +58,8 @@ class HostLanes {
   bool Repeated(uint64_t sent, uint64_t repeated);
   void Remove(uint64_t link);
 
+  // As in LaneCount, of all links together.
+  void SetPace(uint64_t bytes_per_second);
   // Returns how many links are busy.
   size_t links() const { return busy_; }
   // Returns how many lanes each busy link should use. 0: no two links were busy together lately, so

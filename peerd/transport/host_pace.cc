@@ -36,8 +36,10 @@ constexpr uint64_t kLeastPart = 4;
 
 // There is no limit before so many more stretches had a long queue than a short one.
 constexpr int kLong = 3;
-// A limit is forgotten after so many bursts that were too short for a stretch.
+// A limit is forgotten after so many bursts that were too short for a stretch, if they took so long
+// in all.
 constexpr int kShortBursts = 30;
+constexpr int64_t kForgottenUs = Seconds(60);
 // What arrives if the limit holds the host, in percent of the limit.
 constexpr uint64_t kAtLimitPercent = 98;
 // A queue is overrun if so many bytes are repeated, or if packets wait so many times as long as in
@@ -157,7 +159,7 @@ uint64_t HostPace::ShortestWaitUs() const {
 std::string HostPace::Measure(bool settled, Tick now) {
   const Tick begun = std::exchange(measured_at_, now);
   const bool was_settled = std::exchange(settled_, settled);
-  if (limit_ != 0 && short_bursts_ > kShortBursts) {
+  if (limit_ != 0 && short_bursts_ > kShortBursts && now - stretch_at_ > kForgottenUs) {
     limit_ = 0;
     return "ops are too short to measure";
   }
@@ -168,6 +170,7 @@ std::string HostPace::Measure(bool settled, Tick now) {
   stretch_.settled &= settled && was_settled;
   stretch_.us += now - begun;
   if (stretch_.us < std::max(kStretch * rtt_us_, kStretchUsMin)) return "";
+  stretch_at_ = now;
   std::string news = EndStretch();
   BeginStretch();
   return news;
@@ -193,7 +196,7 @@ std::string HostPace::EndStretch() {
   const uint64_t waited_us = ShortestWaitUs();
   if (limit_ == 0) return Begin(EnoughLinks() && !QueuesAreShort(waited_us, rtt_us_));
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
-  return Adjust(in_a_second(stretch_.us), overrun);
+  return Adjust(in_a_second(stretch_.us), waited_us, overrun);
 }
 
 // Decides whether there is a limit from now on.
@@ -208,8 +211,8 @@ std::string HostPace::Begin(bool queue_is_long) {
   return "packets of all links wait";
 }
 
-// `rate`: what arrived in a second.
-std::string HostPace::Adjust(uint64_t rate, bool overrun) {
+// `rate`: what arrived in a second. `waited_us`: as ShortestWaitUs().
+std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   const bool reached = rate >= limit_ / 100 * kAtLimitPercent;
   if (!reached || overrun) quiet_ = rises_ = 0;
   if (!overrun) {
@@ -219,7 +222,10 @@ std::string HostPace::Adjust(uint64_t rate, bool overrun) {
     limit_ += limit_ / 100 << std::min(rises_++ / kRisesOfAStep, kDoublings);
     return "";
   }
-  if (const uint64_t possible = most() / 100 * kMostPercent; limit_ > possible) {
+  // A limit that is not reached though packets of all links wait is too high. If they do not,
+  // others hold this host back.
+  const uint64_t possible = most() / 100 * kMostPercent;
+  if (limit_ > possible && (reached || !QueuesAreShort(waited_us, rtt_us_))) {
     limit_ = possible;
     confirmed_us_ = clock_us_;
     return "";

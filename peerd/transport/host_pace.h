@@ -45,6 +45,9 @@ class HostPace {
     int64_t pause_us_min = Millis(100);
     // There is no limit if fewer links send much.
     size_t links_min = 1;
+    // Nothing is limited while another number of lanes is tried, because a limit would hide whether
+    // more lanes carry more.
+    bool free_trials = true;
   };
   HostPace() : HostPace(Options{}) {}
   explicit HostPace(const Options& options) : options_(options) {}
@@ -61,13 +64,12 @@ class HostPace {
   // All links sent so many bytes, and TCP sent `repeated` bytes again.
   void Repeated(uint64_t sent, uint64_t repeated);
   // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no other
-  // number of lanes is being tried. While one is, nothing is limited, because a limit would hide
-  // whether more lanes carry more. Returns why there is a limit, or none any more, for the log;
+  // number of lanes is being tried. Returns why there is a limit, or none any more, for the log;
   // empty: that has not changed.
   std::string Measure(bool settled, Tick now);
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
-  uint64_t rate() const { return settled_ ? limit_ : 0; }
+  uint64_t rate() const { return settled_ || !options_.free_trials ? limit_ : 0; }
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
   uint64_t RateOf(uint64_t link, Tick now) const;
 
@@ -100,7 +102,7 @@ class HostPace {
   void BeginStretch();
   std::string EndStretch();
   std::string Begin(bool queue_is_long);
-  std::string Adjust(uint64_t rate, bool overrun);
+  std::string Adjust(uint64_t rate, uint64_t waited_us, bool overrun);
   uint64_t most() const { return rates_.front().second; }
 
   const Options options_;
@@ -110,6 +112,7 @@ class HostPace {
   Tick sent_at_;         // when a link last sent
   Tick burst_begun_;
   Tick measured_at_;  // the last Measure()
+  Tick stretch_at_;   // the end of the last stretch
   Stretch stretch_;
   bool settled_ = false;
 

@@ -56,8 +56,10 @@ constexpr int64_t kShortQueuesUsMax = Millis(20);
 // A rate between these percentages of a limit has reached the limit.
 constexpr uint64_t kAtLimitPercent = 75;
 constexpr uint64_t kOverLimitPercent = 115;
-// Above this, the path has changed, and the search begins again.
+// Above this, the path has changed, and the search begins again. Of several links: if the rate is
+// lower, only after so many measurements in a row.
 constexpr uint64_t kChangePercent = 150;
+constexpr int kLowMeasurements = 8;
 constexpr int64_t kAgainUs = Seconds(300);
 
 // For Usual(): 32 lanes if a round trip takes 80 ms.
@@ -196,6 +198,13 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
       return true;
     }
   }
+  const bool fell = rate_ != 0 && Exceeds(rate_, rate, kChangePercent);
+  low_ = fell ? low_ + 1 : 0;
+  if (fell && links_ > 1 && found_ && !in_trial() && low_ < kLowMeasurements) {
+    BeginMeasurement();
+    last_rate_ = rate;
+    return false;
+  }
   const bool limited = links_ > 1 && kind == Kind::kLong && QueuesAreShort();
   BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
@@ -223,7 +232,8 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     return true;
   }
   needed_ |= tried;
-  const bool changed = Exceeds(rate, rate_, kChangePercent) || Exceeds(rate_, rate, kChangePercent);
+  const bool slower = fell && found_ && links_ > 1 && kind == Kind::kLong && !limited;
+  const bool changed = fell || Exceeds(rate, rate_, kChangePercent);
   if (changed) {
     if (!tried) fewest_ = fewer_kept_ = needed_ = false;
     found_ = false;
@@ -242,8 +252,10 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   const bool at_limit = !clear && !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
                         !Exceeds(rate, limit_, kOverLimitPercent);
-  if (lanes_ > max_ / 2 || !more || at_limit || fewer_kept_) {
+  const bool at_pace = pace_ != 0 && rate * 100 >= pace_ * kAtLimitPercent;
+  if (lanes_ > max_ / 2 || !more || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
+    if (slower) found_until_ = now + kAgainUs;
     return false;
   }
   trying_ = true;
@@ -294,6 +306,7 @@ void LaneCount::Restart() {
   BeginMeasurement();
   last_rate_ = 0;
   unsteady_ = 0;
+  low_ = 0;
 }
 
 }  // namespace longhaul::peerd

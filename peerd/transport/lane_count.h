@@ -21,7 +21,9 @@
 //
 // Where several links are one sender, the queues of the path are looked at, too. If packets hardly
 // wait in them, each connection is limited by itself, for instance by random loss, and more lanes
-// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried.
+// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried. A rate
+// that falls is no news before it has been low for a while, since hosts wait for each other. If
+// packets wait in queues then, the path has become slower, and more lanes are no help.
 //
 // Plain value: no clock.
 #pragma once
@@ -81,6 +83,9 @@ class LaneCount {
   // Something else than the number of lanes limits the sender to about this rate. While it reaches
   // the rate, more lanes are not tried. 0: no limit is known.
   void SetLimit(uint64_t bytes_per_second) { limit_ = bytes_per_second; }
+  // The sender limits itself to this rate (HostPace), since its access link carries no more. While
+  // it reaches the rate, more lanes are not tried. 0: no limit.
+  void SetPace(uint64_t bytes_per_second) { pace_ = bytes_per_second; }
   // A lane could take more, and nothing waited.
   void QueueEmptied() { emptied_ = true; }
   // `bytes` have arrived. Their packets waited in queues of the path for `us`.
@@ -120,12 +125,14 @@ class LaneCount {
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;
   uint64_t limit_ = 0;
+  uint64_t pace_ = 0;
   Tick last_;
   Tick skip_until_;
   int64_t settle_us_ = 0;
   bool emptied_ = false;     // since last_ nothing waited for a while
   uint64_t last_rate_ = 0;   // the measurement before, with the same lanes; 0: none
   int unsteady_ = 0;         // measurements in a row that did not agree
+  int low_ = 0;              // measurements in a row with a much lower rate than before
   Kind kind_ = Kind::kLong;  // of rate_ and last_rate_
   // The measurement of long bursts: time in which something waited, bytes sent in that time, and
   // the total time, waiting or not.

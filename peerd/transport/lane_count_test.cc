@@ -355,6 +355,45 @@ TEST_F(LaneCountTest, SeveralLinksAreNoFasterThanWhatArrives) {
   EXPECT_EQ(count.rate(), 45000000u);
 }
 
+TEST_F(LaneCountTest, SeveralLinksTryNoMoreWhileTheHostPacesThem) {
+  LaneCount count(4, 256, kRttUs, 3);
+  queued_us_ = Millis(5);
+  count.SetPace(12000000);
+  Send(&count, {12000, 3000}, 20000);
+  EXPECT_EQ(count.lanes(), 4u) << "queues are short because the host sends no more";
+  EXPECT_TRUE(count.found());
+  count.SetPace(0);
+  Send(&count, {36000, 9000}, 20000);
+  EXPECT_GT(most_, 4u) << "nothing limits the host any more";
+}
+
+TEST_F(LaneCountTest, ARateOfSeveralLinksThatIsLowForAShortTimeIsNoReasonToTryMore) {
+  LaneCount count(4, 256, kRttUs, 3);
+  queued_us_ = Millis(25);
+  Send(&count, {12000, 12000}, 30000);
+  ASSERT_EQ(count.lanes(), 4u);
+  ASSERT_EQ(most_, 8u);
+  most_ = 0;
+  queued_us_ = Millis(5);
+  for (int op = 0; op < 10; ++op) {
+    Send(&count, {4000, 12000}, 3000);
+    Send(&count, {12000, 12000}, 3000);
+  }
+  EXPECT_EQ(most_, 4u) << "other hosts hold this one back now and then";
+  Send(&count, {4000, 1000}, 10000);
+  EXPECT_GT(most_, 4u) << "now each lane carries less";
+}
+
+TEST_F(LaneCountTest, SeveralLinksOnAPathThatBecameSlowerTryNoMore) {
+  LaneCount count(4, 256, kRttUs, 3);
+  queued_us_ = Millis(25);
+  Send(&count, {12000, 12000}, 30000);
+  most_ = 0;
+  Send(&count, {6000, 12000}, 30000);
+  EXPECT_EQ(most_, 4u);
+  EXPECT_NEAR(static_cast<double>(count.rate()), 6e6, 0.1e6);
+}
+
 TEST_F(LaneCountTest, SeveralLinksGiveUpAddedLanesThatAreOfNoUse) {
   // Other hosts hold this one back at first.
   LaneCount count(4, 256, kRttUs, 3);

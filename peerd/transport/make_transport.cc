@@ -951,6 +951,7 @@ Arrivals TransportImpl::PopArrivals() {
   log("long ways", why, host_pace_.rate());
   const std::string why_in = receive_pace_.Measure(now);
   log("senders on long ways", why_in, receive_pace_.rate());
+  host_lanes_.SetPace(host_pace_.rate());
   TellPaces(moved, now);
   return result;
 }

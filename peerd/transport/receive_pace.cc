@@ -43,4 +43,10 @@ std::string ReceivePace::Measure(Tick now) {
   return pace_.Measure(settled, now);
 }
 
+uint64_t ReceivePace::RateOf(uint64_t link, Tick now) const {
+  const auto sender = senders_.find(link);
+  if (sender != senders_.end() && sender->second.told.tries) return 0;
+  return pace_.RateOf(link, now);
+}
+
 }  // namespace longhaul::peerd

@@ -33,14 +33,15 @@ class ReceivePace {
   // `bytes` have come on this link, on a long way, since the last Measure().
   void Received(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   void Remove(uint64_t link);
-  // Judges what was received. Call it some times in a second. Returns why there is a limit, or none
-  // any more, for the log; empty: that has not changed.
+  // Judges what was received. Call it some times in a second. Returns what HostPace::Measure()
+  // does.
   std::string Measure(Tick now);
 
   // Returns what all senders together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return pace_.rate(); }
-  // Returns what the sender of this link may send now, in bytes per second. 0: there is no limit.
-  uint64_t RateOf(uint64_t link, Tick now) const { return pace_.RateOf(link, now); }
+  // Returns what the sender of this link may send now, in bytes per second. 0: there is no limit,
+  // or the sender tries another number of lanes. A limit would hide whether more lanes carry more.
+  uint64_t RateOf(uint64_t link, Tick now) const;
 
  private:
   struct Sender {
@@ -51,7 +52,8 @@ class ReceivePace {
 
   // Senders are seen ten times in a second, so a short pause is none. A single sender finds the
   // rate of its way by itself.
-  HostPace pace_{HostPace::Options{.pause_us_min = Millis(250), .links_min = 2}};
+  HostPace pace_{
+      HostPace::Options{.pause_us_min = Millis(250), .links_min = 2, .free_trials = false}};
   std::map<uint64_t, Sender> senders_;
 };
 

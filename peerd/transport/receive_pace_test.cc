@@ -66,16 +66,19 @@ TEST_F(ReceivePaceTest, ASingleSenderIsNotLimited) {
   EXPECT_EQ(pace_.rate(), 0u);
 }
 
-TEST_F(ReceivePaceTest, WhileASenderTriesLanesThereIsNoLimit) {
+TEST_F(ReceivePaceTest, ASenderThatTriesLanesHasNoLimit) {
   Op({1000000, 1000000}, 5);
   Op({1000000, 1000000}, 5);
   ASSERT_NE(pace_.rate(), 0u);
+  pace_.OnTold(1, {.wait_us = kLongWaitUs, .tries = true});
+  EXPECT_EQ(pace_.RateOf(1, now_), 0u);
+  EXPECT_NE(pace_.RateOf(2, now_), 0u);
   tries_ = true;
-  Receive({1000000, 1000000}, 1);
-  EXPECT_EQ(pace_.rate(), 0u);
+  Receive({500000, 500000}, 1);
+  EXPECT_NEAR(static_cast<double>(pace_.rate()), 2e6, 0.3e6) << "nothing is judged meanwhile";
   tries_ = false;
   Receive({1000000, 1000000}, 1);
-  EXPECT_NE(pace_.rate(), 0u);
+  EXPECT_NE(pace_.RateOf(1, now_), 0u);
 }
 
 TEST_F(ReceivePaceTest, TheLimitFallsWhileMuchIsRepeated) {
