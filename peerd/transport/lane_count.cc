@@ -200,7 +200,8 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   const bool fell = rate_ != 0 && Exceeds(rate_, rate, kChangePercent);
   low_ = fell ? low_ + 1 : 0;
-  if (fell && links_ > 1 && found_ && !in_trial() && low_ < kLowMeasurements) {
+  const bool low = fell && links_ > 1 && found_ && !in_trial();
+  if (low && low_ < kLowMeasurements) {
     BeginMeasurement();
     last_rate_ = rate;
     return false;
@@ -232,7 +233,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     return true;
   }
   needed_ |= tried;
-  const bool slower = fell && found_ && links_ > 1 && kind == Kind::kLong && !limited;
+  const bool slower = low && kind == Kind::kLong && !limited;
   const bool changed = fell || Exceeds(rate, rate_, kChangePercent);
   if (changed) {
     if (!tried) fewest_ = fewer_kept_ = needed_ = false;
