@@ -107,14 +107,13 @@ void Server::OnAccept(IoResult result) {
 }
 
 Outcome Server::Admit(const PeerCredentials& credentials, Client* client) {
-  if (!Permitted(credentials, admission_)) {
+  if (!Permitted(credentials, access_)) {
     ++users_refused_;
-    return {
-        Code::kFailedPrecondition,
-        absl::StrCat("connection refused: user ", credentials.uid, ", process ", credentials.pid,
-                     ", may not use this peerd; it admits ", ToString(admission_),
-                     " (--socket-mode, --socket-group, --allow-users and --allow-groups of "
-                     "peerd)")};
+    return {Code::kFailedPrecondition,
+            absl::StrCat("connection refused: user ", credentials.uid, ", process ",
+                         credentials.pid, ", may not use this peerd; it admits ", ToString(access_),
+                         " (--socket-mode, --socket-group, --allow-users and --allow-groups of "
+                         "peerd)")};
   }
   User& user = UserOf(credentials.uid);
   if (const uint32_t unclosed = user.unclosed->load(); unclosed > LH_FOREIGN_DESCRIPTORS_MAX) {

@@ -48,7 +48,7 @@ namespace longhaul::peerd {
 struct IpcServerOptions {
   std::string path;  // at most 107 bytes. A missing parent directory is created
   // Who may connect, and the mode (0600, 0660 or 0666) and group of the socket file: see
-  // AdmissionOptions in ipc_socket.h.
+  // SocketAccessOptions in ipc_socket.h.
   uint32_t mode = 0660;
   std::string group;
   std::vector<std::string> allow_users;

@@ -24,11 +24,11 @@ namespace longhaul::peerd::ipc {
 
 class Server final : public IpcServer {
  public:
-  Server(IpcServerOptions options, ListeningSocket socket, Admission admission, Ring* ring,
+  Server(IpcServerOptions options, ListeningSocket socket, SocketAccess access, Ring* ring,
          TrainerRequests* handler)
       : options_(std::move(options)),
         socket_(std::move(socket)),
-        admission_(std::move(admission)),
+        access_(std::move(access)),
         peerd_(Account::Make("peerd", "", LimitsOfAll(options_), nullptr)),
         ring_(ring),
         handler_(handler),
@@ -154,7 +154,7 @@ class Server final : public IpcServer {
 
   const IpcServerOptions options_;
   ListeningSocket socket_;
-  const Admission admission_;
+  const SocketAccess access_;
   const std::shared_ptr<Account> peerd_;
   std::map<uid_t, User> users_;
   DescriptorCloser closer_;

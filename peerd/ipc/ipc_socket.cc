@@ -151,31 +151,31 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int fd) {
   return peer;
 }
 
-bool Permitted(const PeerCredentials& peer, const Admission& admission) {
-  return peer.uid == 0 || admission.everyone || admission.users.contains(peer.uid) ||
+bool Permitted(const PeerCredentials& peer, const SocketAccess& access) {
+  return peer.uid == 0 || access.everyone || access.users.contains(peer.uid) ||
          std::any_of(peer.groups.begin(), peer.groups.end(),
-                     [&](gid_t group) { return admission.groups.contains(group); });
+                     [&](gid_t group) { return access.groups.contains(group); });
 }
 
-std::string ToString(const Admission& admission) {
-  if (admission.everyone) return "everybody";
+std::string ToString(const SocketAccess& access) {
+  if (access.everyone) return "everybody";
   const auto list = [](const char* one, const char* many, const auto& ids) {
     return ids.empty()
                ? ""
                : absl::StrCat(", ", ids.size() == 1 ? one : many, " ", absl::StrJoin(ids, ","));
   };
-  return absl::StrCat("root", list("user", "users", admission.users),
-                      list("members of group", "members of groups", admission.groups));
+  return absl::StrCat("root", list("user", "users", access.users),
+                      list("members of group", "members of groups", access.groups));
 }
 
-absl::StatusOr<Admission> ResolveAdmission(const AdmissionOptions& options) {
-  Admission admission;
-  admission.users.insert(geteuid());
+absl::StatusOr<SocketAccess> ResolveSocketAccess(const SocketAccessOptions& options) {
+  SocketAccess access;
+  access.users.insert(geteuid());
   if (options.allow_users.empty() && options.allow_groups.empty()) {
     LH_ASSIGN_OR_RETURN(const gid_t group, GroupId(options.group, "--socket-group"));
-    if ((options.mode & 0060) != 0) admission.groups.insert(group);
-    admission.everyone = (options.mode & 0006) != 0;
-    return admission;
+    if ((options.mode & 0060) != 0) access.groups.insert(group);
+    access.everyone = (options.mode & 0006) != 0;
+    return access;
   }
   if ((options.mode & 0066) == 0) {
     return absl::InvalidArgumentError(
@@ -184,18 +184,18 @@ absl::StatusOr<Admission> ResolveAdmission(const AdmissionOptions& options) {
   }
   for (const std::string& user : options.allow_users) {
     LH_ASSIGN_OR_RETURN(const uid_t uid, UserId(user));
-    admission.users.insert(uid);
+    access.users.insert(uid);
   }
   for (const std::string& group : options.allow_groups) {
     LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group, "--allow-groups"));
     // In a user namespace, all users and groups from outside of it look like this one.
     if (gid == OverflowId("gid")) return OverflowError("--allow-groups", group);
-    admission.groups.insert(gid);
+    access.groups.insert(gid);
   }
-  if (!options.allow_users.empty() && admission.users.contains(OverflowId("uid"))) {
+  if (!options.allow_users.empty() && access.users.contains(OverflowId("uid"))) {
     return OverflowError("--allow-users", absl::StrCat(OverflowId("uid")));
   }
-  return admission;
+  return access;
 }
 
 absl::StatusOr<mode_t> ParseSocketMode(const std::string& text) {

@@ -41,17 +41,17 @@ struct PeerCredentials {
 absl::StatusOr<PeerCredentials> CredentialsOf(int fd);
 
 // Who may connect, besides root.
-struct Admission {
+struct SocketAccess {
   bool everyone = false;
   std::set<uid_t> users;
   std::set<gid_t> groups;
 };
-bool Permitted(const PeerCredentials& peer, const Admission& admission);
+bool Permitted(const PeerCredentials& peer, const SocketAccess& access);
 // "root, user 1000, and members of group 50": for people.
-std::string ToString(const Admission& admission);
+std::string ToString(const SocketAccess& access);
 
 // What the flags of peerd say of who may connect.
-struct AdmissionOptions {
+struct SocketAccessOptions {
   mode_t mode = 0660;  // of the socket file; one of those that ParseSocketMode() takes
   std::string group;   // of the socket file: name or number; "": that of peerd
   // Names or numbers. Empty: the mode alone decides.
@@ -65,7 +65,7 @@ struct AdmissionOptions {
 //
 // InvalidArgument: there is no such user or group; or the lists can admit nobody, because the mode
 // is 0600.
-absl::StatusOr<Admission> ResolveAdmission(const AdmissionOptions& options);
+absl::StatusOr<SocketAccess> ResolveSocketAccess(const SocketAccessOptions& options);
 // Reads "0600", "0660" or "0666"; the zero may be missing. InvalidArgument: anything else.
 absl::StatusOr<mode_t> ParseSocketMode(const std::string& text);
 

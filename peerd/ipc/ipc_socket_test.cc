@@ -31,52 +31,52 @@ class IpcSocketTest : public testing::Test {
   std::string path_;
 };
 
-std::string Refused(const AdmissionOptions& options) {
-  const auto admission = ResolveAdmission(options);
-  return admission.ok() ? "" : std::string(admission.status().message());
+std::string Refused(const SocketAccessOptions& options) {
+  const auto access = ResolveSocketAccess(options);
+  return access.ok() ? "" : std::string(access.status().message());
 }
 
-TEST(AdmissionTest, WithoutListsTheModeOfTheSocketDecides) {
+TEST(SocketAccessTest, WithoutListsTheModeOfTheSocketDecides) {
   const PeerCredentials root{1, 0, {0}};
   const PeerCredentials self{1, geteuid(), {7}};
   const PeerCredentials in_group{1, 4001, {4001, 7, 50}};
   const PeerCredentials stranger{1, 4002, {4002, 7}};
-  AdmissionOptions options;
+  SocketAccessOptions options;
   options.group = "50";
   for (const auto& [mode, group, others] :
        {std::tuple{0600u, false, false}, {0660u, true, false}, {0666u, true, true}}) {
     options.mode = mode;
-    const auto admission = ResolveAdmission(options);
-    ASSERT_TRUE(admission.ok()) << admission.status();
-    EXPECT_TRUE(Permitted(root, *admission));
-    EXPECT_TRUE(Permitted(self, *admission));
-    EXPECT_EQ(Permitted(in_group, *admission), group) << mode;
-    EXPECT_EQ(Permitted(stranger, *admission), others) << mode;
+    const auto access = ResolveSocketAccess(options);
+    ASSERT_TRUE(access.ok()) << access.status();
+    EXPECT_TRUE(Permitted(root, *access));
+    EXPECT_TRUE(Permitted(self, *access));
+    EXPECT_EQ(Permitted(in_group, *access), group) << mode;
+    EXPECT_EQ(Permitted(stranger, *access), others) << mode;
   }
 }
 
-TEST(AdmissionTest, AListAdmitsWhomItNamesAndNobodyElse) {
-  AdmissionOptions options;
+TEST(SocketAccessTest, AListAdmitsWhomItNamesAndNobodyElse) {
+  SocketAccessOptions options;
   options.mode = 0666;
   options.group = "50";
   options.allow_users = {"4001", "daemon"};
   options.allow_groups = {"60", "root"};
-  const auto admission = ResolveAdmission(options);
-  ASSERT_TRUE(admission.ok()) << admission.status();
-  EXPECT_TRUE(Permitted({1, 0, {5}}, *admission));
-  EXPECT_TRUE(Permitted({1, geteuid(), {5}}, *admission));
-  EXPECT_TRUE(Permitted({1, 4001, {5}}, *admission));
-  EXPECT_TRUE(Permitted({1, 1, {5}}, *admission)) << "daemon";
-  EXPECT_TRUE(Permitted({1, 4002, {5, 60}}, *admission));
-  EXPECT_TRUE(Permitted({1, 4002, {0}}, *admission)) << "the group root";
-  EXPECT_FALSE(Permitted({1, 4002, {50}}, *admission)) << "the group of the socket";
-  EXPECT_FALSE(Permitted({1, 4002, {5}}, *admission));
-  EXPECT_NE(ToString(*admission).find("1,4001, members of groups 0,60"), std::string::npos)
-      << ToString(*admission);
+  const auto access = ResolveSocketAccess(options);
+  ASSERT_TRUE(access.ok()) << access.status();
+  EXPECT_TRUE(Permitted({1, 0, {5}}, *access));
+  EXPECT_TRUE(Permitted({1, geteuid(), {5}}, *access));
+  EXPECT_TRUE(Permitted({1, 4001, {5}}, *access));
+  EXPECT_TRUE(Permitted({1, 1, {5}}, *access)) << "daemon";
+  EXPECT_TRUE(Permitted({1, 4002, {5, 60}}, *access));
+  EXPECT_TRUE(Permitted({1, 4002, {0}}, *access)) << "the group root";
+  EXPECT_FALSE(Permitted({1, 4002, {50}}, *access)) << "the group of the socket";
+  EXPECT_FALSE(Permitted({1, 4002, {5}}, *access));
+  EXPECT_NE(ToString(*access).find("1,4001, members of groups 0,60"), std::string::npos)
+      << ToString(*access);
 }
 
-TEST(AdmissionTest, RefusesWhatCannotBeMeant) {
-  AdmissionOptions options;
+TEST(SocketAccessTest, RefusesWhatCannotBeMeant) {
+  SocketAccessOptions options;
   options.allow_users = {"no-such-user"};
   EXPECT_NE(Refused(options).find("no user \"no-such-user\""), std::string::npos);
   options.allow_users = {"4001"};
@@ -95,7 +95,7 @@ TEST(AdmissionTest, RefusesWhatCannotBeMeant) {
   EXPECT_NE(Refused(options).find("--allow-groups=nogroup"), std::string::npos);
 }
 
-TEST(AdmissionTest, ReadsTheModesThatMakeSense) {
+TEST(SocketAccessTest, ReadsTheModesThatMakeSense) {
   EXPECT_EQ(*ParseSocketMode("0600"), 0600u);
   EXPECT_EQ(*ParseSocketMode("660"), 0660u);
   EXPECT_EQ(*ParseSocketMode("0666"), 0666u);

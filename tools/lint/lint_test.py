@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import cycles
+import definitions
 import layering
 import names
 import purity
@@ -215,6 +216,26 @@ class Names(unittest.TestCase):
             "docs/page.md": "[code](../base/b.h)\n\nMade by bench/results/new.json, told in docs/other.md.\n",
         }
         self.assertEqual(findings(names.check, files), ["base/a.h:2", "docs/page.md:3"])
+
+
+class Definitions(unittest.TestCase):
+    A = "namespace n {\nclass A final : public B {\n};\n}  // namespace n\n"
+
+    def test_a_type_that_two_files_define_is_caught(self) -> None:
+        for other in (self.A, "namespace n {\nstruct A {};\n}\n", "namespace n {\n\nclass A\n    : B {\n};\n"):
+            found = findings(definitions.check, {"base/a.h": self.A, "peerd/a.cc": other})
+            self.assertEqual(found, [f"peerd/a.cc:{other[: other.index(' A')].count(chr(10)) + 1}"])
+
+    def test_other_namespaces_declarations_and_members_are_not(self) -> None:
+        others = (
+            self.A.replace("n {", "m {"),
+            "namespace n {\nnamespace {\n"
+            + self.A[14:].replace("}  // namespace n", "}  // namespace\n}  // namespace n"),
+            "namespace n {\nclass A;\nclass A::Inner {\n};\nvoid F() {\n}\nenum class C { A };\nstruct A2 {};\n}\n",
+            "namespace n {\n}  // namespace n\nclass A {};\n",
+        )
+        for other in others:
+            self.assertEqual(findings(definitions.check, {"base/a.h": self.A, "peerd/a.cc": other}), [])
 
 
 class Purity(unittest.TestCase):

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Checks that no two files define a type of the same name in the same namespace.
+
+Neither compiler nor linker notices such a pair (C++ standard, [basic.def.odr]). The linker keeps one of the two
+destructors for both types. Types in unnamed namespaces belong to their file alone.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import sources
+
+_LINE = re.compile(
+    r"^(?:inline )?namespace ?(?P<begin>[\w:]*) ?\{$"
+    r"|^(?P<end>\}) *(?:// namespace.*)?$"
+    r"|^(?:class|struct|union|enum|enum class)\s+(?P<type>\w+)(?: final)?\s*(?::(?!:)[^;]*)?(?:\{.*)?$",
+    re.M,
+)
+
+
+def types(text: str) -> list[tuple[int, str]]:
+    """The line and the full name of each type that other files could define, too."""
+    result = []
+    around: list[str] = []
+    for match in _LINE.finditer(text):
+        if match["begin"] is not None:
+            around.append(match["begin"])
+        elif match["end"]:
+            # A function also ends so. The end of a namespace says what it ends.
+            if around and "// namespace" in match[0]:
+                around.pop()
+        elif "" not in around:
+            result.append((sources.line_of(text, match.start()), "::".join([*around, match["type"]])))
+    return result
+
+
+def check(root: Path) -> tuple[int, list[sources.Finding]]:
+    files = 0
+    findings = []
+    first: dict[str, str] = {}
+    for path in sources.sources(root):
+        if path.endswith(".c"):
+            continue
+        files += 1
+        for line, name in types((root / path).read_text(errors="replace")):
+            if first.setdefault(name, path) != path:
+                findings.append(sources.Finding(path, line, f"{first[name]} also defines {name}"))
+    return files, findings
+
+
+if __name__ == "__main__":
+    sys.exit(sources.main(check, "definitions", "Rename one of the two."))
