@@ -134,12 +134,11 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   }
   if (all_us_ < (trying_ ? kPatienceTrying : kPatience) * enough) return false;
   const bool tried = std::exchange(trying_, false);
-  // Of several links: what was measured decides, though it is little.
-  const uint64_t rate =
-      us_ >= rtt_us_ ? bytes_ * Seconds(1) / static_cast<uint64_t>(us_) : last_rate_;
   Restart();
-  if (!tried || links_ == 1 || Exceeds(rate, rate_, kGainPercentOfSeveral)) return false;
-  found_ = true;
+  if (links_ == 1) return false;
+  // More lanes for several links do harm, so they have to be known to be better.
+  found_ |= !trying_fewer_;
+  if (!tried) return false;
   found_until_ = now + kAgainUs;
   Use(lanes_ / 2);
   return true;
@@ -209,11 +208,9 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   const bool limited = links_ > 1 && kind == Kind::kLong && QueuesAreShort();
   BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
-  const bool steady = before != 0 && !Exceeds(rate, before, kSteadyPercent) &&
-                      !Exceeds(before, rate, kSteadyPercent);
   const uint64_t gain = links_ > 1 ? kGainPercentOfSeveral : kGainPercent;
   const bool clear = limited && !trying_fewer_ && (!trying_ || Exceeds(rate, rate_, gain));
-  if (!steady && !clear && ++unsteady_ < kUnsteadyMax) return false;
+  if (!clear && (before == 0 || !Agree(before, rate)) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
   if (trying_fewer_) return JudgeFewer(rate, now);
   const bool tried = std::exchange(trying_, false);
@@ -257,11 +254,28 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   if (lanes_ > max_ / 2 || !more || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
     if (slower) found_until_ = now + kAgainUs;
-    return false;
+    if (!tried || clear || !MayTryFewerThanAdded()) return false;
+    // The rate may have risen by itself while lanes were added.
+    trying_fewer_ = true;
+    Use(lanes_ / 2);
+    return true;
   }
   trying_ = true;
   Use(lanes_ * 2);
   return true;
+}
+
+// Whether two measurements with the same lanes say the same. During a trial of several links they
+// need only lead to the same choice, because the rates of hosts that wait for each other vary.
+bool LaneCount::Agree(uint64_t a, uint64_t b) const {
+  if (links_ == 1 || !in_trial()) {
+    return !Exceeds(a, b, kSteadyPercent) && !Exceeds(b, a, kSteadyPercent);
+  }
+  const auto same = [&](uint64_t percent) {
+    return Exceeds(a, rate_, percent) == Exceeds(b, rate_, percent);
+  };
+  if (trying_fewer_) return same(kKeptPercent);
+  return same(kGainPercentOfSeveral) && same(kGainPercentMax);
 }
 
 bool LaneCount::MayTryFewer() const {
@@ -272,7 +286,7 @@ bool LaneCount::MayTryFewerThanAdded() const { return links_ > 1 && lanes_ / 2 >
 
 // Half as many lanes were tried. rate_ stays the rate of the number that the search began with.
 bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
-  const bool kept = rate * 100 >= rate_ * kKeptPercent;
+  const bool kept = Exceeds(rate, rate_, kKeptPercent);
   fewer_kept_ |= kept;
   needed_ = !kept;
   trying_fewer_ = kept && MayTryFewer();

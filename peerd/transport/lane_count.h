@@ -17,7 +17,8 @@
 //
 // Time counts only while a segment waits for a lane. Otherwise the sender is no faster than its
 // neighbour in the ring, and no number of lanes helps. A rate may also rise or fall by itself, when
-// connections are new or begin to lose packets. So two measurements in a row have to agree.
+// connections are new or begin to lose packets. So two measurements in a row have to agree: in the
+// rate, or, during a trial of several links, in what is better.
 //
 // Where several links are one sender, the queues of the path are looked at, too. If packets hardly
 // wait in them, each connection is limited by itself, for instance by random loss, and more lanes
@@ -102,6 +103,7 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  bool Agree(uint64_t a, uint64_t b) const;
   bool MayTryFewer() const;
   bool MayTryFewerThanAdded() const;
   bool JudgeFewer(uint64_t rate, Tick now);

@@ -407,6 +407,31 @@ TEST_F(LaneCountTest, SeveralLinksGiveUpAddedLanesThatAreOfNoUse) {
   EXPECT_FALSE(count.in_trial());
 }
 
+TEST_F(LaneCountTest, SeveralLinksCheckAddedLanesAlsoAtTheirPace) {
+  // Other hosts hold this one back, until twice as many lanes are being tried.
+  LaneCount count(4, 256, kRttUs, 3);
+  for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {35000, 35000}, 1);
+  ASSERT_EQ(count.lanes(), 8u);
+  count.SetPace(50000000);
+  Send(&count, {50000, 50000}, 20000);
+  EXPECT_EQ(most_, 8u);
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_TRUE(count.found());
+  EXPECT_FALSE(count.in_trial());
+}
+
+TEST_F(LaneCountTest, SeveralLinksEndATrialThoughTheirRateVaries) {
+  LaneCount count(4, 256, kRttUs, 3);
+  for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {30000, 30000}, 1);
+  ASSERT_EQ(count.lanes(), 8u);
+  // Two measurements and a half, after 6 round trips for new connections.
+  for (const uint64_t rate : {30000u, 24000u, 36000u}) {
+    Send(&count, {rate, rate}, 14 * 80);
+    if (count.lanes() == 4) break;
+  }
+  EXPECT_EQ(count.lanes(), 4u);
+}
+
 TEST_F(LaneCountTest, SeveralLinksMeasureAgainWhatTwiceAsManyCannotExplain) {
   // Other hosts hold this one back, until twice as many lanes are being tried.
   LaneCount count(4, 256, kRttUs, 3);
@@ -425,6 +450,28 @@ TEST_F(LaneCountTest, SeveralLinksDoNotKeepMoreThatWereHardlyMeasured) {
   Send(&count, {.rate = 12500, .lane_rate = 12500, .supply = 1000}, 12 * 8 * 80 + 1000);
   EXPECT_EQ(count.lanes(), 4u);
   EXPECT_TRUE(count.found());
+}
+
+TEST_F(LaneCountTest, SeveralLinksDoNotKeepMoreThatWereFastForAMoment) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {12500, 12500}, 2 * (8 + 2) * 80);
+  ASSERT_EQ(count.lanes(), 8u);
+  // For too short a time until the neighbour is slow.
+  Send(&count, {25000, 25000}, (6 + 4) * 80);
+  Send(&count, {.rate = 25000, .lane_rate = 25000, .supply = 1000}, 12 * 8 * 80);
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_TRUE(count.found());
+}
+
+TEST_F(LaneCountTest, ASearchOfSeveralLinksEndsIfTheyAreNeverAllBusy) {
+  LaneCount count(4, 256, kRttUs, 3);
+  EXPECT_FALSE(count.found());
+  Send(&count, {.rate = 12500, .lane_rate = 12500, .supply = 1000}, (3 * 8 + 3) * 80);
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_TRUE(count.found());
+  EXPECT_EQ(count.rate(), 0u);
+  Send(&count, {12500, 12500}, 4 * 8 * 80);
+  EXPECT_EQ(most_, 8u) << "it goes on once they are";
 }
 
 TEST_F(LaneCountTest, ShortRoundTripsAreNotMeasuredFasterThanProcessesAreScheduled) {
