@@ -239,6 +239,10 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   return "queues stay full, so others fill them";
 }
 
+bool HostPace::IsLittle(uint64_t bytes_per_second) const {
+  return !rates_.empty() && bytes_per_second < most() / 2;
+}
+
 uint64_t HostPace::RateOf(uint64_t id, Tick now) const {
   const auto link = links_.find(id);
   if (rate() == 0 || link == links_.end()) return rate();

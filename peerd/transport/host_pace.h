@@ -70,6 +70,8 @@ class HostPace {
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return settled_ || !options_.free_trials ? limit_ : 0; }
+  // Whether so many bytes a second are less than half of what all links together sent lately.
+  bool IsLittle(uint64_t bytes_per_second) const;
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
   uint64_t RateOf(uint64_t link, Tick now) const;
 

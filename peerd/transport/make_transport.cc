@@ -161,7 +161,8 @@ class TransportImpl final : public Transport,
     uint64_t queued_us;  // for which they waited in queues, added up
     uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
   };
-  void TellPaces(const std::vector<Moved>& moved, Tick now);
+  // `us`: so long it took.
+  void TellPaces(const std::vector<Moved>& moved, int64_t us, Tick now);
 
   TransportOptions options_;
   Ring* const ring_;
@@ -195,6 +196,7 @@ class TransportImpl final : public Transport,
   TransportStats stats_;
   LaneStats gone_;        // of links that have ended
   uint64_t arrived_ = 0;  // as PopArrivals() returned it last
+  Tick arrived_at_;       // and when
 };
 
 // ------------------------------------------------------------------------------ start and end
@@ -952,23 +954,29 @@ Arrivals TransportImpl::PopArrivals() {
   const std::string why_in = receive_pace_.Measure(now);
   log("senders on long ways", why_in, receive_pace_.rate());
   host_lanes_.SetPace(host_pace_.rate());
-  TellPaces(moved, now);
+  TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;
 }
 
-void TransportImpl::TellPaces(const std::vector<Moved>& moved, Tick now) {
+void TransportImpl::TellPaces(const std::vector<Moved>& moved, int64_t us, Tick now) {
   // In the queue of this host, packets of all links wait equally long. If packets of one link wait
-  // longer than packets of another, they wait on their way. While only one link sends, nobody knows
-  // where its packets wait.
+  // longer than packets of another, they wait on their way. While only one link sends, and the host
+  // sends much, nobody knows where its packets wait.
   std::optional<uint64_t> shortest;
   int links = 0;
+  uint64_t arrived = 0;
   for (const Moved& m : moved) {
     if (m.arrived == 0) continue;
     ++links;
+    arrived += m.arrived;
     shortest = std::min(shortest.value_or(m.wait_us()), m.wait_us());
   }
+  // After a pause the time says nothing.
+  const bool little = us > 0 && us < Seconds(1) &&
+                      host_pace_.IsLittle(arrived * Seconds(1) / static_cast<uint64_t>(us));
+  if (links == 1 && little) shortest = 0;
   for (const Moved& m : moved) {
-    const uint64_t longer = links > 1 && m.arrived != 0 ? m.wait_us() - *shortest : 0;
+    const uint64_t longer = m.arrived != 0 ? m.wait_us() - *shortest : 0;
     const bool tries = options_.lanes == 0 && (host_lanes_.in_trial() || m.link->in_trial());
     m.link->TellPace(longer, tries, receive_pace_.RateOf(m.link->options().id, now));
   }

@@ -738,67 +738,115 @@ TEST_P(LongWay, WhereTheQueueIsFullLanesTogetherSendWhatArrives) {
 }
 
 // Two peers send to a third one, and to each other. What they send to the third one waits there.
-TEST(ReceiversPace, SendersThatFillTheQueueOfAReceiverAreToldHowFastToSend) {
-  constexpr uint32_t kSegment = 2000;
-  constexpr size_t kSegments = 600;
-  TransportOptions options;
-  options.lanes = 4;
-  PeerWorld world(Rings::kFake, 1, 3, options, FakeRingOptions{.stream_bytes_max = 2 * kSegment});
-  world.fake->SetDelivery({.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000});
-  for (auto& peer : world.peers) {
-    peer->memory.resize(kSegments * size_t{kSegment});
-    peer->discard = true;
+class ReceiversPace : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kSegment = 2000;
+  static constexpr size_t kSegments = 600;
+
+  ReceiversPace() {
+    world_.fake->SetDelivery({.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000});
+    for (auto& peer : world_.peers) {
+      peer->memory.resize(kSegments * size_t{kSegment});
+      peer->discard = true;
+    }
+    world_.Open(0, 1);
+    world_.Open(0, 2);
+    world_.Open(1, 2);
   }
-  world.Open(0, 1);
-  world.Open(0, 2);
-  world.Open(1, 2);
-  ASSERT_TRUE(
-      world.Until([&] { return world.Linked(0, 1) && world.Linked(0, 2) && world.Linked(1, 2); }));
-  uint64_t cookie = 0;
-  const auto send = [&](int64_t us) {
-    const Tick end = world.Now() + us;
-    Tick looked = world.Now();
-    while (world.Now() < end) {
+
+  bool Linked() {
+    return world_.Until(
+        [&] { return world_.Linked(0, 1) && world_.Linked(0, 2) && world_.Linked(1, 2); });
+  }
+  // `to_each_other`: of so many segments, one goes to the other sender. At most `out` segments of a
+  // sender are on the way.
+  void Send(int64_t us, uint64_t to_each_other = 2, size_t out = kSegments) {
+    const Tick end = world_.Now() + us;
+    Tick looked = world_.Now();
+    while (world_.Now() < end) {
       for (int from = 0; from < 2; ++from) {
-        Peer& peer = world.at(from);
-        while (peer.started.size() - peer.sent.size() < kSegments) {
-          const PeerId to = ++cookie % 2 == 0 ? PeerId(3) : world.at(1 - from).id;
-          peer.Send(to, cookie % kSegments * kSegment, kSegment, cookie);
+        Peer& peer = world_.at(from);
+        while (peer.started.size() - peer.sent.size() < out) {
+          ++cookie_;
+          const bool other = to_each_other != 0 && cookie_ % to_each_other == 1;
+          const PeerId to = other ? world_.at(1 - from).id : PeerId(3);
+          peer.Send(to, cookie_ % kSegments * kSegment, kSegment, cookie_);
         }
       }
       for (int i = 0; i < 20; ++i) {
-        world.Step();
-        world.fake->AdvanceTime(50);
+        world_.Step();
+        world_.fake->AdvanceTime(50);
       }
-      if (world.Now() - looked < Millis(50)) continue;
-      looked = world.Now();
-      for (auto& peer : world.peers) peer->transport->PopArrivals();
+      if (world_.Now() - looked < Millis(50)) continue;
+      looked = world_.Now();
+      for (auto& peer : world_.peers) peer->transport->PopArrivals();
     }
-  };
-  const auto stats = [&](int i) { return world.at(i).transport->GetStats(); };
-  send(Seconds(2));
-  EXPECT_EQ(stats(2).receive_pace, 0u) << "packets do not wait";
-  EXPECT_TRUE(world.fake->paces().empty());
-  world.fake->SetQueue(world.at(2).transport->listen_address(), Millis(50));
-  world.fake->AdvanceTime(Seconds(1));  // an op has ended
-  send(Seconds(3));
-  const uint64_t before = stats(2).bytes_taken;
-  const Tick begun = world.Now();
-  send(Millis(500));
-  const double taken = static_cast<double>(stats(2).bytes_taken - before) * 1e6 /
-                       static_cast<double>(world.Now() - begun);
-  const auto pace = static_cast<double>(stats(2).receive_pace);
+  }
+  void EndOp() { world_.fake->AdvanceTime(Seconds(1)); }
+  void FillQueueOfThird() {
+    world_.fake->SetQueue(world_.at(2).transport->listen_address(), Millis(50));
+  }
+  TransportStats StatsOf(int i) { return world_.at(i).transport->GetStats(); }
+
+  static TransportOptions FourLanes() {
+    TransportOptions options;
+    options.lanes = 4;
+    return options;
+  }
+
+  PeerWorld world_{Rings::kFake, 1, 3, FourLanes(),
+                   FakeRingOptions{.stream_bytes_max = 2 * kSegment}};
+  uint64_t cookie_ = 0;
+};
+
+TEST_F(ReceiversPace, SendersThatFillTheQueueOfAReceiverAreToldHowFastToSend) {
+  ASSERT_TRUE(Linked());
+  Send(Seconds(2));
+  EXPECT_EQ(StatsOf(2).receive_pace, 0u) << "packets do not wait";
+  EXPECT_TRUE(world_.fake->paces().empty());
+  FillQueueOfThird();
+  EndOp();
+  Send(Seconds(3));
+  const uint64_t before = StatsOf(2).bytes_taken;
+  const Tick begun = world_.Now();
+  Send(Millis(500));
+  const double taken = static_cast<double>(StatsOf(2).bytes_taken - before) * 1e6 /
+                       static_cast<double>(world_.Now() - begun);
+  const auto pace = static_cast<double>(StatsOf(2).receive_pace);
   EXPECT_GT(pace, taken * 0.7);
   EXPECT_LT(pace, taken * 1.4);
-  EXPECT_EQ(stats(0).pace, 0u) << "what it sends to the other one does not wait";
-  EXPECT_EQ(stats(0).receive_pace, 0u);
+  EXPECT_EQ(StatsOf(0).pace, 0u) << "what it sends to the other one does not wait";
+  EXPECT_EQ(StatsOf(0).receive_pace, 0u);
   size_t paced = 0;  // lanes that a segment was put on since
-  for (const auto& [fd, each] : world.fake->paces()) {
+  for (const auto& [fd, each] : world_.fake->paces()) {
     if (each == 0) continue;
     ++paced;
     EXPECT_LT(static_cast<double>(each), pace * 0.6) << "half of it, over the lanes that are used";
   }
   EXPECT_GE(paced, 2u);
+}
+
+// The others have got all they need, and only the slow third one is left.
+TEST_F(ReceiversPace, ASenderThatSendsLittleOnOneLinkKnowsThatItsPacketsWaitAtTheReceiver) {
+  ASSERT_TRUE(Linked());
+  Send(Seconds(1));
+  EndOp();
+  Send(Seconds(2));
+  FillQueueOfThird();
+  EndOp();
+  Send(Seconds(3), /*to_each_other=*/0, /*out=*/4);
+  EXPECT_GT(StatsOf(2).receive_pace, 0u);
+}
+
+TEST_F(ReceiversPace, WherePacketsOfTheOnlyBusyLinkWaitIsNotKnownIfTheHostSendsMuch) {
+  ASSERT_TRUE(Linked());
+  Send(Seconds(1));
+  EndOp();
+  Send(Seconds(2));
+  FillQueueOfThird();
+  EndOp();
+  Send(Seconds(3), /*to_each_other=*/0);
+  EXPECT_EQ(StatsOf(2).receive_pace, 0u);
 }
 
 TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
