@@ -24,9 +24,12 @@ constexpr int64_t kClumpUs = Millis(25);
 constexpr uint64_t kMostPercent = 105;
 
 // A burst of so many bytes tells how bytes are divided among links. A longer one than kBurstUs is
-// cut.
+// cut. An op is one burst, unless the host waits for others. Then the part at its end may have gone
+// to one link only, so a smaller burst than the ones before replaces only as many of their bytes,
+// or at least 1 - kKeptMost of them.
 constexpr uint64_t kBurstBytes = 1 << 20;
-constexpr int64_t kBurstUs = Seconds(10);
+constexpr int64_t kBurstUs = Seconds(60);
+constexpr double kKeptMost = 0.75;
 // A link that sent less than this part of what links sent on average need not be active in a
 // stretch.
 constexpr uint64_t kMinorPart = 7;
@@ -100,11 +103,18 @@ void HostPace::Remove(uint64_t id) {
 void HostPace::EndBurst() {
   uint64_t sum = 0;
   for (const auto& [id, link] : links_) sum += link.bytes;
-  if (sum >= kBurstBytes) before_ = sum;
-  for (auto& [id, link] : links_) {
-    if (sum >= kBurstBytes) link.before = link.bytes;
-    link.bytes = 0;
+  if (sum >= kBurstBytes) {
+    const double kept =
+        sum < before_
+            ? std::min(1 - static_cast<double>(sum) / static_cast<double>(before_), kKeptMost)
+            : 0;
+    before_ = 0;
+    for (auto& [id, link] : links_) {
+      link.before = static_cast<uint64_t>(static_cast<double>(link.before) * kept) + link.bytes;
+      before_ += link.before;
+    }
   }
+  for (auto& [id, link] : links_) link.bytes = 0;
 }
 
 void HostPace::BeginStretch() {

@@ -20,7 +20,7 @@
 //     packets of each connection. A limit would leave the path to others, so there is none for some
 //     minutes of traffic.
 //
-// Links get parts of the limit in proportion to what they sent in the burst before. So links that
+// Links get parts of the limit in proportion to what they sent in the bursts before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
 // leave their parts to the others. Parts of frames (ADR 0047), and lanes of other peers that go
 // through this host, are few, and are not limited.
@@ -81,7 +81,7 @@ class HostPace {
 
   struct Link {
     uint64_t bytes = 0;      // sent in the present burst
-    uint64_t before = 0;     // sent in the last burst that counted
+    uint64_t before = 0;     // sent in the last bursts that counted
     bool waiting = false;    // segments wait for lanes
     Tick sent_at;            // when a segment was last put on a lane
     uint64_t arrived = 0;    // in the present stretch

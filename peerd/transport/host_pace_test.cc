@@ -252,6 +252,40 @@ TEST_F(HostPaceTest, LinksGetPartsInProportionToWhatTheySentBefore) {
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)), Rate(), 1);
 }
 
+TEST_F(HostPaceTest, ThePartAtTheEndOfAnOpDoesNotDecideWhatLinksGet) {
+  const std::vector<uint64_t> unequal{24 << 20, 24 << 20, 12 << 20};
+  const auto part = [&](uint64_t link) {
+    now_ = now_ + Seconds(1);
+    for (uint64_t each = 0; each < 3; ++each) pace_.Sent(each, kRttUs, 1000, now_);
+    return static_cast<double>(pace_.RateOf(link, now_)) / Rate();
+  };
+  Ops(6, unequal);
+  ASSERT_NE(pace_.rate(), 0u);
+  Op({0, 0, 4 << 20});
+  EXPECT_NEAR(part(0), 18.0 / 49, 0.01) << "three quarters of 24 MiB";
+  EXPECT_NEAR(part(2), (9.0 + 4) / 49, 0.01);
+  // Another op of the size decides.
+  Op({12 << 20, 24 << 20, 24 << 20});
+  EXPECT_NEAR(part(0), 0.2, 0.01);
+}
+
+TEST_F(HostPaceTest, ALongOpIsOneBurst) {
+  for (int i = 0; i < 3; ++i) {
+    // It takes 20 s: at first all links send, at the end only one.
+    now_ = now_ + Seconds(1);
+    std::vector<uint64_t> left{60 << 20, 60 << 20, 120 << 20};
+    for (int64_t ms = 0; left != std::vector<uint64_t>(3); ++ms) {
+      now_ = now_ + Millis(1);
+      SendForAMs(&left);
+      if (ms % 100 == 99) Look(true);
+    }
+  }
+  ASSERT_NE(pace_.rate(), 0u);
+  now_ = now_ + Seconds(1);
+  for (uint64_t each = 0; each < 3; ++each) pace_.Sent(each, kRttUs, 1000, now_);
+  EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)) / Rate(), 0.25, 0.01);
+}
+
 TEST_F(HostPaceTest, ALinkThatSentNearlyNothingGetsSomething) {
   const std::vector<uint64_t> unequal{12 << 20, 12 << 20, 2000};
   Ops(6, unequal);
