@@ -36,6 +36,8 @@ constexpr uint64_t kMinorPart = 7;
 // A link gets at least this part of what it would get if all had sent the same. A connection with a
 // very low limit would look as if it were broken.
 constexpr uint64_t kLeastPart = 4;
+// A link that uses less than its part keeps so many times of what it uses, so that it can use more.
+constexpr double kUsed = 1.25;
 
 // There is no limit before so many more stretches had a long queue than a short one.
 constexpr int kLong = 3;
@@ -114,7 +116,7 @@ void HostPace::EndBurst() {
       before_ += link.before;
     }
   }
-  for (auto& [id, link] : links_) link.bytes = 0;
+  for (auto& [id, link] : links_) link.bytes = link.rate = 0;
 }
 
 void HostPace::BeginStretch() {
@@ -193,6 +195,9 @@ std::string HostPace::EndStretch() {
     return bytes * Seconds(1) / static_cast<uint64_t>(us);
   };
   const uint64_t rate = in_a_second(stretch_.us + kClumpUs);
+  for (auto& [id, link] : links_) {
+    link.rate = link.arrived * Seconds(1) / static_cast<uint64_t>(stretch_.us);
+  }
   clock_us_ += stretch_.us;
   short_bursts_ = 0;
   while (!rates_.empty() && rates_.back().second <= rate) rates_.pop_back();
@@ -261,11 +266,24 @@ uint64_t HostPace::RateOf(uint64_t id, Tick now) const {
   const auto part = [usual](const Link& l) {
     return static_cast<double>(l.before == 0 ? usual : std::max(l.before, usual / kLeastPart));
   };
+  const auto counts = [&](uint64_t other, const Link& l) {
+    return other == id || IsActive(l, now);
+  };
   double sum = 0;
   for (const auto& [other, l] : links_) {
-    if (other == id || IsActive(l, now)) sum += part(l);
+    if (counts(other, l)) sum += part(l);
   }
-  return static_cast<uint64_t>(static_cast<double>(rate()) * part(link->second) / sum);
+  auto left = static_cast<double>(rate());
+  const double unit = left / sum;
+  double sharing = 0;  // the parts of the links that share what is left
+  for (const auto& [other, l] : links_) {
+    if (!counts(other, l)) continue;
+    const double kept = static_cast<double>(l.rate) * kUsed;
+    const bool held = other != id && l.rate != 0 && kept < unit * part(l);
+    if (held) left -= kept;
+    if (!held) sharing += part(l);
+  }
+  return static_cast<uint64_t>(left * part(link->second) / sharing);
 }
 
 }  // namespace longhaul::peerd

@@ -22,8 +22,9 @@
 //
 // Links get parts of the limit in proportion to what they sent in the bursts before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
-// leave their parts to the others. Parts of frames (ADR 0047), and lanes of other peers that go
-// through this host, are few, and are not limited.
+// leave their parts to the others, and those that something else holds leave what they do not use.
+// Parts of frames (ADR 0047), and lanes of other peers that go through this host, are few, and are
+// not limited.
 //
 // Plain value: no clock.
 #pragma once
@@ -86,6 +87,7 @@ class HostPace {
     Tick sent_at;            // when a segment was last put on a lane
     uint64_t arrived = 0;    // in the present stretch
     uint64_t queued_us = 0;  // in the present stretch
+    uint64_t rate = 0;       // of the last stretch of this burst, in bytes a second; 0: unknown
   };
   // A stretch of time, in which all links with much to send had something to send.
   struct Stretch {

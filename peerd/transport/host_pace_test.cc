@@ -44,6 +44,7 @@ class HostPaceTest : public ::testing::Test {
       if ((*left)[i] == 0) continue;
       uint64_t rate = tcp_ != 0 ? tcp_ : access_ * 11 / 10 / busy;
       if (const uint64_t limit = pace_.RateOf(i, now_); limit != 0) rate = std::min(rate, limit);
+      if (i == held_) rate = std::min(rate, held_rate_);
       sent[i] = std::min(rate / kMs, (*left)[i]);
       (*left)[i] -= sent[i];
       coming += sent[i];
@@ -83,6 +84,8 @@ class HostPaceTest : public ::testing::Test {
   uint64_t foreign_wait_us_ = 0;
   uint64_t lost_elsewhere_ = 0;      // per mille of what is sent, for instance at a slow receiver
   size_t slow_receiver_ = SIZE_MAX;  // packets to this one also wait elsewhere
+  size_t held_ = SIZE_MAX;           // this link carries only held_rate_ bytes a second
+  uint64_t held_rate_ = 0;
   uint64_t queue_ = 0;
   uint64_t sent_ = 0;
   uint64_t repeated_ = 0;
@@ -284,6 +287,34 @@ TEST_F(HostPaceTest, ALongOpIsOneBurst) {
   now_ = now_ + Seconds(1);
   for (uint64_t each = 0; each < 3; ++each) pace_.Sent(each, kRttUs, 1000, now_);
   EXPECT_NEAR(static_cast<double>(pace_.RateOf(0, now_)) / Rate(), 0.25, 0.01);
+}
+
+TEST_F(HostPaceTest, WhatALinkDoesNotUseTheOthersGet) {
+  Ops(6, kEqual);
+  ASSERT_NE(pace_.rate(), 0u);
+  const auto part = [&](uint64_t link) {
+    return static_cast<double>(pace_.RateOf(link, now_)) / Rate();
+  };
+  held_ = 0;
+  held_rate_ = 1250000;
+  now_ = now_ + Seconds(1);
+  std::vector<uint64_t> left(3, 16 << 20);
+  const auto send = [&](int64_t us) {
+    for (int64_t ms = 0; ms < us / Millis(1); ++ms) {
+      now_ = now_ + Millis(1);
+      SendForAMs(&left);
+      if (ms % 100 == 99) Look(true);
+    }
+  };
+  send(Millis(100));
+  EXPECT_NEAR(part(1), 1.0 / 3, 0.01);
+  send(Millis(1100));
+  EXPECT_NEAR(part(1), (1 - 0.125) / 2, 0.03);
+  EXPECT_NEAR(part(2), (1 - 0.125) / 2, 0.03);
+  EXPECT_NEAR(part(0), 1.0 / 3, 0.01) << "its part, if nothing holds it";
+  held_ = SIZE_MAX;
+  send(Millis(1200));
+  EXPECT_NEAR(part(1), 1.0 / 3, 0.03);
 }
 
 TEST_F(HostPaceTest, ALinkThatSentNearlyNothingGetsSomething) {
