@@ -386,6 +386,7 @@ void DaemonImpl::LookAtHost(Tick now) {
   const Arrivals arrivals = transport_->PopArrivals();
   host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us,
                   std::exchange(op_ended_, false));
+  host_watch_.SetSpare(arrivals.spare);
   for (const Arrivals::Waiting& link : arrivals.waiting) {
     if (host_watch_.Holds(link.us, link.rtt_us, arrivals.waiting.size(), arrivals.links)) {
       link_watch_.SetHeld(link.peer);

@@ -5,6 +5,7 @@
 // Plain value: no clock, no thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,8 +27,14 @@ class HostWatch {
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
   // `op_ended`: an op of a local member has ended since the last call.
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended);
-  // The most that this host was lately seen to send and receive. 0: unknown.
-  uint64_t up() const { return up_.bytes_per_second(); }
+  // The host could send so many bytes a second though it sends less (Arrivals::spare). 0: unknown.
+  void SetSpare(uint64_t bytes_per_second) { spare_ = bytes_per_second; }
+  // The most that this host was lately seen to send and receive. 0: unknown. A host that others
+  // hold back sends little, and would get a small share, with which it would send even less. So
+  // what it could send counts, if that is known.
+  uint64_t up() const {
+    return up_.bytes_per_second() == 0 ? 0 : std::max(up_.bytes_per_second(), spare_);
+  }
   uint64_t down() const { return down_.bytes_per_second(); }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
@@ -49,6 +56,7 @@ class HostWatch {
   TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
+  uint64_t spare_ = 0;
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -45,6 +45,17 @@ TEST_F(HostWatchTest, SaysWhatHasChanged) {
   EXPECT_TRUE(Report());
 }
 
+TEST_F(HostWatchTest, WhatTheHostCouldSendCountsIfItSendsLess) {
+  watch_.SetSpare(80 * kMega);
+  EXPECT_FALSE(Report()) << "nothing was measured";
+  Move(50 * kMega, 50 * kMega, 4000);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, 80 * kMega);
+  watch_.SetSpare(30 * kMega);
+  EXPECT_TRUE(Report());
+  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6);
+}
+
 TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {
   Move(100 * kMega, 50 * kMega, 1000);
   EXPECT_TRUE(Report());

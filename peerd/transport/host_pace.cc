@@ -221,6 +221,7 @@ std::string HostPace::Begin(bool queue_is_long) {
   if (long_seen_ < kLong) return "";
   long_seen_ = 0;
   limit_ = most();
+  held_back_ = false;
   confirmed_us_ = clock_us_;
   quiet_ = rises_ = 0;
   return "packets of all links wait";
@@ -229,6 +230,7 @@ std::string HostPace::Begin(bool queue_is_long) {
 // `rate`: what arrived in a second. `waited_us`: as ShortestWaitUs().
 std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   const bool reached = rate >= limit_ / 100 * kAtLimitPercent;
+  held_back_ = !reached && QueuesAreShort(waited_us, rtt_us_);
   if (!reached || overrun) quiet_ = rises_ = 0;
   if (!overrun) {
     if (!reached) return "";

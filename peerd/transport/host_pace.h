@@ -71,6 +71,9 @@ class HostPace {
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return settled_ || !options_.free_trials ? limit_ : 0; }
+  // Returns what the host could send in all, in bytes per second, though it sends less: its packets
+  // do not wait, so something else than its access link holds it. 0: that is not known.
+  uint64_t spare() const { return held_back_ ? limit_ : 0; }
   // Whether so many bytes a second are less than half of what all links together sent lately.
   bool IsLittle(uint64_t bytes_per_second) const;
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
@@ -128,6 +131,7 @@ class HostPace {
   uint64_t repeated_ = 0;
 
   uint64_t limit_ = 0;
+  bool held_back_ = false;  // in the last stretch the limit was not reached, and no packets waited
   int64_t not_before_us_ = 0;  // no limit until then
   int long_seen_ = 0;          // stretches with a long queue less those with a short one
   int short_bursts_ = 0;       // in a row

@@ -156,10 +156,20 @@ TEST_F(HostPaceTest, TheLimitFollowsAnAccessLinkThatBecomesSlower) {
 
 TEST_F(HostPaceTest, TheLimitStaysWhileOthersHoldTheHostBack) {
   Ops(6, kEqual);
+  EXPECT_EQ(pace_.spare(), 0u) << "the access link holds it";
   tcp_ = 1500000;
   lost_elsewhere_ = 10;
   Ops(20, kEqual);
   EXPECT_GT(Rate(), 11e6);
+  EXPECT_EQ(pace_.spare(), pace_.rate());
+}
+
+TEST_F(HostPaceTest, AHostWhosePacketsWaitHasNothingToSpare) {
+  Ops(6, kEqual);
+  access_ /= 2;
+  Ops(1, kEqual);
+  ASSERT_GT(Rate(), 8e6) << "it has not noticed yet";
+  EXPECT_EQ(pace_.spare(), 0u);
 }
 
 TEST_F(HostPaceTest, NoLimitStaysIfOthersFillTheQueue) {

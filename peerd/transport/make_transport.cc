@@ -954,6 +954,7 @@ Arrivals TransportImpl::PopArrivals() {
   const std::string why_in = receive_pace_.Measure(now);
   log("senders on long ways", why_in, receive_pace_.rate());
   host_lanes_.SetPace(host_pace_.rate());
+  result.spare = host_pace_.spare();
   TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;
 }

@@ -259,6 +259,9 @@ struct Arrivals {
   };
   std::vector<Waiting> waiting;
   size_t links = 0;  // that are up
+  // What this host could send in all on long ways, in bytes per second, though it sends less. 0:
+  // that is not known (HostPace::spare()).
+  uint64_t spare = 0;
 };
 
 // How long a link keeps us waiting for the peer, and on which of its lanes.
