@@ -209,7 +209,8 @@ struct PeerMetrics::Impl {
                             "its groups, the largest")),
         host_up(AddGauge(r, "longhaul_peerd_host_up_bytes_per_second",
                          "The most that this host was lately seen to send in all, over all its "
-                         "links together; 0: not measured yet")),
+                         "links together, or could send while others hold it back; 0: not "
+                         "measured yet")),
         host_down(AddGauge(r, "longhaul_peerd_host_down_bytes_per_second",
                            "The most that this host was lately seen to receive in all; 0: not "
                            "measured yet")),

@@ -24,9 +24,9 @@ constexpr int64_t kClumpUs = Millis(25);
 constexpr uint64_t kMostPercent = 105;
 
 // A burst of so many bytes tells how bytes are divided among links. A longer one than kBurstUs is
-// cut. An op is one burst, unless the host waits for others. Then the part at its end may have gone
-// to one link only, so a smaller burst than the ones before replaces only as many of their bytes,
-// or at least 1 - kKeptMost of them.
+// cut. An op is one burst, unless the host waits for others. Then the last burst of an op may have
+// gone to one link only. So a burst that is smaller than what is known of the ones before replaces
+// only as many of these bytes, but at least a quarter of them.
 constexpr uint64_t kBurstBytes = 1 << 20;
 constexpr int64_t kBurstUs = Seconds(60);
 constexpr double kKeptMost = 0.75;
@@ -281,9 +281,11 @@ uint64_t HostPace::RateOf(uint64_t id, Tick now) const {
   for (const auto& [other, l] : links_) {
     if (!counts(other, l)) continue;
     const double kept = static_cast<double>(l.rate) * kUsed;
-    const bool held = other != id && l.rate != 0 && kept < unit * part(l);
-    if (held) left -= kept;
-    if (!held) sharing += part(l);
+    if (other != id && l.rate != 0 && kept < unit * part(l)) {
+      left -= kept;
+    } else {
+      sharing += part(l);
+    }
   }
   return static_cast<uint64_t>(left * part(link->second) / sharing);
 }

@@ -218,10 +218,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
-    if (clear || !MayTryFewerThanAdded()) return true;
-    // The rate may have risen by itself while lanes were added.
-    trying_fewer_ = true;
-    Use(lanes_ / 2);
+    CheckAdded(clear);
     return true;
   }
   if (tried && links_ > 1 && Exceeds(rate, rate_, kGainPercentMax)) {
@@ -254,14 +251,19 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   if (lanes_ > max_ / 2 || !more || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
     if (slower) found_until_ = now + kAgainUs;
-    if (!tried || clear || !MayTryFewerThanAdded()) return false;
-    // The rate may have risen by itself while lanes were added.
-    trying_fewer_ = true;
-    Use(lanes_ / 2);
-    return true;
+    return tried && CheckAdded(clear);
   }
   trying_ = true;
   Use(lanes_ * 2);
+  return true;
+}
+
+// At the end of a search that added lanes, tries half as many, because the rate may have risen by
+// itself meanwhile. `clear`: it has not. Returns whether it tries them.
+bool LaneCount::CheckAdded(bool clear) {
+  if (clear || !MayTryFewerThanAdded()) return false;
+  trying_fewer_ = true;
+  Use(lanes_ / 2);
   return true;
 }
 

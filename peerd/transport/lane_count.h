@@ -103,6 +103,7 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  bool CheckAdded(bool clear);
   bool Agree(uint64_t a, uint64_t b) const;
   bool MayTryFewer() const;
   bool MayTryFewerThanAdded() const;

@@ -161,7 +161,7 @@ class TransportImpl final : public Transport,
     uint64_t queued_us;  // for which they waited in queues, added up
     uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
   };
-  // `us`: so long it took.
+  // `us`: the time in which the bytes arrived.
   void TellPaces(const std::vector<Moved>& moved, int64_t us, Tick now);
 
   TransportOptions options_;
@@ -961,8 +961,8 @@ Arrivals TransportImpl::PopArrivals() {
 
 void TransportImpl::TellPaces(const std::vector<Moved>& moved, int64_t us, Tick now) {
   // In the queue of this host, packets of all links wait equally long. If packets of one link wait
-  // longer than packets of another, they wait on their way. While only one link sends, and the host
-  // sends much, nobody knows where its packets wait.
+  // longer than packets of another, they wait on their way. If only one link sends, and little, the
+  // queue of this host is empty. If it sends much, nobody knows where its packets wait.
   std::optional<uint64_t> shortest;
   int links = 0;
   uint64_t arrived = 0;
@@ -972,10 +972,11 @@ void TransportImpl::TellPaces(const std::vector<Moved>& moved, int64_t us, Tick 
     arrived += m.arrived;
     shortest = std::min(shortest.value_or(m.wait_us()), m.wait_us());
   }
-  // After a pause the time says nothing.
-  const bool little = us > 0 && us < Seconds(1) &&
-                      host_pace_.IsLittle(arrived * Seconds(1) / static_cast<uint64_t>(us));
-  if (links == 1 && little) shortest = 0;
+  // A longer time includes a pause.
+  if (links == 1 && us > 0 && us < Seconds(1) &&
+      host_pace_.IsLittle(arrived * Seconds(1) / static_cast<uint64_t>(us))) {
+    shortest = 0;
+  }
   for (const Moved& m : moved) {
     const uint64_t longer = m.arrived != 0 ? m.wait_us() - *shortest : 0;
     const bool tries = options_.lanes == 0 && (host_lanes_.in_trial() || m.link->in_trial());

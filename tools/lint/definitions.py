@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that no two files define a type of the same name in the same namespace.
 
-Neither compiler nor linker notices such a pair (C++ standard, [basic.def.odr]). The linker keeps one of the two
-destructors for both types. Types in unnamed namespaces belong to their file alone.
+The C++ standard forbids such a pair ([basic.def.odr]), but compiler and linker do not notice. The linker keeps one of
+the two destructors for both types. Types in unnamed namespaces belong to their file alone.
 """
 
 import re
@@ -14,7 +14,7 @@ import sources
 _LINE = re.compile(
     r"^(?:inline )?namespace ?(?P<begin>[\w:]*) ?\{$"
     r"|^(?P<end>\}) *(?:// namespace.*)?$"
-    r"|^(?:class|struct|union|enum|enum class)\s+(?P<type>\w+)(?: final)?\s*(?::(?!:)[^;]*)?(?:\{.*)?$",
+    r"|^(?:class|struct|union|enum|enum class)\s+(?P<type>\w+)(?: final)?\s*(?::(?!:)[^;\n]*)?(?:\{.*)?$",
     re.M,
 )
 
