@@ -7,9 +7,10 @@
     .venv/bin/python bench/unequal.py half --tcp=4        # the same bytes over plain TCP, too
 
 Every host has one access link, which all its traffic shares, up and down. tests/wan joins the hosts. A case says what
-share of the access rate the slow hosts have: `equal`, `70`, `half`, `quarter` (the last host), `two-half` (the last two),
-`asymmetric` (the last host sends a fifth of what it receives). In `change`, the last host falls to half in the middle of
-an op, and recovers in the middle of a later one. bench/README.md explains the fields of the output.
+share of the access rate the slow hosts have: `equal`, `70`, `half`, `quarter` (the last host), `two-70`, `two-half`,
+`two-quarter` (the last two), `asymmetric` (the last host sends a fifth of what it receives). In `change`, the last host
+falls to half in the middle of an op, and recovers in the middle of a later one. bench/README.md explains the fields of
+the output.
 
 `bound_s` is the least time over all divisions of the tensor into shares (see coordinator/solver/share_solver.h), without
 latencies and packet headers. Target: an op takes at most 1.15 times the bound and four one-way latencies where all hosts
@@ -65,7 +66,9 @@ CASES: dict[str, list[tuple[float, float]]] = {
     "70": [(0.7, 0.7)],
     "half": [(0.5, 0.5)],
     "quarter": [(0.25, 0.25)],
+    "two-70": [(0.7, 0.7), (0.7, 0.7)],
     "two-half": [(0.5, 0.5), (0.5, 0.5)],
+    "two-quarter": [(0.25, 0.25), (0.25, 0.25)],
     "asymmetric": [(0.2, 1.0)],
 }
 CHANGE = "change"

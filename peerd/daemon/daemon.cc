@@ -384,6 +384,7 @@ void DaemonImpl::LookAtHost(Tick now) {
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
   const Arrivals arrivals = transport_->PopArrivals();
+  if (arrivals.down_full) host_watch_.SetDownFull(*arrivals.down_full);
   host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us,
                   std::exchange(op_ended_, false));
   host_watch_.SetSpare(arrivals.spare);

@@ -1,6 +1,8 @@
 #include "peerd/probe/host_watch.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "peerd/probe/news.h"
 
@@ -11,7 +13,7 @@ void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_u
   down_.Add(at, received, rtt_us);
   if (!op_ended) return;
   up_.OpEnded();
-  down_.OpEnded();
+  if (std::exchange(down_full_, std::nullopt).value_or(true)) down_.OpEnded();
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "base/tick.h"
 #include "peerd/probe/traffic_meter.h"
@@ -29,9 +30,13 @@ class HostWatch {
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended);
   // The host could send so many bytes a second though it sends less (Arrivals::spare). 0: unknown.
   void SetSpare(uint64_t bytes_per_second) { spare_ = bytes_per_second; }
+  // Since the last call, bytes on the way to this host waited in the queue in front of it, or not
+  // (Arrivals::down_full). Call it before Add().
+  void SetDownFull(bool full) { down_full_ = down_full_.value_or(false) || full; }
   // The most that this host was lately seen to send and receive. 0: unknown. A host that others
-  // hold back sends little, and would get a small share, with which it would send even less. So
-  // what it could send counts, if that is known.
+  // hold back sends and receives little, and would get a small share, with which it would send and
+  // receive even less. So what it could send counts, if that is known, and an op in which its queue
+  // was never full says nothing of what it can receive.
   uint64_t up() const {
     return up_.bytes_per_second() == 0 ? 0 : std::max(up_.bytes_per_second(), spare_);
   }
@@ -57,6 +62,7 @@ class HostWatch {
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t spare_ = 0;
+  std::optional<bool> down_full_;  // in the present op; not set: unknown
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

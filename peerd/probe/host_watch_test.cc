@@ -11,12 +11,12 @@ constexpr uint64_t kMega = 1000000;
 class HostWatchTest : public ::testing::Test {
  protected:
   // The host sends and receives at these rates for `ms`.
-  void Move(uint64_t up, uint64_t down, int64_t ms) {
+  void Move(uint64_t up, uint64_t down, int64_t ms, bool op_ends = false) {
     for (int64_t t = 0; t < ms; t += 100) {
       now_ = now_ + Millis(100);
       arrived_ += up / 10;
       received_ += down / 10;
-      watch_.Add(now_, arrived_, received_, 40000, /*op_ended=*/false);
+      watch_.Add(now_, arrived_, received_, 40000, op_ends && t + 100 >= ms);
     }
   }
   bool Report() {
@@ -54,6 +54,29 @@ TEST_F(HostWatchTest, WhatTheHostCouldSendCountsIfItSendsLess) {
   watch_.SetSpare(30 * kMega);
   EXPECT_TRUE(Report());
   EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6);
+}
+
+TEST_F(HostWatchTest, WhatArrivesWhileOthersHoldTheHostBackIsNotWhatItCanReceive) {
+  Move(50 * kMega, 50 * kMega, 3000, /*op_ends=*/true);
+  const uint64_t before = watch_.down();
+  for (int op = 0; op < 10; ++op) {
+    watch_.SetDownFull(false);
+    Move(50 * kMega, 30 * kMega, 3000, /*op_ends=*/true);
+  }
+  EXPECT_EQ(watch_.down(), before);
+  for (int op = 0; op < 4; ++op) {
+    watch_.SetDownFull(true);
+    Move(50 * kMega, 30 * kMega, 1500);
+    watch_.SetDownFull(false);
+    Move(50 * kMega, 30 * kMega, 1500, /*op_ends=*/true);
+  }
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6) << "its queue was full in each op";
+}
+
+TEST_F(HostWatchTest, WithoutNewsOfItsQueueWhatTheHostReceivesCounts) {
+  Move(50 * kMega, 50 * kMega, 3000, /*op_ends=*/true);
+  for (int op = 0; op < 4; ++op) Move(50 * kMega, 30 * kMega, 3000, /*op_ends=*/true);
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6);
 }
 
 TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {

@@ -55,8 +55,14 @@ constexpr uint64_t kWaitFactor = 4;
 // lately.
 constexpr uint64_t kFallPercent = 98;
 constexpr uint64_t kLeastPercent = 92;
-// The limit rises after so many stretches without an overrun, and then after every further one:
-// three times by one percent, three times by two, and so on.
+// The access link has become slower if for so many stretches in a row less than so much of the
+// limit arrived though packets of every link waited. That is not noticed twice in a window, because
+// packets may wait elsewhere, and the limit rises slowly.
+constexpr int kSlow = 4;
+constexpr uint64_t kSlowPercent = 75;
+// The limit rises after so many stretches at the limit without an overrun, and then after every
+// further one: three times by one percent, three times by two, and so on. Stretches in which others
+// hold the host back, for instance at the end of an op, do not count.
 constexpr int kQuiet = 4;
 constexpr int kRisesOfAStep = 3;
 constexpr int kDoublings = 4;
@@ -207,8 +213,11 @@ std::string HostPace::EndStretch() {
   // What was repeated between stretches counts, too: TCP tells of a loss late.
   const bool much_repeated = repeated_ * 1000 > sent_ * kMuchPerMille;
   sent_ = repeated_ = 0;
-  if (bytes == 0 || !stretch_.settled) return "";
+  if (bytes == 0) return "";
   const uint64_t waited_us = ShortestWaitUs();
+  full_ = full_.value_or(false) || !EnoughLinks() || !QueuesAreShort(waited_us, rtt_us_) ||
+          Reached(in_a_second(stretch_.us));
+  if (!stretch_.settled) return "";
   if (limit_ == 0) return Begin(EnoughLinks() && !QueuesAreShort(waited_us, rtt_us_));
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
   return Adjust(in_a_second(stretch_.us), waited_us, overrun);
@@ -220,18 +229,42 @@ std::string HostPace::Begin(bool queue_is_long) {
   long_seen_ = queue_is_long ? long_seen_ + 1 : std::max(long_seen_ - 1, 0);
   if (long_seen_ < kLong) return "";
   long_seen_ = 0;
+  BeginLimit();
+  return "packets of all links wait";
+}
+
+void HostPace::BeginLimit() {
   limit_ = most();
   held_back_ = false;
   confirmed_us_ = clock_us_;
-  quiet_ = rises_ = 0;
-  return "packets of all links wait";
+  quiet_ = rises_ = slow_ = 0;
+}
+
+bool HostPace::Reached(uint64_t rate) const {
+  return limit_ != 0 && rate >= limit_ / 100 * kAtLimitPercent;
+}
+
+bool HostPace::BecameSlower(uint64_t rate, bool queue_is_long) {
+  if (!queue_is_long || rate * 100 >= limit_ * kSlowPercent || clock_us_ - slower_us_ < kWindow) {
+    slow_ = 0;
+    return false;
+  }
+  if (slow_++ == 0) slow_since_us_ = clock_us_;
+  return slow_ == kSlow;
 }
 
 // `rate`: what arrived in a second. `waited_us`: as ShortestWaitUs().
 std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
-  const bool reached = rate >= limit_ / 100 * kAtLimitPercent;
-  held_back_ = !reached && QueuesAreShort(waited_us, rtt_us_);
-  if (!reached || overrun) quiet_ = rises_ = 0;
+  const bool reached = Reached(rate);
+  const bool queue_is_long = !QueuesAreShort(waited_us, rtt_us_);
+  held_back_ = !reached && !queue_is_long;
+  if (BecameSlower(rate, queue_is_long)) {
+    while (rates_.front().first < slow_since_us_) rates_.pop_front();
+    BeginLimit();
+    slower_us_ = clock_us_;
+    return "the access link has become slower";
+  }
+  if (overrun || (!reached && queue_is_long)) quiet_ = rises_ = 0;
   if (!overrun) {
     if (!reached) return "";
     confirmed_us_ = clock_us_;
@@ -242,7 +275,7 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   // A limit that is not reached though packets of all links wait is too high. If they do not,
   // others hold this host back.
   const uint64_t possible = most() / 100 * kMostPercent;
-  if (limit_ > possible && (reached || !QueuesAreShort(waited_us, rtt_us_))) {
+  if (limit_ > possible && (reached || queue_is_long)) {
     limit_ = possible;
     confirmed_us_ = clock_us_;
     return "";

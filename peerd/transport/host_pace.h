@@ -16,9 +16,11 @@
 //     slowly, then faster and faster. So an access link that became faster is noticed.
 //   - If the host sends as much as the limit allows, and bytes are repeated or packets wait for
 //     very long, the limit falls a little.
-//   - If that does not help for a while, somebody else fills the queue, or the network queues the
-//     packets of each connection. A limit would leave the path to others, so there is none for some
-//     minutes of traffic.
+//   - If the host sends clearly less than the limit though packets of every link go on waiting, the
+//     access link has become slower. The limit is then the most that has arrived meanwhile.
+//   - If a lower limit does not help for a while, somebody else fills the queue, or the network
+//     queues the packets of each connection. A limit would leave the path to others, so there is
+//     none for some minutes of traffic.
 //
 // Links get parts of the limit in proportion to what they sent in the bursts before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
@@ -32,6 +34,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -74,6 +77,9 @@ class HostPace {
   // Returns what the host could send in all, in bytes per second, though it sends less: its packets
   // do not wait, so something else than its access link holds it. 0: that is not known.
   uint64_t spare() const { return held_back_ ? limit_ : 0; }
+  // Whether the queue in front of the access link was full, or the limit reached, in a measurement
+  // since the last call. Not known if there was none, for instance because ops are short.
+  std::optional<bool> PopFull() { return std::exchange(full_, std::nullopt); }
   // Whether so many bytes a second are less than half of what all links together sent lately.
   bool IsLittle(uint64_t bytes_per_second) const;
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
@@ -109,7 +115,10 @@ class HostPace {
   void BeginStretch();
   std::string EndStretch();
   std::string Begin(bool queue_is_long);
+  void BeginLimit();
   std::string Adjust(uint64_t rate, uint64_t waited_us, bool overrun);
+  bool Reached(uint64_t rate) const;
+  bool BecameSlower(uint64_t rate, bool queue_is_long);
   uint64_t most() const { return rates_.front().second; }
 
   const Options options_;
@@ -132,11 +141,17 @@ class HostPace {
 
   uint64_t limit_ = 0;
   bool held_back_ = false;  // in the last stretch the limit was not reached, and no packets waited
+  std::optional<bool> full_;  // as in PopFull()
+  // Stretches in a row in which clearly less than the limit arrived though packets of every link
+  // waited, when the first of them ended, and when so many were seen last.
+  int slow_ = 0;
+  int64_t slow_since_us_ = 0;
+  int64_t slower_us_ = -kWindow;
   int64_t not_before_us_ = 0;  // no limit until then
   int long_seen_ = 0;          // stretches with a long queue less those with a short one
   int short_bursts_ = 0;       // in a row
-  // When the limit was last reached without an overrun, for how many stretches in a row that has
-  // been so, and how often the limit has risen meanwhile.
+  // When the limit was last reached without an overrun, in how many stretches since the last
+  // overrun that has been so, and how often the limit has risen meanwhile.
   int64_t confirmed_us_ = 0;
   int quiet_ = 0;
   int rises_ = 0;

@@ -147,11 +147,46 @@ TEST_F(HostPaceTest, TheLimitFollowsAnAccessLinkThatBecomesFaster) {
   EXPECT_NEAR(Rate(), 25e6, 2.5e6);
 }
 
+TEST_F(HostPaceTest, TheLimitRisesThoughOthersHoldTheHostBackNowAndThen) {
+  Ops(4, kEqual);
+  access_ *= 2;
+  for (int i = 0; i < 12; ++i) {
+    tcp_ = 0;
+    Op({7 << 20, 7 << 20, 7 << 20});
+    tcp_ = 1500000;
+    Op({1 << 20, 1 << 20, 1 << 20});
+  }
+  EXPECT_GT(Rate(), 20e6) << "no op had four measurements at the limit";
+}
+
 TEST_F(HostPaceTest, TheLimitFollowsAnAccessLinkThatBecomesSlower) {
   Ops(4, kEqual);
   access_ /= 2;
-  Ops(14, kEqual);
+  Ops(2, kEqual);
   EXPECT_NEAR(Rate(), 6.25e6, 0.7e6);
+  all_sent_ = all_repeated_ = 0;
+  Ops(12, kEqual);
+  EXPECT_NEAR(Rate(), 6.25e6, 0.7e6);
+  EXPECT_LT(all_repeated_ * 1000, all_sent_ * 10);
+}
+
+TEST_F(HostPaceTest, TheLimitDoesNotFallTwiceAtOnce) {
+  Ops(4, kEqual);
+  access_ /= 2;
+  Ops(2, kEqual);
+  access_ /= 2;
+  Ops(1, kEqual);
+  EXPECT_GT(Rate(), 5e6) << "packets may wait elsewhere, and the limit rises slowly";
+  Ops(10, kEqual);
+  EXPECT_NEAR(Rate(), 3.1e6, 0.4e6);
+}
+
+TEST_F(HostPaceTest, TheLimitStaysIfLessArrivesThoughPacketsDoNotWait) {
+  Ops(6, kEqual);
+  const double before = Rate();
+  tcp_ = 2000000;
+  Ops(8, kEqual);
+  EXPECT_GE(Rate(), before) << "the access link is as fast as before";
 }
 
 TEST_F(HostPaceTest, TheLimitStaysWhileOthersHoldTheHostBack) {
@@ -164,10 +199,29 @@ TEST_F(HostPaceTest, TheLimitStaysWhileOthersHoldTheHostBack) {
   EXPECT_EQ(pace_.spare(), pace_.rate());
 }
 
+TEST_F(HostPaceTest, KnowsWhetherTheQueueWasFull) {
+  EXPECT_FALSE(pace_.PopFull().has_value());
+  tcp_ = 3000000;
+  Ops(2, kEqual);
+  EXPECT_EQ(pace_.PopFull(), false);
+  EXPECT_FALSE(pace_.PopFull().has_value()) << "nothing was measured since";
+  tcp_ = 0;
+  Op(kEqual);
+  EXPECT_EQ(pace_.PopFull(), true);
+  Ops(4, kEqual);
+  ASSERT_NE(pace_.rate(), 0u);
+  pace_.PopFull();
+  Op(kEqual);
+  EXPECT_EQ(pace_.PopFull(), true) << "the limit was reached";
+  tcp_ = 3000000;
+  Op(kEqual);
+  EXPECT_EQ(pace_.PopFull(), false);
+}
+
 TEST_F(HostPaceTest, AHostWhosePacketsWaitHasNothingToSpare) {
   Ops(6, kEqual);
   access_ /= 2;
-  Ops(1, kEqual);
+  Op({3 << 20, 3 << 20, 3 << 20});
   ASSERT_GT(Rate(), 8e6) << "it has not noticed yet";
   EXPECT_EQ(pace_.spare(), 0u);
 }

@@ -15,6 +15,7 @@ constexpr int64_t kPause = 2;           // a longer pause ends a burst
 constexpr int64_t kStall = 16;          // the same while segments wait
 constexpr int64_t kSkipped = 3;         // the beginning of a long burst, which is left out
 constexpr int64_t kSettling = 6;        // until new connections are fast
+constexpr int64_t kSettlingFewer = 24;  // until fewer ones have grown
 constexpr int64_t kMeasured = 8;        // one measurement of long bursts
 constexpr int64_t kShort = 5;           // the longest short burst
 constexpr int64_t kShortMeasured = 16;  // one measurement of short bursts
@@ -177,6 +178,11 @@ void LaneCount::ArrivesAt(uint64_t bytes_per_second) {
   most_arrived_ = std::max(most_arrived_, bytes_per_second);
 }
 
+void LaneCount::SetPace(uint64_t bytes_per_second) {
+  const uint64_t before = std::exchange(pace_, bytes_per_second);
+  try_at_pace_ = pace_ != 0 && (try_at_pace_ || before == 0);
+}
+
 bool LaneCount::QueuesAreShort() const {
   return arrived_ != 0 && peerd::QueuesAreShort(queued_ / arrived_, rtt_us_);
 }
@@ -199,7 +205,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   const bool fell = rate_ != 0 && Exceeds(rate_, rate, kChangePercent);
   low_ = fell ? low_ + 1 : 0;
-  const bool low = fell && links_ > 1 && found_ && !in_trial();
+  const bool low = fell && links_ > 1 && found_ && !trying();
   if (low && low_ < kLowMeasurements) {
     BeginMeasurement();
     last_rate_ = rate;
@@ -234,20 +240,24 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     found_ = false;
     found_until_ = now;
   }
+  const bool at_pace = pace_ != 0 && rate * 100 >= pace_ * kAtLimitPercent;
+  if (at_pace && std::exchange(try_at_pace_, false) && MayTryFewer()) {
+    rate_ = rate;
+    TryFewer();
+    return true;
+  }
   if (now < found_until_) return false;
   rate_ = rate;
   fewest_ |= clear;
   if (links_ > 1 && !fewest_) {
-    trying_fewer_ = MayTryFewer();
-    fewest_ = !trying_fewer_;
-    if (trying_fewer_) {
-      Use(lanes_ / 2);
+    if (MayTryFewer()) {
+      TryFewer();
       return true;
     }
+    fewest_ = true;
   }
   const bool at_limit = !clear && !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
                         !Exceeds(rate, limit_, kOverLimitPercent);
-  const bool at_pace = pace_ != 0 && rate * 100 >= pace_ * kAtLimitPercent;
   if (lanes_ > max_ / 2 || !more || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
     if (slower) found_until_ = now + kAgainUs;
@@ -262,15 +272,19 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
 // itself meanwhile. `clear`: it has not. Returns whether it tries them.
 bool LaneCount::CheckAdded(bool clear) {
   if (clear || !MayTryFewerThanAdded()) return false;
+  TryFewer();
+  return true;
+}
+
+void LaneCount::TryFewer() {
   trying_fewer_ = true;
   Use(lanes_ / 2);
-  return true;
 }
 
 // Whether two measurements with the same lanes say the same. During a trial of several links they
 // need only lead to the same choice, because the rates of hosts that wait for each other vary.
 bool LaneCount::Agree(uint64_t a, uint64_t b) const {
-  if (links_ == 1 || !in_trial()) {
+  if (links_ == 1 || !trying()) {
     return !Exceeds(a, b, kSteadyPercent) && !Exceeds(b, a, kSteadyPercent);
   }
   const auto same = [&](uint64_t percent) {
@@ -304,7 +318,7 @@ bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
 
 void LaneCount::Use(uint32_t lanes) {
   lanes_ = lanes;
-  settle_us_ = kSettling * rtt_us_;
+  settle_us_ = (trying_fewer_ ? kSettlingFewer : kSettling) * rtt_us_;
   most_arrived_ = 0;
   Restart();
 }

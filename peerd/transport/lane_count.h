@@ -66,11 +66,10 @@ class LaneCount {
   // True if a search has ended: more lanes than it chose were of no use on this path, or could not
   // be tried. Stays true when a later trial uses twice as many.
   bool found() const { return found_; }
-  // Another number of lanes is being tried, or nothing was found yet.
-  bool tries() const { return trying_ || trying_fewer_ || !found_; }
-
-  // Another number of lanes is being tried.
-  bool in_trial() const { return trying_ || trying_fewer_; }
+  // Another number of lanes is being tried without a pace.
+  bool in_trial() const { return trying_ || (trying_fewer_ && pace_ == 0); }
+  // The same, or nothing was found yet.
+  bool tries() const { return in_trial() || !found_; }
 
   // Half of lanes() are known to carry clearly less.
   bool needed() const { return needed_; }
@@ -85,8 +84,9 @@ class LaneCount {
   // the rate, more lanes are not tried. 0: no limit is known.
   void SetLimit(uint64_t bytes_per_second) { limit_ = bytes_per_second; }
   // The sender limits itself to this rate (HostPace), since its access link carries no more. While
-  // it reaches the rate, more lanes are not tried. 0: no limit.
-  void SetPace(uint64_t bytes_per_second) { pace_ = bytes_per_second; }
+  // it reaches the rate, more lanes are not tried. Once it has reached it, fewer are tried at this
+  // pace. 0: no limit.
+  void SetPace(uint64_t bytes_per_second);
   // A lane could take more, and nothing waited.
   void QueueEmptied() { emptied_ = true; }
   // `bytes` have arrived. Their packets waited in queues of the path for `us`.
@@ -102,8 +102,10 @@ class LaneCount {
 
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
+  bool trying() const { return trying_ || trying_fewer_; }
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
   bool CheckAdded(bool clear);
+  void TryFewer();
   bool Agree(uint64_t a, uint64_t b) const;
   bool MayTryFewer() const;
   bool MayTryFewerThanAdded() const;
@@ -124,6 +126,7 @@ class LaneCount {
   bool fewest_ = false;
   bool fewer_kept_ = false;
   bool needed_ = false;
+  bool try_at_pace_ = false;  // fewer lanes, which has not been done since there is a pace
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;

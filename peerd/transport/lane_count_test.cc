@@ -420,6 +420,35 @@ TEST_F(LaneCountTest, SeveralLinksCheckAddedLanesAlsoAtTheirPace) {
   EXPECT_FALSE(count.in_trial());
 }
 
+TEST_F(LaneCountTest, SeveralLinksTryFewerAgainOnceTheyArePaced) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {50000, 7500}, 30000);
+  ASSERT_EQ(count.lanes(), 8u) << "4 carry 30000";
+  ASSERT_TRUE(count.needed());
+  count.SetPace(49000000);
+  for (int ms = 0; ms < 10000; ++ms) {
+    Send(&count, {49000, 12500}, 1);
+    ASSERT_FALSE(count.tries()) << "the pace may stay";
+  }
+  EXPECT_EQ(count.lanes(), 4u);
+  EXPECT_FALSE(count.needed());
+}
+
+TEST_F(LaneCountTest, SeveralLinksKeepLanesThatTheirPaceNeeds) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {50000, 7500}, 30000);
+  ASSERT_EQ(count.lanes(), 8u);
+  changes_ = 0;
+  count.SetPace(49000000);
+  for (int s = 0; s < 20; ++s) {
+    Send(&count, {49000, 7500}, 1000);
+    count.SetPace(49500000);
+  }
+  EXPECT_EQ(count.lanes(), 8u);
+  EXPECT_EQ(changes_, 2) << "tried once";
+  EXPECT_TRUE(count.needed());
+}
+
 TEST_F(LaneCountTest, SeveralLinksEndATrialThoughTheirRateVaries) {
   LaneCount count(4, 256, kRttUs, 3);
   for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {30000, 30000}, 1);

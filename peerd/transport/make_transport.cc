@@ -955,6 +955,7 @@ Arrivals TransportImpl::PopArrivals() {
   log("senders on long ways", why_in, receive_pace_.rate());
   host_lanes_.SetPace(host_pace_.rate());
   result.spare = host_pace_.spare();
+  result.down_full = receive_pace_.PopFull();
   TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;
 }

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "base/tick.h"
@@ -39,6 +40,8 @@ class ReceivePace {
 
   // Returns what all senders together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return pace_.rate(); }
+  // As HostPace::PopFull(), of the queue in front of this host, if several hosts send.
+  std::optional<bool> PopFull() { return pace_.PopFull(); }
   // Returns what the sender of this link may send now, in bytes per second. 0: there is no limit,
   // or the sender tries another number of lanes. A limit would hide whether more lanes carry more.
   uint64_t RateOf(uint64_t link, Tick now) const;

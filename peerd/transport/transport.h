@@ -262,6 +262,8 @@ struct Arrivals {
   // What this host could send in all on long ways, in bytes per second, though it sends less. 0:
   // that is not known (HostPace::spare()).
   uint64_t spare = 0;
+  // Whether the queue in front of this host was full since the last call (ReceivePace::PopFull()).
+  std::optional<bool> down_full;
 };
 
 // How long a link keeps us waiting for the peer, and on which of its lanes.
