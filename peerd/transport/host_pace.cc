@@ -46,7 +46,7 @@ constexpr int kLong = 3;
 constexpr int kShortBursts = 30;
 constexpr int64_t kForgottenUs = Seconds(60);
 // What arrives if the limit holds the host, in percent of the limit.
-constexpr uint64_t kAtLimitPercent = 98;
+constexpr uint64_t kAtLimitPercent = 95;
 // A queue is overrun if so many bytes are repeated, or if packets wait so many times as long as in
 // queues that count as short.
 constexpr uint64_t kMuchPerMille = 5;
