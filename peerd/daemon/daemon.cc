@@ -384,9 +384,8 @@ void DaemonImpl::LookAtHost(Tick now) {
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
   const Arrivals arrivals = transport_->PopArrivals();
-  if (arrivals.down_full) host_watch_.SetDownFull(*arrivals.down_full);
   host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us,
-                  std::exchange(op_ended_, false));
+                  std::exchange(op_ended_, false), arrivals.down_full);
   host_watch_.SetSpare(arrivals.spare);
   for (const Arrivals::Waiting& link : arrivals.waiting) {
     if (host_watch_.Holds(link.us, link.rtt_us, arrivals.waiting.size(), arrivals.links)) {

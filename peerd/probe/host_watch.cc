@@ -8,12 +8,15 @@
 
 namespace longhaul::peerd {
 
-void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended) {
+void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
+                    std::optional<bool> down_full) {
   up_.Add(at, arrived, rtt_us);
   down_.Add(at, received, rtt_us);
+  if (down_full) down_full_ = down_full_.value_or(false) || *down_full;
   if (!op_ended) return;
   up_.OpEnded();
-  if (std::exchange(down_full_, std::nullopt).value_or(true)) down_.OpEnded();
+  op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
+  down_.OpEnded(op_counts_);
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {

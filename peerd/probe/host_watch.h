@@ -26,13 +26,12 @@ class HostWatch {
 
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
-  // `op_ended`: an op of a local member has ended since the last call.
-  void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended);
+  // `op_ended`: an op of a local member has ended since the last call. `down_full`: whether bytes
+  // waited in the queue in front of this host since the last call (Arrivals::down_full).
+  void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
+           std::optional<bool> down_full = std::nullopt);
   // The host could send so many bytes a second though it sends less (Arrivals::spare). 0: unknown.
   void SetSpare(uint64_t bytes_per_second) { spare_ = bytes_per_second; }
-  // Since the last call, bytes on the way to this host waited in the queue in front of it, or not
-  // (Arrivals::down_full). Call it before Add().
-  void SetDownFull(bool full) { down_full_ = down_full_.value_or(false) || full; }
   // The most that this host was lately seen to send and receive. 0: unknown. A host that others
   // hold back sends and receives little, and would get a small share, with which it would send and
   // receive even less. So what it could send counts, if that is known, and an op in which its queue
@@ -62,7 +61,8 @@ class HostWatch {
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t spare_ = 0;
-  std::optional<bool> down_full_;  // in the present op; not set: unknown
+  std::optional<bool> down_full_;  // in the present op; not set: as in the op before
+  bool op_counts_ = true;          // the op before counted for down_
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -1,5 +1,7 @@
 #include "peerd/probe/host_watch.h"
 
+#include <optional>
+
 #include "gtest/gtest.h"
 #include "peerd/probe/news.h"
 
@@ -11,12 +13,15 @@ constexpr uint64_t kMega = 1000000;
 class HostWatchTest : public ::testing::Test {
  protected:
   // The host sends and receives at these rates for `ms`.
-  void Move(uint64_t up, uint64_t down, int64_t ms, bool op_ends = false) {
+  void Move(uint64_t up, uint64_t down, int64_t ms) {
+    Op(up, down, ms, std::nullopt, /*ends=*/false);
+  }
+  void Op(uint64_t up, uint64_t down, int64_t ms, std::optional<bool> full, bool ends = true) {
     for (int64_t t = 0; t < ms; t += 100) {
       now_ = now_ + Millis(100);
       arrived_ += up / 10;
       received_ += down / 10;
-      watch_.Add(now_, arrived_, received_, 40000, op_ends && t + 100 >= ms);
+      watch_.Add(now_, arrived_, received_, 40000, ends && t + 100 >= ms, full);
     }
   }
   bool Report() {
@@ -57,25 +62,23 @@ TEST_F(HostWatchTest, WhatTheHostCouldSendCountsIfItSendsLess) {
 }
 
 TEST_F(HostWatchTest, WhatArrivesWhileOthersHoldTheHostBackIsNotWhatItCanReceive) {
-  Move(50 * kMega, 50 * kMega, 3000, /*op_ends=*/true);
+  Op(50 * kMega, 50 * kMega, 3000, true);
   const uint64_t before = watch_.down();
   for (int op = 0; op < 10; ++op) {
-    watch_.SetDownFull(false);
-    Move(50 * kMega, 30 * kMega, 3000, /*op_ends=*/true);
+    Op(50 * kMega, 30 * kMega, 3000, false);
+    Op(kMega, kMega, 100, std::nullopt);  // too short to be measured
   }
   EXPECT_EQ(watch_.down(), before);
   for (int op = 0; op < 4; ++op) {
-    watch_.SetDownFull(true);
-    Move(50 * kMega, 30 * kMega, 1500);
-    watch_.SetDownFull(false);
-    Move(50 * kMega, 30 * kMega, 1500, /*op_ends=*/true);
+    Op(50 * kMega, 30 * kMega, 1500, true, /*ends=*/false);
+    Op(50 * kMega, 30 * kMega, 1500, false);
   }
   EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6) << "its queue was full in each op";
 }
 
 TEST_F(HostWatchTest, WithoutNewsOfItsQueueWhatTheHostReceivesCounts) {
-  Move(50 * kMega, 50 * kMega, 3000, /*op_ends=*/true);
-  for (int op = 0; op < 4; ++op) Move(50 * kMega, 30 * kMega, 3000, /*op_ends=*/true);
+  Op(50 * kMega, 50 * kMega, 3000, std::nullopt);
+  for (int op = 0; op < 4; ++op) Op(50 * kMega, 30 * kMega, 3000, std::nullopt);
   EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6);
 }
 

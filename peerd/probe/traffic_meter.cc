@@ -21,10 +21,11 @@ void TrafficMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us) {
   Keep(rate);
 }
 
-void TrafficMeter::OpEnded() {
+void TrafficMeter::OpEnded(bool counts) {
   if (samples_.empty()) return;
   const uint64_t bytes = samples_.back().second;
-  if (bytes - std::exchange(op_bytes_, bytes) >= kOpBytes) ++ops_;
+  const bool large = bytes - std::exchange(op_bytes_, bytes) >= kOpBytes;
+  if (counts && large) ++ops_;
 }
 
 void TrafficMeter::Begin(std::pair<Tick, uint64_t> first, uint64_t before) {

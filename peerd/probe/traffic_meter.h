@@ -8,8 +8,9 @@
 //
 // The rate is the highest of the last kWindow and kOps ops, whichever is longer. So a host that has
 // become slower is noticed after that. An op may keep a host busy only at its beginning, so a time
-// alone would be too short or too long. A pause counts as at most a second of the window: it
-// forgets nothing, and ops that are short and rare are no reason to remember for hours.
+// alone would be too short or too long. (Ops in which others held the host back do not count.) A
+// pause counts as at most a second of the window: it forgets nothing, and ops that are short and
+// rare are no reason to remember for hours.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -53,8 +54,9 @@ class TrafficMeter {
   // links in use; 0 while it is not known. Call it often while bytes move, and now and then while
   // none do: a pause is seen only so.
   void Add(Tick at, uint64_t bytes, uint32_t rtt_us);
-  // An op has ended before the last Add(), after the one before it.
-  void OpEnded();
+  // An op has ended before the last Add(), after the one before it. `counts`: what was measured
+  // meanwhile says what the host can.
+  void OpEnded(bool counts = true);
   // 0: unknown, no stretch was long enough.
   uint64_t bytes_per_second() const { return figures_.empty() ? 0 : figures_.front().rate; }
   // Whether the last `us` were all in this burst, and the host sent in them less than this part of

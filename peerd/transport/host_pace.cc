@@ -105,6 +105,7 @@ void HostPace::Remove(uint64_t id) {
   if (link == links_.end()) return;
   before_ -= link->second.before;
   links_.erase(link);
+  slow_ = 0;
   BeginStretch();
 }
 
@@ -159,10 +160,13 @@ bool HostPace::AllAreActive(Tick now) const {
   });
 }
 
-bool HostPace::EnoughLinks() const {
+bool HostPace::EnoughLinks() const { return MainLinks() >= options_.links_min; }
+
+// Returns how many links sent more than a little in the bursts before.
+size_t HostPace::MainLinks() const {
   const auto count = std::count_if(links_.begin(), links_.end(),
                                    [this](const auto& each) { return !IsMinor(each.second); });
-  return static_cast<size_t>(count) >= options_.links_min;
+  return static_cast<size_t>(count);
 }
 
 uint64_t HostPace::ShortestWaitUs() const {
@@ -215,8 +219,8 @@ std::string HostPace::EndStretch() {
   sent_ = repeated_ = 0;
   if (bytes == 0) return "";
   const uint64_t waited_us = ShortestWaitUs();
-  full_ = full_.value_or(false) || !EnoughLinks() || !QueuesAreShort(waited_us, rtt_us_) ||
-          Reached(in_a_second(stretch_.us));
+  full_ = full_.value_or(false) || !EnoughLinks() || much_repeated ||
+          !QueuesAreShort(waited_us, rtt_us_) || Reached(in_a_second(stretch_.us));
   if (!stretch_.settled) return "";
   if (limit_ == 0) return Begin(EnoughLinks() && !QueuesAreShort(waited_us, rtt_us_));
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
@@ -244,8 +248,10 @@ bool HostPace::Reached(uint64_t rate) const {
   return limit_ != 0 && rate >= limit_ / 100 * kAtLimitPercent;
 }
 
+// Of one link alone, packets may wait at its receiver.
 bool HostPace::BecameSlower(uint64_t rate, bool queue_is_long) {
-  if (!queue_is_long || rate * 100 >= limit_ * kSlowPercent || clock_us_ - slower_us_ < kWindow) {
+  if (MainLinks() < 2 || !queue_is_long || rate * 100 >= limit_ * kSlowPercent ||
+      clock_us_ - slower_us_ < kWindow) {
     slow_ = 0;
     return false;
   }

@@ -77,8 +77,9 @@ class HostPace {
   // Returns what the host could send in all, in bytes per second, though it sends less: its packets
   // do not wait, so something else than its access link holds it. 0: that is not known.
   uint64_t spare() const { return held_back_ ? limit_ : 0; }
-  // Whether the queue in front of the access link was full, or the limit reached, in a measurement
-  // since the last call. Not known if there was none, for instance because ops are short.
+  // Whether the access link may have been full in a measurement since the last call: packets of
+  // every link waited, many bytes were repeated, the limit was reached, or there were fewer links
+  // than `links_min`. Not known if nothing was measured, for instance because ops are short.
   std::optional<bool> PopFull() { return std::exchange(full_, std::nullopt); }
   // Whether so many bytes a second are less than half of what all links together sent lately.
   bool IsLittle(uint64_t bytes_per_second) const;
@@ -108,6 +109,7 @@ class HostPace {
   // The link sent little in the burst before.
   bool IsMinor(const Link& link) const;
   bool AllAreActive(Tick now) const;
+  size_t MainLinks() const;
   bool EnoughLinks() const;
   // The mean wait of packets of that link on which it is shortest.
   uint64_t ShortestWaitUs() const;
@@ -143,7 +145,7 @@ class HostPace {
   bool held_back_ = false;  // in the last stretch the limit was not reached, and no packets waited
   std::optional<bool> full_;  // as in PopFull()
   // Stretches in a row in which clearly less than the limit arrived though packets of every link
-  // waited, when the first of them ended, and when so many were seen last.
+  // waited, when the first of them ended, and when there were last kSlow of them.
   int slow_ = 0;
   int64_t slow_since_us_ = 0;
   int64_t slower_us_ = -kWindow;

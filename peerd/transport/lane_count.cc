@@ -57,6 +57,8 @@ constexpr int64_t kShortQueuesUsMax = Millis(20);
 // A rate between these percentages of a limit has reached the limit.
 constexpr uint64_t kAtLimitPercent = 75;
 constexpr uint64_t kOverLimitPercent = 115;
+// Above this percentage of the pace, fewer lanes are tried.
+constexpr uint64_t kAtPacePercent = 90;
 // Above this, the path has changed, and the search begins again. Of several links: if the rate is
 // lower, only after so many measurements in a row.
 constexpr uint64_t kChangePercent = 150;
@@ -133,12 +135,13 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   if (us_ >= enough) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
-  if (all_us_ < (trying_ ? kPatienceTrying : kPatience) * enough) return false;
+  if (all_us_ < (trying() ? kPatienceTrying : kPatience) * enough) return false;
   const bool tried = std::exchange(trying_, false);
   Restart();
   if (links_ == 1) return false;
   // More lanes for several links do harm, so they have to be known to be better.
-  found_ |= !trying_fewer_;
+  found_ = true;
+  fewest_ |= std::exchange(trying_fewer_, false);
   if (!tried) return false;
   found_until_ = now + kAgainUs;
   Use(lanes_ / 2);
@@ -241,7 +244,8 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     found_until_ = now;
   }
   const bool at_pace = pace_ != 0 && rate * 100 >= pace_ * kAtLimitPercent;
-  if (at_pace && std::exchange(try_at_pace_, false) && MayTryFewer()) {
+  if (try_at_pace_ && !changed && rate * 100 >= pace_ * kAtPacePercent && MayTryFewer()) {
+    try_at_pace_ = false;
     rate_ = rate;
     TryFewer();
     return true;
@@ -301,9 +305,10 @@ bool LaneCount::MayTryFewer() const {
 bool LaneCount::MayTryFewerThanAdded() const { return links_ > 1 && lanes_ / 2 >= first_; }
 
 // Half as many lanes were tried. rate_ stays the rate of the number that the search began with.
+// What is enough at a pace may be too little without it.
 bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
-  const bool kept = Exceeds(rate, rate_, kKeptPercent);
-  fewer_kept_ |= kept;
+  const bool kept = Exceeds(rate, std::max(rate_, pace_), kKeptPercent);
+  fewer_kept_ |= kept && pace_ == 0;
   needed_ = !kept;
   trying_fewer_ = kept && MayTryFewer();
   fewest_ = !trying_fewer_;

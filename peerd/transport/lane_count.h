@@ -22,7 +22,8 @@
 //
 // Where several links are one sender, the queues of the path are looked at, too. If packets hardly
 // wait in them, each connection is limited by itself, for instance by random loss, and more lanes
-// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried. A rate
+// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried (but see
+// SetPace()). A rate
 // that falls is no news before it has been low for a while, since hosts wait for each other. If
 // packets wait in queues then, the path has become slower, and more lanes are no help.
 //
@@ -100,9 +101,9 @@ class LaneCount {
  private:
   enum class Kind { kLong, kShort };  // of bursts
 
+  bool trying() const { return trying_ || trying_fewer_; }
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
-  bool trying() const { return trying_ || trying_fewer_; }
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
   bool CheckAdded(bool clear);
   void TryFewer();
@@ -126,7 +127,7 @@ class LaneCount {
   bool fewest_ = false;
   bool fewer_kept_ = false;
   bool needed_ = false;
-  bool try_at_pace_ = false;  // fewer lanes, which has not been done since there is a pace
+  bool try_at_pace_ = false;  // fewer lanes are to be tried, since a pace has begun
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;
