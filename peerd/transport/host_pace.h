@@ -49,8 +49,8 @@ class HostPace {
     int64_t pause_us_min = Millis(100);
     // There is no limit if fewer links send much.
     size_t links_min = 1;
-    // Nothing is limited while another number of lanes is tried, because a limit would hide whether
-    // more lanes carry more.
+    // Nothing is limited while another number of lanes is tried (LaneCount::tries()), because a
+    // limit would hide whether more lanes carry more.
     bool free_trials = true;
   };
   HostPace() : HostPace(Options{}) {}
@@ -68,8 +68,8 @@ class HostPace {
   // All links sent so many bytes, and TCP sent `repeated` bytes again.
   void Repeated(uint64_t sent, uint64_t repeated);
   // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no other
-  // number of lanes is being tried. Returns why there is a limit, or none any more, for the log;
-  // empty: that has not changed.
+  // number of lanes is being tried (LaneCount::tries()). If a limit has begun, ended or followed a
+  // slower access link, returns why, for the log; otherwise an empty string.
   std::string Measure(bool settled, Tick now);
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.

@@ -22,10 +22,10 @@
 //
 // Where several links are one sender, the queues of the path are looked at, too. If packets hardly
 // wait in them, each connection is limited by itself, for instance by random loss, and more lanes
-// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried (but see
-// SetPace()). A rate
-// that falls is no news before it has been low for a while, since hosts wait for each other. If
-// packets wait in queues then, the path has become slower, and more lanes are no help.
+// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried, except
+// when a pace begins (SetPace()). A rate that falls is no news before it has been low for a while,
+// since hosts wait for each other. If packets wait in queues then, the path has become slower, and
+// more lanes are no help.
 //
 // Plain value: no clock.
 #pragma once

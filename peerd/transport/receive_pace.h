@@ -27,7 +27,7 @@ class ReceivePace {
   struct Told {
     uint64_t wait_us = 0;   // for how long its packets wait, apart from its own queue
     uint64_t repeated = 0;  // bytes that TCP has sent again on this link, in all
-    bool tries = false;     // it tries another number of lanes
+    bool tries = false;     // it tries another number of lanes, and must not be limited
   };
 
   void OnTold(uint64_t link, const Told& told);
@@ -43,7 +43,7 @@ class ReceivePace {
   // As HostPace::PopFull(), of the queue in front of this host, if several hosts send.
   std::optional<bool> PopFull() { return pace_.PopFull(); }
   // Returns what the sender of this link may send now, in bytes per second. 0: there is no limit,
-  // or the sender tries another number of lanes. A limit would hide whether more lanes carry more.
+  // or the sender tries another number of lanes, and a limit would hide whether more carry more.
   uint64_t RateOf(uint64_t link, Tick now) const;
 
  private:
