@@ -434,6 +434,44 @@ TEST_F(LaneCountTest, SeveralLinksTryFewerAgainOnceTheyArePaced) {
   EXPECT_FALSE(count.needed());
 }
 
+TEST_F(LaneCountTest, FewerLanesGetTimeToGrow) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {50000, 7500}, 30000);
+  ASSERT_EQ(count.lanes(), 8u);
+  count.SetPace(49000000);
+  for (int ms = 0; ms < 10000 && count.lanes() == 8; ++ms) Send(&count, {49000, 7500}, 1);
+  ASSERT_EQ(count.lanes(), 4u);
+  for (uint64_t ms = 0; ms < 10000; ++ms) {
+    Send(&count, {49000, std::min<uint64_t>(7500 + 4 * ms, 12500)}, 1);
+  }
+  EXPECT_EQ(count.lanes(), 4u) << "they carry enough after 15 round trips";
+}
+
+TEST_F(LaneCountTest, FewerLanesThatCannotBeMeasuredAreKept) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {50000, 7500}, 30000);
+  ASSERT_EQ(count.lanes(), 8u);
+  count.SetPace(49000000);
+  for (int ms = 0; ms < 10000 && count.lanes() == 8; ++ms) Send(&count, {49000, 7500}, 1);
+  ASSERT_EQ(count.lanes(), 4u);
+  Send(&count, {.rate = 49000, .lane_rate = 12500, .supply = 1000}, (12 * 8 + 30) * 80);
+  count.SetPace(0);
+  EXPECT_FALSE(count.tries()) << "the trial has ended";
+  EXPECT_EQ(count.lanes(), 4u);
+}
+
+TEST_F(LaneCountTest, WhatIsEnoughAtALowPaceIsMeasuredAgainWithoutIt) {
+  LaneCount count(4, 256, kRttUs, 3);
+  Send(&count, {50000, 7500}, 30000);
+  ASSERT_EQ(count.lanes(), 8u);
+  count.SetPace(25000000);
+  Send(&count, {25000, 7500}, 20000);
+  ASSERT_EQ(count.lanes(), 4u);
+  count.SetPace(0);
+  Send(&count, {50000, 7500}, 330000);
+  EXPECT_EQ(count.lanes(), 8u);
+}
+
 TEST_F(LaneCountTest, SeveralLinksKeepLanesThatTheirPaceNeeds) {
   LaneCount count(4, 256, kRttUs, 3);
   Send(&count, {50000, 7500}, 30000);

@@ -980,7 +980,9 @@ void TransportImpl::TellPaces(const std::vector<Moved>& moved, int64_t us, Tick 
   }
   for (const Moved& m : moved) {
     const uint64_t longer = m.arrived != 0 ? m.wait_us() - *shortest : 0;
-    const bool tries = options_.lanes == 0 && (host_lanes_.in_trial() || m.link->in_trial());
+    // A link's own search rests while there is one for all links.
+    const bool tries = options_.lanes == 0 &&
+                       (host_lanes_.searches() ? host_lanes_.in_trial() : m.link->in_trial());
     m.link->TellPace(longer, tries, receive_pace_.RateOf(m.link->options().id, now));
   }
 }

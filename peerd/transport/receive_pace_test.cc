@@ -66,6 +66,28 @@ TEST_F(ReceivePaceTest, ASingleSenderIsNotLimited) {
   EXPECT_EQ(pace_.rate(), 0u);
 }
 
+TEST_F(ReceivePaceTest, KnowsWhetherTheQueueWasFull) {
+  EXPECT_FALSE(pace_.PopFull().has_value());
+  wait_us_ = 5000;
+  for (int i = 0; i < 2; ++i) Op({1000000, 1000000}, 5);
+  EXPECT_EQ(pace_.PopFull(), false);
+  repeated_ = {500000, 0};
+  Op({1000000, 1000000}, 5);
+  EXPECT_EQ(pace_.PopFull(), true) << "it may be too short for packets to wait";
+  Op({1000000, 1000000}, 5);
+  EXPECT_EQ(pace_.PopFull(), false);
+  tries_ = true;
+  wait_us_ = kLongWaitUs;
+  Op({1000000, 1000000}, 5);
+  EXPECT_EQ(pace_.PopFull(), true);
+}
+
+TEST_F(ReceivePaceTest, OfASingleSenderTheQueueMayBeFull) {
+  wait_us_ = 0;
+  for (int i = 0; i < 2; ++i) Op({4000000}, 5);
+  EXPECT_EQ(pace_.PopFull(), true) << "it cannot tell where its packets wait";
+}
+
 TEST_F(ReceivePaceTest, ASenderThatTriesLanesHasNoLimit) {
   Op({1000000, 1000000}, 5);
   Op({1000000, 1000000}, 5);

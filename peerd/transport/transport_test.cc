@@ -743,7 +743,9 @@ class ReceiversPace : public ::testing::Test {
   static constexpr uint32_t kSegment = 2000;
   static constexpr size_t kSegments = 600;
 
-  ReceiversPace() {
+  ReceiversPace() : ReceiversPace(FourLanes()) {}
+  explicit ReceiversPace(const TransportOptions& options)
+      : world_{Rings::kFake, 1, 3, options, FakeRingOptions{.stream_bytes_max = 2 * kSegment}} {
     world_.fake->SetDelivery({.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000});
     for (auto& peer : world_.peers) {
       peer->memory.resize(kSegments * size_t{kSegment});
@@ -794,8 +796,7 @@ class ReceiversPace : public ::testing::Test {
     return options;
   }
 
-  PeerWorld world_{Rings::kFake, 1, 3, FourLanes(),
-                   FakeRingOptions{.stream_bytes_max = 2 * kSegment}};
+  PeerWorld world_;
   uint64_t cookie_ = 0;
 };
 
@@ -847,6 +848,27 @@ TEST_F(ReceiversPace, WherePacketsOfTheOnlyBusyLinkWaitIsNotKnownIfTheHostSendsM
   EndOp();
   Send(Seconds(3), /*to_each_other=*/0);
   EXPECT_EQ(StatsOf(2).receive_pace, 0u);
+}
+
+class ReceiversPaceOfAnyLanes : public ReceiversPace {
+ protected:
+  ReceiversPaceOfAnyLanes() : ReceiversPace(TransportOptions()) {}
+};
+
+// Each link counts its lanes alone at first. Later several links are busy, and share one search.
+TEST_F(ReceiversPaceOfAnyLanes, ATrialOfALinkThatWasBusyAloneDoesNotLast) {
+  ASSERT_TRUE(Linked());
+  const uint32_t first = StatsOf(0).lanes_used;
+  for (int i = 0; i < 40 && StatsOf(0).lanes_used <= first; ++i) {
+    Send(Millis(50), /*to_each_other=*/0);
+  }
+  ASSERT_GT(StatsOf(0).lanes_used, first) << "the link tries more lanes";
+  FillQueueOfThird();
+  for (int i = 0; i < 6 && StatsOf(2).receive_pace == 0; ++i) {
+    EndOp();
+    Send(Seconds(3));
+  }
+  EXPECT_GT(StatsOf(2).receive_pace, 0u);
 }
 
 TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
