@@ -212,8 +212,8 @@ struct PeerMetrics::Impl {
                          "links together, or could send while others hold it back; 0: not "
                          "measured yet")),
         host_down(AddGauge(r, "longhaul_peerd_host_down_bytes_per_second",
-                           "The most that this host was lately seen to receive in all; 0: not "
-                           "measured yet")),
+                           "The most that this host was lately seen to receive in all, or could "
+                           "receive while others hold it back; 0: not measured yet")),
         pace(
             AddGauge(r, "longhaul_peerd_pace_bytes_per_second",
                      "What this host sends at most in all on long ways, so that the queue in front "

@@ -30,16 +30,18 @@ class HostWatch {
   // waited in the queue in front of this host since the last call (Arrivals::down_full).
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
            std::optional<bool> down_full = std::nullopt);
-  // The host could send so many bytes a second though it sends less (Arrivals::spare). 0: unknown.
-  void SetSpare(uint64_t bytes_per_second) { spare_ = bytes_per_second; }
+  // The host could send and receive so many bytes a second though it moves less
+  // (Arrivals::up_spare). 0: unknown.
+  void SetSpare(uint64_t up, uint64_t down) {
+    up_spare_ = up;
+    down_spare_ = down;
+  }
   // The most that this host was lately seen to send and receive. 0: unknown. A host that others
   // hold back sends and receives little, and would get a small share, with which it would send and
-  // receive even less. So what it could send counts, if that is known, and an op in which its queue
+  // receive even less. So what it could do counts, if that is known, and an op in which its queue
   // was never full says nothing of what it can receive.
-  uint64_t up() const {
-    return up_.bytes_per_second() == 0 ? 0 : std::max(up_.bytes_per_second(), spare_);
-  }
-  uint64_t down() const { return down_.bytes_per_second(); }
+  uint64_t up() const { return Most(up_, up_spare_); }
+  uint64_t down() const { return Most(down_, down_spare_); }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
   //
@@ -56,11 +58,16 @@ class HostWatch {
  private:
   static constexpr Tick kNotSaid{INT64_MIN / 2};
 
+  static uint64_t Most(const TrafficMeter& meter, uint64_t spare) {
+    return meter.bytes_per_second() == 0 ? 0 : std::max(meter.bytes_per_second(), spare);
+  }
+
   // An acknowledgement may have waited in the queue of the peer's host.
   TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
-  uint64_t spare_ = 0;
+  uint64_t up_spare_ = 0;
+  uint64_t down_spare_ = 0;
   std::optional<bool> down_full_;  // in the present op; not set: as in the op before
   bool op_counts_ = true;          // the op before counted for down_
   // The figures of the last report, and its time.

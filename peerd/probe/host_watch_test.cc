@@ -50,15 +50,17 @@ TEST_F(HostWatchTest, SaysWhatHasChanged) {
   EXPECT_TRUE(Report());
 }
 
-TEST_F(HostWatchTest, WhatTheHostCouldSendCountsIfItSendsLess) {
-  watch_.SetSpare(80 * kMega);
+TEST_F(HostWatchTest, WhatTheHostCouldDoCountsIfItDoesLess) {
+  watch_.SetSpare(80 * kMega, 70 * kMega);
   EXPECT_FALSE(Report()) << "nothing was measured";
   Move(50 * kMega, 50 * kMega, 4000);
   EXPECT_TRUE(Report());
   EXPECT_EQ(report_.up_bytes_per_second, 80 * kMega);
-  watch_.SetSpare(30 * kMega);
+  EXPECT_EQ(report_.down_bytes_per_second, 70 * kMega);
+  watch_.SetSpare(30 * kMega, 0);
   EXPECT_TRUE(Report());
   EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6);
+  EXPECT_NEAR(static_cast<double>(report_.down_bytes_per_second), 50e6, 6e6);
 }
 
 TEST_F(HostWatchTest, WhatArrivesWhileOthersHoldTheHostBackIsNotWhatItCanReceive) {

@@ -954,7 +954,8 @@ Arrivals TransportImpl::PopArrivals() {
   const std::string why_in = receive_pace_.Measure(now);
   log("senders on long ways", why_in, receive_pace_.rate());
   host_lanes_.SetPace(host_pace_.rate());
-  result.spare = host_pace_.spare();
+  result.up_spare = host_pace_.spare();
+  result.down_spare = receive_pace_.spare();
   result.down_full = receive_pace_.PopFull();
   TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;

@@ -40,6 +40,8 @@ class ReceivePace {
 
   // Returns what all senders together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return pace_.rate(); }
+  // As HostPace::spare(): what this host could receive.
+  uint64_t spare() const { return pace_.spare(); }
   // As HostPace::PopFull(), of the queue in front of this host, if several hosts send.
   std::optional<bool> PopFull() { return pace_.PopFull(); }
   // Returns what the sender of this link may send now, in bytes per second. 0: there is no limit,

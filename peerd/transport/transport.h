@@ -259,9 +259,10 @@ struct Arrivals {
   };
   std::vector<Waiting> waiting;
   size_t links = 0;  // that are up
-  // What this host could send in all on long ways, in bytes per second, though it sends less. 0:
-  // that is not known (HostPace::spare()).
-  uint64_t spare = 0;
+  // What this host could send and receive in all on long ways, in bytes per second, though it moves
+  // less. 0: that is not known (HostPace::spare()).
+  uint64_t up_spare = 0;
+  uint64_t down_spare = 0;
   // Whether the queue in front of this host was full since the last call (ReceivePace::PopFull()).
   std::optional<bool> down_full;
 };
