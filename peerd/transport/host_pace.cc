@@ -60,11 +60,13 @@ constexpr uint64_t kLeastPercent = 92;
 // packets may wait elsewhere, and the limit rises slowly.
 constexpr int kSlow = 4;
 constexpr uint64_t kSlowPercent = 75;
-// The limit rises after so many stretches at the limit without an overrun, and then after every
-// further one: three times by one percent, three times by two, and so on. Stretches in which others
+// The limit rises after so many stretches at the limit, and then after every further one: twice by
+// one percent, twice by two, and so on, until there is an overrun. It stays in a stretch in which
+// packets of every link waited for kFillsUs, because a queue fills then. Stretches in which others
 // hold the host back, for instance at the end of an op, do not count.
-constexpr int kQuiet = 4;
-constexpr int kRisesOfAStep = 3;
+constexpr uint64_t kFillsUs = Millis(20);
+constexpr int kQuiet = 2;
+constexpr int kRisesOfAStep = 2;
 constexpr int kDoublings = 4;
 // If queues stay full in spite of a limit, there is none for so much traffic.
 constexpr int64_t kAgainUs = Seconds(300);
@@ -274,7 +276,7 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   if (!overrun) {
     if (!reached) return "";
     confirmed_us_ = clock_us_;
-    if (++quiet_ < kQuiet) return "";
+    if (waited_us >= kFillsUs || ++quiet_ < kQuiet) return "";
     limit_ += limit_ / 100 << std::min(rises_++ / kRisesOfAStep, kDoublings);
     return "";
   }

@@ -12,7 +12,7 @@
 //   - There is none at first. If packets of every link wait for long, the queue in front of the
 //     access link is full. The limit is then the most that arrived lately. (If packets of some
 //     links wait and those of others do not, they wait elsewhere, for instance at a receiver.)
-//   - If the host sends as much as the limit allows, and nothing is lost, the limit rises: first
+//   - If the host sends as much as the limit allows, and no queue fills, the limit rises: first
 //     slowly, then faster and faster. So an access link that became faster is noticed.
 //   - If the host sends as much as the limit allows, and bytes are repeated or packets wait for
 //     very long, the limit falls a little.

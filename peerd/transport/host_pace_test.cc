@@ -147,6 +147,18 @@ TEST_F(HostPaceTest, TheLimitFollowsAnAccessLinkThatBecomesFaster) {
   EXPECT_NEAR(Rate(), 25e6, 2.5e6);
 }
 
+TEST_F(HostPaceTest, TheLimitDoesNotRiseWhileAQueueFills) {
+  Ops(6, kEqual);
+  const double before = Rate();
+  access_ *= 2;
+  foreign_wait_us_ = Millis(25);
+  Ops(8, kEqual);
+  EXPECT_EQ(Rate(), before);
+  foreign_wait_us_ = 0;
+  Ops(8, kEqual);
+  EXPECT_GT(Rate(), before);
+}
+
 TEST_F(HostPaceTest, TheLimitRisesThoughOthersHoldTheHostBackNowAndThen) {
   Ops(4, kEqual);
   access_ *= 2;
