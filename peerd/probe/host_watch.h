@@ -26,10 +26,10 @@ class HostWatch {
 
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
-  // `op_ended`: an op of a local member has ended since the last call. `down_full`: whether bytes
-  // waited in the queue in front of this host since the last call (Arrivals::down_full).
+  // `op_ended`: an op of a local member has ended since the last call. `down_full`:
+  // Arrivals::down_full.
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
-           std::optional<bool> down_full = std::nullopt);
+           std::optional<bool> down_full);
   // The host could send and receive so many bytes a second though it moves less
   // (Arrivals::up_spare). 0: unknown.
   void SetSpare(uint64_t up, uint64_t down) {

@@ -56,8 +56,8 @@ constexpr uint64_t kWaitFactor = 4;
 constexpr uint64_t kFallPercent = 98;
 constexpr uint64_t kLeastPercent = 92;
 // The access link has become slower if for so many stretches in a row less than so much of the
-// limit arrived though packets of every link waited. That is not noticed twice in a window, because
-// packets may wait elsewhere, and the limit rises slowly.
+// limit arrived though packets of every link waited. The limit does not follow twice within
+// kWindow: packets may wait elsewhere, and a limit that is too low takes some ops to rise.
 constexpr int kSlow = 4;
 constexpr uint64_t kSlowPercent = 75;
 // The limit rises after so many stretches at the limit, and then after every further one: twice by
@@ -221,12 +221,14 @@ std::string HostPace::EndStretch() {
   sent_ = repeated_ = 0;
   if (bytes == 0) return "";
   const uint64_t waited_us = ShortestWaitUs();
-  full_ = full_.value_or(false) || !EnoughLinks() || much_repeated ||
-          !QueuesAreShort(waited_us, rtt_us_) || Reached(in_a_second(stretch_.us));
+  const bool queue_is_long = !QueuesAreShort(waited_us, rtt_us_);
+  const uint64_t arrived = in_a_second(stretch_.us);
+  full_ =
+      full_.value_or(false) || !EnoughLinks() || much_repeated || queue_is_long || Reached(arrived);
   if (!stretch_.settled) return "";
-  if (limit_ == 0) return Begin(EnoughLinks() && !QueuesAreShort(waited_us, rtt_us_));
+  if (limit_ == 0) return Begin(EnoughLinks() && queue_is_long);
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
-  return Adjust(in_a_second(stretch_.us), waited_us, overrun);
+  return Adjust(arrived, waited_us, overrun);
 }
 
 // Decides whether there is a limit from now on.
@@ -250,7 +252,9 @@ bool HostPace::Reached(uint64_t rate) const {
   return limit_ != 0 && rate >= limit_ / 100 * kAtLimitPercent;
 }
 
-// Of one link alone, packets may wait at its receiver.
+// Counts stretches in which the access link seems to have become slower. Returns whether there were
+// enough in a row. With one link alone, packets may wait at its receiver, so such a link says
+// nothing.
 bool HostPace::BecameSlower(uint64_t rate, bool queue_is_long) {
   if (MainLinks() < 2 || !queue_is_long || rate * 100 >= limit_ * kSlowPercent ||
       clock_us_ - slower_us_ < kWindow) {

@@ -69,7 +69,7 @@ class LaneCount {
   bool found() const { return found_; }
   // Another number of lanes is being tried without a pace.
   bool in_trial() const { return trying_ || (trying_fewer_ && pace_ == 0); }
-  // The same, or nothing was found yet.
+  // The search goes on: in_trial(), or nothing was found yet.
   bool tries() const { return in_trial() || !found_; }
 
   // Half of lanes() are known to carry clearly less.
@@ -85,8 +85,8 @@ class LaneCount {
   // the rate, more lanes are not tried. 0: no limit is known.
   void SetLimit(uint64_t bytes_per_second) { limit_ = bytes_per_second; }
   // The sender limits itself to this rate (HostPace), since its access link carries no more. While
-  // it reaches the rate, more lanes are not tried. Once it has reached it, fewer are tried at this
-  // pace. 0: no limit.
+  // it reaches the rate, more lanes are not tried. When it first reaches the rate after a time
+  // without limit, fewer lanes are tried at this rate. 0: no limit.
   void SetPace(uint64_t bytes_per_second);
   // A lane could take more, and nothing waited.
   void QueueEmptied() { emptied_ = true; }

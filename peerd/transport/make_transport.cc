@@ -974,14 +974,14 @@ void TransportImpl::TellPaces(const std::vector<Moved>& moved, int64_t us, Tick 
     arrived += m.arrived;
     shortest = std::min(shortest.value_or(m.wait_us()), m.wait_us());
   }
-  // A longer time includes a pause.
+  // If more time has passed since the last call, it includes a pause of the traffic.
   if (links == 1 && us > 0 && us < Seconds(1) &&
       host_pace_.IsLittle(arrived * Seconds(1) / static_cast<uint64_t>(us))) {
     shortest = 0;
   }
   for (const Moved& m : moved) {
     const uint64_t longer = m.arrived != 0 ? m.wait_us() - *shortest : 0;
-    // A link's own search rests while there is one for all links.
+    // While one search counts for all links, those of single links rest, perhaps in a trial.
     const bool tries = options_.lanes == 0 &&
                        (host_lanes_.searches() ? host_lanes_.in_trial() : m.link->in_trial());
     m.link->TellPace(longer, tries, receive_pace_.RateOf(m.link->options().id, now));

@@ -73,7 +73,7 @@ TEST_F(ReceivePaceTest, KnowsWhetherTheQueueWasFull) {
   EXPECT_EQ(pace_.PopFull(), false);
   repeated_ = {500000, 0};
   Op({1000000, 1000000}, 5);
-  EXPECT_EQ(pace_.PopFull(), true) << "it may be too short for packets to wait";
+  EXPECT_EQ(pace_.PopFull(), true) << "the queue may be too short for packets to wait in it";
   Op({1000000, 1000000}, 5);
   EXPECT_EQ(pace_.PopFull(), false);
   tries_ = true;
@@ -85,7 +85,7 @@ TEST_F(ReceivePaceTest, KnowsWhetherTheQueueWasFull) {
 TEST_F(ReceivePaceTest, OfASingleSenderTheQueueMayBeFull) {
   wait_us_ = 0;
   for (int i = 0; i < 2; ++i) Op({4000000}, 5);
-  EXPECT_EQ(pace_.PopFull(), true) << "it cannot tell where its packets wait";
+  EXPECT_EQ(pace_.PopFull(), true) << "a single sender cannot tell where its packets wait";
 }
 
 TEST_F(ReceivePaceTest, ASenderThatTriesLanesHasNoLimit) {

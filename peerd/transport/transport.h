@@ -263,7 +263,8 @@ struct Arrivals {
   // less. 0: that is not known (HostPace::spare()).
   uint64_t up_spare = 0;
   uint64_t down_spare = 0;
-  // Whether the queue in front of this host was full since the last call (ReceivePace::PopFull()).
+  // Whether the queue in front of this host may have been full since the last call
+  // (ReceivePace::PopFull()). Nothing: that was not measured.
   std::optional<bool> down_full;
 };
 
