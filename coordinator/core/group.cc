@@ -289,7 +289,7 @@ void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const Rin
 
 control::LinkCost Group::CostNow() const {
   const std::vector<PeerId> ring = Ring();
-  return directory_->CostOf(ring, BlockedAmong(record_, ring));
+  return directory_->CostOf(ring, BlockedAmong(record_, ring), &ToldShares());
 }
 
 // Whether `ring` has the peers of the present ring, in an order that avoids blocked pairs.

@@ -172,7 +172,8 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   for (PeerId peer : PeersOf(record_, next.survivors)) next.answers[peer];
   for (PeerId peer : PeersOf(record_, next.joiners)) next.answers[peer];
   ChooseRing(now, &next);
-  next.cost = directory_->CostOf(next.ring, next.blocked);
+  const bool same_ring = next.ring == Ring();
+  next.cost = directory_->CostOf(next.ring, next.blocked, same_ring ? &ToldShares() : nullptr);
   if (!next.freeze && ChangesWays(next)) {
     next.freeze = true;
     NoteFault(FaultNow("unreachable", "coordinator"));

@@ -20,6 +20,11 @@ bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   return high - low > std::max(high / 8, 1000u);
 }
 
+// An op may take so many times the least time before hosts get other shares. Each change costs some
+// time, too: links carry other parts of the next ops, for which their TCP windows and their parts
+// of a host's limit do not fit. Measured rates, and so the best shares, differ a little every time.
+constexpr double kWorthMoving = 1.05;
+
 bool DiffersByATenth(uint64_t a, uint64_t b) {
   const auto [low, high] = std::minmax(a, b);
   return high - low > high / 10;
@@ -171,7 +176,8 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
 }
 
 control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
-                                  const control::BlockedPairs& blocked, Tick now) const {
+                                  const control::BlockedPairs& blocked, const Shares* present,
+                                  Tick now) const {
   control::LinkCost cost;
   if (ring.size() < 2) return cost;
   std::map<PeerId, PeerId> next;
@@ -203,6 +209,11 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
   cost.even_bytes_per_second = rate(SecondsPerByte(problem, {}));
   ShareSolution found = SolveShares(problem);
   if (!found.possible) return cost;
+  if (present != nullptr && !found.shares.empty() &&
+      (present->empty() || present->size() == ring.size())) {
+    const double seconds = SecondsPerByte(problem, *present);
+    if (seconds <= found.seconds_per_byte * kWorthMoving) found = {true, *present, seconds};
+  }
   cost.mesh_bytes_per_second = rate(found.seconds_per_byte);
   cost.shares = std::move(found.shares);
   return cost;
@@ -269,10 +280,10 @@ std::optional<PaceView> LinkTable::PaceOf(const std::vector<PeerId>& ring,
   const auto rate_without = [&](size_t i) {
     std::vector<PeerId> others = ring;
     others.erase(others.begin() + static_cast<ptrdiff_t>(i));
-    return Cost(others, blocked, now).mesh_bytes_per_second;
+    return Cost(others, blocked, nullptr, now).mesh_bytes_per_second;
   };
   PaceView pace;
-  pace.bytes_per_second = Cost(ring, blocked, now).mesh_bytes_per_second;
+  pace.bytes_per_second = Cost(ring, blocked, nullptr, now).mesh_bytes_per_second;
   if (pace.bytes_per_second == 0) return std::nullopt;
   for (const size_t i : slowest) {
     const uint64_t without = rate_without(i);

@@ -51,11 +51,11 @@ TEST(LinkTable, AProbeWithFewConnectionsOrdersRingsAndSaysNothingOfWhatOpsWouldG
   LinkTable links;
   links.Record({kA, kB, 9000000, 70000}, kNow);
   EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000, 0, /*at_least=*/true}, kNow));
-  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow),
+  EXPECT_EQ(links.Cost({kA, kB}, {}, nullptr, kNow),
             (control::LinkCost{35000, 9000000, 9000000, 9000000, {}}));
   EXPECT_EQ(links.Matrix({kA, kB}, kNow).At(1, 0), (LinkQuality{1000000, 70000, false}));
   EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000}, kNow)) << "an op got no more";
-  EXPECT_EQ(links.Cost({kA, kB}, {}, kNow),
+  EXPECT_EQ(links.Cost({kA, kB}, {}, nullptr, kNow),
             (control::LinkCost{35000, 1000000, 1000000, 1000000, {}}));
 }
 
@@ -91,31 +91,33 @@ TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
 
 TEST(LinkTable, TheWorstOfWhatIsKnownIsTheCostOfAGroup) {
   LinkTable links;
-  EXPECT_EQ(links.Cost({kA, kB, kC}, {}, kNow), control::LinkCost{});
+  EXPECT_EQ(links.Cost({kA, kB, kC}, {}, nullptr, kNow), control::LinkCost{});
   links.Record({kA, kB, 2000000, 50000}, kNow);
   links.Record({kB, kA, 1000000, 0}, kNow);
   links.Record({kB, kC, 0, 70000}, kNow);
   links.Record({kC, PeerId(9), 10, 900000}, kNow);
   links.Record({kC, kA, 3000000, 20000, 60000}, kNow);
   // The pair of kA and kB carries its 2/3 of a tensor at 1 MB/s; the best shares give kC a part.
-  const control::LinkCost cost = links.Cost({kA, kB, kC}, {}, kNow);
+  const control::LinkCost cost = links.Cost({kA, kB, kC}, {}, nullptr, kNow);
   EXPECT_EQ(cost.latency_us, 35000u);
   EXPECT_EQ(cost.ring_bytes_per_second, 2000000u);
   EXPECT_EQ(cost.even_bytes_per_second, 1500000u);
   EXPECT_GT(cost.mesh_bytes_per_second, 2900000u);
   EXPECT_EQ(SharesFault(cost.shares, 3), "");
-  EXPECT_EQ(links.Cost({kA, kC, kB}, {}, kNow).ring_bytes_per_second, 1000000u);
-  EXPECT_EQ(links.Cost({kC, kA}, {}, kNow + (kLinkExpires - Seconds(30))), control::LinkCost{})
+  EXPECT_EQ(links.Cost({kA, kC, kB}, {}, nullptr, kNow).ring_bytes_per_second, 1000000u);
+  EXPECT_EQ(links.Cost({kC, kA}, {}, nullptr, kNow + (kLinkExpires - Seconds(30))),
+            control::LinkCost{})
       << "it is too old";
 }
 
 TEST(LinkTable, PeersOfABlockedPairGetNoShare) {
   const LinkTable links;
   control::BlockedPairs blocked{control::MakeBlockedPair(kA, kC)};
-  EXPECT_EQ(links.Cost({kC, kB, kA}, blocked, kNow).shares, (Shares{0, kShareUnits, 0}));
+  EXPECT_EQ(links.Cost({kC, kB, kA}, blocked, nullptr, kNow).shares, (Shares{0, kShareUnits, 0}));
   blocked.push_back(control::MakeBlockedPair(kB, kC));
-  EXPECT_EQ(links.Cost({kC, kB, kA}, blocked, kNow), control::LinkCost{}) << "no mesh";
-  EXPECT_EQ(links.Cost({kB, kA}, blocked, kNow), control::LinkCost{}) << "kC is not among them";
+  EXPECT_EQ(links.Cost({kC, kB, kA}, blocked, nullptr, kNow), control::LinkCost{}) << "no mesh";
+  EXPECT_EQ(links.Cost({kB, kA}, blocked, nullptr, kNow), control::LinkCost{})
+      << "kC is not among them";
 }
 
 TEST(LinkTable, IsBounded) {
@@ -183,7 +185,7 @@ TEST(LinkTable, SmallOpsDoNotSayWhatAHostCarries) {
   links.RecordHost(kA, 1000, 0, kNow);
   links.Record({kA, kB, 0, 160000}, kNow);
   EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(0), kUnlimited);
-  EXPECT_EQ(links.Cost({kA, kB, kC}, {}, kNow), (control::LinkCost{80000, 0, 0, 0, {}}))
+  EXPECT_EQ(links.Cost({kA, kB, kC}, {}, nullptr, kNow), (control::LinkCost{80000, 0, 0, 0, {}}))
       << "the latency is known before a rate";
 }
 
@@ -245,15 +247,33 @@ TEST(LinkTable, CostsFollowFromWhatHostsCarry) {
   LinkTable links;
   const PeerId d(4);
   for (const PeerId peer : {kA, kB, kC, d}) Sends(peer, 1000000, &links);
-  const control::LinkCost even = links.Cost({kA, kB, kC, d}, {}, kNow);
+  const control::LinkCost even = links.Cost({kA, kB, kC, d}, {}, nullptr, kNow);
   EXPECT_EQ(even, (control::LinkCost{0, 1000000, 666666, 666666, {}}));
   Sends(kC, 250000, &links);
-  const control::LinkCost cost = links.Cost({kA, kC, kB, d}, {}, kNow);
+  const control::LinkCost cost = links.Cost({kA, kC, kB, d}, {}, nullptr, kNow);
   EXPECT_EQ(cost.ring_bytes_per_second, 250000u);
   EXPECT_EQ(cost.even_bytes_per_second, 166666u);
   EXPECT_GT(cost.mesh_bytes_per_second, 249000u);
   ASSERT_EQ(cost.shares.size(), 4u);
   EXPECT_LT(cost.shares[1], kShareUnits / 1000);
+}
+
+TEST(LinkTable, HostsKeepTheirSharesUntilOthersAreFasterByATwentieth) {
+  LinkTable links;
+  const PeerId d(4);
+  const std::vector<PeerId> ring{kA, kB, kC, d};
+  for (const PeerId peer : {kA, kB, kC}) Sends(peer, 1000000, &links);
+  Sends(d, 700000, &links);
+  const Shares best = links.Cost(ring, {}, nullptr, kNow).shares;
+  EXPECT_EQ(links.Cost(ring, {}, &best, kNow).shares, best);
+  const Shares nothing_for_d{kShareUnits / 3, kShareUnits / 3, kShareUnits / 3 + 1, 0};
+  const control::LinkCost kept = links.Cost(ring, {}, &nothing_for_d, kNow);
+  EXPECT_EQ(kept.shares, nothing_for_d) << "an op takes 3 % longer";
+  EXPECT_NEAR(static_cast<double>(kept.mesh_bytes_per_second), 600000, 10) << "with these shares";
+  const Shares equal;
+  EXPECT_EQ(links.Cost(ring, {}, &equal, kNow).shares, best) << "an op takes a third longer";
+  Sends(d, 1000000, &links);
+  EXPECT_EQ(links.Cost(ring, {}, &best, kNow).shares, equal) << "equal shares never wait";
 }
 
 TEST(LinkTable, NamesThePeerThatSetsThePace) {
@@ -265,7 +285,8 @@ TEST(LinkTable, NamesThePeerThatSetsThePace) {
   const std::optional<PaceView> pace = links.PaceOf({kA, kB, kC, d}, {}, kNow);
   ASSERT_TRUE(pace);
   EXPECT_EQ(pace->peer, kC);
-  EXPECT_EQ(pace->bytes_per_second, links.Cost({kA, kB, kC, d}, {}, kNow).mesh_bytes_per_second);
+  EXPECT_EQ(pace->bytes_per_second,
+            links.Cost({kA, kB, kC, d}, {}, nullptr, kNow).mesh_bytes_per_second);
   EXPECT_EQ(pace->without, 750000u);
   EXPECT_EQ(links.PaceOf({kA, kC}, {}, kNow), std::nullopt);
 }

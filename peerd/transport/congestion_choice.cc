@@ -36,8 +36,9 @@ constexpr uint64_t kFallenPercent = 50;
 // A control that repeats clearly fewer bytes is kept unless it is so slow.
 constexpr uint64_t kFarSlowerPercent = 40;
 // The loser is tried again after this time. One that repeats clearly fewer bytes may have been slow
-// only because other hosts of the op were, for instance while they tried it too. So it is tried
-// again sooner, and each time after twice as long.
+// only because other hosts of the op were, for instance while they tried it too. One that repeats
+// many bytes although packets wait may have suffered from queues that other hosts filled. So both
+// are tried again sooner, and each time after twice as long.
 constexpr int64_t kAgainUs = Seconds(300);
 constexpr int64_t kSoonAgainUs = Seconds(20);
 // If it seems to lose packets at random, the path is the more likely reason.
@@ -140,7 +141,8 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
   if (worse && !std::exchange(doubted_, true)) return "";
   doubted_ = false;
   trying_ = false;
-  const bool soon = worse && RepeatsFewer(measured);
+  const bool overruns = measured.per_mille >= kMuchPerMille && !measured.lossy;
+  const bool soon = worse && (RepeatsFewer(measured) || overruns);
   const bool loses_at_random = measured.lossy && before_.per_mille < kVeryMuchPerMille;
   const int64_t first = loses_at_random ? kSoonAgainLossyUs : kSoonAgainUs;
   soon_again_us_ = soon ? std::clamp(2 * soon_again_us_, first, kAgainUs) : 0;

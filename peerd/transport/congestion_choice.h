@@ -15,8 +15,8 @@
 //     one host's control.
 //   - Otherwise cubic is kept unless the default is clearly better, and bbr only if it is clearly
 //     better than the default, since it takes more than its part of a path from cubic.
-// A control under trial loses only by two measurements. The loser is not tried again for a while;
-// if it was slow but repeated clearly fewer bytes, it is tried again sooner.
+// A control under trial loses only by two measurements. The loser is not tried again for a while.
+// If it repeated clearly fewer bytes, or many although packets waited, it is tried again sooner.
 // The winner is questioned again if it repeats much later, or if its rate has fallen by half, in
 // two measurements in a row.
 //

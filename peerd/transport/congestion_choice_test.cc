@@ -67,13 +67,13 @@ TEST_F(CongestionChoiceTest, TakesTheOtherIfItCarriesAsMuchAndRepeatsLess) {
 }
 
 TEST_F(CongestionChoiceTest, GoesBackIfTheOtherCarriesClearlyLess) {
-  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 26);
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 14}, 26);
   EXPECT_EQ(choice_.in_use(), "bbr");
   ASSERT_EQ(reasons_.size(), 2u);
   EXPECT_THAT(reasons_[1], HasSubstr("cubic is not better"));
-  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 270);
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 14}, 270);
   EXPECT_EQ(reasons_.size(), 2u) << "not tried again yet";
-  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 20}, 60);
+  Send({.per_mille = 20}, {.rate = 6000000, .per_mille = 14}, 60);
   EXPECT_EQ(reasons_.size(), 4u) << "tried again after a while";
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
@@ -128,6 +128,15 @@ TEST_F(CongestionChoiceTest, OneThatRepeatsFewerIsTriedAgainSoon) {
   ASSERT_EQ(choice_.in_use(), "bbr");
   Send({.per_mille = 200}, {.rate = 11000000, .per_mille = 5}, 40);
   EXPECT_EQ(choice_.in_use(), "cubic");
+}
+
+TEST_F(CongestionChoiceTest, OneThatOverrunsQueuesTooIsTriedAgainSoon) {
+  Send({.per_mille = 56}, {.rate = 6000000, .per_mille = 49}, 30);
+  EXPECT_EQ(choice_.in_use(), "bbr") << "perhaps the other hosts filled the queues";
+  ASSERT_EQ(reasons_.size(), 2u);
+  Send({.per_mille = 56}, {.per_mille = 1}, 40);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  EXPECT_EQ(reasons_.size(), 3u);
 }
 
 TEST_F(CongestionChoiceTest, ASlowOneIsTriedLessAndLessOften) {

@@ -301,6 +301,11 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   return "queues stay full, so others fill them";
 }
 
+uint64_t HostPace::spare() const {
+  if (!held_back_) return 0;
+  return clock_us_ - confirmed_us_ <= kWindow ? limit_ : limit_ + limit_ / 10;
+}
+
 bool HostPace::IsLittle(uint64_t bytes_per_second) const {
   return !rates_.empty() && bytes_per_second < most() / 2;
 }

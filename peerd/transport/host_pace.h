@@ -75,9 +75,10 @@ class HostPace {
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return settled_ || !options_.free_trials ? limit_ : 0; }
   // Returns what the host could send in all, in bytes per second, though it sends less: its packets
-  // do not wait, so something else than its access link holds it. The result is a tenth more than
-  // the limit, because a limit that is not reached does not rise. 0: not known.
-  uint64_t spare() const { return held_back_ ? limit_ + limit_ / 10 : 0; }
+  // do not wait, so something else than its access link holds it. The result is the limit, or a
+  // tenth more if the limit has not been reached for long, because such a limit does not rise. 0:
+  // not known.
+  uint64_t spare() const;
   // Whether the access link may have been full in a measurement since the last call: packets of
   // every link waited, many bytes were repeated, the limit was reached, or there were fewer links
   // than `links_min`. Nothing if there was no measurement, for instance because ops are short.
