@@ -52,8 +52,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   bool HeardWithin(PeerId peer, int64_t us) const override;
   bool Draining(PeerId peer) const override;
   bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override;
-  control::LinkCost CostOf(const std::vector<PeerId>& ring,
-                           const control::BlockedPairs& blocked,
+  control::LinkCost CostOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
                            const Shares* present) const override {
     return links_.Cost(ring, blocked, present, now_);
   }

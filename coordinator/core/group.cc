@@ -289,7 +289,8 @@ void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const Rin
 
 control::LinkCost Group::CostNow() const {
   const std::vector<PeerId> ring = Ring();
-  return directory_->CostOf(ring, BlockedAmong(record_, ring), &ToldShares());
+  return directory_->CostOf(ring, BlockedAmong(record_, ring),
+                            ring_choice_.KeptShares(directory_->Now()));
 }
 
 // Whether `ring` has the peers of the present ring, in an order that avoids blocked pairs.

@@ -173,7 +173,8 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   for (PeerId peer : PeersOf(record_, next.joiners)) next.answers[peer];
   ChooseRing(now, &next);
   const bool same_ring = next.ring == Ring();
-  next.cost = directory_->CostOf(next.ring, next.blocked, same_ring ? &ToldShares() : nullptr);
+  next.cost = directory_->CostOf(next.ring, next.blocked,
+                                 same_ring ? ring_choice_.KeptShares(now) : nullptr);
   if (!next.freeze && ChangesWays(next)) {
     next.freeze = true;
     NoteFault(FaultNow("unreachable", "coordinator"));
@@ -251,7 +252,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
 
   AdoptEpoch(done, &record_);
   ForgetStrangers();
-  ring_choice_.Told(done.cost);
+  ring_choice_.Told(done.cost, now);
   std::string fault_text;
   std::optional<FaultRecord> fault;
   if (done.freeze) {

@@ -20,9 +20,7 @@ bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   return high - low > std::max(high / 8, 1000u);
 }
 
-// An op may take so many times the least time before hosts get other shares. Each change costs some
-// time, too: links carry other parts of the next ops, for which their TCP windows and their parts
-// of a host's limit do not fit. Measured rates, and so the best shares, differ a little every time.
+// Hosts keep shares with which an op takes up to so many times the least time.
 constexpr double kWorthMoving = 1.05;
 
 bool DiffersByATenth(uint64_t a, uint64_t b) {

@@ -71,8 +71,8 @@ class LinkTable {
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
   // Returns the costs of links between the peers of this ring, and the shares that they should own
   // in the mesh. `blocked`: pairs of which the mesh cannot use the link. `present`: the shares that
-  // they own now; nullptr: none. Present shares stay unless others make an op faster by a twentieth
-  // or are equal.
+  // they own now and should keep; nullptr: none. These stay unless others make an op faster by a
+  // twentieth or are equal.
   control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
                          const Shares* present, Tick now) const;
   // Returns the peer without which the mesh would be fastest; nullopt: as far as is known, it would

@@ -23,7 +23,8 @@ class PeerDirectory {
   virtual bool CohortBegun(const std::string &run, PeerId peer,
                            const std::string &cohort) const = 0;
   // The measured costs of the links between the peers of the ring, and the shares that fit them.
-  // `present`: the shares that these peers own now; nullptr: none.
+  // `present`: the shares that these peers should keep unless others are clearly better; nullptr:
+  // none.
   virtual control::LinkCost CostOf(const std::vector<PeerId> &ring,
                                    const control::BlockedPairs &blocked,
                                    const Shares *present) const = 0;

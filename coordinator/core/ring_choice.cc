@@ -24,6 +24,11 @@ constexpr uint32_t kTellLatencyUs = 1000;
 constexpr uint32_t kTellFactor = 2;
 constexpr uint64_t kTellShareUnits = kShareUnits / 20;
 
+// Each change of shares costs some time: links carry other parts of the next ops, for which their
+// TCP windows and their parts of a host's limit do not fit. Measured rates, and so the best shares,
+// differ a little every time. So peers keep new shares for a while.
+constexpr int64_t kSharesKept = Seconds(20);
+
 std::string MegabytesText(uint64_t bytes_per_second) {
   if (bytes_per_second == 0) return "unknown";
   const uint64_t tenths = bytes_per_second / 100000;
@@ -89,9 +94,7 @@ std::string CostText(const control::LinkCost &cost) {
 
 void RingChoice::Measured(Tick now) {
   if (interval_ms_ == 0) return;
-  if (telling_due_ == kNever) {
-    telling_due_ = std::max(now + kTellingSettles, telling_not_before_);
-  }
+  telling_due_ = std::min(telling_due_, std::max(now + kTellingSettles, telling_not_before_));
   if (due_ != kNever) return;
   due_ = std::max(now + Millis(interval_ms_) / kSettles, not_before_);
 }
@@ -126,7 +129,7 @@ std::string RingChoice::Found(const std::vector<PeerId> &ring, const std::vector
 
 bool RingChoice::TellingFallsDue(Tick now, size_t peers, bool preparing) {
   if (telling_due_ > now) return false;
-  telling_due_ = kNever;
+  telling_due_ = KeptShares(now) != nullptr ? shares_at_ + kSharesKept : kNever;
   telling_not_before_ = now + kTellingEvery;
   if (preparing) telling_due_ = telling_not_before_;
   // Peers are told all costs when they get the better ring.
@@ -137,6 +140,18 @@ void RingChoice::Compare(const std::vector<PeerId> &present, const control::Link
   if (!TellsMore(told_, cost)) return;
   better_ = present;
   gain_ = CostText(cost);
+}
+
+void RingChoice::Told(const control::LinkCost &cost, Tick now) {
+  if (told_.shares != cost.shares) {
+    shares_at_ = now;
+    if (interval_ms_ != 0) telling_due_ = std::min(telling_due_, now + kSharesKept);
+  }
+  told_ = cost;
+}
+
+const Shares *RingChoice::KeptShares(Tick now) const {
+  return now - shares_at_ < kSharesKept ? &told_.shares : nullptr;
 }
 
 void RingChoice::GiveUp(Tick now) {
@@ -152,7 +167,7 @@ void RingChoice::Ordered(Epoch epoch, Tick now) {
 }
 
 void RingChoice::AddTo(Digester *digest) const {
-  digest->Add(better_).Add(told_);
+  digest->Add(better_).Add(told_).Add(shares_at_);
   digest->Add(telling_due_).Add(telling_not_before_);
   digest->Add(gain_).Add(due_).Add(not_before_).Add(ordered_epoch_).Add(ordered_gain_);
 }

@@ -63,8 +63,11 @@ class RingChoice {
   void GiveUp(Tick now);
 
   // An epoch was committed, and its peers were told these link costs.
-  void Told(const control::LinkCost &cost) { told_ = cost; }
+  void Told(const control::LinkCost &cost, Tick now);
   const control::LinkCost &told() const { return told_; }
+  // The told shares if they are so new that peers should keep them unless others are clearly
+  // better; otherwise nullptr.
+  const Shares *KeptShares(Tick now) const;
   // The epoch that changed the ring to the better order was committed.
   void Ordered(Epoch epoch, Tick now);
   // The last epoch that brought a better order, and what it gained.
@@ -80,7 +83,8 @@ class RingChoice {
   uint32_t interval_ms_;
   std::vector<PeerId> better_;
   std::string gain_;
-  control::LinkCost told_;  // as of the last Told(); unknown after a restart
+  control::LinkCost told_;         // as of the last Told(); unknown after a restart
+  Tick shares_at_{INT64_MIN / 2};  // when told_.shares changed last
   Tick due_ = kNever;
   Tick not_before_{INT64_MIN / 2};
   Tick telling_due_ = kNever;

@@ -216,6 +216,36 @@ TEST_F(RingOrderTest, SharesAreToldSoonAndWithoutASearchForARing) {
   EXPECT_TRUE(h_.ring_orders().size() <= 1);
 }
 
+TEST_F(RingOrderTest, NewSharesStayForAWhileIfOthersAreHardlyBetter) {
+  Enter(4);
+  const auto sends = [this](uint64_t peer, uint64_t tenths) {
+    control::LinkReport report;
+    report.up_bytes_per_second = tenths * kMega / 10;
+    report.links.push_back({P(peer), P(peer % 4 + 1), 1, 40000, 0, /*at_least=*/true});
+    h_.Say(P(peer), report);
+  };
+  for (uint64_t peer = 1; peer <= 3; ++peer) sends(peer, 100);
+  sends(4, 50);
+  h_.Wait(2500);
+  Vote();
+  const Shares shares = h_.Prepared(P(1)).cost.shares;
+  ASSERT_EQ(shares.size(), 4u);
+  EXPECT_LT(shares[3], kShareUnits / 100) << "at half of the rate, it owns nothing";
+  const Epoch epoch = h_.Stored().committed;
+  sends(4, 70);
+  h_.Wait(2500);
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, epoch) << "with 7 % for it, an op would be faster by 3 %";
+  h_.Wait(20000);
+  Vote();
+  EXPECT_GT(h_.Stored().committed, epoch);
+  EXPECT_GT(h_.Prepared(P(1)).cost.shares[3], kShareUnits / 20);
+  sends(4, 20);
+  h_.Wait(2500);
+  Vote();
+  EXPECT_LT(h_.Prepared(P(1)).cost.shares[3], kShareUnits / 100) << "that is clearly better";
+}
+
 TEST_F(RingOrderTest, RanksStayWhatTheyAre) {
   Enter(4);
   FindARing();

@@ -68,6 +68,8 @@ constexpr uint64_t kFillsUs = Millis(20);
 constexpr int kQuiet = 2;
 constexpr int kRisesOfAStep = 2;
 constexpr int kDoublings = 4;
+// A limit that has not been reached for so much traffic may be too low.
+constexpr int64_t kUnreachedUs = Seconds(10);
 // If queues stay full in spite of a limit, there is none for so much traffic.
 constexpr int64_t kAgainUs = Seconds(300);
 
@@ -303,7 +305,7 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
 
 uint64_t HostPace::spare() const {
   if (!held_back_) return 0;
-  return clock_us_ - confirmed_us_ <= kWindow ? limit_ : limit_ + limit_ / 10;
+  return clock_us_ - confirmed_us_ <= kUnreachedUs ? limit_ : limit_ + limit_ / 10;
 }
 
 bool HostPace::IsLittle(uint64_t bytes_per_second) const {
