@@ -53,8 +53,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
   bool Draining(PeerId peer) const override;
   bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override;
   control::LinkCost CostOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
-                           const Shares* present) const override {
-    return links_.Cost(ring, blocked, present, now_);
+                           const Shares* kept) const override {
+    return links_.Cost(ring, blocked, kept, now_);
   }
   Tick Now() const override { return now_; }
 

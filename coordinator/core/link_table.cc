@@ -174,7 +174,7 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
 }
 
 control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
-                                  const control::BlockedPairs& blocked, const Shares* present,
+                                  const control::BlockedPairs& blocked, const Shares* kept,
                                   Tick now) const {
   control::LinkCost cost;
   if (ring.size() < 2) return cost;
@@ -207,10 +207,9 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
   cost.even_bytes_per_second = rate(SecondsPerByte(problem, {}));
   ShareSolution found = SolveShares(problem);
   if (!found.possible) return cost;
-  if (present != nullptr && !found.shares.empty() &&
-      (present->empty() || present->size() == ring.size())) {
-    const double seconds = SecondsPerByte(problem, *present);
-    if (seconds <= found.seconds_per_byte * kWorthMoving) found = {true, *present, seconds};
+  if (kept != nullptr && !found.shares.empty() && (kept->empty() || kept->size() == ring.size())) {
+    const double seconds = SecondsPerByte(problem, *kept);
+    if (seconds <= found.seconds_per_byte * kWorthMoving) found = {true, *kept, seconds};
   }
   cost.mesh_bytes_per_second = rate(found.seconds_per_byte);
   cost.shares = std::move(found.shares);

@@ -70,11 +70,11 @@ class LinkTable {
   // round trips.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
   // Returns the costs of links between the peers of this ring, and the shares that they should own
-  // in the mesh. `blocked`: pairs of which the mesh cannot use the link. `present`: the shares that
-  // they own now and should keep; nullptr: none. These stay unless others make an op faster by a
-  // twentieth or are equal.
+  // in the mesh. `blocked`: pairs of which the mesh cannot use the link. `kept`: the shares that
+  // they own now, and keep unless others make an op faster by a twentieth or are equal; nullptr:
+  // there are none.
   control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
-                         const Shares* present, Tick now) const;
+                         const Shares* kept, Tick now) const;
   // Returns the peer without which the mesh would be fastest; nullopt: as far as is known, it would
   // not be faster by a twentieth than without the fastest peer, or there are less than three peers.
   std::optional<PaceView> PaceOf(const std::vector<PeerId>& ring,
