@@ -76,6 +76,9 @@ class FakeRing final : public Ring, private Sockets {
   // What is sent on connections that were dialled to this address waits in queues for so much
   // longer than SetDelivery() says.
   void SetQueue(const std::string& to, uint32_t us) { queues_[to] = us; }
+  // Packets of connections that carry much wait so much longer than SetDelivery() says, as where
+  // the network limits each connection.
+  void SetQueueOfEach(uint32_t us) { queue_of_each_us_ = us; }
   // With `stalled` nothing arrives in either direction, and neither end is told. Without, the
   // connection goes on.
   void StallConnection(int connection, bool stalled);
@@ -279,6 +282,7 @@ class FakeRing final : public Ring, private Sockets {
   std::set<std::string> ignoring_;
   std::optional<TcpDelivery> delivery_;
   std::map<std::string, uint32_t> queues_;
+  uint32_t queue_of_each_us_ = 0;
   std::set<int> long_ways_;
   std::map<int, uint64_t> paces_;
   struct Completion {

@@ -9,14 +9,23 @@
 namespace longhaul::peerd {
 
 void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
-                    std::optional<bool> down_full) {
+                    std::optional<bool> up_full, std::optional<bool> down_full) {
   up_.Add(at, arrived, rtt_us);
   down_.Add(at, received, rtt_us);
-  if (down_full) down_full_ = down_full_.value_or(false) || *down_full;
+  up_queue_.Saw(up_full);
+  down_queue_.Saw(down_full);
   if (!op_ended) return;
-  up_.OpEnded();
-  op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
-  down_.OpEnded(op_counts_);
+  up_.OpEnded(up_queue_.PopOp());
+  down_.OpEnded(down_queue_.PopOp());
+}
+
+void HostWatch::Queue::Saw(std::optional<bool> full_now) {
+  if (full_now) full = full.value_or(false) || *full_now;
+}
+
+bool HostWatch::Queue::PopOp() {
+  was_full = std::exchange(full, std::nullopt).value_or(was_full);
+  return was_full;
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {

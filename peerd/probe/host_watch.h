@@ -26,10 +26,10 @@ class HostWatch {
 
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
-  // `op_ended`: an op of a local member has ended since the last call. `down_full`:
-  // Arrivals::down_full.
+  // `op_ended`: an op of a local member has ended since the last call. `up_full`, `down_full`: as
+  // in Arrivals.
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
-           std::optional<bool> down_full);
+           std::optional<bool> up_full, std::optional<bool> down_full);
   // The host could send and receive so many bytes a second though it moves less
   // (Arrivals::up_spare). 0: unknown.
   void SetSpare(uint64_t up, uint64_t down) {
@@ -39,7 +39,7 @@ class HostWatch {
   // The most that this host was lately seen to send and receive. 0: unknown. A host that others
   // hold back sends and receives little, and would get a small share, with which it would send and
   // receive even less. So what it could do counts, if that is known, and an op in which its queue
-  // was never full says nothing of what it can receive.
+  // was never full says nothing of what it can do.
   uint64_t up() const { return Most(up_, up_spare_); }
   uint64_t down() const { return Most(down_, down_spare_); }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
@@ -68,8 +68,15 @@ class HostWatch {
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t up_spare_ = 0;
   uint64_t down_spare_ = 0;
-  std::optional<bool> down_full_;  // in the present op; not set: as in the op before
-  bool op_counts_ = true;          // the op before counted for down_
+  // Whether a queue was full during an op, so that the op counts.
+  struct Queue {
+    std::optional<bool> full;  // in the present op; not set: as in the op before
+    bool was_full = true;      // in the op before
+    void Saw(std::optional<bool> full_now);
+    bool PopOp();
+  };
+  Queue up_queue_;
+  Queue down_queue_;
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -132,14 +132,18 @@ void HostPace::EndBurst() {
 
 void HostPace::BeginStretch() {
   stretch_ = {};
-  for (auto& [id, link] : links_) link.arrived = link.queued_us = 0;
+  for (auto& [id, link] : links_) {
+    link.arrived = 0;
+    link.queued = {};
+  }
 }
 
-void HostPace::Arrived(uint64_t id, uint64_t bytes, uint64_t queued_us) {
+void HostPace::Arrived(uint64_t id, uint64_t bytes, const Queued& queued) {
   const auto link = links_.find(id);
   if (link == links_.end()) return;
   link->second.arrived += bytes;
-  link->second.queued_us += queued_us;
+  link->second.queued.shared_us += queued.shared_us;
+  link->second.queued.any_us += queued.any_us;
 }
 
 void HostPace::Repeated(uint64_t sent, uint64_t repeated) {
@@ -173,11 +177,11 @@ size_t HostPace::MainLinks() const {
   return static_cast<size_t>(count);
 }
 
-uint64_t HostPace::ShortestWaitUs() const {
+uint64_t HostPace::ShortestWaitUs(uint64_t Queued::*queues) const {
   uint64_t shortest = std::numeric_limits<uint64_t>::max();
   for (const auto& [id, link] : links_) {
     if (IsMinor(link) || link.arrived == 0) continue;
-    shortest = std::min(shortest, link.queued_us / link.arrived);
+    shortest = std::min(shortest, link.queued.*queues / link.arrived);
   }
   return shortest == std::numeric_limits<uint64_t>::max() ? 0 : shortest;
 }
@@ -218,12 +222,16 @@ std::string HostPace::EndStretch() {
   rates_.emplace_back(clock_us_, rate);
   while (clock_us_ - rates_.front().first > kWindow) rates_.pop_front();
 
+  const uint64_t waited_us = ShortestWaitUs(&Queued::shared_us);
+  const bool queue_is_long = !QueuesAreShort(waited_us, rtt_us_);
+  // If packets of every link wait, but not in a queue that connections share, the network limits
+  // each connection, and what is repeated was lost there.
+  const bool own_queues =
+      !queue_is_long && !QueuesAreShort(ShortestWaitUs(&Queued::any_us), rtt_us_);
   // What was repeated between stretches counts, too: TCP tells of a loss late.
-  const bool much_repeated = repeated_ * 1000 > sent_ * kMuchPerMille;
+  const bool much_repeated = !own_queues && repeated_ * 1000 > sent_ * kMuchPerMille;
   sent_ = repeated_ = 0;
   if (bytes == 0) return "";
-  const uint64_t waited_us = ShortestWaitUs();
-  const bool queue_is_long = !QueuesAreShort(waited_us, rtt_us_);
   const uint64_t arrived = in_a_second(stretch_.us);
   full_ =
       full_.value_or(false) || !EnoughLinks() || much_repeated || queue_is_long || Reached(arrived);

@@ -62,9 +62,13 @@ class HostPace {
   void QueueEmptied(uint64_t link);
   void Remove(uint64_t link);
 
-  // `bytes` of the link have arrived since the last Measure(). Each of them waited in queues of the
-  // path; `queued_us` is the sum of their times.
-  void Arrived(uint64_t link, uint64_t bytes, uint64_t queued_us);
+  // The times that bytes waited in queues of the path, added up.
+  struct Queued {
+    uint64_t shared_us = 0;  // in queues that all connections share
+    uint64_t any_us = 0;     // in any queue
+  };
+  // `bytes` of the link have arrived since the last Measure().
+  void Arrived(uint64_t link, uint64_t bytes, const Queued& queued);
   // All links sent so many bytes, and TCP sent `repeated` bytes again.
   void Repeated(uint64_t sent, uint64_t repeated);
   // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no other
@@ -93,13 +97,13 @@ class HostPace {
   static constexpr int64_t kWindow = Seconds(30);
 
   struct Link {
-    uint64_t bytes = 0;      // sent in the present burst
-    uint64_t before = 0;     // sent in the last bursts that counted
-    bool waiting = false;    // segments wait for lanes
-    Tick sent_at;            // when a segment was last put on a lane
-    uint64_t arrived = 0;    // in the present stretch
-    uint64_t queued_us = 0;  // in the present stretch
-    uint64_t rate = 0;       // of the last stretch of this burst, in bytes a second; 0: unknown
+    uint64_t bytes = 0;    // sent in the present burst
+    uint64_t before = 0;   // sent in the last bursts that counted
+    bool waiting = false;  // segments wait for lanes
+    Tick sent_at;          // when a segment was last put on a lane
+    uint64_t arrived = 0;  // in the present stretch
+    Queued queued;         // in the present stretch
+    uint64_t rate = 0;     // of the last stretch of this burst, in bytes a second; 0: unknown
   };
   // A stretch of time, in which all links with much to send had something to send.
   struct Stretch {
@@ -113,8 +117,8 @@ class HostPace {
   bool AllAreActive(Tick now) const;
   size_t MainLinks() const;
   bool EnoughLinks() const;
-  // The mean wait of packets of that link on which it is shortest.
-  uint64_t ShortestWaitUs() const;
+  // The mean wait in these queues of packets of that link on which it is shortest.
+  uint64_t ShortestWaitUs(uint64_t Queued::*queues) const;
   void EndBurst();
   void BeginStretch();
   std::string EndStretch();

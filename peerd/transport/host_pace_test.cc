@@ -63,7 +63,8 @@ class HostPaceTest : public ::testing::Test {
     for (size_t i = 0; i < left->size(); ++i) {
       if (coming == 0) break;
       const uint64_t arrived = gone * sent[i] / coming;
-      pace_.Arrived(i, arrived, arrived * (us + (i == slow_receiver_ ? Millis(50) : 0)));
+      const uint64_t queued_us = arrived * (us + (i == slow_receiver_ ? Millis(50) : 0));
+      pace_.Arrived(i, arrived, {.shared_us = own_queues_ ? 0 : queued_us, .any_us = queued_us});
     }
   }
 
@@ -82,6 +83,7 @@ class HostPaceTest : public ::testing::Test {
   uint64_t access_ = 12500000;  // bytes a second
   uint64_t tcp_ = 0;            // what TCP sends on each link; 0: as much as it can
   uint64_t foreign_wait_us_ = 0;
+  bool own_queues_ = false;          // packets wait in queues of their connections
   uint64_t lost_elsewhere_ = 0;      // per mille of what is sent, for instance at a slow receiver
   size_t slow_receiver_ = SIZE_MAX;  // packets to this one also wait elsewhere
   size_t held_ = SIZE_MAX;           // this link carries only held_rate_ bytes a second
@@ -129,6 +131,14 @@ TEST_F(HostPaceTest, NothingIsLimitedIfPacketsWaitOnTheWayToOnePeerOnly) {
   slow_receiver_ = 1;
   Ops(10, kEqual);
   EXPECT_EQ(pace_.rate(), 0u);
+}
+
+TEST_F(HostPaceTest, NothingIsLimitedIfTheNetworkLimitsEachConnection) {
+  own_queues_ = true;
+  Ops(10, kEqual);
+  EXPECT_EQ(pace_.rate(), 0u);
+  EXPECT_GT(all_repeated_ * 1000, all_sent_ * 5);
+  EXPECT_EQ(pace_.PopFull(), false) << "what is repeated was lost in queues of connections";
 }
 
 TEST_F(HostPaceTest, NothingIsLimitedWhileOtherNumbersOfLanesAreTried) {

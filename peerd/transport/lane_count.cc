@@ -41,7 +41,8 @@ constexpr uint64_t kGainPercent = 112;
 // Of several links: rates vary more, since hosts wait for each other.
 constexpr uint64_t kGainPercentOfSeveral = 125;
 // Twice as many lanes carry at most about this. If the rate is higher, it was measured too low
-// before, for instance because other hosts of the op were slow, and says nothing about lanes.
+// before, for instance because other hosts of the op were slow, and says nothing about lanes. If
+// packets hardly wait, this does not matter, because more lanes do no harm.
 constexpr uint64_t kGainPercentMax = 220;
 // Of several links, half as many lanes are kept if they carry so much of the rate. If lanes were
 // the limit, they would carry half. Fewer than kFewestTotal lanes in all begin too slowly after a
@@ -217,7 +218,8 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   const bool limited = links_ > 1 && kind == Kind::kLong && QueuesAreShort();
   BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
-  const uint64_t gain = links_ > 1 ? kGainPercentOfSeveral : kGainPercent;
+  // If packets hardly wait, more lanes do no harm.
+  const uint64_t gain = links_ > 1 && !(limited && room_) ? kGainPercentOfSeveral : kGainPercent;
   const bool clear = limited && !trying_fewer_ && (!trying_ || Exceeds(rate, rate_, gain));
   if (!clear && (before == 0 || !Agree(before, rate)) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
@@ -227,19 +229,20 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
-    CheckAdded(clear);
+    CheckAdded();
     return true;
   }
-  if (tried && links_ > 1 && Exceeds(rate, rate_, kGainPercentMax)) {
+  if (tried && links_ > 1 && !limited && Exceeds(rate, rate_, kGainPercentMax)) {
     rate_ = 0;
     Use(lanes_ / 2);
     return true;
   }
   needed_ |= tried;
+  added_in_doubt_ |= tried && !room_;
   const bool slower = low && kind == Kind::kLong && !limited;
   const bool changed = fell || Exceeds(rate, rate_, kChangePercent);
   if (changed) {
-    if (!tried) fewest_ = fewer_kept_ = needed_ = false;
+    if (!tried) fewest_ = fewer_kept_ = needed_ = added_in_doubt_ = false;
     found_ = false;
     found_until_ = now;
   }
@@ -265,17 +268,18 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   if (lanes_ > max_ / 2 || !more || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
     if (slower) found_until_ = now + kAgainUs;
-    return tried && CheckAdded(clear);
+    return tried && CheckAdded();
   }
   trying_ = true;
+  room_ = limited;
   Use(lanes_ * 2);
   return true;
 }
 
 // At the end of a search that added lanes, tries half as many, because the rate may have risen by
-// itself meanwhile. `clear`: it has not. Returns whether it tries them.
-bool LaneCount::CheckAdded(bool clear) {
-  if (clear || !MayTryFewerThanAdded()) return false;
+// itself meanwhile. It has not if packets hardly waited before. Returns whether it tries them.
+bool LaneCount::CheckAdded() {
+  if (!added_in_doubt_ || !MayTryFewerThanAdded()) return false;
   TryFewer();
   return true;
 }
@@ -310,6 +314,7 @@ bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
   const bool kept = Exceeds(rate, std::max(rate_, pace_), kKeptPercent);
   fewer_kept_ |= kept && pace_ == 0;
   needed_ = !kept;
+  added_in_doubt_ = false;
   trying_fewer_ = kept && MayTryFewer();
   fewest_ = !trying_fewer_;
   if (fewest_ && fewer_kept_) {

@@ -105,7 +105,7 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
-  bool CheckAdded(bool clear);
+  bool CheckAdded();
   void TryFewer();
   bool Agree(uint64_t a, uint64_t b) const;
   bool MayTryFewer() const;
@@ -127,7 +127,9 @@ class LaneCount {
   bool fewest_ = false;
   bool fewer_kept_ = false;
   bool needed_ = false;
-  bool try_at_pace_ = false;  // fewer lanes are to be tried, since a pace has begun
+  bool room_ = false;            // packets hardly waited before trying_
+  bool added_in_doubt_ = false;  // lanes were added though packets had waited
+  bool try_at_pace_ = false;     // fewer lanes are to be tried, since a pace has begun
   bool found_ = false;
   Tick found_until_;  // until then more lanes are not tried
   uint64_t rate_ = 0;

@@ -407,6 +407,31 @@ TEST_F(LaneCountTest, SeveralLinksGiveUpAddedLanesThatAreOfNoUse) {
   EXPECT_FALSE(count.in_trial());
 }
 
+TEST_F(LaneCountTest, SeveralLinksKeepAddedLanesWithoutACheckIfPacketsHardlyWaited) {
+  LaneCount count(4, 256, kRttUs, 3);
+  queued_us_ = Millis(5);
+  for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {30000, 7000}, 1);
+  ASSERT_EQ(count.lanes(), 8u);
+  queued_us_ = Millis(30);  // now the path is full
+  for (int ms = 0; ms < 20000; ++ms) {
+    Send(&count, {36000, 7000}, 1);
+    ASSERT_GE(count.lanes(), 8u);
+  }
+  EXPECT_EQ(count.lanes(), 8u);
+  EXPECT_TRUE(count.found());
+}
+
+// With lossy connections, rates vary.
+TEST_F(LaneCountTest, SeveralLinksKeepLanesThatCarryMoreThanTheyCouldIfPacketsHardlyWait) {
+  LaneCount count(4, 8, kRttUs, 3);
+  queued_us_ = Millis(5);
+  for (int ms = 0; ms < 20000 && count.lanes() == 4; ++ms) Send(&count, {90000, 3000}, 1);
+  ASSERT_EQ(count.lanes(), 8u);
+  Send(&count, {90000, 4000}, 20000);
+  EXPECT_EQ(count.lanes(), 8u);
+  EXPECT_EQ(changes_, 1);
+}
+
 TEST_F(LaneCountTest, SeveralLinksCheckAddedLanesAlsoAtTheirPace) {
   // Other hosts hold this one back, until twice as many lanes are being tried.
   LaneCount count(4, 256, kRttUs, 3);

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "peerd/io/sockets.h"
+#include "peerd/transport/lane_count.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -75,7 +76,8 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
   // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first PING.
   established_ = !options_.dialled;
   control_->StartReceiving();
-  SendPings(ring->Now());
+  last_ping_ = ring->Now();
+  SendPing(last_ping_);
 }
 
 Link::~Link() {
@@ -854,7 +856,8 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
   TuneLanes(detect_ms);
   if (now - last_ping_ >= interval) {
-    SendPings(now);
+    last_ping_ = now;
+    SendPing(now);
     PingDataLanes(now, detect_ms);
   }
   const Tick nudge = Nudge(now);
@@ -908,8 +911,7 @@ void Link::LoseStalled(Tick now, uint32_t detect_ms) {
   }
 }
 
-void Link::SendPings(Tick now) {
-  last_ping_ = now;
+void Link::SendPing(Tick now) {
   FrameHeader ping{.type = FrameType::kPing};
   ping.stamp = static_cast<uint64_t>(now.us);
   Acknowledge(&ping);
@@ -1024,6 +1026,8 @@ LinkWait Link::PopWait(Tick now, int64_t* us) {
 }
 
 void Link::PopArrivals(Arrivals* sum) {
+  uint64_t arrived = 0;
+  uint64_t queued = 0;
   for (DataLane& data : data_) {
     if (!data.lane) continue;
     const uint64_t sent = data.segments.sent();
@@ -1034,13 +1038,32 @@ void Link::PopArrivals(Arrivals* sum) {
     if (!lane || lane->bytes_arrived <= data.arrived_seen) continue;
     sum->rtt_us = std::max(sum->rtt_us, lane->rtt_us);
     const uint64_t bytes = lane->bytes_arrived - data.arrived_seen;
-    sum->bytes += bytes;
+    arrived += bytes;
     // A lane that was opened while queues were full does not know the shortest round trip.
     schedule_.SawRtt(lane->rtt_us);
-    const int64_t queued_us = int64_t{lane->usual_rtt_us} - schedule_.rtt_us();
-    sum->queued_us += bytes * static_cast<uint64_t>(std::max<int64_t>(queued_us, 0));
+    queued += bytes * QueuedUs(*lane);
     data.arrived_seen = lane->bytes_arrived;
   }
+  sum->bytes += arrived;
+  sum->queued_us += queued;
+  sum->shared_queued_us += std::min(queued, arrived * SharedQueuedUsMax());
+}
+
+// For how long packets of this lane wait in queues of the path.
+uint64_t Link::QueuedUs(const TcpDelivery& lane) const {
+  return static_cast<uint64_t>(std::max<int64_t>(lane.usual_rtt_us - schedule_.rtt_us(), 0));
+}
+
+// Returns for how long, at most, packets wait in queues that all lanes share. The control lane
+// carries little. So if its packets hardly wait while those of data lanes do, the network queues
+// the packets of each connection by themselves. (Its measurement is rougher, since an
+// acknowledgement may wait for a frame to travel with.)
+uint64_t Link::SharedQueuedUsMax() const {
+  const std::optional<TcpDelivery> control =
+      control_ == nullptr ? std::nullopt : control_->Delivery();
+  if (!control || control->usual_rtt_us == 0) return UINT32_MAX;
+  const uint64_t queued_us = QueuedUs(*control);
+  return QueuesAreShort(queued_us, schedule_.rtt_us()) ? queued_us : UINT32_MAX;
 }
 
 uint64_t Link::PopTaken() {
@@ -1049,6 +1072,10 @@ uint64_t Link::PopTaken() {
 }
 
 void Link::TellPace(uint64_t wait_us, bool tries, uint64_t rate) {
+  if (control_ == nullptr || !alive()) return;
+  // The answer to a PING brings an acknowledgement at once, so TCP knows the round trip of the
+  // control lane (SharedQueuedUsMax()).
+  SendPing(ring_->Now());
   if (control_ == nullptr || !alive()) return;
   // If the peer does not read, PINGs will tell.
   (void)control_->SendNewest({.type = FrameType::kPace,

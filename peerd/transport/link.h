@@ -342,7 +342,9 @@ class Link final : public LaneOwner {
   bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
   void LoseStalled(Tick now, uint32_t detect_ms);
   void TuneLanes(uint32_t detect_ms);
-  void SendPings(Tick now);
+  void SendPing(Tick now);
+  uint64_t QueuedUs(const TcpDelivery& lane) const;
+  uint64_t SharedQueuedUsMax() const;
   void PingDataLanes(Tick now, uint32_t detect_ms);
   int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();

@@ -158,7 +158,7 @@ class TransportImpl final : public Transport,
   struct Moved {
     Link* link;
     uint64_t arrived;
-    uint64_t queued_us;  // for which they waited in queues, added up
+    uint64_t queued_us;  // for which they waited in queues that all lanes share, added up
     uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
   };
   // `us`: the time in which the bytes arrived.
@@ -917,15 +917,18 @@ Arrivals TransportImpl::PopArrivals() {
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      const Arrivals before{.bytes = result.bytes, .queued_us = result.queued_us};
+      const Arrivals before{.bytes = result.bytes,
+                            .queued_us = result.queued_us,
+                            .shared_queued_us = result.shared_queued_us};
       peer.link->PopArrivals(&result);
       if (peer.link->long_way()) {
         const uint64_t bytes = result.bytes - before.bytes;
-        const uint64_t queued_us = result.queued_us - before.queued_us;
+        const uint64_t queued_us = result.shared_queued_us - before.shared_queued_us;
         queues_.arrived += bytes;
-        queues_.queued_us += queued_us;
+        queues_.queued_us += result.queued_us - before.queued_us;
         queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
-        host_pace_.Arrived(peer.link->options().id, bytes, queued_us);
+        host_pace_.Arrived(peer.link->options().id, bytes,
+                           {.shared_us = queued_us, .any_us = result.queued_us - before.queued_us});
         settled &= crowded || bytes == 0 || !peer.link->tries_lanes();
         const uint64_t taken = peer.link->PopTaken();
         // TCP sees only the path to a relay.
@@ -942,7 +945,7 @@ Arrivals TransportImpl::PopArrivals() {
     }
   }
   const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
-  const uint64_t queued_us = bytes == 0 ? 0 : result.queued_us / bytes;
+  const uint64_t queued_us = bytes == 0 ? 0 : result.shared_queued_us / bytes;
   host_lanes_.Arrived(bytes, queued_us, now);
   const auto log = [](const char* of, const std::string& why, uint64_t rate) {
     if (why.empty()) return;
@@ -956,6 +959,7 @@ Arrivals TransportImpl::PopArrivals() {
   host_lanes_.SetPace(host_pace_.rate());
   result.up_spare = host_pace_.spare();
   result.down_spare = receive_pace_.spare();
+  result.up_full = host_pace_.PopFull();
   result.down_full = receive_pace_.PopFull();
   TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;

@@ -19,7 +19,8 @@ void ReceivePace::Received(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick n
   sender.received += bytes;
   pace_.Sent(link, rtt_us, bytes, now);
   pace_.QueueEmptied(link);  // this host does not know whether more is waiting
-  pace_.Arrived(link, bytes, bytes * std::min(sender.told.wait_us, kWaitUsMax));
+  const uint64_t queued_us = bytes * std::min(sender.told.wait_us, kWaitUsMax);
+  pace_.Arrived(link, bytes, {.shared_us = queued_us, .any_us = queued_us});
 }
 
 void ReceivePace::Remove(uint64_t link) {

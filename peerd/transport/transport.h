@@ -251,6 +251,9 @@ struct Arrivals {
   uint32_t rtt_us = 0;  // the longest of the links that were used since the last call; 0: unknown
   // The time that each byte since the last call waited in queues of the path, added up.
   uint64_t queued_us = 0;
+  // The same without queues that hold the packets of one connection only. Networks that limit each
+  // connection have such queues.
+  uint64_t shared_queued_us = 0;
   // A link for whose lanes segments have waited without a break.
   struct Waiting {
     PeerId peer;
@@ -263,8 +266,9 @@ struct Arrivals {
   // less. 0: that is not known (HostPace::spare()).
   uint64_t up_spare = 0;
   uint64_t down_spare = 0;
-  // Whether the queue in front of this host may have been full since the last call
-  // (ReceivePace::PopFull()). Nothing: that was not measured.
+  // Whether the queue in front of this host's access link, and that on the way to this host, may
+  // have been full since the last call (HostPace::PopFull()). Nothing: that was not measured.
+  std::optional<bool> up_full;
   std::optional<bool> down_full;
 };
 
