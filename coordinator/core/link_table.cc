@@ -89,7 +89,7 @@ bool LinkTable::RecordHost(PeerId peer, uint64_t up, uint64_t down, Tick now) {
   Host& host = hosts_[peer];
   if (now - host.at >= kLinkExpires) host = Host{};
   host.at = now;
-  if (up != 0) host.rates.up = up;
+  if (up != 0) host.rates.up = up < control::kNoLimitBytesPerSecond ? up : 0;
   if (down != 0) host.rates.down = down;
   if (!DiffersByATenth(host.rates.up, host.told.up) &&
       !DiffersByATenth(host.rates.down, host.told.down)) {
@@ -250,6 +250,13 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
   }
   LevelRates(&up);
   LevelRates(&down);
+  double fastest = 0;
+  for (const double each : up) {
+    if (std::isfinite(each)) fastest = std::max(fastest, each);
+  }
+  for (double& each : up) {
+    if (!std::isfinite(each) && fastest > 0) each = fastest;
+  }
   for (size_t i = 0; i < ring.size(); ++i) problem.SetHost(i, up[i], down[i]);
   return problem;
 }

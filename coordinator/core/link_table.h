@@ -55,7 +55,8 @@ class LinkTable {
   // Returns true if another ring may be the best now: the link was unknown, or the measurement
   // differs from the known one by more than noise.
   bool Record(const control::LinkMeasure& measure, Tick now);
-  // Takes the rates of a peer's host that were reported now. 0: unknown; the known rate stays.
+  // Takes the rates of a peer's host that were reported now. 0: unknown; the known rate stays. `up`
+  // of control::kNoLimitBytesPerSecond or more: the known rate no longer holds.
   // Returns true if a rate differs by more than a tenth from the one for which this last returned
   // true.
   bool RecordHost(PeerId peer, uint64_t up, uint64_t down, Tick now);
@@ -84,7 +85,8 @@ class LinkTable {
                                                    Tick now) const;
   // Returns what limits a mesh among the peers of this ring. An index is a place in the ring.
   //   - A host's rate up is a limit, but not below what one of its links carries: in a ring, all
-  //     hosts send only as fast as the slowest one.
+  //     hosts send only as fast as the slowest one. A host whose rate is unknown counts as being as
+  //     fast as the fastest one of the others: it may be slow, and is no reason to give them less.
   //   - Its rate down is a limit only if at least two others were held by their link to it.
   //     Otherwise the host may have received little just because little was sent. It is no limit
   //     below what its links were seen to carry: a link that seems to be held may have had a bad

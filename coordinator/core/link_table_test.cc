@@ -174,10 +174,20 @@ TEST(LinkTable, AHostCarriesWhatItWasSeenToSend) {
   links.Record({kA, kC, 400, 1000}, kNow);
   const ShareProblem problem = links.Capacities({kB, kA, kC}, kNow);
   EXPECT_EQ(problem.host(1), 1000) << "that it received little says nothing";
-  EXPECT_EQ(problem.host(0), kUnlimited) << "unknown";
+  EXPECT_EQ(problem.host(0), 1000) << "unknown: as fast as the fastest one that is known";
   EXPECT_EQ(problem.pair(0, 1), kUnlimited) << "another link may have taken the rest";
   EXPECT_EQ(problem.pair(1, 2), 400);
   EXPECT_EQ(links.Capacities({kB, kA, kC}, kNow + kLinkExpires).host(1), kUnlimited);
+}
+
+TEST(LinkTable, AHostWhoseConnectionsAreLimitedIsUnknown) {
+  LinkTable links;
+  Sends(kA, 1000, &links);
+  Sends(kB, 100, &links);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(1), 100);
+  EXPECT_TRUE(links.RecordHost(kB, control::kNoLimitBytesPerSecond, 0, kNow));
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(1), 1000);
+  EXPECT_EQ(links.HostOf(kB, kNow), (HostRates{0, 0}));
 }
 
 TEST(LinkTable, SmallOpsDoNotSayWhatAHostCarries) {
@@ -240,7 +250,7 @@ TEST(LinkTable, RatesThatAreNearToEachOtherCountAsEqual) {
   EXPECT_EQ(problem.host(1), 500);
   EXPECT_EQ(problem.host(2), 940);
   EXPECT_EQ(problem.host(3), 870) << "too far below the highest one";
-  EXPECT_EQ(problem.host(4), kUnlimited);
+  EXPECT_EQ(problem.host(4), 940) << "unknown: as fast as the fastest ones";
 }
 
 TEST(LinkTable, CostsFollowFromWhatHostsCarry) {

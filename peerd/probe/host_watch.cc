@@ -9,23 +9,19 @@
 namespace longhaul::peerd {
 
 void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
-                    std::optional<bool> up_full, std::optional<bool> down_full) {
+                    const Queues& queues) {
   up_.Add(at, arrived, rtt_us);
   down_.Add(at, received, rtt_us);
-  up_queue_.Saw(up_full);
-  down_queue_.Saw(down_full);
+  up_full_ |= queues.up_full.value_or(false);
+  own_queues_ |= queues.own;
+  if (queues.down_full) down_full_ = down_full_.value_or(false) || *queues.down_full;
   if (!op_ended) return;
-  up_.OpEnded(up_queue_.PopOp());
-  down_.OpEnded(down_queue_.PopOp());
-}
-
-void HostWatch::Queue::Saw(std::optional<bool> full_now) {
-  if (full_now) full = full.value_or(false) || *full_now;
-}
-
-bool HostWatch::Queue::PopOp() {
-  was_full = std::exchange(full, std::nullopt).value_or(was_full);
-  return was_full;
+  const bool own = std::exchange(own_queues_, false);
+  const bool full = std::exchange(up_full_, false);
+  if (full || own) no_limit_ = !full;
+  up_.OpEnded();
+  op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
+  down_.OpEnded(op_counts_);
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {
@@ -35,11 +31,12 @@ bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_
 }
 
 bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
-  if (up() == 0 && down() == 0) return false;
-  if (!IsNews(up(), said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {
+  const uint64_t up_now = no_limit_ ? control::kNoLimitBytesPerSecond : up();
+  if (up_now == 0 && down() == 0) return false;
+  if (!IsNews(up_now, said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {
     return false;
   }
-  said_up_ = report->up_bytes_per_second = up();
+  said_up_ = report->up_bytes_per_second = up_now;
   said_down_ = report->down_bytes_per_second = down();
   said_at_ = now;
   return true;

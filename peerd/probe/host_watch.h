@@ -24,12 +24,17 @@ class HostWatch {
   static constexpr int64_t kHeldRoundTrips = 4;
   static constexpr double kHeldPart = 0.85;
 
+  // What was seen of queues since the last Add() (Arrivals).
+  struct Queues {
+    std::optional<bool> up_full;
+    std::optional<bool> down_full;
+    bool own = false;
+  };
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
-  // `op_ended`: an op of a local member has ended since the last call. `up_full`, `down_full`: as
-  // in Arrivals.
+  // `op_ended`: an op of a local member has ended since the last call.
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
-           std::optional<bool> up_full, std::optional<bool> down_full);
+           const Queues& queues);
   // The host could send and receive so many bytes a second though it moves less
   // (Arrivals::up_spare). 0: unknown.
   void SetSpare(uint64_t up, uint64_t down) {
@@ -39,8 +44,9 @@ class HostWatch {
   // The most that this host was lately seen to send and receive. 0: unknown. A host that others
   // hold back sends and receives little, and would get a small share, with which it would send and
   // receive even less. So what it could do counts, if that is known, and an op in which its queue
-  // was never full says nothing of what it can do.
-  uint64_t up() const { return Most(up_, up_spare_); }
+  // was never full says nothing of what it can receive. Where the network limits each connection,
+  // what the host sends says nothing of what it can send, so that is unknown.
+  uint64_t up() const { return no_limit_ ? 0 : Most(up_, up_spare_); }
   uint64_t down() const { return Most(down_, down_spare_); }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
@@ -68,15 +74,11 @@ class HostWatch {
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t up_spare_ = 0;
   uint64_t down_spare_ = 0;
-  // Whether a queue was full during an op, so that the op counts.
-  struct Queue {
-    std::optional<bool> full;  // in the present op; not set: as in the op before
-    bool was_full = true;      // in the op before
-    void Saw(std::optional<bool> full_now);
-    bool PopOp();
-  };
-  Queue up_queue_;
-  Queue down_queue_;
+  bool up_full_ = false;           // in the present op
+  bool own_queues_ = false;        // in the present op
+  bool no_limit_ = false;          // the network limits each connection, as far as is known
+  std::optional<bool> down_full_;  // in the present op; not set: as in the op before
+  bool op_counts_ = true;          // the op before counted for down_
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -16,13 +16,16 @@ class HostWatchTest : public ::testing::Test {
   void Move(uint64_t up, uint64_t down, int64_t ms) {
     Op(up, down, ms, std::nullopt, /*ends=*/false);
   }
-  // `full`: whether both queues were.
-  void Op(uint64_t up, uint64_t down, int64_t ms, std::optional<bool> full, bool ends = true) {
+  void Op(uint64_t up, uint64_t down, int64_t ms, std::optional<bool> down_full, bool ends = true) {
+    Op(up, down, ms, HostWatch::Queues{.down_full = down_full}, ends);
+  }
+  void Op(uint64_t up, uint64_t down, int64_t ms, const HostWatch::Queues& queues,
+          bool ends = true) {
     for (int64_t t = 0; t < ms; t += 100) {
       now_ = now_ + Millis(100);
       arrived_ += up / 10;
       received_ += down / 10;
-      watch_.Add(now_, arrived_, received_, 40000, ends && t + 100 >= ms, full, full);
+      watch_.Add(now_, arrived_, received_, 40000, ends && t + 100 >= ms, queues);
     }
   }
   bool Report() {
@@ -64,22 +67,31 @@ TEST_F(HostWatchTest, WhatTheHostCouldDoCountsIfItDoesLess) {
   EXPECT_NEAR(static_cast<double>(report_.down_bytes_per_second), 50e6, 6e6);
 }
 
-TEST_F(HostWatchTest, WhatMovesWhileOthersHoldTheHostBackIsNotWhatItCan) {
-  Op(60 * kMega, 50 * kMega, 3000, true);
-  const uint64_t up = watch_.up();
-  const uint64_t down = watch_.down();
+TEST_F(HostWatchTest, WhatArrivesWhileOthersHoldTheHostBackIsNotWhatItCanReceive) {
+  Op(50 * kMega, 50 * kMega, 3000, true);
+  const uint64_t before = watch_.down();
   for (int op = 0; op < 10; ++op) {
-    Op(40 * kMega, 30 * kMega, 3000, false);
+    Op(50 * kMega, 30 * kMega, 3000, false);
     Op(kMega, kMega, 100, std::nullopt);  // too short to be measured
   }
-  EXPECT_EQ(watch_.up(), up);
-  EXPECT_EQ(watch_.down(), down);
+  EXPECT_EQ(watch_.down(), before);
   for (int op = 0; op < 4; ++op) {
-    Op(40 * kMega, 30 * kMega, 1500, true, /*ends=*/false);
-    Op(40 * kMega, 30 * kMega, 1500, false);
+    Op(50 * kMega, 30 * kMega, 1500, true, /*ends=*/false);
+    Op(50 * kMega, 30 * kMega, 1500, false);
   }
-  EXPECT_NEAR(static_cast<double>(watch_.up()), 40e6, 4e6) << "its queue was full in each op";
-  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6);
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6) << "its queue was full in each op";
+}
+
+TEST_F(HostWatchTest, WhereTheNetworkLimitsEachConnectionNothingIsKnownOfWhatTheHostCanSend) {
+  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false, .own = true});
+  EXPECT_EQ(watch_.up(), 0u);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
+  Op(40 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false});
+  EXPECT_EQ(watch_.up(), 0u) << "others held it back, which is no news";
+  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = true, .own = true});
+  EXPECT_TRUE(Report());
+  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6) << "its queue was full";
 }
 
 TEST_F(HostWatchTest, WithoutNewsOfItsQueueWhatTheHostReceivesCounts) {

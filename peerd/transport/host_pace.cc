@@ -228,6 +228,7 @@ std::string HostPace::EndStretch() {
   // each connection, and what is repeated was lost there.
   const bool own_queues =
       !queue_is_long && !QueuesAreShort(ShortestWaitUs(&Queued::any_us), rtt_us_);
+  own_queues_ |= own_queues;
   // What was repeated between stretches counts, too: TCP tells of a loss late.
   const bool much_repeated = !own_queues && repeated_ * 1000 > sent_ * kMuchPerMille;
   sent_ = repeated_ = 0;

@@ -87,6 +87,9 @@ class HostPace {
   // every link waited, many bytes were repeated, the limit was reached, or there were fewer links
   // than `links_min`. Nothing if there was no measurement, for instance because ops are short.
   std::optional<bool> PopFull() { return std::exchange(full_, std::nullopt); }
+  // Whether, in a measurement since the last call, packets of every link waited, but in queues of
+  // their connections: the network limits each connection, and not the host.
+  bool PopOwnQueues() { return std::exchange(own_queues_, false); }
   // Whether so many bytes a second are less than half of what all links together sent lately.
   bool IsLittle(uint64_t bytes_per_second) const;
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
@@ -150,6 +153,7 @@ class HostPace {
   uint64_t limit_ = 0;
   bool held_back_ = false;  // in the last stretch the limit was not reached, and no packets waited
   std::optional<bool> full_;  // as in PopFull()
+  bool own_queues_ = false;   // as in PopOwnQueues()
   // Stretches in a row in which clearly less than the limit arrived though packets of every link
   // waited, when the first of them ended, and when there were last kSlow of them.
   int slow_ = 0;

@@ -138,7 +138,9 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   }
   if (all_us_ < (trying() ? kPatienceTrying : kPatience) * enough) return false;
   const bool tried = std::exchange(trying_, false);
+  const int low = low_;
   Restart();
+  low_ = low;  // nothing was measured, so a low rate goes on
   if (links_ == 1) return false;
   // More lanes for several links do harm, so they have to be known to be better.
   found_ = true;

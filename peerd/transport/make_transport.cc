@@ -960,6 +960,7 @@ Arrivals TransportImpl::PopArrivals() {
   result.up_spare = host_pace_.spare();
   result.down_spare = receive_pace_.spare();
   result.up_full = host_pace_.PopFull();
+  result.own_queues = host_pace_.PopOwnQueues();
   result.down_full = receive_pace_.PopFull();
   TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;

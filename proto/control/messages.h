@@ -384,6 +384,9 @@ struct LinkMeasure {
 
 // Two directions for each link to another peer of a group (LH_MEMBERS_MAX).
 inline constexpr size_t kLinkMeasuresMax = 2048;
+// A host that reports this rate up, or more, knows of no limit of what it sends in all: the network
+// limits each of its connections.
+inline constexpr uint64_t kNoLimitBytesPerSecond = uint64_t{1} << 60;
 
 // The coordinator orders rings and divides tensors by these measurements, and never waits for them.
 // A peer sends them when they have changed, and again every few minutes, because the coordinator
