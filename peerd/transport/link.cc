@@ -1046,7 +1046,7 @@ void Link::PopArrivals(Arrivals* sum) {
   }
   sum->bytes += arrived;
   sum->queued_us += queued;
-  sum->shared_queued_us += std::min(queued, arrived * SharedQueuedUsMax());
+  if (arrived != 0) sum->shared_queued_us += SharedQueuedUs(arrived, queued);
 }
 
 // For how long packets of this lane wait in queues of the path.
@@ -1054,16 +1054,23 @@ uint64_t Link::QueuedUs(const TcpDelivery& lane) const {
   return static_cast<uint64_t>(std::max<int64_t>(lane.usual_rtt_us - schedule_.rtt_us(), 0));
 }
 
-// Returns for how long, at most, packets wait in queues that all lanes share. The control lane
-// carries little. So if its packets hardly wait while those of data lanes do, the network queues
-// the packets of each connection by themselves. (Its measurement is rougher, since an
-// acknowledgement may wait for a frame to travel with.)
-uint64_t Link::SharedQueuedUsMax() const {
+// `bytes` waited in queues for `queued_us`, added up. Returns how much of that counts as time in
+// queues that all lanes share. The control lane carries little, so its packets wait only there. If
+// packets of data lanes wait clearly longer, the network limits each connection. Queues on the way
+// back, which other hosts fill, do not matter then. (The measurement of the control lane is
+// rougher, since an acknowledgement may wait for a frame to travel with.)
+uint64_t Link::SharedQueuedUs(uint64_t bytes, uint64_t queued_us) {
   const std::optional<TcpDelivery> control =
       control_ == nullptr ? std::nullopt : control_->Delivery();
-  if (!control || control->usual_rtt_us == 0) return UINT32_MAX;
-  const uint64_t queued_us = QueuedUs(*control);
-  return QueuesAreShort(queued_us, schedule_.rtt_us()) ? queued_us : UINT32_MAX;
+  if (!control || control->usual_rtt_us == 0) return queued_us;
+  const uint64_t of_control = QueuedUs(*control);
+  // It follows changes as slowly as the measurement of the control lane.
+  usual_queued_us_ = (3 * usual_queued_us_ + queued_us / bytes) / 4;
+  const int64_t rtt_us = schedule_.rtt_us();
+  if (usual_queued_us_ > of_control && !QueuesAreShort(usual_queued_us_ - of_control, rtt_us)) {
+    return 0;
+  }
+  return QueuesAreShort(of_control, rtt_us) ? std::min(queued_us, bytes * of_control) : queued_us;
 }
 
 uint64_t Link::PopTaken() {

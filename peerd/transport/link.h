@@ -344,7 +344,7 @@ class Link final : public LaneOwner {
   void TuneLanes(uint32_t detect_ms);
   void SendPing(Tick now);
   uint64_t QueuedUs(const TcpDelivery& lane) const;
-  uint64_t SharedQueuedUsMax() const;
+  uint64_t SharedQueuedUs(uint64_t bytes, uint64_t queued_us);
   void PingDataLanes(Tick now, uint32_t detect_ms);
   int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();
@@ -367,12 +367,13 @@ class Link final : public LaneOwner {
   bool open_ = false;
   bool delivering_ = false;
   uint64_t next_serial_ = 1;
-  LaneStats gone_;               // of lanes that have ended
-  Tick heard_;                   // when something was last heard on a lane that was lost
-  uint64_t bytes_measured_ = 0;  // bytes sent until the last PopDelivery()
-  uint64_t repeated_ = 0;        // by TCP on data lanes, as PopDelivery() saw it
-  uint64_t taken_seen_ = 0;      // at the last PopTaken()
-  uint64_t pace_ = 0;            // what we may send now, in bytes per second; 0: no limit
+  LaneStats gone_;                // of lanes that have ended
+  Tick heard_;                    // when something was last heard on a lane that was lost
+  uint64_t bytes_measured_ = 0;   // bytes sent until the last PopDelivery()
+  uint64_t repeated_ = 0;         // by TCP on data lanes, as PopDelivery() saw it
+  uint64_t taken_seen_ = 0;       // at the last PopTaken()
+  uint64_t usual_queued_us_ = 0;  // for which a byte lately waited in queues
+  uint64_t pace_ = 0;             // what we may send now, in bytes per second; 0: no limit
   uint64_t told_rate_ = 0;  // by the peer, of what we may send, in bytes per second; 0: no limit
 
   // nullptr while the control lane is lost.
