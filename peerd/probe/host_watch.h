@@ -24,11 +24,11 @@ class HostWatch {
   static constexpr int64_t kHeldRoundTrips = 4;
   static constexpr double kHeldPart = 0.85;
 
-  // What was seen of queues since the last Add() (Arrivals).
+  // What was seen of queues since the last Add().
   struct Queues {
-    std::optional<bool> up_full;
-    std::optional<bool> down_full;
-    bool own = false;
+    std::optional<bool> up_full;    // Arrivals::up_full
+    std::optional<bool> down_full;  // Arrivals::down_full
+    bool own = false;               // Arrivals::own_queues
   };
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.

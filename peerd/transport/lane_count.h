@@ -49,8 +49,8 @@ class LaneCount {
   // `rtt_us`: of the path, without queues. 1 <= first <= max. `links`: so many links together are
   // one sender, and each uses lanes() lanes. Then too many lanes do more harm, since all of them
   // share one queue. So half as many lanes are tried first, again and again, and kept if they carry
-  // nearly as much. More are tried only if half as many were too few. If lanes were added, half as
-  // many are tried once more at the end.
+  // nearly as much. More are tried only if half as many were too few. If lanes were added though
+  // packets had waited, half as many are tried once more at the end.
   LaneCount(uint32_t first, uint32_t max, int64_t rtt_us, uint32_t links = 1);
 
   // Returns how many lanes are of use on most paths. One connection gets less as round trips grow.

@@ -1081,7 +1081,7 @@ uint64_t Link::PopTaken() {
 void Link::TellPace(uint64_t wait_us, bool tries, uint64_t rate) {
   if (control_ == nullptr || !alive()) return;
   // The answer to a PING brings an acknowledgement at once, so TCP knows the round trip of the
-  // control lane (SharedQueuedUsMax()).
+  // control lane (SharedQueuedUs()).
   SendPing(ring_->Now());
   if (control_ == nullptr || !alive()) return;
   // If the peer does not read, PINGs will tell.
