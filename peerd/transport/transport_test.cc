@@ -747,7 +747,8 @@ TEST_P(LongWay, NothingIsLimitedWhereTheNetworkLimitsEachConnection) {
         {.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000 + shared_us});
     Arrivals arrivals;
     std::optional<bool> full;
-    for (int i = 0; i < 100; ++i) {
+    for (int i = 0; i < 120; ++i) {
+      if (i % 60 == 0) world_->fake->AdvanceTime(Seconds(1));  // a pause ends a burst
       Send(Millis(50));
       arrivals = sender.PopArrivals();
       if (arrivals.up_full) full = full.value_or(false) || *arrivals.up_full;
