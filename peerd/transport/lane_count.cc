@@ -138,9 +138,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   }
   if (all_us_ < (trying() ? kPatienceTrying : kPatience) * enough) return false;
   const bool tried = std::exchange(trying_, false);
-  const int low = low_;
-  Restart();
-  low_ = low;  // nothing was measured, so a low rate goes on
+  Restart();  // nothing was measured, so a row of low rates goes on
   if (links_ == 1) return false;
   // More lanes for several links do harm, so they have to be known to be better.
   found_ = true;
@@ -332,6 +330,7 @@ void LaneCount::Use(uint32_t lanes) {
   lanes_ = lanes;
   settle_us_ = (trying_fewer_ ? kSettlingFewer : kSettling) * rtt_us_;
   most_arrived_ = 0;
+  low_ = 0;
   Restart();
 }
 
@@ -349,7 +348,6 @@ void LaneCount::Restart() {
   BeginMeasurement();
   last_rate_ = 0;
   unsteady_ = 0;
-  low_ = 0;
 }
 
 }  // namespace longhaul::peerd
