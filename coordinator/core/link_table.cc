@@ -225,6 +225,7 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
   };
   std::vector<double> up(ring.size());
   std::vector<double> down(ring.size());
+  uint64_t fastest_link = 0;
   for (size_t i = 0; i < ring.size(); ++i) {
     size_t held = 0;      // how many others are held by their link to this peer
     uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
@@ -234,6 +235,7 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
       const MeasuredLink* const from = Fresh(other, ring[i], now);
       if (from != nullptr && from->held) ++held;
       if (from != nullptr) coming += from->bytes_per_second;
+      if (from != nullptr) fastest_link = std::max(fastest_link, from->bytes_per_second);
       const MeasuredLink* const to = Fresh(ring[i], other, now);
       if (to != nullptr && to->limits()) single = std::max(single, to->bytes_per_second);
       if (to != nullptr && to->bytes_per_second != 0) sent = true;
@@ -258,6 +260,14 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
     if (!std::isfinite(each) && fastest > 0) each = fastest;
   }
   for (size_t i = 0; i < ring.size(); ++i) problem.SetHost(i, up[i], down[i]);
+  if (fastest > 0 || fastest_link == 0) return problem;
+  // Nothing is known of hosts. A pair whose limit is unknown then counts as the fastest link.
+  // Otherwise everything would be moved away from the first pair whose limit is known.
+  for (size_t i = 0; i < ring.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!std::isfinite(problem.pair(i, j))) problem.SetPair(i, j, rate(fastest_link));
+    }
+  }
   return problem;
 }
 

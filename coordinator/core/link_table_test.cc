@@ -190,6 +190,26 @@ TEST(LinkTable, AHostWhoseConnectionsAreLimitedIsUnknown) {
   EXPECT_EQ(links.HostOf(kB, kNow), (HostRates{0, 0}));
 }
 
+TEST(LinkTable, IfNothingIsKnownOfHostsPairsCountAsFastAsTheFastestLink) {
+  LinkTable links;
+  const PeerId d(4);
+  const std::vector<PeerId> ring{kA, kB, kC, d};
+  links.Record({kA, kB, 500, 1000, 0, /*at_least=*/true}, kNow);
+  EXPECT_EQ(links.Capacities(ring, kNow).pair(2, 3), 500);
+  links.Record({kC, d, 400, 1000}, kNow);
+  EXPECT_EQ(links.Capacities(ring, kNow).pair(2, 3), 400);
+  EXPECT_EQ(links.Capacities(ring, kNow).pair(0, 2), 500);
+  EXPECT_EQ(links.Capacities(ring, kNow).host(0), kUnlimited);
+  // The two that are on the slower link own less, but do not leave all to the others.
+  const Shares shares = links.Cost(ring, {}, nullptr, kNow).shares;
+  ASSERT_EQ(shares.size(), 4u);
+  EXPECT_GT(shares[0], shares[2]);
+  EXPECT_GT(shares[2] * 2, shares[0]);
+  for (const PeerId peer : ring) links.RecordHost(peer, 1000, 0, kNow);
+  links.Record({kB, kC, 0, 1000}, kNow);
+  EXPECT_EQ(links.Capacities(ring, kNow).pair(0, 2), kUnlimited) << "the hosts' rates bound it";
+}
+
 TEST(LinkTable, SmallOpsDoNotSayWhatAHostCarries) {
   LinkTable links;
   links.RecordHost(kA, 1000, 0, kNow);

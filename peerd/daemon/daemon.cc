@@ -384,10 +384,16 @@ void DaemonImpl::LookAtHost(Tick now) {
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
   const Arrivals arrivals = transport_->PopArrivals();
-  host_watch_.Add(
-      now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us, std::exchange(op_ended_, false),
-      {.up_full = arrivals.up_full, .down_full = arrivals.down_full, .own = arrivals.own_queues});
+  host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us,
+                  std::exchange(op_ended_, false),
+                  {.up_full = arrivals.up_full,
+                   .down_full = arrivals.down_full,
+                   .network_limits = arrivals.network_limits});
   host_watch_.SetSpare(arrivals.up_spare, arrivals.down_spare);
+  if (host_watch_.network_limits()) {
+    link_watch_.ClearHeld();
+    return;
+  }
   for (const Arrivals::Waiting& link : arrivals.waiting) {
     if (host_watch_.Holds(link.us, link.rtt_us, arrivals.waiting.size(), arrivals.links)) {
       link_watch_.SetHeld(link.peer);

@@ -13,12 +13,12 @@ void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_u
   up_.Add(at, arrived, rtt_us);
   down_.Add(at, received, rtt_us);
   up_full_ |= queues.up_full.value_or(false);
-  own_queues_ |= queues.own;
+  network_limits_ |= queues.network_limits;
   if (queues.down_full) down_full_ = down_full_.value_or(false) || *queues.down_full;
   if (!op_ended) return;
-  const bool own = std::exchange(own_queues_, false);
+  const bool limits = std::exchange(network_limits_, false);
   const bool full = std::exchange(up_full_, false);
-  if (full || own) no_limit_ = !full;
+  if (full || limits) no_limit_ = !full;
   up_.OpEnded();
   op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
   down_.OpEnded(op_counts_);

@@ -28,7 +28,7 @@ class HostWatch {
   struct Queues {
     std::optional<bool> up_full;    // Arrivals::up_full
     std::optional<bool> down_full;  // Arrivals::down_full
-    bool own = false;               // Arrivals::own_queues
+    bool network_limits = false;    // Arrivals::network_limits
   };
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
@@ -48,6 +48,8 @@ class HostWatch {
   // what the host sends says nothing of what it can send, so that is unknown.
   uint64_t up() const { return no_limit_ ? 0 : Most(up_, up_spare_); }
   uint64_t down() const { return Most(down_, down_spare_); }
+  // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
+  bool network_limits() const { return no_limit_; }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
   //
@@ -75,8 +77,8 @@ class HostWatch {
   uint64_t up_spare_ = 0;
   uint64_t down_spare_ = 0;
   bool up_full_ = false;           // in the present op
-  bool own_queues_ = false;        // in the present op
-  bool no_limit_ = false;          // the network limits each connection, as far as is known
+  bool network_limits_ = false;    // in the present op
+  bool no_limit_ = false;          // network_limits()
   std::optional<bool> down_full_;  // in the present op; not set: as in the op before
   bool op_counts_ = true;          // the op before counted for down_
   // The figures of the last report, and its time.

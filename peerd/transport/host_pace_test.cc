@@ -36,6 +36,7 @@ class HostPaceTest : public ::testing::Test {
   }
 
   void SendForAMs(std::vector<uint64_t>* left) {
+    links_ = left->size();
     uint64_t coming = 0;
     std::vector<uint64_t> sent(left->size());
     const auto busy = static_cast<uint64_t>(
@@ -69,7 +70,11 @@ class HostPaceTest : public ::testing::Test {
   }
 
   void Look(bool settled) {
-    pace_.Repeated(sent_, repeated_ + sent_ * lost_elsewhere_ / 1000);
+    for (size_t i = 0; i < links_; ++i) {
+      const bool loses = lossy_ == SIZE_MAX || lossy_ == i;
+      const uint64_t elsewhere = loses ? sent_ * lost_elsewhere_ / 1000 : 0;
+      pace_.Repeated(i, sent_ / links_, (repeated_ + elsewhere) / links_);
+    }
     all_sent_ += sent_;
     all_repeated_ += repeated_;
     sent_ = repeated_ = 0;
@@ -85,9 +90,11 @@ class HostPaceTest : public ::testing::Test {
   uint64_t foreign_wait_us_ = 0;
   bool own_queues_ = false;          // packets wait in queues of their connections
   uint64_t lost_elsewhere_ = 0;      // per mille of what is sent, for instance at a slow receiver
+  size_t lossy_ = SIZE_MAX;          // this link alone loses packets elsewhere; SIZE_MAX: all do
   size_t slow_receiver_ = SIZE_MAX;  // packets to this one also wait elsewhere
   size_t held_ = SIZE_MAX;           // this link carries only held_rate_ bytes a second
   uint64_t held_rate_ = 0;
+  size_t links_ = 0;
   uint64_t queue_ = 0;
   uint64_t sent_ = 0;
   uint64_t repeated_ = 0;
@@ -139,6 +146,33 @@ TEST_F(HostPaceTest, NothingIsLimitedIfTheNetworkLimitsEachConnection) {
   EXPECT_EQ(pace_.rate(), 0u);
   EXPECT_GT(all_repeated_ * 1000, all_sent_ * 5);
   EXPECT_EQ(pace_.PopFull(), false) << "what is repeated was lost in queues of connections";
+}
+
+TEST_F(HostPaceTest, WherePacketsAreLostAtRandomTheNetworkLimitsEachConnection) {
+  tcp_ = 3000000;
+  lost_elsewhere_ = 6;
+  Ops(10, kEqual);
+  EXPECT_EQ(pace_.PopFull(), false);
+  EXPECT_TRUE(pace_.PopNetworkLimits());
+  EXPECT_FALSE(pace_.PopNetworkLimits()) << "nothing was measured since";
+}
+
+TEST_F(HostPaceTest, WhereOneLinkOnlyLosesPacketsTheNetworkDoesNotLimitEachConnection) {
+  tcp_ = 3000000;
+  lost_elsewhere_ = 6;
+  lossy_ = 1;
+  Ops(10, kEqual);
+  EXPECT_FALSE(pace_.PopNetworkLimits());
+}
+
+TEST_F(HostPaceTest, PacketsLostAtALimitSayNothingOfTheNetwork) {
+  Ops(4, kEqual);
+  ASSERT_NE(pace_.rate(), 0u);
+  (void)pace_.PopNetworkLimits();
+  lost_elsewhere_ = 6;
+  Ops(1, kEqual);
+  EXPECT_FALSE(pace_.PopNetworkLimits());
+  EXPECT_EQ(pace_.PopFull(), true);
 }
 
 TEST_F(HostPaceTest, NothingIsLimitedWhileOtherNumbersOfLanesAreTried) {

@@ -138,13 +138,16 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   }
   if (all_us_ < (trying() ? kPatienceTrying : kPatience) * enough) return false;
   const bool tried = std::exchange(trying_, false);
+  const bool short_queues = QueuesAreShort();
   Restart();  // nothing was measured, so a row of low rates goes on
   if (links_ == 1) return false;
-  // More lanes for several links do harm, so they have to be known to be better.
+  // More lanes for several links do harm, so they have to be known to be better. Where packets
+  // hardly wait, so many do none.
   found_ = true;
   fewest_ |= std::exchange(trying_fewer_, false);
   if (!tried) return false;
   found_until_ = now + kAgainUs;
+  if (room_ && short_queues && lanes_ <= kFirstMax) return false;
   Use(lanes_ / 2);
   return true;
 }

@@ -566,6 +566,19 @@ TEST_F(LaneCountTest, ASearchOfSeveralLinksEndsIfTheyAreNeverAllBusy) {
   EXPECT_EQ(most_, 8u) << "it goes on once they are";
 }
 
+TEST_F(LaneCountTest, ATrialThatCannotBeMeasuredIsKeptWhereQueuesAreShort) {
+  for (const int64_t queued_us : {Millis(5), Millis(25)}) {
+    LaneCount count(4, 256, kRttUs, 3);
+    queued_us_ = queued_us;
+    most_ = 0;
+    while (most_ < 8) Send(&count, {60000, 1500}, 1);
+    EXPECT_FALSE(count.found());
+    Send(&count, {.rate = 60000, .lane_rate = 1500, .supply = 1000}, (12 * 8 + 6) * 80);
+    EXPECT_TRUE(count.found());
+    EXPECT_EQ(count.lanes(), queued_us == Millis(5) ? 8u : 4u);
+  }
+}
+
 TEST_F(LaneCountTest, ShortRoundTripsAreNotMeasuredFasterThanProcessesAreScheduled) {
   LaneCount count(16, 256, 0);
   Send(&count, {60000, 3000}, 150);

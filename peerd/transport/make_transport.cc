@@ -896,14 +896,16 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
       // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const LinkDelivery delivery = peer.link->PopDelivery();
-      if (peer.link->long_way()) repeated += delivery.bytes_repeated;
+      if (peer.link->long_way()) {
+        repeated += delivery.bytes_repeated;
+        host_pace_.Repeated(peer.link->options().id, delivery.bytes_sent, delivery.bytes_repeated);
+      }
       if (delivery.bytes_per_second != 0 || delivery.bytes_repeated != 0)
         result.push_back(delivery);
     }
   }
   const HostLanes::Busy busy = host_lanes_.PopBusy();
   if (host_lanes_.Repeated(busy.bytes, repeated)) OnHostLaneCount();
-  host_pace_.Repeated(busy.bytes, repeated);
   if (congestion_) ChooseCongestion(busy, repeated);
   return result;
 }
@@ -960,7 +962,7 @@ Arrivals TransportImpl::PopArrivals() {
   result.up_spare = host_pace_.spare();
   result.down_spare = receive_pace_.spare();
   result.up_full = host_pace_.PopFull();
-  result.own_queues = host_pace_.PopOwnQueues();
+  result.network_limits = host_pace_.PopNetworkLimits();
   result.down_full = receive_pace_.PopFull();
   TellPaces(moved, now - std::exchange(arrived_at_, now), now);
   return result;

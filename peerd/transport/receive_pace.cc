@@ -29,18 +29,16 @@ void ReceivePace::Remove(uint64_t link) {
 }
 
 std::string ReceivePace::Measure(Tick now) {
-  uint64_t received = 0;
-  uint64_t repeated = 0;
   bool settled = true;
   for (auto& [link, sender] : senders_) {
-    const uint64_t before = std::exchange(sender.repeated, sender.told.repeated);
-    repeated += sender.repeated - std::min(before, sender.repeated);
     if (sender.received == 0) continue;
-    received += std::exchange(sender.received, 0);
+    const uint64_t received = std::exchange(sender.received, 0);
+    const uint64_t before = std::exchange(sender.repeated, sender.told.repeated);
+    const uint64_t repeated = sender.repeated - std::min(before, sender.repeated);
+    // So that a sender cannot say more than it can have sent.
+    pace_.Repeated(link, received, std::min(repeated, received));
     settled &= !sender.told.tries;
   }
-  // So that a sender cannot say more than it can have sent.
-  pace_.Repeated(received, std::min(repeated, received));
   return pace_.Measure(settled, now);
 }
 

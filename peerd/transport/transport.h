@@ -270,7 +270,7 @@ struct Arrivals {
   // have been full since the last call (HostPace::PopFull()). Nothing: that was not measured.
   std::optional<bool> up_full;
   std::optional<bool> down_full;
-  bool own_queues = false;  // HostPace::PopOwnQueues(), of what this host sends
+  bool network_limits = false;  // HostPace::PopNetworkLimits(), of what this host sends
 };
 
 // How long a link keeps us waiting for the peer, and on which of its lanes.
