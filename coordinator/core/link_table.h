@@ -94,6 +94,7 @@ class LinkTable {
   //   - A pair's rate is a limit if it is no lower bound, unless several senders were held by their
   //     links to the same host, which then limits. (While a host is busy with several links, it
   //     reports lower bounds, because these links share its access link.)
+  //   - If no host's rate up is known, a pair without a known limit counts as the fastest link.
   //   - Rates of hosts that are within 12 % of each other count as equal.
   // Without any limit if the ring has more than kShareHostsMax peers.
   ShareProblem Capacities(const std::vector<PeerId>& ring, Tick now) const;
