@@ -13,12 +13,12 @@ void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_u
   up_.Add(at, arrived, rtt_us);
   down_.Add(at, received, rtt_us);
   up_full_ |= queues.up_full.value_or(false);
-  network_limits_ |= queues.network_limits;
+  op_network_limits_ |= queues.network_limits;
   if (queues.down_full) down_full_ = down_full_.value_or(false) || *queues.down_full;
   if (!op_ended) return;
-  const bool limits = std::exchange(network_limits_, false);
+  const bool limits = std::exchange(op_network_limits_, false);
   const bool full = std::exchange(up_full_, false);
-  if (full || limits) no_limit_ = !full;
+  if (full || limits) network_limits_ = !full;
   up_.OpEnded();
   op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
   down_.OpEnded(op_counts_);
@@ -31,7 +31,7 @@ bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_
 }
 
 bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
-  const uint64_t up_now = no_limit_ ? control::kNoLimitBytesPerSecond : up();
+  const uint64_t up_now = network_limits_ ? control::kNoLimitBytesPerSecond : up();
   if (up_now == 0 && down() == 0) return false;
   if (!IsNews(up_now, said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {
     return false;

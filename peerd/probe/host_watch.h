@@ -46,10 +46,10 @@ class HostWatch {
   // receive even less. So what it could do counts, if that is known, and an op in which its queue
   // was never full says nothing of what it can receive. Where the network limits each connection,
   // what the host sends says nothing of what it can send, so that is unknown.
-  uint64_t up() const { return no_limit_ ? 0 : Most(up_, up_spare_); }
+  uint64_t up() const { return network_limits_ ? 0 : Most(up_, up_spare_); }
   uint64_t down() const { return Most(down_, down_spare_); }
   // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
-  bool network_limits() const { return no_limit_; }
+  bool network_limits() const { return network_limits_; }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
   //
@@ -76,11 +76,11 @@ class HostWatch {
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t up_spare_ = 0;
   uint64_t down_spare_ = 0;
-  bool up_full_ = false;           // in the present op
-  bool network_limits_ = false;    // in the present op
-  bool no_limit_ = false;          // network_limits()
-  std::optional<bool> down_full_;  // in the present op; not set: as in the op before
-  bool op_counts_ = true;          // the op before counted for down_
+  bool up_full_ = false;            // in the present op
+  bool op_network_limits_ = false;  // in the present op
+  bool network_limits_ = false;     // network_limits()
+  std::optional<bool> down_full_;   // in the present op; not set: as in the op before
+  bool op_counts_ = true;           // the op before counted for down_
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;
