@@ -43,6 +43,7 @@ class Trainer:
     slot: int
     weights: torch.Tensor
     state: lh.State
+    began: threading.Event  # the step boundary is passed: the block of the step runs
     gate: threading.Event  # the first op of a step waits for it
     ended: threading.Event  # the first op of a step has ended, or failed
 
@@ -57,6 +58,7 @@ class Trainer:
             tries += 1
             if tries > 1:
                 return [self.hsdp.comm.all_reduce(mine, "sum", out=result, timeout=PATIENCE_S)]
+            self.began.set()
             assert self.gate.wait(PATIENCE_S)
             try:
                 return [self.hsdp.comm.all_reduce(mine, "sum", out=result, timeout=PATIENCE_S)]
@@ -97,9 +99,9 @@ class Run:
             )
             weights = torch.zeros(COUNT, dtype=torch.float64)
             state = lh.State({"weights": weights})
-            gate, ended = threading.Event(), threading.Event()
+            began, gate, ended = threading.Event(), threading.Event(), threading.Event()
             gate.set()
-            return Trainer(hsdp, slot, weights, state, gate, ended)
+            return Trainer(hsdp, slot, weights, state, began, gate, ended)
 
         return [self.pool.submit(join, slot, shard) for slot in slots for shard in range(self.shards)]
 
@@ -202,6 +204,7 @@ def step_with_kill(run: Run, kill: Kill, peers: dict[int, int]) -> int:
     held = [run.hosts[kill.holder][kill.late], *([] if kill.victim_started else [run.hosts[kill.victim][kill.late]])]
     for trainers in run.hosts.values():
         for trainer in trainers:
+            trainer.began.clear()
             trainer.ended.clear()
     for trainer in held:
         trainer.gate.clear()
@@ -209,6 +212,7 @@ def step_with_kill(run: Run, kill: Kill, peers: dict[int, int]) -> int:
     futures = run.start_step()
     for trainers in run.hosts.values():
         assert trainers[kill.early].ended.wait(PATIENCE_S)
+        assert trainers[kill.late].began.wait(PATIENCE_S)  # a leave() before it would end the sync of the boundary
     remove(run, kill, peers)
     for trainer in held:
         trainer.gate.set()
