@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/support/client_callback.h>
 
 #include <algorithm>
 #include <array>
@@ -126,11 +125,14 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
   return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
 }
 
-// One try at one address, from connecting to the end of the stream. The hold (AddHold) keeps gRPC
-// from ending the stream while Send() may start writes from other threads.
+// One try at one address, from connecting to the end of the stream.
 //
-//   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
-class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+//   starting --(initial metadata)--> standing --(end, or given up)--> closing --(status)--> done
+//
+// The client's thread waits for gRPC's events, and handles them. gRPC's callbacks would save this
+// loop, but the threads that poll for them hand their role on with each event, which takes twice as
+// long (bench/control_floor.cc). Writes start in the thread that calls Send().
+class Stream final {
  public:
   // `last`: where to dial instead of looking `address` up; "": look it up.
   Stream(std::string address, const std::string& last, uint32_t detect_ms, const Identity* identity,
@@ -149,10 +151,21 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
       context_.AddMetadata(control::kAuthorization, absl::StrCat(control::kBearer, token));
     }
     if (callbacks_->recording) context_.AddMetadata(control::kRecordingMetadata, "1");
-    stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
-    AddHold();
-    StartCall();
+    io_ = stub_.PrepareCall(&context_, kMethod, &queue_);
+    MutexLock lock(&mutex_);
+    io_->StartCall(Expect(kStarted));
   }
+
+  // The stream must be done, if it was started.
+  ~Stream() {
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
 
   bool Send(const control::PeerMessage& message) {
     const auto* hello = std::get_if<control::Hello>(&message);
@@ -163,13 +176,13 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   bool SendBytes(std::string bytes, bool hello) {
     MutexLock lock(&mutex_);
     if (!standing_ || closing_ || hello == said_hello_) return false;
-    if (queue_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
+    if (unsent_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
       GiveUpLocked("the coordinator does not read the control stream");
       return false;
     }
     said_hello_ = true;
     queued_bytes_ += bytes.size();
-    queue_.push_back(std::move(bytes));
+    unsent_.push_back(std::move(bytes));
     StartNextWriteLocked();
     return true;
   }
@@ -192,20 +205,20 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     GiveUpLocked(why);
   }
 
+  // Only the client's thread calls these two. They handle the stream's events.
+  //
   // Waits until the stream stands or is done, or until the deadline.
   void WaitUntilStanding(Clock::time_point deadline) {
-    MutexLock lock(&mutex_);
-    while (!standing_ && !done_ && Clock::now() < deadline) {
-      changed_.WaitFor(&mutex_, deadline - Clock::now());
+    while (!standing() && !done() && Clock::now() < deadline) {
+      HandleEvent(std::chrono::system_clock::now() + (deadline - Clock::now()));
     }
+  }
+  void WaitUntilDone() {
+    while (!done()) HandleEvent(std::chrono::system_clock::time_point::max());
   }
   bool standing() {
     MutexLock lock(&mutex_);
     return standing_;
-  }
-  void WaitUntilDone() {
-    MutexLock lock(&mutex_);
-    while (!done_) changed_.Wait(&mutex_);
   }
 
   // Returns true if the coordinator has sent a message and Refuse() was not called. Call it when
@@ -269,6 +282,42 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   }
 
  private:
+  // What the events are of.
+  enum Tag : size_t { kStarted = 1, kMetadata, kRead, kWritten, kFinished };
+  // Waits for one event, and handles it.
+  void HandleEvent(std::chrono::system_clock::time_point deadline) {
+    void* tag = nullptr;
+    bool ok = false;
+    if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return;
+    switch (static_cast<Tag>(reinterpret_cast<size_t>(tag))) {
+      case kStarted:
+        OnStarted(ok);
+        break;
+      case kMetadata:
+        OnMetadata(ok);
+        break;
+      case kRead:
+        OnRead(ok);
+        break;
+      case kWritten:
+        OnWritten(ok);
+        break;
+      case kFinished:
+        break;
+    }
+    MutexLock lock(&mutex_);
+    --events_;
+  }
+  // Counts an event that follows. Returns its tag for gRPC.
+  void* Expect(Tag tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    ++events_;
+    return reinterpret_cast<void*>(size_t{tag});
+  }
+  bool done() {
+    MutexLock lock(&mutex_);
+    return closing_ && events_ == 0;
+  }
+
   // Shows the coordinator of this stream that this peer has its private key.
   control::PeerMessage Signed(control::Hello hello) {
     std::string nonce;
@@ -281,26 +330,35 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     return hello;
   }
 
-  void OnReadInitialMetadataDone(bool ok) override {
+  void OnStarted(bool ok) {
+    MutexLock lock(&mutex_);
+    if (!ok) return CloseLocked();
+    if (closing_) return;
+    io_->ReadInitialMetadata(Expect(kMetadata));
+  }
+
+  void OnMetadata(bool ok) {
     if (!ok) return Close();
+    const auto& metadata = context_.GetServerInitialMetadata();
+    const auto nonce = metadata.find(control::kNonceMetadata);
+    // A call that the server refuses at once looks the same to gRPC, but for the nonce.
+    if (nonce == metadata.end()) return Read();
     const std::string peer = context_.peer();
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
-      const auto& metadata = context_.GetServerInitialMetadata();
-      const auto nonce = metadata.find(control::kNonceMetadata);
-      if (nonce != metadata.end()) nonce_.assign(nonce->second.data(), nonce->second.size());
+      nonce_.assign(nonce->second.data(), nonce->second.size());
       peer_ = peer;
       standing_ = true;
-      changed_.SignalAll();
     }
     // The first read starts after this call, so connected() comes before any message.
     if (!callbacks_->connected(NumericOf(peer))) return GiveUp(kBehind);
     Read();
   }
 
-  void OnReadDone(bool ok) override {
+  void OnRead(bool ok) {
     if (!ok) return Close();
+    if (!standing()) return GiveUp("it sends messages, but no nonce first: is it no coordinator?");
     absl::StatusOr<std::string> bytes = BytesOf(incoming_);
     incoming_.Clear();
     if (bytes.ok() && callbacks_->recording && control::IsRecordingMessage(*bytes)) {
@@ -331,23 +389,17 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     Read();
   }
 
-  void OnWriteDone(bool ok) override {
+  void OnWritten(bool ok) {
     MutexLock lock(&mutex_);
     writing_ = false;
-    // A broken stream ends the read too, and OnReadDone() closes it.
+    // A broken stream ends the read too, and OnRead() closes it.
     if (ok && !closing_) StartNextWriteLocked();
-  }
-
-  void OnDone(const grpc::Status& status) override {
-    MutexLock lock(&mutex_);
-    status_ = status;
-    done_ = true;
-    changed_.SignalAll();
   }
 
   void Read() {
     MutexLock lock(&mutex_);
-    if (!closing_) StartRead(&incoming_);
+    if (closing_) return;
+    io_->Read(&incoming_, Expect(kRead));
   }
   void Close() {
     MutexLock lock(&mutex_);
@@ -362,8 +414,8 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   void CloseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (closing_) return;
     closing_ = true;
-    queue_.clear();
-    RemoveHold();
+    unsent_.clear();
+    io_->Finish(&status_, Expect(kFinished));
   }
   void GiveUpLocked(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (closing_) return;
@@ -372,13 +424,12 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     CloseLocked();
   }
   void StartNextWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (writing_ || queue_.empty()) return;
+    if (writing_ || unsent_.empty()) return;
     writing_ = true;
-    queued_bytes_ -= queue_.front().size();
-    const grpc::Slice slice(queue_.front());
-    outgoing_ = grpc::ByteBuffer(&slice, 1);
-    queue_.pop_front();
-    StartWrite(&outgoing_);
+    queued_bytes_ -= unsent_.front().size();
+    const grpc::Slice slice(unsent_.front());
+    unsent_.pop_front();
+    io_->Write(grpc::ByteBuffer(&slice, 1), Expect(kWritten));
   }
 
   const std::string address_;
@@ -387,14 +438,15 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   const bool tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
+  grpc::CompletionQueue queue_;
   grpc::ClientContext context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> io_;
   grpc::ByteBuffer incoming_;
 
   Mutex mutex_;
-  CondVar changed_;
-  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  int events_ ABSL_GUARDED_BY(mutex_) = 0;     // that are still to come
   std::string nonce_ ABSL_GUARDED_BY(mutex_);  // of the coordinator; Hello signs it
-  std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> unsent_ ABSL_GUARDED_BY(mutex_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t detect_ms_ ABSL_GUARDED_BY(mutex_);
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
@@ -407,7 +459,6 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   bool refused_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 class ControlClientImpl final : public ControlClient {

@@ -48,8 +48,8 @@ struct ControlClientOptions {
   std::shared_ptr<tls::Files> tls;
 };
 
-// Threads of the client call these: one at a time, in order, with no lock held. A callback puts its
-// news into the owner's mailbox and returns. No callback may call Stop().
+// The client's thread calls these, with no lock held. A callback puts its news into the owner's
+// mailbox and returns. No callback may call Stop().
 struct ControlClientCallbacks {
   // These two return false if the owner's mailbox is full. The client then gives the stream up.
   // `address`: where the coordinator was reached, numeric.
