@@ -6,8 +6,8 @@
 //
 // The output is one line of JSON per kind of transport:
 //   tcp       plain sockets; the server has one thread in epoll_wait()
-//   callback  gRPC's callback API at both ends, as coordinator and peerd use it
-//   queue     gRPC with a completion queue and one thread at both ends
+//   callback  gRPC's callback API at both ends; the coordinator uses it
+//   queue     gRPC with a completion queue and one thread at both ends; peerd uses one
 // `us` is the median time of a round at a client, `cpu_us` the processor time of a round in all
 // processes together.
 #include <arpa/inet.h>

@@ -1,6 +1,7 @@
 #include "peerd/transport/congestion_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,9 @@ constexpr uint64_t kVeryMuchPerMille = 50;
 // though queues are short.
 constexpr uint64_t kLossyOneOf = 2000;
 constexpr uint64_t kLossyBytesMin = 16 << 10;
+// Payload of a packet, and how much faster than the model a connection may be in a measurement.
+constexpr double kPacketBytes = 1400;
+constexpr double kModelTolerance = 1.5;
 // Up to this, two controls are about as good: measurements also differ because their ops and the
 // controls of other hosts differ.
 constexpr uint64_t kEqualPercent = 120;
@@ -68,17 +72,34 @@ std::string CongestionChoice::Add(const Sample& sample, Tick now) {
   sum_.arrived += sample.arrived;
   sum_.queued_us += sample.queued_us;
   sum_.rtt_us = std::max(sum_.rtt_us, sample.rtt_us);
+  sum_.round_trips = std::max(sum_.round_trips, sample.round_trips);
   const bool very_much = sum_.bytes_repeated * 1000 >= sum_.bytes * kVeryMuchPerMille;
   const int64_t enough = !trying_ && very_much ? kSoonUs : kMeasuredUs;
   if (sum_.us < enough || sum_.bytes < kMeasuredBytesMin) return "";
   const Sample sum = std::exchange(sum_, {});
-  const bool short_queues =
-      sum.arrived != 0 && QueuesAreShort(sum.queued_us / sum.arrived, sum.rtt_us);
   return Judge({.rate = sum.bytes * Seconds(1) / static_cast<uint64_t>(sum.us),
                 .per_mille = sum.bytes_repeated * 1000 / sum.bytes,
-                .lossy = short_queues && sum.bytes_repeated >= kLossyBytesMin &&
-                         sum.bytes_repeated * kLossyOneOf >= sum.bytes},
+                .lossy = LosesAtRandom(sum)},
                now);
+}
+
+bool CongestionChoice::LosesAtRandom(const Sample& sum) const {
+  const bool short_queues =
+      sum.arrived != 0 && QueuesAreShort(sum.queued_us / sum.arrived, sum.rtt_us);
+  if (!short_queues || sum.bytes_repeated < kLossyBytesMin ||
+      sum.bytes_repeated * kLossyOneOf < sum.bytes) {
+    return false;
+  }
+  if (in_use() == kBbr) return true;
+  // The packets that a connection has on the way: at short round trips as many as one that halves
+  // its window at each loss, at long ones more.
+  const double loss = static_cast<double>(sum.bytes_repeated) / static_cast<double>(sum.bytes);
+  const double rtt_s = static_cast<double>(sum.rtt_us) / Seconds(1);
+  const double packets =
+      std::max(std::sqrt(1.5 / loss), 1.054 * std::pow(0.4, 0.25) * std::pow(rtt_s / loss, 0.75));
+  const double rate = sum.round_trips * packets * kPacketBytes;
+  return static_cast<double>(sum.bytes) <=
+         kModelTolerance * rate * static_cast<double>(sum.us) / Seconds(1);
 }
 
 bool CongestionChoice::HasFallen(const Measured& measured) const {

@@ -5,7 +5,9 @@
 //     for it. Then cubic is tried.
 //   - The default is cubic, and bytes are repeated though packets hardly wait in queues. Cubic
 //     takes every loss for a full queue, and sends slower. Then bbr is tried, which does not
-//     (Cardwell et al., 2016).
+//     (Cardwell et al., 2016). With losses at random, connections of cubic cannot be much faster
+//     than its model says (Mathis et al., 1997; RFC 8312, 5.1). If they are, losses came in bursts,
+//     from queues that were full for a moment, as when many connections begin.
 // The choice compares one measurement of each. The worth of a control is the bytes a second that it
 // carries, less kRepeatCost for each byte that it repeats, since repeated bytes fill queues of
 // other hosts.
@@ -41,6 +43,8 @@ class CongestionChoice {
     uint64_t arrived = 0;
     uint64_t queued_us = 0;
     int64_t rtt_us = 0;  // the longest round trip of these paths
+    // How many round trips all lanes in use together make in a second.
+    double round_trips = 0;
   };
 
   // Returns the control to try beside this default: cubic, or bbr if the default is cubic.
@@ -66,6 +70,7 @@ class CongestionChoice {
     }
   };
   std::string Judge(const Measured& measured, Tick now);
+  bool LosesAtRandom(const Sample& sum) const;
   bool HasFallen(const Measured& measured) const;
   bool FearsLosses() const;
   bool IsReasonToTry(const Measured& measured) const;

@@ -19,6 +19,7 @@ struct Path {
   uint64_t rate = 12500000;    // bytes a second
   uint64_t per_mille = 0;      // repeated
   uint64_t queued_us = 60000;  // for which a packet waits in queues; the round trip takes 200 ms
+  double lanes = 64;
 };
 
 constexpr uint64_t kShortQueueUs = 9000;
@@ -38,7 +39,8 @@ class CongestionChoiceTest : public ::testing::Test {
                                            .bytes_repeated = bytes * path.per_mille / 1000,
                                            .arrived = bytes,
                                            .queued_us = bytes * path.queued_us,
-                                           .rtt_us = 200000},
+                                           .rtt_us = 200000,
+                                           .round_trips = path.lanes * 5},
                                           now_);
       if (!why.empty()) reasons_.push_back(why);
       now_ = now_ + Seconds(1) / 2;
@@ -148,13 +150,13 @@ TEST_F(CongestionChoiceTest, ASlowOneIsTriedLessAndLessOften) {
 
 TEST_F(CongestionChoiceTest, GoesBackFromOneThatRepeatsFewerAndLosesPacketsAtRandom) {
   Send({.rate = 20000000, .per_mille = 42},
-       {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs}, 30);
+       {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs, .lanes = 192}, 30);
   EXPECT_EQ(choice_.in_use(), "bbr");
 }
 
 TEST_F(CongestionChoiceTest, OneThatSeemedToLosePacketsAtRandomIsTriedAgainLater) {
   Send({.rate = 20000000, .per_mille = 42},
-       {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs}, 30);
+       {.rate = 11000000, .per_mille = 10, .queued_us = kShortQueueUs, .lanes = 192}, 30);
   ASSERT_EQ(choice_.in_use(), "bbr");
   Send({.rate = 20000000, .per_mille = 42}, {.rate = 20000000}, 40);
   EXPECT_EQ(choice_.in_use(), "bbr") << "60 s have not passed";
@@ -206,6 +208,17 @@ TEST_F(CubicIsTheDefaultTest, FullQueuesAreNoReasonForBbr) {
   Send({.per_mille = 30}, {.rate = 40000000}, 1000);
   EXPECT_EQ(choice_.in_use(), "cubic");
   EXPECT_TRUE(reasons_.empty());
+}
+
+TEST_F(CubicIsTheDefaultTest, LossesInBurstsAreNoReasonForBbr) {
+  // Of so many lanes at random losses, each would have 5 packets on the way, and not 40.
+  Send({.rate = 20000000, .per_mille = 50, .queued_us = kShortQueueUs}, {.rate = 40000000}, 1000);
+  EXPECT_EQ(choice_.in_use(), "cubic");
+  EXPECT_TRUE(reasons_.empty());
+  // Eight times as many lanes would.
+  Send({.rate = 20000000, .per_mille = 50, .queued_us = kShortQueueUs, .lanes = 512},
+       {.rate = 40000000}, 20);
+  EXPECT_EQ(choice_.in_use(), "bbr");
 }
 
 TEST_F(CubicIsTheDefaultTest, FewLossesAreNoReasonForBbr) {
