@@ -2,6 +2,8 @@
 #include "peerd/control/control_client.h"
 
 #include <arpa/inet.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -201,6 +203,26 @@ class NameServer {
   std::thread thread_;
 };
 
+// A gRPC server that is no coordinator: it answers every call with a message.
+class OtherService : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    return new Call();
+  }
+
+ private:
+  class Call final : public grpc::ServerGenericBidiReactor {
+   public:
+    Call() { StartWrite(&message_); }
+    void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+    void OnDone() override { delete this; }
+
+   private:
+    const grpc::Slice slice_{"hello"};
+    const grpc::ByteBuffer message_{&slice_, 1};
+  };
+};
+
 class ControlClientTest : public ::testing::Test {
  protected:
   void Connect(std::vector<std::string> addresses) {
@@ -224,6 +246,19 @@ TEST_F(ControlClientTest, CarriesMessagesBothWays) {
   EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
   ASSERT_TRUE(client_->Send(control::Join{7, {"run", 0}, "t"}));
   EXPECT_EQ(owner_.Next(), "pending 7");
+}
+
+TEST_F(ControlClientTest, AServerThatIsNoCoordinatorIsGivenUp) {
+  OtherService service;
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterCallbackGenericService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  Connect({absl::StrCat("127.0.0.1:", port)});
+  EXPECT_THAT(owner_.Next(), AllOf(StartsWith("disconnected cannot reach coordinator"),
+                                   HasSubstr("is it no coordinator?")));
+  client_->Stop();
 }
 
 TEST_F(ControlClientTest, DropsWhatComesBeforeHelloAndASecondHello) {
