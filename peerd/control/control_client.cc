@@ -130,8 +130,8 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(status)--> done
 //
 // The client's thread waits for gRPC's events, and handles them. gRPC's callbacks would save this
-// loop, but the threads that poll for them hand their role on with each event, which takes twice as
-// long (bench/control_floor.cc). Writes start in the thread that calls Send().
+// loop, but the threads that poll for them hand their role on with each event, which takes 1.5 to
+// 2 times as long (bench/control_floor.cc). Writes start in the thread that calls Send().
 class Stream final {
  public:
   // `last`: where to dial instead of looking `address` up; "": look it up.

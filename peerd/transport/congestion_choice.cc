@@ -95,8 +95,7 @@ bool CongestionChoice::LosesAtRandom(const Sample& sum) const {
   // its window at each loss, at long ones more.
   const double loss = static_cast<double>(sum.bytes_repeated) / static_cast<double>(sum.bytes);
   const double rtt_s = static_cast<double>(sum.rtt_us) / Seconds(1);
-  const double packets =
-      std::max(std::sqrt(1.5 / loss), 1.054 * std::pow(0.4, 0.25) * std::pow(rtt_s / loss, 0.75));
+  const double packets = std::max(std::sqrt(1.5 / loss), 1.054 * std::pow(rtt_s / loss, 0.75));
   const double rate = sum.round_trips * packets * kPacketBytes;
   return static_cast<double>(sum.bytes) <=
          kModelTolerance * rate * static_cast<double>(sum.us) / Seconds(1);

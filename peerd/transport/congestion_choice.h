@@ -43,7 +43,7 @@ class CongestionChoice {
     uint64_t arrived = 0;
     uint64_t queued_us = 0;
     int64_t rtt_us = 0;  // the longest round trip of these paths
-    // How many round trips all lanes in use together make in a second.
+    // How many round trips all lanes of links that carried bytes make in a second, together.
     double round_trips = 0;
   };
 

@@ -916,7 +916,7 @@ Arrivals TransportImpl::PopArrivals() {
   bool settled = !crowded || !host_lanes_.tries();
   const Tick now = ring_->Now();
   std::vector<Moved> moved;
-  queues_.round_trips = 0;
+  double round_trips = 0;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
@@ -930,8 +930,11 @@ Arrivals TransportImpl::PopArrivals() {
         queues_.arrived += bytes;
         queues_.queued_us += result.queued_us - before.queued_us;
         queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
-        queues_.round_trips += static_cast<double>(peer.link->lanes_used()) * Seconds(1) /
-                               static_cast<double>(std::max<int64_t>(1, peer.link->path_rtt_us()));
+        if (bytes != 0) {
+          round_trips += static_cast<double>(peer.link->lanes_used()) * Seconds(1) /
+                         static_cast<double>(std::max<int64_t>(1, peer.link->path_rtt_us()));
+          queues_.round_trips = std::max(queues_.round_trips, round_trips);
+        }
         host_pace_.Arrived(peer.link->options().id, bytes,
                            {.shared_us = queued_us, .any_us = result.queued_us - before.queued_us});
         settled &= crowded || bytes == 0 || !peer.link->tries_lanes();
