@@ -24,7 +24,8 @@ constexpr uint64_t kVeryMuchPerMille = 50;
 // though queues are short.
 constexpr uint64_t kLossyOneOf = 2000;
 constexpr uint64_t kLossyBytesMin = 16 << 10;
-// Payload of a packet, and how much faster than the model a connection may be in a measurement.
+// Payload of a packet, and how much faster than the model connections may be in a measurement. With
+// larger packets the model gives too little, so bbr is tried less often.
 constexpr double kPacketBytes = 1400;
 constexpr double kModelTolerance = 1.5;
 // Up to this, two controls are about as good: measurements also differ because their ops and the

@@ -63,13 +63,15 @@ class CongestionChoice {
   struct Measured {
     uint64_t rate = 0;       // bytes a second
     uint64_t per_mille = 0;  // of the bytes, repeated
-    bool lossy = false;      // bytes were repeated though packets hardly waited in queues
+    bool lossy = false;      // LosesAtRandom()
     uint64_t worth() const {
       const uint64_t cost = kRepeatCost * per_mille;
       return cost < 1000 ? rate / 1000 * (1000 - cost) : 0;
     }
   };
   std::string Judge(const Measured& measured, Tick now);
+  // Whether bytes were repeated though packets hardly waited in queues, and the control in use
+  // carried no more than it can at such losses.
   bool LosesAtRandom(const Sample& sum) const;
   bool HasFallen(const Measured& measured) const;
   bool FearsLosses() const;
