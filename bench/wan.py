@@ -11,7 +11,8 @@ lanes per link. Then one lane of one link gets 5 % of its rate. Target: the op t
 see bench/ring.py. sizes: see bench/wan_sizes.py; it runs only if you name it.
 
 With --congestion=auto, peerd chooses the congestion control by what it measures, and iperf3 takes the default of the
-hosts' systems, which --system-congestion sets (it must be in this machine's net.ipv4.tcp_allowed_congestion_control).
+hosts' systems. --sysctl=net.ipv4.tcp_congestion_control=cubic sets that (the name must be in this machine's
+net.ipv4.tcp_allowed_congestion_control).
 
 With --one-way=100ms --flow-mbit=0 the links are those of `sizes`, where 10 times one flow is no target.
 
@@ -178,7 +179,7 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
         wan = stack.enter_context(
             Wan(logs / f"{hosts}-{lanes}", links, seed=args.seed, tick_us=TICK_US, peerd_flags=flags)
         )
-        wan_sizes.set_congestion(wan, args)
+        wan_sizes.set_up(wan, args)
         wan.start_coordinator([f"--ring-interval-s={RING_INTERVAL_S}"])
         for host in wan.hosts:
             host.start_peerd()
@@ -422,7 +423,9 @@ def main() -> int:
         help=f"clean, loss, slow_lane: the rate of one flow; 0: that of the link (default {FLOW_MBIT})",
     )
     parser.add_argument("--congestion", default="cubic", help="for lanes and iperf3, or auto (default cubic)")
-    parser.add_argument("--system-congestion", help="the default of the hosts' systems (default: this machine's)")
+    parser.add_argument(
+        "--sysctl", action="append", default=[], metavar="NAME=VALUE", help="a setting of the hosts' kernels"
+    )
     parser.add_argument("--loss", help=f"share of the segments that is lost (default {LOSS}%; sizes: none)")
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor in MiB (default 64)")
     parser.add_argument("--ops", type=int, default=5, help="ops of a case that count (default 5)")

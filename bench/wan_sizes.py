@@ -75,11 +75,11 @@ class Team:
         return slowest
 
 
-def set_congestion(wan: Wan, args: argparse.Namespace) -> None:
-    """Sets the congestion control of all hosts by --congestion and --system-congestion. Call it before peerds start."""
-    if args.system_congestion:
+def set_up(wan: Wan, args: argparse.Namespace) -> None:
+    """Sets the kernels of all hosts by --sysctl, and the congestion control. Call it before peerds start."""
+    for setting in args.sysctl:
         for host in wan.hosts:
-            host.run("sysctl", "-qw", f"net.ipv4.tcp_congestion_control={args.system_congestion}")
+            host.run("sysctl", "-qw", setting)
     if args.congestion != AUTO:
         wan.peerd_flags = (*wan.peerd_flags, f"--congestion={args.congestion}")
 
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, judge: Any, emit: Any) -> bool:
             wan = stack.enter_context(
                 Wan(logs / f"sizes-{hosts}", links, seed=args.seed, tick_us=1000, peerd_flags=flags)
             )
-            set_congestion(wan, args)
+            set_up(wan, args)
             wan.start_coordinator([f"--ring-interval-s={RING_INTERVAL_S}"])
             for host in wan.hosts:
                 host.start_peerd()

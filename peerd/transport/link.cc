@@ -1049,6 +1049,12 @@ void Link::PopArrivals(Arrivals* sum) {
   if (arrived != 0) sum->shared_queued_us += SharedQueuedUs(arrived, queued);
 }
 
+int64_t Link::shortest_rtt_us() const {
+  const std::optional<TcpDelivery> control =
+      control_ == nullptr ? std::nullopt : control_->Delivery();
+  return control && control->rtt_us != 0 ? control->rtt_us : rtt_us_;
+}
+
 // For how long packets of this lane wait in queues of the path.
 uint64_t Link::QueuedUs(const TcpDelivery& lane) const {
   return static_cast<uint64_t>(std::max<int64_t>(lane.usual_rtt_us - schedule_.rtt_us(), 0));

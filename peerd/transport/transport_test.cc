@@ -107,6 +107,21 @@ TEST_P(TransportTest, LinkComesUpWithItsLanesAndCarriesFramesAndSegmentsBothWays
   EXPECT_GT(links[0].rtt_us, 0);
 }
 
+TEST_P(TransportTest, KnowsTheRoundTripOfThePathBeforeAnythingWasSent) {
+  auto world = Make(2);
+  if (world->fake != nullptr) world->fake->SetDelivery({.rtt_us = 700});
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  for (int i = 0; i < 2; ++i) {
+    const auto links = world->at(i).transport->GetLinkStats();
+    ASSERT_EQ(links.size(), 1u);
+    EXPECT_GT(links[0].path_rtt_us, 0);
+    if (world->fake != nullptr) {
+      EXPECT_EQ(links[0].path_rtt_us, 700) << "not that of a PING";
+    }
+  }
+}
+
 TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   auto world = Make(2);
   if (world->fake != nullptr) world->fake->SetDelivery({5000000, true, 700});
