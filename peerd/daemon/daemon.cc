@@ -434,7 +434,7 @@ void DaemonImpl::WatchLinks() {
   for (const LinkStats& link : links) {
     peers.push_back(link.link.peer);
     if (!link.relay) {
-      const int64_t us = std::clamp<int64_t>(link.path_rtt_us, 0, UINT32_MAX);
+      const int64_t us = std::clamp<int64_t>(link.shortest_rtt_us, 0, UINT32_MAX);
       link_watch_.SetRtt(link.link.peer, static_cast<uint32_t>(us));
     }
     if (link.small_packets) small.insert(link.link.peer);

@@ -228,7 +228,7 @@ class Link final : public LaneOwner {
     return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;
   }
   int64_t rtt_us() const { return rtt_us_; }
-  // LinkStats::path_rtt_us.
+  // As in LinkStats.
   int64_t shortest_rtt_us() const;
   // The shortest round trip that was seen, without queues.
   int64_t path_rtt_us() const { return schedule_.rtt_us(); }

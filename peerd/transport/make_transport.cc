@@ -881,7 +881,7 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
                         .small_packets = peer.link->small_packets(),
                         .sealed = peer.link->sealed(),
                         .rtt_us = peer.link->rtt_us(),
-                        .path_rtt_us = peer.link->shortest_rtt_us(),
+                        .shortest_rtt_us = peer.link->shortest_rtt_us(),
                         .bytes_sent = s.bytes_sent,
                         .bytes_received = s.bytes_received});
     }

@@ -223,7 +223,7 @@ struct LinkStats {
   int64_t rtt_us = 0;          // of the last PING; 0: none was answered yet
   // The shortest one that TCP has seen on the control lane: of the path alone, where a PING also
   // waits for a busy peer. Without it, rtt_us.
-  int64_t path_rtt_us = 0;
+  int64_t shortest_rtt_us = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
 };

@@ -115,9 +115,9 @@ TEST_P(TransportTest, KnowsTheRoundTripOfThePathBeforeAnythingWasSent) {
   for (int i = 0; i < 2; ++i) {
     const auto links = world->at(i).transport->GetLinkStats();
     ASSERT_EQ(links.size(), 1u);
-    EXPECT_GT(links[0].path_rtt_us, 0);
+    EXPECT_GT(links[0].shortest_rtt_us, 0);
     if (world->fake != nullptr) {
-      EXPECT_EQ(links[0].path_rtt_us, 700) << "not that of a PING";
+      EXPECT_EQ(links[0].shortest_rtt_us, 700) << "not that of a PING";
     }
   }
 }
