@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -186,9 +187,10 @@ double Measure(Way way, int members) {
   LH_CHECK(listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&any), sizeof any) == 0);
   LH_CHECK(listen(listener, 1) == 0);
   std::vector<std::vector<int>> links(members);
-  std::vector<int> local(2 * members);
+  // Of each member: the trainer's end, and that of its process.
+  std::vector<std::array<int, 2>> local(members);
   for (int i = 0; i < members; ++i) {
-    LH_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, &local[2 * i]) == 0);
+    LH_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, local[i].data()) == 0);
     for (int j = 0; j < i; ++j) {
       int ends[2];
       Connect(listener, &ends[0], &ends[1]);
@@ -201,13 +203,13 @@ double Measure(Way way, int members) {
   for (int i = 0; i < members; ++i) {
     middle.push_back(fork());
     LH_CHECK(middle.back() >= 0);
-    if (middle.back() == 0) BeInTheMiddle(way, local[2 * i + 1], links[i], &pages[i]);
+    if (middle.back() == 0) BeInTheMiddle(way, local[i][1], links[i], &pages[i]);
   }
   for (int i = 0; i < members; ++i) {
     trainers.push_back(fork());
     LH_CHECK(trainers.back() >= 0);
     if (trainers.back() == 0) {
-      BeTrainer(way, local[2 * i], &pages[i]);
+      BeTrainer(way, local[i][0], &pages[i]);
       _exit(0);
     }
   }
@@ -219,7 +221,9 @@ double Measure(Way way, int members) {
     kill(pid, SIGKILL);
     LH_CHECK(waitpid(pid, nullptr, 0) == pid);
   }
-  for (const int fd : local) close(fd);
+  for (const std::array<int, 2>& ends : local) {
+    for (const int fd : ends) close(fd);
+  }
   for (const std::vector<int>& row : links) {
     for (const int fd : row) close(fd);
   }
