@@ -26,7 +26,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -130,12 +129,11 @@ void BeTrainer(Way way, int fd, Page* page) {
   for (const int fd : others) watch(fd);
   char buffer[std::max(kRequestBytes, kMessageBytes)] = {};
   uint32_t asked = 0;
-  size_t missing = 0;  // bytes of the others' messages that this round waits for
-  size_t early = 0;    // bytes that have come before the trainer asked
+  const size_t needed = kMessageBytes * others.size();  // the others' messages of a round
+  size_t arrived = 0;  // bytes of such messages; some may come before the trainer asks
   bool open = false;
   const auto begin = [&] {
     open = true;
-    missing = kMessageBytes * others.size();
     for (const int fd : others) SendAll(fd, buffer, kMessageBytes);
   };
   while (true) {
@@ -156,11 +154,11 @@ void BeTrainer(Way way, int fd, Page* page) {
       if (fd == trainer) {
         begin();
       } else {
-        early += static_cast<size_t>(got);
+        arrived += static_cast<size_t>(got);
       }
     }
-    if (open && early >= missing) {
-      early -= missing;
+    if (open && arrived >= needed) {
+      arrived -= needed;
       open = false;
       if (way == Way::kSocket) {
         SendAll(trainer, buffer, kReplyBytes);

@@ -1049,9 +1049,12 @@ void Link::PopArrivals(Arrivals* sum) {
   if (arrived != 0) sum->shared_queued_us += SharedQueuedUs(arrived, queued);
 }
 
+std::optional<TcpDelivery> Link::ControlDelivery() const {
+  return control_ == nullptr ? std::nullopt : control_->Delivery();
+}
+
 int64_t Link::shortest_rtt_us() const {
-  const std::optional<TcpDelivery> control =
-      control_ == nullptr ? std::nullopt : control_->Delivery();
+  const std::optional<TcpDelivery> control = ControlDelivery();
   return control && control->rtt_us != 0 ? control->rtt_us : rtt_us_;
 }
 
@@ -1066,8 +1069,7 @@ uint64_t Link::QueuedUs(const TcpDelivery& lane) const {
 // back, which other hosts fill, do not matter then. (The measurement of the control lane is
 // rougher, since an acknowledgement may wait for a frame to travel with.)
 uint64_t Link::SharedQueuedUs(uint64_t bytes, uint64_t queued_us) {
-  const std::optional<TcpDelivery> control =
-      control_ == nullptr ? std::nullopt : control_->Delivery();
+  const std::optional<TcpDelivery> control = ControlDelivery();
   if (!control || control->usual_rtt_us == 0) return queued_us;
   const uint64_t of_control = QueuedUs(*control);
   // It follows changes as slowly as the measurement of the control lane.

@@ -345,6 +345,8 @@ class Link final : public LaneOwner {
   void LoseStalled(Tick now, uint32_t detect_ms);
   void TuneLanes(uint32_t detect_ms);
   void SendPing(Tick now);
+  // Nothing: there is no control lane now, or TCP tells nothing of it.
+  std::optional<TcpDelivery> ControlDelivery() const;
   uint64_t QueuedUs(const TcpDelivery& lane) const;
   uint64_t SharedQueuedUs(uint64_t bytes, uint64_t queued_us);
   void PingDataLanes(Tick now, uint32_t detect_ms);

@@ -221,8 +221,9 @@ struct LinkStats {
   bool small_packets = false;  // large packets vanish on the path
   bool sealed = false;         // authenticated and encrypted
   int64_t rtt_us = 0;          // of the last PING; 0: none was answered yet
-  // The shortest one that TCP has seen on the control lane: of the path alone, where a PING also
-  // waits for a busy peer. Without it, rtt_us.
+  // The shortest round trip that TCP has seen on the control lane. A PING may be longer, since it
+  // also waits for a busy peer. Through a relay, TCP sees the path to the relay only. If TCP tells
+  // nothing, this is rtt_us.
   int64_t shortest_rtt_us = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
