@@ -70,7 +70,7 @@ Wide PassedOnTime(uint64_t bytes, uint64_t peers, Wide latency, const control::L
 }
 
 Wide LatencyOf(const control::LinkCost& cost) {
-  return Wide{cost.latency_us != 0 ? cost.latency_us : kDefaultLinkCost.latency_us} * 1000;
+  return Wide{std::max(cost.latency_us, kDefaultLinkCost.latency_us)} * 1000;
 }
 
 // The bytes of the whole as they are sent, but for the scales of blocks.

@@ -10,7 +10,8 @@
 //   ring  2 (N - 1) (L + n/N / R)
 //   mesh  2 L + c n / M
 //
-// L: the latency between the two peers that are farthest apart.
+// L: the latency between the two peers that are farthest apart, but at least that of
+//    kDefaultLinkCost. A packet may take less, but the peer that gets it has to wake up.
 // R: bytes per second of the ring's slowest hop, or of the slowest host. Every byte passes that
 // hop. M: the bytes of a tensor that the mesh adds up in a second, with the shares that peers own
 //    (proto/wire/shares.h). Hosts and links limit it. The coordinator knows it.
@@ -72,7 +73,8 @@ inline constexpr size_t kManyLanesPeersMax = 16;
 // memory.
 inline constexpr uint64_t kMeshBytesMax = 64 << 20;
 
-// The cost that is assumed where none was measured: that of a fast link to a near peer.
+// The cost that is assumed where none was measured: that of a fast link to a near peer. No message
+// takes less than its latency.
 struct DefaultLinkCost {
   uint32_t latency_us;
   uint64_t ring_bytes_per_second;

@@ -203,6 +203,15 @@ TEST(ChooseAlgorithm, WhatIsUnknownIsTakenForTheDefault) {
   }
 }
 
+TEST(ChooseAlgorithm, NoLinkIsNearerThanTheDefault) {
+  // A packet takes a few microseconds on a loopback interface, but a hop of the ring takes more.
+  for (uint64_t bytes = 8192; bytes <= kMeshBytesMax; bytes += bytes / 4) {
+    EXPECT_EQ(Choose(bytes, 8, Rates(3, 1'000'000'000)),
+              Choose(bytes, 8, Rates(kDefaultLinkCost.latency_us, 1'000'000'000)));
+  }
+  EXPECT_EQ(Choose(64 << 10, 3, Rates(3, 1'000'000'000)), Algorithm::kMesh);
+}
+
 TEST(ChooseAlgorithm, TheCallerDecidesWhereThereIsAChoice) {
   for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, uint64_t{1} << 40}) {
     EXPECT_EQ(ChooseAlgorithm(Of(bytes, Algorithm::kMesh), 4, true, {}), Algorithm::kMesh);

@@ -33,14 +33,15 @@ def reduce_all(members: Members, count: int, algorithm: str) -> list[tuple[np.nd
         ("mesh", 300_007, "mesh"),
         ("ring", 5, "ring"),
         ("ring", 300_007, "ring"),
-        ("auto", 1025, "mesh"),
+        # Which of the two depends on the links, as they were measured.
+        ("auto", 1025, "mesh or ring"),
     ],
 )
 def test_each_algorithm_adds_up_and_says_its_name(three: Members, algorithm: str, count: int, taken: str) -> None:
     results = reduce_all(three, count, algorithm)
     expected = sum(np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(3))
     for tensor, info in results:
-        assert info.algorithm == taken
+        assert info.algorithm in taken.split(" or ")
         assert info.world_size == 3
         np.testing.assert_array_equal(tensor, results[0][0])
         np.testing.assert_allclose(tensor, expected, rtol=1e-5, atol=1e-5)
