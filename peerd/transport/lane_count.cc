@@ -49,6 +49,8 @@ constexpr uint64_t kGainPercentMax = 220;
 // pause.
 constexpr uint64_t kKeptPercent = 85;
 constexpr uint32_t kFewestTotal = 16;
+// More lanes slow the sender down if it sent so much more before, in percent of what it sends now.
+constexpr uint64_t kSlowerPercent = 110;
 // After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
 // Queues are short if packets wait in them for less than this part of a round trip, and for less
@@ -128,6 +130,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     return false;
   }
   all_us_ += us;
+  all_bytes_ += bytes;
   if (now >= skip_until_) {
     us_ += us;
     bytes_ += bytes;
@@ -137,19 +140,34 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
   }
   if (all_us_ < (trying() ? kPatienceTrying : kPatience) * enough) return false;
+  NoteOverall();
   const bool tried = std::exchange(trying_, false);
   const bool short_queues = QueuesAreShort();
   Restart();  // nothing was measured, so a row of low rates goes on
-  if (links_ == 1) return false;
+  if (links_ == 1) {
+    if (!tried || !SlowsDown()) return false;
+  } else {
+    fewest_ |= std::exchange(trying_fewer_, false);
+  }
   // More lanes for several links do harm, so they have to be known to be better. Where packets
   // hardly wait, so many do none.
   found_ = true;
-  fewest_ |= std::exchange(trying_fewer_, false);
   if (!tried) return false;
   found_until_ = now + kAgainUs;
   if (room_ && short_queues && lanes_ <= kFirstMax) return false;
   Use(lanes_ / 2);
   return true;
+}
+
+void LaneCount::NoteOverall() {
+  if (all_us_ == 0) return;
+  const uint64_t rate = all_bytes_ * Seconds(1) / static_cast<uint64_t>(all_us_);
+  overall_ = overall_ == 0 ? rate : (overall_ + rate) / 2;
+}
+
+// Whether a single link sends clearly less with the lanes that are being tried.
+bool LaneCount::SlowsDown() const {
+  return links_ == 1 && Exceeds(overall_before_, overall_, kSlowerPercent);
 }
 
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
@@ -218,7 +236,11 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     last_rate_ = rate;
     return false;
   }
-  const bool limited = links_ > 1 && kind == Kind::kLong && QueuesAreShort();
+  const bool measured = kind == Kind::kLong && arrived_ != 0;
+  const bool short_queues = measured && QueuesAreShort();
+  const bool limited = links_ > 1 && short_queues;
+  const bool full = links_ == 1 && measured && !short_queues;
+  NoteOverall();
   BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
   // If packets hardly wait, more lanes do no harm.
@@ -228,7 +250,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   unsteady_ = 0;
   if (trying_fewer_) return JudgeFewer(rate, now);
   const bool tried = std::exchange(trying_, false);
-  if (tried && !Exceeds(rate, rate_, gain)) {
+  if (tried && (!Exceeds(rate, rate_, gain) || (kind == Kind::kLong && SlowsDown()))) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
@@ -268,13 +290,14 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   const bool at_limit = !clear && !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
                         !Exceeds(rate, limit_, kOverLimitPercent);
-  if (lanes_ > max_ / 2 || !more || at_limit || at_pace || slower || fewer_kept_) {
+  if (lanes_ > max_ / 2 || !more || full || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
     if (slower) found_until_ = now + kAgainUs;
     return tried && CheckAdded();
   }
   trying_ = true;
   room_ = limited;
+  overall_before_ = overall_;
   Use(lanes_ * 2);
   return true;
 }
@@ -333,6 +356,7 @@ void LaneCount::Use(uint32_t lanes) {
   lanes_ = lanes;
   settle_us_ = (trying_fewer_ ? kSettlingFewer : kSettling) * rtt_us_;
   most_arrived_ = 0;
+  overall_ = 0;
   low_ = 0;
   Restart();
 }
@@ -341,6 +365,7 @@ void LaneCount::BeginMeasurement() {
   us_ = 0;
   bytes_ = 0;
   all_us_ = 0;
+  all_bytes_ = 0;
   short_us_ = 0;
   short_bytes_ = 0;
   arrived_ = 0;

@@ -16,16 +16,20 @@
 // anew.
 //
 // Time counts only while a segment waits for a lane. Otherwise the sender is no faster than its
-// neighbour in the ring, and no number of lanes helps. A rate may also rise or fall by itself, when
-// connections are new or begin to lose packets. So two measurements in a row have to agree: in the
-// rate, or, during a trial of several links, in what is better.
+// neighbour in the ring, and no number of lanes helps. But many lanes take nearly all there is at
+// once, so that little waits, and then the op waits for the slowest of them. So a single link goes
+// back, too, if it sends clearly less with 2n lanes in all the time, waiting or not. A rate may
+// also rise or fall by itself, when connections are new or begin to lose packets. So two
+// measurements in a row have to agree: in the rate, or, during a trial of several links, in what is
+// better.
 //
-// Where several links are one sender, the queues of the path are looked at, too. If packets hardly
-// wait in them, each connection is limited by itself, for instance by random loss, and more lanes
-// do no harm. Then one measurement is enough to try twice as many, and fewer are not tried, except
-// when a pace begins (SetPace()). A rate that falls is no news before it has been low for a while,
-// since hosts wait for each other. If packets wait in queues then, the path has become slower, and
-// more lanes are no help.
+// The queues of the path are looked at, too. If packets wait in queues that all lanes share, they
+// carry what the path carries, and a single link tries no more. Where several links are one sender,
+// other links may fill the queues. But if packets hardly wait in them, each connection is limited
+// by itself, for instance by random loss, and more lanes do no harm. Then one measurement is enough
+// to try twice as many, and fewer are not tried, except when a pace begins (SetPace()). A rate that
+// falls is no news before it has been low for a while, since hosts wait for each other. If packets
+// wait in queues then, the path has become slower, and more lanes are no help.
 //
 // Plain value: no clock.
 #pragma once
@@ -105,6 +109,8 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  void NoteOverall();
+  bool SlowsDown() const;
   bool CheckAdded();
   void TryFewer();
   bool Agree(uint64_t a, uint64_t b) const;
@@ -148,6 +154,11 @@ class LaneCount {
   int64_t us_ = 0;
   uint64_t bytes_ = 0;
   int64_t all_us_ = 0;
+  uint64_t all_bytes_ = 0;  // sent in the total time
+  // Bytes a second in the total time of measurements, of which later ones count more: with lanes_,
+  // and with half of them before the trial. 0: not measured.
+  uint64_t overall_ = 0;
+  uint64_t overall_before_ = 0;
   // Of the same time: bytes that arrived, and for how long they waited in queues, added up.
   uint64_t arrived_ = 0;
   uint64_t queued_ = 0;

@@ -179,6 +179,42 @@ TEST_F(LaneCountTest, GoesBackFromMoreAlsoIfItsNeighbourIsSlowerForAPart) {
   EXPECT_EQ(most_, 64u);
 }
 
+TEST_F(LaneCountTest, TriesNoMoreWherePacketsWaitInQueuesOfThePath) {
+  LaneCount count(16, 256, kRttUs);
+  queued_us_ = Millis(30);
+  Send(&count, {30000, 3000}, 10000);
+  EXPECT_EQ(changes_, 0);
+  EXPECT_TRUE(count.found());
+  // Each lane begins to lose packets, and the queues run empty.
+  queued_us_ = Millis(3);
+  Send(&count, {30000, 1000}, 10000);
+  EXPECT_EQ(count.lanes(), 32u);
+}
+
+TEST_F(LaneCountTest, GoesBackFromMoreWithWhichOpsTakeLonger) {
+  LaneCount count(16, 256, kRttUs);
+  for (int i = 0; i < 40; ++i) {
+    const bool more = count.lanes() > 16;
+    Send(&count, {60000, 3000}, more ? 640 : 800);
+    Send(&count, {60000, 3000, 100}, more ? 800 : 100);
+  }
+  EXPECT_EQ(count.lanes(), 16u) << "32 carry a quarter more, until the op waits for a slow one";
+  EXPECT_EQ(most_, 32u);
+  EXPECT_TRUE(count.found());
+}
+
+TEST_F(LaneCountTest, GoesBackFromMoreThatTakeAllAtOnceIfOpsTakeLonger) {
+  LaneCount count(16, 256, kRttUs);
+  for (int i = 0; i < 40; ++i) {
+    const bool more = count.lanes() > 16;
+    if (!more) Send(&count, {60000, 3000}, 800);
+    if (more) changes_ += count.Sent(38400000, now_ = now_ + Millis(1));
+    Send(&count, {60000, 3000, 100}, more ? 1400 : 100);
+  }
+  EXPECT_EQ(count.lanes(), 16u);
+  EXPECT_EQ(most_, 32u);
+}
+
 TEST_F(LaneCountTest, OfALongBurstTheBeginningIsLeftOut) {
   LaneCount count(16, 16, kRttUs);
   for (int i = 0; i < 20; ++i) {

@@ -115,6 +115,10 @@ void LaneSchedule::QueueEmptied() {
   if (count_) count_->QueueEmptied();
 }
 
+void LaneSchedule::Arrived(uint64_t bytes, uint64_t queued_us) {
+  if (count_ && crowded_ == 0) count_->Arrived(bytes, queued_us);
+}
+
 bool LaneSchedule::Probed(uint64_t bytes_per_second) {
   return count_ && count_->Probed(bytes_per_second);
 }

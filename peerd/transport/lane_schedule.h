@@ -57,6 +57,8 @@ class LaneSchedule {
   bool Gave(uint32_t index, uint32_t bytes, Tick now);
   // A lane could take more, and nothing waited.
   void QueueEmptied();
+  // As in LaneCount, of this link.
+  void Arrived(uint64_t bytes, uint64_t queued_us);
   // A probe measured the rate of the path. Returns whether lanes_of_use() has changed.
   bool Probed(uint64_t bytes_per_second);
 

@@ -1046,7 +1046,10 @@ void Link::PopArrivals(Arrivals* sum) {
   }
   sum->bytes += arrived;
   sum->queued_us += queued;
-  if (arrived != 0) sum->shared_queued_us += SharedQueuedUs(arrived, queued);
+  if (arrived == 0) return;
+  const uint64_t shared = SharedQueuedUs(arrived, queued);
+  sum->shared_queued_us += shared;
+  schedule_.Arrived(arrived, shared / arrived);
 }
 
 std::optional<TcpDelivery> Link::ControlDelivery() const {
