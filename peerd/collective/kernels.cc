@@ -406,16 +406,13 @@ void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {
   const uint64_t head = std::min(-reinterpret_cast<uintptr_t>(out) % kLine, bytes);
   std::memcpy(out, in, head);
   uint64_t done = head;
-  // Several pages, one line of each in turn: a processor prefetches by itself, but not beyond the
-  // end of a page.
-  constexpr uint64_t kPage = 4096;
-  constexpr uint64_t kBlock = 4 * kPage;
-  for (; done + kBlock <= bytes; done += kBlock) {
-    for (uint64_t line = done; line < done + kPage; line += kLine) {
-      for (uint64_t at = line; at < line + kBlock; at += kPage) StreamLine(out + at, in + at);
-    }
+  // A processor prefetches by itself, but not beyond the end of a page. A prefetch never faults, so
+  // it may go beyond the end of `in`, too.
+  constexpr uint64_t kAhead = 2048;
+  for (; done + kLine <= bytes; done += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(in + done + kAhead), _MM_HINT_T0);
+    StreamLine(out + done, in + done);
   }
-  for (; done + kLine <= bytes; done += kLine) StreamLine(out + done, in + done);
   std::memcpy(out + done, in + done, bytes - done);
   // Streaming stores are not ordered like plain ones. Order them before what follows.
   _mm_sfence();

@@ -219,6 +219,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     found_ = false;
     found_until_ = now;
     last_rate_ = 0;
+    overall_ = 0;
     if (std::exchange(trying_, false)) {
       Use(lanes_ / 2);
       return true;
