@@ -112,7 +112,7 @@ std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
                                              UnmapFunction unmap = nullptr);
 
 // Default of AttemptSpec::cached_bytes_max.
-inline constexpr uint64_t kCachedBytesMax = 2 << 20;
+inline constexpr uint64_t kCachedBytesMax = 1 << 20;
 
 // A part of the whole that belongs to a member (OpTable::CutsOf lists them). An all-reduce has
 // none.
