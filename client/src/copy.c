@@ -8,9 +8,9 @@
 #include <emmintrin.h>
 
 #define LINE ((size_t)64)
-#define PAGE ((size_t)4096)
-#define PAGES ((size_t)4)
-#define BLOCK (PAGES * PAGE)
+/* So far ahead of a copy its source is prefetched. A processor prefetches by itself, but only up to
+ * the end of a page. */
+#define AHEAD ((size_t)2048)
 
 /* Copies one cache line; `to` is aligned to a line. These stores do not read the old line first. */
 static void stream_line(uint8_t *to, const uint8_t *from) {
@@ -26,17 +26,6 @@ static void stream_line(uint8_t *to, const uint8_t *from) {
   _mm_stream_si128(out + 3, d);
 }
 
-/* Copies several pages, one line of each in turn. The reason: a processor prefetches only up to the
- * end of a page. `next` is the source of the block that is copied after this one. */
-static void stream_block(uint8_t *to, const uint8_t *from, const uint8_t *next) {
-  for (size_t line = 0; line < PAGE; line += LINE) {
-    for (size_t at = line; at < BLOCK; at += PAGE) {
-      _mm_prefetch((const char *)(next + at), _MM_HINT_T0);
-      stream_line(to + at, from + at);
-    }
-  }
-}
-
 void lhi_copy(void *to, const void *from, size_t bytes) {
   uint8_t *out = to;
   const uint8_t *in = from;
@@ -46,8 +35,9 @@ void lhi_copy(void *to, const void *from, size_t bytes) {
     out += head;
     in += head;
     bytes -= head;
-    for (; bytes >= BLOCK; out += BLOCK, in += BLOCK, bytes -= BLOCK) {
-      stream_block(out, in, bytes >= 2 * BLOCK ? in + BLOCK : in);
+    for (; bytes >= AHEAD + LINE; out += LINE, in += LINE, bytes -= LINE) {
+      _mm_prefetch((const char *)(in + AHEAD), _MM_HINT_NTA);
+      stream_line(out, in);
     }
     /* Streaming stores are not ordered like plain stores. The fence completes them before the
      * caller tells another thread or process that the copy is done. */

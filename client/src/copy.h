@@ -11,10 +11,10 @@ extern "C" {
 /* Smaller copies use memcpy(): their target is probably still in a cache at its next use. */
 #define LHI_STREAM_BYTES_MIN ((size_t)8 << 20)
 
-/* memcpy() for tensors. A large target is written past the caches, which takes two thirds of the
- * time. The C library does the same, but only for copies above a size that it derives from the size
- * of the caches. A virtual machine reports the caches of the whole host, so that size is too large
- * there. */
+/* memcpy() for tensors. A large target is written past the caches, which takes half to two thirds
+ * of the time. The C library does the same, but only for copies above a size that it derives from
+ * the size of the caches. A virtual machine reports the caches of the whole host, so that size is
+ * too large there. */
 void lhi_copy(void *to, const void *from, size_t bytes);
 
 #ifdef __cplusplus
