@@ -738,11 +738,11 @@ TEST(CopyAsideTest, AnyLengthAndAlignmentCopiesItsBytesOnly) {
   }
 }
 
-TEST(CopyAsideTest, BlocksOfPagesArriveWhole) {
-  constexpr size_t kBlock = 16 << 10;
-  std::vector<uint8_t> in(3 * kBlock + 200);
+TEST(CopyAsideTest, LongCopiesArriveWhole) {
+  constexpr size_t kLong = 16 << 10;
+  std::vector<uint8_t> in(3 * kLong + 200);
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint8_t>(i * 7 + i / 251);
-  for (const size_t bytes : {kBlock - 1, kBlock, kBlock + 1, kBlock + 64, 2 * kBlock, 3 * kBlock}) {
+  for (const size_t bytes : {kLong - 1, kLong, kLong + 1, kLong + 64, 2 * kLong, 3 * kLong}) {
     for (const size_t skip : {0, 1, 63}) {
       std::vector<uint8_t> out(in.size(), 0);
       std::vector<uint8_t> expected = out;
