@@ -165,9 +165,10 @@ void LaneCount::NoteOverall() {
   overall_ = overall_ == 0 ? rate : (overall_ + rate) / 2;
 }
 
-// Whether a single link sends clearly less with the lanes that are being tried.
+// Whether a single link sends clearly less with the lanes that are being tried. Of short bursts,
+// rates say that already.
 bool LaneCount::SlowsDown() const {
-  return links_ == 1 && Exceeds(overall_before_, overall_, kSlowerPercent);
+  return links_ == 1 && kind_ == Kind::kLong && Exceeds(overall_before_, overall_, kSlowerPercent);
 }
 
 // The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
@@ -219,7 +220,10 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     found_ = false;
     found_until_ = now;
     last_rate_ = 0;
+    full_ = false;
     overall_ = 0;
+    all_us_ = 0;
+    all_bytes_ = 0;
     if (std::exchange(trying_, false)) {
       Use(lanes_ / 2);
       return true;
@@ -237,10 +241,11 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     last_rate_ = rate;
     return false;
   }
-  const bool measured = kind == Kind::kLong && arrived_ != 0;
-  const bool short_queues = measured && QueuesAreShort();
+  const bool short_queues = kind == Kind::kLong && QueuesAreShort();
   const bool limited = links_ > 1 && short_queues;
-  const bool full = links_ == 1 && measured && !short_queues;
+  if (kind == Kind::kLong && arrived_ != 0) full_ = links_ == 1 && !short_queues;
+  // The path has changed, so what was sent before says nothing about more lanes.
+  if (!trying() && (fell || (rate_ != 0 && Exceeds(rate, rate_, kChangePercent)))) overall_ = 0;
   NoteOverall();
   BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
@@ -251,7 +256,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   unsteady_ = 0;
   if (trying_fewer_) return JudgeFewer(rate, now);
   const bool tried = std::exchange(trying_, false);
-  if (tried && (!Exceeds(rate, rate_, gain) || (kind == Kind::kLong && SlowsDown()))) {
+  if (tried && (!Exceeds(rate, rate_, gain) || SlowsDown())) {
     found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
@@ -291,7 +296,7 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   }
   const bool at_limit = !clear && !Exceeds(limit_ * kAtLimitPercent / 100, rate, 100) &&
                         !Exceeds(rate, limit_, kOverLimitPercent);
-  if (lanes_ > max_ / 2 || !more || full || at_limit || at_pace || slower || fewer_kept_) {
+  if (lanes_ > max_ / 2 || !more || full_ || at_limit || at_pace || slower || fewer_kept_) {
     found_ = true;
     if (slower) found_until_ = now + kAgainUs;
     return tried && CheckAdded();
@@ -357,6 +362,7 @@ void LaneCount::Use(uint32_t lanes) {
   lanes_ = lanes;
   settle_us_ = (trying_fewer_ ? kSettlingFewer : kSettling) * rtt_us_;
   most_arrived_ = 0;
+  full_ = false;
   overall_ = 0;
   low_ = 0;
   Restart();

@@ -3,9 +3,9 @@
 // One TCP connection gets only a fraction of what a long or lossy path carries, and nobody says how
 // large a fraction. So a sender measures its rate with n lanes, then with 2n. If the rate is
 // clearly higher, the sender keeps 2n lanes and later tries 4n. A single link also keeps 2n lanes
-// if segments seldom wait for them, so that there is nothing to measure. Otherwise it goes back to
-// n. Too many lanes do harm: each is slower, and the end of an op waits for the slowest. The sender
-// tries again when its rate has changed by much, and after kAgainUs.
+// if segments seldom wait for them, so that there is nothing to measure, and it does not send less.
+// Otherwise it goes back to n. Too many lanes do harm: each is slower, and the end of an op waits
+// for the slowest. The sender tries again when its rate has changed by much, and after kAgainUs.
 //
 // A burst is what is sent without a pause of two round trips, for instance an op. Bursts are
 // measured in one of two ways:
@@ -16,20 +16,22 @@
 // anew.
 //
 // Time counts only while a segment waits for a lane. Otherwise the sender is no faster than its
-// neighbour in the ring, and no number of lanes helps. But many lanes take nearly all there is at
-// once, so that little waits, and then the op waits for the slowest of them. So a single link goes
-// back, too, if it sends clearly less with 2n lanes in all the time, waiting or not. A rate may
-// also rise or fall by itself, when connections are new or begin to lose packets. So two
-// measurements in a row have to agree: in the rate, or, during a trial of several links, in what is
-// better.
+// neighbour in the ring, and no number of lanes helps. But many lanes take nearly all of an op at
+// once, so that little waits, and then the op waits for the slowest lane. So a single link also
+// goes back if it sends clearly less with 2n lanes in the whole of its bursts, waiting or not.
+// (Bytes that a burst leaves in the kernel count as sent.) A rate may also rise or fall by itself,
+// when connections are new or begin to lose packets. So two measurements in a row have to agree: in
+// the rate, or, during a trial of several links, in what is better.
 //
-// The queues of the path are looked at, too. If packets wait in queues that all lanes share, they
-// carry what the path carries, and a single link tries no more. Where several links are one sender,
-// other links may fill the queues. But if packets hardly wait in them, each connection is limited
-// by itself, for instance by random loss, and more lanes do no harm. Then one measurement is enough
-// to try twice as many, and fewer are not tried, except when a pace begins (SetPace()). A rate that
-// falls is no news before it has been low for a while, since hosts wait for each other. If packets
-// wait in queues then, the path has become slower, and more lanes are no help.
+// A single link tries no more lanes while packets wait in queues of the path that all its lanes
+// share. Then the lanes together already carry all that the path can.
+//
+// Where several links are one sender, other links fill these queues, too, and the following holds.
+// If packets hardly wait in queues, each connection is limited by itself, for instance by random
+// loss, and more lanes do no harm. Then one measurement is enough to try twice as many, and fewer
+// are not tried, except when a pace begins (SetPace()). A rate that falls is no news before it has
+// been low for a while, since hosts wait for each other. If packets wait in queues then, the path
+// has become slower, and more lanes are no help.
 //
 // Plain value: no clock.
 #pragma once
@@ -68,8 +70,8 @@ class LaneCount {
   // not measured yet.
   uint64_t rate() const { return rate_; }
 
-  // True if a search has ended: more lanes than it chose were of no use on this path, or could not
-  // be tried. Stays true when a later trial uses twice as many.
+  // True if a search has ended: more lanes than it chose were of no use on this path, could not be
+  // tried, or were not, because queues are full. Stays true when a later trial uses twice as many.
   bool found() const { return found_; }
   // Another number of lanes is being tried without a pace.
   bool in_trial() const { return trying_ || (trying_fewer_ && pace_ == 0); }
@@ -155,6 +157,7 @@ class LaneCount {
   uint64_t bytes_ = 0;
   int64_t all_us_ = 0;
   uint64_t all_bytes_ = 0;  // sent in the total time
+  bool full_ = false;       // of a single link: packets wait in queues, as far as is known
   // Bytes a second in the total time of measurements, of which later ones count more: with lanes_,
   // and with half of them before the trial. 0: not measured.
   uint64_t overall_ = 0;

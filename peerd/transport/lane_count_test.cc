@@ -191,6 +191,24 @@ TEST_F(LaneCountTest, TriesNoMoreWherePacketsWaitInQueuesOfThePath) {
   EXPECT_EQ(count.lanes(), 32u);
 }
 
+TEST_F(LaneCountTest, KeepsToWhatItKnowsOfQueuesWhileNothingIsReported) {
+  LaneCount count(16, 256, kRttUs);
+  queued_us_ = Millis(30);
+  Send(&count, {30000, 3000}, 2000);
+  queued_us_ = -1;
+  Send(&count, {30000, 1500}, 10000);
+  EXPECT_EQ(changes_, 0);
+}
+
+TEST_F(LaneCountTest, ALinkThatBecameMuchSlowerKeepsMoreThatHelp) {
+  LaneCount count(16, 256, kRttUs);
+  Send(&count, {30000, 30000}, 10000);
+  ASSERT_EQ(count.lanes(), 16u);
+  // Each lane begins to lose packets, and all of them carry a tenth of what they did.
+  Send(&count, {30000, 230}, 60000);
+  EXPECT_EQ(count.lanes(), 128u) << "131 would be enough";
+}
+
 TEST_F(LaneCountTest, GoesBackFromMoreWithWhichOpsTakeLonger) {
   LaneCount count(16, 256, kRttUs);
   for (int i = 0; i < 40; ++i) {
