@@ -8,8 +8,8 @@
 #include <emmintrin.h>
 
 #define LINE ((size_t)64)
-/* So far ahead of a copy its source is prefetched. A processor prefetches by itself, but only up to
- * the end of a page. */
+/* So far ahead of a copy its source is prefetched, past most caches, since nothing reads it soon. A
+ * processor prefetches by itself, but only up to the end of a page. */
 #define AHEAD ((size_t)2048)
 
 /* Copies one cache line; `to` is aligned to a line. These stores do not read the old line first. */
