@@ -144,14 +144,11 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   const bool tried = std::exchange(trying_, false);
   const bool short_queues = QueuesAreShort();
   Restart();  // nothing was measured, so a row of low rates goes on
-  if (links_ == 1) {
-    if (!tried || !SlowsDown()) return false;
-  } else {
-    fewest_ |= std::exchange(trying_fewer_, false);
-  }
+  if (links_ == 1 && !(tried && SlowsDown())) return false;
   // More lanes for several links do harm, so they have to be known to be better. Where packets
   // hardly wait, so many do none.
   found_ = true;
+  fewest_ |= std::exchange(trying_fewer_, false);
   if (!tried) return false;
   found_until_ = now + kAgainUs;
   if (room_ && short_queues && lanes_ <= kFirstMax) return false;
@@ -244,8 +241,9 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   const bool short_queues = kind == Kind::kLong && QueuesAreShort();
   const bool limited = links_ > 1 && short_queues;
   if (kind == Kind::kLong && arrived_ != 0) full_ = links_ == 1 && !short_queues;
+  const bool changed = fell || Exceeds(rate, rate_, kChangePercent);
   // The path has changed, so what was sent before says nothing about more lanes.
-  if (!trying() && (fell || (rate_ != 0 && Exceeds(rate, rate_, kChangePercent)))) overall_ = 0;
+  if (rate_ != 0 && changed && !trying()) overall_ = 0;
   NoteOverall();
   BeginMeasurement();
   const uint64_t before = std::exchange(last_rate_, rate);
@@ -271,7 +269,6 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
   needed_ |= tried;
   added_in_doubt_ |= tried && !room_;
   const bool slower = low && kind == Kind::kLong && !limited;
-  const bool changed = fell || Exceeds(rate, rate_, kChangePercent);
   if (changed) {
     if (!tried) fewest_ = fewer_kept_ = needed_ = added_in_doubt_ = false;
     found_ = false;

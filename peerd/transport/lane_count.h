@@ -111,6 +111,7 @@ class LaneCount {
   bool EndBurst(Tick end);
   // `more`: more lanes may be tried.
   bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
+  // Ends a measurement of overall_.
   void NoteOverall();
   bool SlowsDown() const;
   bool CheckAdded();

@@ -204,7 +204,7 @@ TEST_F(LaneCountTest, ALinkThatBecameMuchSlowerKeepsMoreThatHelp) {
   LaneCount count(16, 256, kRttUs);
   Send(&count, {30000, 30000}, 10000);
   ASSERT_EQ(count.lanes(), 16u);
-  // Each lane begins to lose packets, and all of them carry a tenth of what they did.
+  // Each lane begins to lose packets, and all together carry an eighth of before.
   Send(&count, {30000, 230}, 60000);
   EXPECT_EQ(count.lanes(), 128u) << "131 would be enough";
 }

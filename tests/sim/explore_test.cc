@@ -56,7 +56,7 @@ constexpr Default kDefaults[] = {
     {"given_up", 1, 100, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},
     {"tag_again", 2, 100, 50000},
-    {"tag_again_or_abort", 1, 30000, 30000},
+    {"tag_again_or_abort", 1, 30000, 50000},
     {"leave", 2, 3000, 30000},
     {"evict_one_of_two", 1, 1000, 10000},
     {"two_tags", 1, 1, 30000},

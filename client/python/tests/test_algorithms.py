@@ -33,7 +33,7 @@ def reduce_all(members: Members, count: int, algorithm: str) -> list[tuple[np.nd
         ("mesh", 300_007, "mesh"),
         ("ring", 5, "ring"),
         ("ring", 300_007, "ring"),
-        # Which of the two depends on the links, as they were measured.
+        # The measured links decide which of the two is faster.
         ("auto", 1025, "mesh or ring"),
     ],
 )
@@ -42,6 +42,7 @@ def test_each_algorithm_adds_up_and_says_its_name(three: Members, algorithm: str
     expected = sum(np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(3))
     for tensor, info in results:
         assert info.algorithm in taken.split(" or ")
+        assert info.algorithm == results[0][1].algorithm
         assert info.world_size == 3
         np.testing.assert_array_equal(tensor, results[0][0])
         np.testing.assert_allclose(tensor, expected, rtol=1e-5, atol=1e-5)
