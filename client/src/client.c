@@ -15,6 +15,7 @@
 #include "client/src/ops.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
+#include "client/src/shared.h"
 #include "client/src/state.h"
 #include "client/src/tensors.h"
 
@@ -84,6 +85,7 @@ static void client_free(lh_client *client) {
     lhi_state_free_memory(state);
   }
   lhi_arena_clear(&client->arena);
+  lhi_shared_close(client);
   lhi_close_events(client);
   if (client->fd >= 0) close(client->fd);
   pthread_mutex_destroy(&client->mutex);
@@ -92,24 +94,34 @@ static void client_free(lh_client *client) {
   free(client);
 }
 
+static void hello_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  op->reply_flags = reply != NULL ? reply->flags : 0;
+}
+static const struct lhi_op_type hello = {hello_ended, NULL, NULL, NULL};
+
 /* Sends HELLO on a new connection and waits for the answer. LH_UNAVAILABLE: peerd has gone, or does
  * not answer in time. */
 static lh_status greet(lh_client *client, const char *path, const char *name, int64_t deadline_ns) {
   struct lh_ipc_request request;
   lh_status status;
   lh_op *op;
+  int shared_fd = -1;
   pthread_mutex_lock(&client->mutex);
-  op = lhi_op_new_locked(client, &lhi_question, NULL);
+  op = lhi_op_new_locked(client, &hello, NULL);
   pthread_mutex_unlock(&client->mutex);
   if (op == NULL) return LH_UNAVAILABLE;
   request = lhi_request(LH_IPC_HELLO, op);
   request.u.hello.version = LH_IPC_VERSION;
   request.u.hello.pid = (uint32_t)client->pid;
   memcpy(request.u.hello.name, name, strlen(name));
-  lhi_send(client, &request, -1);
+  /* Without the queues all goes over the socket. */
+  (void)lhi_shared_open(client, &shared_fd);
+  lhi_send(client, &request, shared_fd);
+  if (shared_fd >= 0) close(shared_fd);
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, deadline_ns)) {
     status = lhi_outcome_locked(op);
+    if ((op->reply_flags & LH_IPC_SHARED) == 0) lhi_shared_close(client);
     if (status != LH_OK) {
       status = lhi_fail(status, "lh_open %s: %s", path, lh_last_error());
     }

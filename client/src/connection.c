@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/src/error.h"
+#include "client/src/shared.h"
 
 /* A peerd that reads nothing for this long counts as dead. */
 #define LHI_WRITE_NS ((int64_t)30 * 1000 * 1000 * 1000)
@@ -109,9 +110,15 @@ static int write_request(int socket_fd, const struct lh_ipc_request *request, in
 }
 
 int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, int fd) {
-  int error;
+  static const struct lh_ipc_request kLook = {.magic = LH_IPC_MAGIC, .type = LH_IPC_LOOK};
+  bool look = true;
+  int error = 0;
   pthread_mutex_lock(&client->send_mutex);
-  error = write_request(client->fd, request, fd);
+  if (fd < 0 && lhi_shared_put(client, request, &look)) request = &kLook;
+  if (look) {
+    error = write_request(client->fd, request, fd);
+    ++client->sent;
+  }
   pthread_mutex_unlock(&client->send_mutex);
   return error;
 }
@@ -142,12 +149,14 @@ int64_t lhi_spin_ns(void) {
 static ssize_t read_briefly(lh_client *client) {
   int64_t now = lhi_now_ns();
   const int64_t until = now + client->spin_ns;
-  ssize_t got;
+  ssize_t got = -EAGAIN;
   if (client->spin_skips > 0) {
     --client->spin_skips;
     return lhi_read_replies(client);
   }
-  while ((got = lhi_read_replies(client)) == -EAGAIN && now < until) {
+  lhi_shared_wake(client, true);
+  while (lhi_shared_next(client) == NULL && (got = lhi_read_replies(client)) == -EAGAIN &&
+         now < until) {
     const int64_t before = now;
     sched_yield();
     now = lhi_now_ns();
@@ -156,10 +165,11 @@ static ssize_t read_briefly(lh_client *client) {
                                   ? 2 * client->spin_skips_next + 1
                                   : LHI_SPIN_SKIPS_MAX;
     client->spin_skips = client->spin_skips_next;
-    return lhi_read_replies(client);
+    break;
   }
-  client->spin_skips_next = 0;
-  return got;
+  lhi_shared_wake(client, false);
+  if (client->spin_skips == 0) client->spin_skips_next = 0;
+  return got == -EAGAIN && lhi_shared_next(client) == NULL ? lhi_read_replies(client) : got;
 }
 
 ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first) {
@@ -174,6 +184,8 @@ ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_firs
                                                          : (int)((left + 999999) / 1000000);
   }
   if (timeout != 0) got = poll_first ? read_briefly(client) : lhi_read_replies(client);
-  if (got == -EAGAIN && poll(&poll_fd, 1, timeout) > 0) got = lhi_read_replies(client);
+  if (got == -EAGAIN && lhi_shared_next(client) == NULL && poll(&poll_fd, 1, timeout) > 0) {
+    got = lhi_read_replies(client);
+  }
   return got;
 }

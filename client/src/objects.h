@@ -8,7 +8,8 @@
  *   error, arena, copy, objects
  *   kinds, tensors  what a collective works on, and how its kinds differ
  *   sleep         waiting for a change of a client
- *   connection    the socket to peerd
+ *   shared        queues in memory that is shared with peerd
+ *   connection    the way to peerd: these queues, and the socket
  *   members       the members of a client
  *   ops           requests to peerd, from the request to the outcome
  *   replies       reading replies of peerd, and giving them to the operations
@@ -237,6 +238,13 @@ struct lh_client {
   /* Only the reader uses these two: how many of the next waits do not poll, and how many did not
    * after the last time that the processor was busy. */
   uint32_t spin_skips, spin_skips_next;
+  /* The memory with the queues; NULL: there are none. `put` and `sent` are guarded by the send
+   * mutex. Only the reader uses `taken` and `read`. */
+  struct lh_ipc_shared *shared;
+  uint32_t put;           /* requests that were put into the queue so far */
+  uint64_t sent;          /* requests that were sent over the socket so far */
+  uint32_t taken;         /* replies that were taken from the queue so far */
+  uint64_t read;          /* replies that were read from the socket and handled so far */
   int64_t answer_ns;      /* how long to wait for an answer that needs no other peer */
   lh_client *next_client; /* the list of all clients of the process, for fork() */
   pthread_mutex_t send_mutex;

@@ -11,6 +11,7 @@
 #include "client/src/error.h"
 #include "client/src/members.h"
 #include "client/src/ops.h"
+#include "client/src/shared.h"
 #include "client/src/sleep.h"
 
 void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
@@ -109,6 +110,8 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
       comm->sync->progress_told = false;
       lhi_wake_locked(client);
       break;
+    case LH_IPC_LOOK: /* the queue is looked into with every reply */
+      break;
     default:
       lhi_die_locked(
           client, LH_INTERNAL,
@@ -117,11 +120,26 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
   }
 }
 
+/* Handles the replies of the queue that come before all further ones of the socket. */
+static void dispatch_shared_locked(lh_client *client) {
+  struct lh_ipc_reply *reply;
+  while ((reply = lhi_shared_next(client)) != NULL) {
+    on_reply_locked(client, reply);
+    lhi_shared_pop(client);
+  }
+}
+
 /* Handles the replies that were read. `got` is what lhi_read_replies() returned. */
 static void dispatch_locked(lh_client *client, ssize_t got) {
   const size_t frames = client->inbox_bytes / sizeof(struct lh_ipc_reply);
   const size_t rest = client->inbox_bytes % sizeof(struct lh_ipc_reply);
-  for (size_t i = 0; i < frames; ++i) on_reply_locked(client, &client->inbox[i]);
+  if (frames > 0) lhi_shared_look(client, client->read + frames);
+  dispatch_shared_locked(client);
+  for (size_t i = 0; i < frames; ++i) {
+    on_reply_locked(client, &client->inbox[i]);
+    ++client->read;
+    dispatch_shared_locked(client);
+  }
   if (frames > 0) memmove(client->inbox, &client->inbox[frames], rest);
   client->inbox_bytes = rest;
   client->flush(client);

@@ -54,7 +54,9 @@ class ClientTest : public testing::Test {
     lh_close(client_);  // frees communicators and ops
   }
 
-  void Start(IpcServerOptions options = {}) { harness_ = std::make_unique<Harness>(options); }
+  void Start(IpcServerOptions options = {}) {
+    harness_ = std::make_unique<Harness>(options, poll_us_);
+  }
   void Open() {
     lh_open_options options = LH_OPEN_OPTIONS_INIT;
     options.socket_path = harness_->path().c_str();
@@ -102,6 +104,7 @@ class ClientTest : public testing::Test {
         [count](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == count; });
   }
 
+  uint32_t poll_us_ = 0;  // of peerd
   std::unique_ptr<Harness> harness_;
   lh_client* client_ = nullptr;
   lh_comm* comm_ = nullptr;
@@ -537,6 +540,56 @@ TEST_F(ClientTest, OperationsBeyondTheLimitWaitAndNothingOvertakesThem) {
   EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
   EXPECT_EQ(harness_->Events().back(), "step 1");
   for (lh_op* op : ops) lh_op_free(op);
+}
+
+// ------------------------------------------------------------------------------ queues
+
+TEST_F(ClientTest, WhileBothSidesAreAwakeAnOpNeedsNoSocket) {
+  poll_us_ = 3600U * 1000 * 1000;
+  StartJoined();
+  float* const data = Alloc(1);
+  const uint64_t sent = client_->sent;
+  const uint64_t read = client_->read;
+  Hold(&ScriptedHandler::hold_posts);
+  for (uint32_t i = 1; i <= 100; ++i) {
+    lh_op* const op = AllReduce(data, data, 1);
+    // As if a thread were looking for the reply.
+    lh_ipc_queue_wake(&client_->shared->replies, 1);
+    ASSERT_TRUE(UntilPosts(1));
+    harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+    ASSERT_TRUE(Soon(
+        [&] { return __atomic_load_n(&client_->shared->replies.put, __ATOMIC_SEQ_CST) == i; }));
+    EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+    lh_op_free(op);
+  }
+  EXPECT_EQ(client_->sent, sent);
+  EXPECT_EQ(client_->read, read);
+  EXPECT_EQ(client_->taken, 100u);
+}
+
+// Both sides fall asleep and wake up again and again, at any moment.
+TEST_F(ClientTest, NothingIsLostBetweenTheQueuesAndTheSocket) {
+  poll_us_ = 20;
+  StartJoined();
+  client_->spin_ns = 20 * 1000;
+  constexpr size_t kThreads = 4;
+  constexpr size_t kOps = 1500;
+  float* const data = Alloc(kThreads);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < kOps; ++i) {
+        data[t] = static_cast<float>(i);
+        lh_op* const op = AllReduce(data + t, data + t, 1, t);
+        ASSERT_NE(op, nullptr);
+        ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+        lh_op_free(op);
+        ASSERT_EQ(data[t], static_cast<float>(2 * i));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GE(client_->put + client_->sent, kThreads * kOps);
 }
 
 TEST_F(ClientTest, OperationsThatWaitEndWithPeerd) {

@@ -58,6 +58,7 @@ class EpollRing final : public Ring {
   void UnregisterBuffer(int buffer) override;
   absl::Status RunOnce(Tick until) override;
   void SetPoll(uint32_t us) override { poll_us_ = us; }
+  void SetSharedWork(SharedWork* work) override { work_ = work; }
   void Wake() override;
   Tick Now() const override { return MonotonicNow(); }
   const RingFeatures& features() const override { return features_; }
@@ -111,6 +112,7 @@ class EpollRing final : public Ring {
   void OnEvent(int fd, uint32_t events);
 
   uint32_t poll_us_ = 0;
+  SharedWork* work_ = nullptr;
   RingFeatures features_;
   RingOps ops_;
   std::deque<Task> tasks_;        // entries never move
@@ -459,10 +461,12 @@ int EpollRing::Wait(Tick until) {
     const Tick end = std::min(until, MonotonicNow() + int64_t{poll_us_});
     do {
       const int n = WaitAtMost(0);
-      if (n != 0) return n;
+      const bool work = work_ != nullptr && work_->Look();
+      if (work || n != 0) return n;
       sched_yield();
     } while (MonotonicNow() < end);
   }
+  if (work_ != nullptr && left() > 0 && work_->StopLooking()) return WaitAtMost(0);
   return WaitAtMost(left());
 }
 
@@ -499,6 +503,7 @@ absl::Status EpollRing::RunOnce(Tick until) {
   if (n < 0) return absl::UnavailableError(absl::StrCat("epoll wait: ", strerror(-n)));
   ops_.RunReady();
   for (int i = 0; i < n; ++i) OnEvent(events_[i].data.fd, events_[i].events);
+  if (work_ != nullptr) work_->Run();
   ops_.RunTimers(MonotonicNow());
   return absl::OkStatus();
 }

@@ -136,6 +136,7 @@ class FakeRing final : public Ring, private Sockets {
   void UnregisterBuffer(int buffer) override;
   absl::Status RunOnce(Tick until) override;
   void SetPoll(uint32_t /*us*/) override {}
+  void SetSharedWork(SharedWork* /*work*/) override {}
   void Wake() override;
   Tick Now() const override { return now_; }
   const RingFeatures& features() const override { return features_; }

@@ -45,6 +45,21 @@ using IoCallback = absl::AnyInvocable<void(IoResult)>;
 // Names an operation that has not ended. 0 names none. An id is never used again.
 using IoId = uint64_t;
 
+// Work that comes through shared memory, so that no operation of a ring tells of it. RunOnce()
+// calls all of it.
+class SharedWork {
+ public:
+  virtual ~SharedWork() = default;
+  // Called again and again while RunOnce() polls. Returns whether there is work, without doing it.
+  virtual bool Look() = 0;
+  // RunOnce() is about to sleep. From now on, until the next Look(), whoever brings work must also
+  // end an operation of the ring. Returns whether there is work already; then RunOnce() does not
+  // sleep.
+  virtual bool StopLooking() = 0;
+  // Does the work that has come, with the callbacks of the ring.
+  virtual void Run() = 0;
+};
+
 struct RingFeatures {
   bool send_zero_copy = false;
   bool registered_buffers = false;
@@ -101,6 +116,8 @@ class Ring {
   // Polling saves a wake-up when an operation ends soon. Its price is a busy processor. Each round
   // of polling yields the processor to other threads.
   virtual void SetPoll(uint32_t us) = 0;
+  // From now on RunOnce() also does this work; nullptr: none. A ring that never polls need not.
+  virtual void SetSharedWork(SharedWork* work) = 0;
   // Ends a wait in RunOnce() from another thread.
   virtual void Wake() = 0;
   // The monotonic clock of this ring.

@@ -924,6 +924,55 @@ TEST(OpenRingTest, TakesIoUringWhereTheSystemAllowsIt) {
   }
 }
 
+// ------------------------------------------------------------------------------ shared memory
+
+// Work in memory, as if a trainer had put it there.
+struct MemoryWork : SharedWork {
+  bool Look() override {
+    calls += 'l';
+    return ready;
+  }
+  bool StopLooking() override {
+    calls += 's';
+    return ready;
+  }
+  void Run() override {
+    calls += 'r';
+    ready = false;
+  }
+  bool ready = false;
+  std::string calls;
+};
+
+TEST_P(RingTest, SharedWorkThatIsThereIsDoneWithoutSleep) {
+  if (GetParam().kind == Kind::kFake) GTEST_SKIP() << "never polls";
+  MemoryWork work;
+  ring_->SetSharedWork(&work);
+  work.ready = true;
+  const Tick begin = ring_->Now();
+  ASSERT_TRUE(ring_->RunOnce(begin + Seconds(3600)).ok());
+  // A ring that does not poll looks only before it sleeps.
+  EXPECT_EQ(work.calls, GetParam().poll_us > 0 ? "lr" : "sr");
+  ring_->SetSharedWork(nullptr);
+  ASSERT_TRUE(ring_->RunOnce(ring_->Now()).ok());
+  EXPECT_EQ(work.calls.size(), 2u);
+}
+
+TEST_P(RingTest, BeforeItSleepsARingStopsLookingForSharedWork) {
+  if (GetParam().kind == Kind::kFake) GTEST_SKIP() << "never polls";
+  MemoryWork work;
+  ring_->SetSharedWork(&work);
+  ASSERT_TRUE(ring_->RunOnce(ring_->Now() + Millis(200)).ok());
+  // It polls for a shorter time than that.
+  const size_t stop = work.calls.find('s');
+  EXPECT_EQ(work.calls.substr(stop), "sr");
+  EXPECT_EQ(stop > 0, GetParam().poll_us > 0) << work.calls;
+  // A turn that cannot sleep need not stop.
+  work.calls.clear();
+  ASSERT_TRUE(ring_->RunOnce(ring_->Now()).ok());
+  EXPECT_EQ(work.calls, "r");
+}
+
 TEST(OpenRingTest, KnowsTheWordsOfTheFlag) {
   EXPECT_EQ(ParseIoChoice("auto"), IoChoice::kAuto);
   EXPECT_EQ(ParseIoChoice("uring"), IoChoice::kUring);

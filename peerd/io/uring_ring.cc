@@ -119,6 +119,7 @@ class UringRing final : public Ring {
   void UnregisterBuffer(int buffer) override;
   absl::Status RunOnce(Tick until) override;
   void SetPoll(uint32_t us) override { poll_us_ = us; }
+  void SetSharedWork(SharedWork* work) override { work_ = work; }
   void Wake() override;
   Tick Now() const override { return MonotonicNow(); }
   const RingFeatures& features() const override { return features_; }
@@ -142,11 +143,12 @@ class UringRing final : public Ring {
   void ArmWake();
   bool Enable();
   int Enter(Tick until);
-  int Poll(Tick until);
+  bool Poll(Tick until, int* rc);
   void Reap();
   void OnCompletion(uint64_t tag, int value, unsigned flags);
 
   uint32_t poll_us_ = 0;
+  SharedWork* work_ = nullptr;
   io_uring ring_{};
   bool made_ = false;
   bool enabled_ = false;
@@ -459,24 +461,25 @@ void UringRing::Wake() {
   [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof(one));
 }
 
-// Submits and looks for completions, again and again, for poll_us_. Returns the last result of the
-// kernel.
-int UringRing::Poll(Tick until) {
+// Submits and looks for completions and for shared work, again and again, for poll_us_. Returns
+// whether there are any. *rc: the last result of the kernel.
+bool UringRing::Poll(Tick until, int* rc) {
   const Tick end = std::min(until, MonotonicNow() + int64_t{poll_us_});
-  int rc = 0;
   do {
-    rc = io_uring_submit_and_get_events(&ring_);
-    if (rc < 0 || io_uring_cq_ready(&ring_) > 0) break;
+    *rc = io_uring_submit_and_get_events(&ring_);
+    const bool work = work_ != nullptr && work_->Look();
+    if (work || *rc < 0 || io_uring_cq_ready(&ring_) > 0) return true;
     sched_yield();
   } while (MonotonicNow() < end);
-  return rc;
+  return false;
 }
 
 // Submits, and waits for a completion until `until`. Makes one system call unless it polls.
 int UringRing::Enter(Tick until) {
-  if (poll_us_ > 0 && until > MonotonicNow()) {
-    const int rc = Poll(until);
-    if (rc < 0 || io_uring_cq_ready(&ring_) > 0) return rc;
+  int rc = 0;
+  if (until > MonotonicNow()) {
+    if (poll_us_ > 0 && Poll(until, &rc)) return rc;
+    if (work_ != nullptr && work_->StopLooking()) until = Tick{};
   }
   if (until == kNever) return io_uring_submit_and_wait(&ring_, 1);
   const int64_t us = until - MonotonicNow();
@@ -507,6 +510,7 @@ absl::Status UringRing::RunOnce(Tick until) {
   }
   ops_.RunReady();
   Reap();
+  if (work_ != nullptr) work_->Run();
   ops_.RunTimers(MonotonicNow());
   return absl::OkStatus();
 }

@@ -62,8 +62,7 @@ void ArenaRegions::Close() {
   for (ArenaRegion* region : std::exchange(hub_->released, {})) hub_->Unmap(region);
 }
 
-absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t bytes,
-                                                               Account* account) {
+absl::Status CheckMemfd(int fd, uint64_t bytes) {
   // Ask for the seals first: for a file of FUSE, statfs would wait for whoever serves the file.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0) return absl::InvalidArgumentError("not a memfd");
@@ -82,6 +81,12 @@ absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t 
     return absl::InvalidArgumentError(
         absl::StrCat("the file has ", status.st_size, " bytes, ", bytes, " were announced"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<ArenaRegion>> ArenaRegions::Map(int fd, uint64_t bytes,
+                                                               Account* account) {
+  LH_RETURN_IF_ERROR(CheckMemfd(fd, bytes));
   LH_ASSIGN_OR_RETURN(Hold bytes_held, account->Take(Resource::kArenaBytes, bytes));
   LH_ASSIGN_OR_RETURN(Hold region_held, account->Take(Resource::kRegions, 1));
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "peerd/io/ring.h"
 #include "peerd/ipc/accounts.h"
@@ -28,6 +29,10 @@ struct ArenaRegion {
   Hold region_held;
 };
 
+// InvalidArgument: the descriptor is no memfd of at least `bytes`, or access to the memory could
+// raise SIGBUS later.
+absl::Status CheckMemfd(int fd, uint64_t bytes);
+
 class ArenaRegions {
  public:
   ArenaRegions(Ring* ring, std::function<void(const ArenaRegion&)> removed);
@@ -36,9 +41,8 @@ class ArenaRegions {
   ArenaRegions& operator=(const ArenaRegions&) = delete;
 
   // Maps the first `bytes` of a memfd. `account` holds the region until it is unmapped.
-  // InvalidArgument: the descriptor is no memfd of that size, or access to the memory could raise
-  // SIGBUS later. ResourceExhausted: the account may not hold so much. Unavailable: the system
-  // refused to map it.
+  // InvalidArgument: see CheckMemfd(). ResourceExhausted: the account may not hold so much.
+  // Unavailable: the system refused to map it.
   absl::StatusOr<std::shared_ptr<ArenaRegion>> Map(int fd, uint64_t bytes, Account* account);
   uint64_t bytes_mapped() const;
   // Returns whether released regions still wait for the call of `removed`.

@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -61,6 +62,87 @@ IpcServerOptions ForEverybody() {
   IpcServerOptions options;
   options.mode = 0666;
   return options;
+}
+
+// ------------------------------------------------------------------------------ queues
+
+constexpr uint32_t kForever = 3600U * 1000 * 1000;  // the ring never sleeps
+
+TEST(IpcAttackTest, ImpossibleCountsInTheQueueEndTheConnection) {
+  Harness harness({}, kForever);
+  RawClient other(harness.path());
+  const uint64_t served = other.Attach();
+  uint64_t cut = 0;
+  for (const uint32_t put : {LH_IPC_QUEUE_ENTRIES + 1, UINT32_MAX, 1U << 31}) {
+    RawQueues queues;
+    RawClient client(harness.path());
+    client.Attach(&queues);
+    lh_ipc_queue_show(&queues->requests, put, 0);
+    EXPECT_EQ(client.Status(), kPrecondition);
+    EXPECT_TRUE(Has(client.text(), "impossible counts")) << client.text();
+    EXPECT_EQ(client.Status(), -1);
+    EXPECT_EQ(harness.Stats().connections_cut, ++cut);
+    EXPECT_EQ(other.Ask(Request(LH_IPC_STEP, 9, served)), 0);
+  }
+}
+
+TEST(IpcAttackTest, WhatIsInTheQueueIsCheckedLikeAnyRequest) {
+  Harness harness({}, kForever);
+  const auto cut = [&](const lh_ipc_request& request) {
+    RawQueues queues;
+    RawClient client(harness.path());
+    client.Attach(&queues);
+    queues.Put(request, 3);
+    EXPECT_EQ(client.Status(), kPrecondition);
+    EXPECT_EQ(client.Status(), -1);
+  };
+  cut(Hello(9));
+  cut(Request(LH_IPC_REGION, 9));  // it needs a descriptor
+  lh_ipc_request request = Request(LH_IPC_STEP, 9, 1);
+  request.magic = 0;
+  cut(request);
+}
+
+TEST(IpcAttackTest, AnEntryBehindRequestsThatNeverComeHoldsUpNobody) {
+  Harness harness({}, kForever);
+  RawQueues queues;
+  RawClient client(harness.path());
+  RawClient other(harness.path());
+  const uint64_t member = client.Attach(&queues);
+  const uint64_t served = other.Attach();
+  queues.Put(Request(LH_IPC_STEP, 9, member), UINT64_MAX);
+  EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 10, member)), 0);
+  EXPECT_EQ(client.reply().call, 10u);
+  EXPECT_EQ(other.Ask(Request(LH_IPC_STEP, 11, served)), 0);
+}
+
+TEST(IpcAttackTest, ATrainerThatScribblesOverTheQueuesHarmsOnlyItself) {
+  Harness harness({}, kForever);
+  RawClient other(harness.path());
+  const uint64_t served = other.Attach();
+  std::mt19937_64 random(7);
+  for (uint64_t round = 0; round < 40; ++round) {
+    RawQueues queues;
+    RawClient client(harness.path());
+    const uint64_t member = client.Attach(&queues);
+    std::atomic<bool> stop = false;
+    std::thread scribbler([&, seed = random()] {
+      std::mt19937_64 any(seed);
+      while (!stop) {
+        queues.Put(Op(any() % 100, member, any() % 3), any() % 6);
+        auto* const bytes = reinterpret_cast<uint8_t*>(queues.get());
+        // Mostly the entries, seldom the counts.
+        const size_t first = any() % 64 == 0 ? 0 : 2 * sizeof(lh_ipc_queue);
+        bytes[first + any() % (sizeof(lh_ipc_shared) - first)] = static_cast<uint8_t>(any());
+      }
+    });
+    for (uint64_t call = 100; call < 120; ++call) {
+      client.Send(Request(LH_IPC_STEP, call, member));
+      ASSERT_EQ(other.Ask(Request(LH_IPC_STEP, call, served)), 0);
+    }
+    stop = true;
+    scribbler.join();
+  }
 }
 
 // ------------------------------------------------------------------------------ memory

@@ -24,6 +24,7 @@
 #include "peerd/ipc/arena_regions.h"
 #include "peerd/ipc/descriptor_closer.h"
 #include "peerd/ipc/ipc_socket.h"
+#include "peerd/ipc/shared_queues.h"
 #include "peerd/state/local_state.h"
 #include "proto/wire/ipc.h"
 
@@ -93,6 +94,7 @@ struct Client {
   std::array<lh_ipc_request, kRequestsPerRead> inbox{};
   size_t have = 0;
   size_t taken = 0;
+  uint64_t frames_taken = 0;  // requests that were taken from the socket so far
   // Descriptors that came with the last byte of `inbox`. A read ends behind the bytes that they
   // were sent with (unix(7): ancillary data is a barrier), so they belong to the request of that
   // byte.
@@ -108,7 +110,11 @@ struct Client {
   // it sent before it heard of the end.
   std::deque<std::pair<LocalId, Outcome>> gone;
 
+  // A shorter way for requests and replies; null: the trainer has offered none.
+  std::unique_ptr<SharedQueues> shared;
+
   std::vector<lh_ipc_reply> sending;  // handed to the ring
+  uint64_t frames_sent = 0;           // replies that were put into `sending` so far
   size_t sent = 0;                    // bytes of `sending` that the kernel has taken
   std::vector<lh_ipc_reply> waiting;  // to be sent after `sending`
   uint64_t waiting_first = 1;         // number of the first frame in `waiting`

@@ -40,6 +40,7 @@ constexpr int64_t kClientLineUs = Seconds(1);
 
 Server::~Server() {
   life_->server = nullptr;
+  ring_->SetSharedWork(nullptr);
   regions_.Close();
   if (accept_ != 0) ring_->Cancel(accept_);
   if (retry_ != 0) ring_->Cancel(retry_);
@@ -50,6 +51,7 @@ Server::~Server() {
     }
     client->states.clear();
     client->regions.clear();
+    client->shared.reset();
   }
 }
 
@@ -292,10 +294,19 @@ bool Server::HasRequest(const Client& c) {
          first.type == LH_IPC_HELLO && first.u.hello.version != LH_IPC_VERSION;
 }
 
+Server::Source Server::NextRequest(Client& c) {
+  // Requests of the queue come before a later one of the socket.
+  if (c.shared != nullptr && c.shared->Peek(c.frames_taken, &c.request)) return Source::kShared;
+  if (!HasRequest(c)) return Source::kNone;
+  c.request = c.inbox[c.taken];
+  return Source::kSocket;
+}
+
 void Server::TakeRequests(const ClientPtr& client) {
   Client& c = *client;
-  while (!c.ending && HasRequest(c)) {
-    c.request = c.inbox[c.taken];
+  if (!c.ending && c.pause != 0) return;
+  LookAtShared(c);
+  for (Source source; !c.ending && (source = NextRequest(c)) != Source::kNone;) {
     const bool costly = IsCostly(c.request);
     const Tick begin = costly ? ring_->Now() : Tick();
     if (costly && begin < *c.user.costly_from) {
@@ -305,8 +316,13 @@ void Server::TakeRequests(const ClientPtr& client) {
       });
       return;
     }
-    ++c.taken;
-    if (c.have <= c.taken * sizeof c.request) c.descriptors = std::exchange(c.arrived, {});
+    if (source == Source::kShared) {
+      c.shared->Pop();
+    } else {
+      ++c.taken;
+      ++c.frames_taken;
+      if (c.have <= c.taken * sizeof c.request) c.descriptors = std::exchange(c.arrived, {});
+    }
     OnRequest(client);
     DropDescriptors(c, c.descriptors);
     if (costly) {
@@ -326,7 +342,7 @@ void Server::TakeRequests(const ClientPtr& client) {
               absl::StrCat(c.arrived.size(), " descriptors with one request")});
     }
   }
-  if (!c.ending) StartRecv(client);
+  if (!c.ending && c.recv == 0) StartRecv(client);
   Settle(client);
 }
 
@@ -343,19 +359,25 @@ void Server::Push(Client& client, const lh_ipc_reply& reply) {
 }
 
 void Server::SendSoon(Client& client) {
-  if (client.send != 0 || client.send_due) return;
+  if (client.send_due || (client.send != 0 && client.shared == nullptr)) return;
   client.send_due = true;
   ring_->BeforeSubmit([client = clients_.at(client.number)] {
     client->send_due = false;
     Server* const server = client->life->server;
-    if (server != nullptr && !client->ending && client->send == 0) server->StartSend(client);
+    if (server != nullptr && !client->ending) server->SendReplies(client);
   });
+}
+
+void Server::SendReplies(const ClientPtr& client) {
+  PutShared(*client);
+  if (client->send == 0 && !client->waiting.empty()) StartSend(client);
 }
 
 void Server::StartSend(const ClientPtr& client) {
   Client& c = *client;
   if (c.sent == c.sending.size() * sizeof(lh_ipc_reply)) {
     c.waiting_first += c.waiting.size();
+    c.frames_sent += c.waiting.size();
     c.sending.clear();
     std::swap(c.sending, c.waiting);
     c.sent = 0;
@@ -421,6 +443,8 @@ void Server::Settle(const ClientPtr& client) {
     }
     c.states.clear();
     c.regions.clear();
+    c.shared.reset();
+    std::erase(sharing_, client);
     c.calls.clear();
     c.waiting.clear();
     if (logged) {

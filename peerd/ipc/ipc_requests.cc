@@ -29,7 +29,8 @@ void Server::OnRequest(const ClientPtr& client) {
   const lh_ipc_request& request = c.request;
   const std::string wrong = IpcProtocolError(request, c.greeted, c.descriptors.size());
   if (!wrong.empty()) return Cut(c, {Code::kFailedPrecondition, wrong});
-  if (closing_) return;
+  // With a LOOK the queue has been looked at.
+  if (closing_ || request.type == LH_IPC_LOOK) return;
   if (!c.calls.insert(request.call).second) {
     return Cut(c, {Code::kFailedPrecondition, absl::StrCat("call ", request.call, " is in use")});
   }
@@ -84,7 +85,10 @@ void Server::Greet(Client& client) {
             (clients_unlogged_ > 0 ? LogField("unlogged", std::to_string(clients_unlogged_)) : ""));
     clients_unlogged_ = 0;
   }
-  Answer(client, client.request.call, {});
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, 0, {});
+  if (Share(client)) reply.flags = LH_IPC_SHARED;
+  client.calls.erase(client.request.call);
+  Push(client, reply);
 }
 
 void Server::Deny(Client& client, Code code, const std::string& text) {

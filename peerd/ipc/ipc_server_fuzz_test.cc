@@ -1,5 +1,6 @@
 // A hostile trainer attacks the IPC server, over a real Unix socket: requests with any fields, in
 // pieces cut at any point, with regions and other descriptors, tables in the arena that do not fit,
+// anything in the queues of shared memory,
 // and connections that end at any time. The engine behind the server answers at once, later, or
 // after the end of the member.
 //
@@ -153,6 +154,7 @@ class Attack {
   struct Client {
     explicit Client(const std::string& path) : raw(path) {}
     RawClient raw;
+    RawQueues queues;
     uint64_t calls = 0;
   };
 
@@ -167,13 +169,17 @@ class Attack {
     if (clients_.size() >= 4) return;
     clients_.push_back(std::make_unique<Client>(Path()));
     for (int i = 0; i < 4; ++i) Turn();
-    if (in_.Below(8) != 7) SendWhole(*clients_.back(), Hello(++clients_.back()->calls));
+    Client& client = *clients_.back();
+    const uint64_t how = in_.Below(8);
+    std::vector<int> descriptors;
+    if (how < 4) descriptors.push_back(client.queues.fd());
+    if (how != 7) SendWhole(client, Hello(++client.calls), descriptors);
   }
 
   void Choose() {
     if (clients_.empty()) return Connect();
     Client& client = *clients_[in_.Below(clients_.size())];
-    switch (in_.Byte() % 12) {
+    switch (in_.Byte() % 13) {
       case 0:
         return Connect();
       case 1:
@@ -204,7 +210,23 @@ class Attack {
       case 10:
       case 11:
         return Answer();
+      case 12:
+        return Queue(client);
     }
+  }
+
+  // Puts something into the queue of requests, and changes any byte of the queues.
+  void Queue(Client& client) {
+    const std::string bytes = in_.Bytes(sizeof(lh_ipc_request));
+    lh_ipc_request request = Request(LH_IPC_STEP, ++client.calls, Member());
+    memcpy(&request, bytes.data(), bytes.size() < 16 ? 0 : bytes.size());
+    for (uint64_t count = in_.Below(4); count > 0; --count) {
+      client.queues.Put(request, in_.Below(8));
+      ++request.call;
+    }
+    auto* const memory = reinterpret_cast<uint8_t*>(client.queues.get());
+    if (in_.Below(4) == 3) memory[in_.Number() % sizeof(lh_ipc_shared)] = in_.Byte();
+    Drain(client);
   }
 
   // Sends the request, perhaps in pieces, changed, or with descriptors that do not belong to it.

@@ -22,7 +22,7 @@
 
 namespace longhaul::peerd::ipc {
 
-class Server final : public IpcServer {
+class Server final : public IpcServer, private SharedWork {
  public:
   Server(IpcServerOptions options, ListeningSocket socket, SocketAccess access, Ring* ring,
          TrainerRequests* handler)
@@ -36,6 +36,7 @@ class Server final : public IpcServer {
           handler_->OnRegionRemoved(region.data, region.bytes);
         }) {
     life_->server = this;
+    ring_->SetSharedWork(this);
     StartAccept();
   }
   ~Server() override;
@@ -81,8 +82,12 @@ class Server final : public IpcServer {
   // Whether a request has come whole that is not carried out yet. A HELLO of another version may be
   // shorter. Its sender waits for an answer, so it counts as whole as soon as its version is here.
   static bool HasRequest(const Client& client);
+  // Copies the next request to client.request. Returns where it is.
+  enum class Source { kNone, kSocket, kShared };
+  static Source NextRequest(Client& client);
   // Sends all replies of this turn of the ring together, at its end.
   void SendSoon(Client& client);
+  void SendReplies(const ClientPtr& client);
   void StartSend(const ClientPtr& client);
   void OnSend(const ClientPtr& client, IoResult result);
   // Ends the connection of a trainer that broke the protocol, and counts it. Tells the trainer
@@ -94,6 +99,21 @@ class Server final : public IpcServer {
   // forgets the connection when the ring has no operation of it left.
   void Settle(const ClientPtr& client);
   void CountRefusal(const std::string& what);
+
+  // ---- queues in shared memory
+  // Uses the memory that has come with HELLO. Returns whether that went well.
+  bool Share(Client& client);
+  // Lets NextRequest() find the requests that are in the client's queue now.
+  void LookAtShared(Client& client);
+  // Whether a request waits in the client's queue.
+  static bool HasShared(const Client& client);
+  bool AnyHasShared() const;
+  void SetLooking(bool looking);
+  // Puts the first of the waiting replies into the client's queue, as many as it takes.
+  void PutShared(Client& client);
+  bool Look() override;
+  bool StopLooking() override;
+  void Run() override;
 
   // ---- requests
   void OnRequest(const ClientPtr& client);
@@ -166,6 +186,8 @@ class Server final : public IpcServer {
   IoId retry_ = 0;
   bool closing_ = false;
   std::map<uint64_t, ClientPtr> clients_;
+  std::vector<ClientPtr> sharing_;  // the clients with queues in shared memory
+  bool looking_ = false;            // their trainers know that peerd looks into the queues
   std::map<LocalId, Member> members_;
   uint64_t next_client_ = 1;
   uint64_t next_local_ = 1;

@@ -72,6 +72,111 @@ TEST(IpcServerTest, CarriesAnOpInSharedMemory) {
   munmap(data, kRegionBytes);
 }
 
+// ------------------------------------------------------------------- queues in shared memory
+
+// A ring that polls for so long does not sleep during a test.
+constexpr uint32_t kForever = 3600U * 1000 * 1000;
+// What Attach() sends and reads over the socket.
+constexpr uint64_t kAttachFrames = 3;
+
+lh_ipc_request JoinOf(uint64_t call, const char* run) {
+  lh_ipc_request join = Request(LH_IPC_JOIN, call);
+  strcpy(join.u.join.run, run);
+  return join;
+}
+
+TEST(IpcServerTest, RequestsAndRepliesTakeTheQueuesWhileBothSidesAreAwake) {
+  Harness harness({}, kForever);
+  RawQueues queues;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach(&queues);
+  lh_ipc_queue_wake(&queues->replies, 1);
+  constexpr uint32_t kSteps = 5 * LH_IPC_QUEUE_ENTRIES;
+  for (uint64_t call = 100; call < 100 + kSteps; ++call) {
+    ASSERT_TRUE(queues.Put(Request(LH_IPC_STEP, call, member), kAttachFrames));
+    ASSERT_EQ(client.NextCall(), call);
+    EXPECT_EQ(client.reply().status, 0);
+  }
+  EXPECT_EQ(queues.taken(), kSteps);
+}
+
+TEST(IpcServerTest, RequestsKeepTheirOrderWhicheverWayTheyTake) {
+  Harness harness({}, kForever);
+  RawQueues queues;
+  RawClient client(harness.path());
+  client.Attach(&queues);
+  harness.Run([&](ScriptedHandler&, IpcServer&) {
+    queues.Put(JoinOf(10, "a"), kAttachFrames);
+    ASSERT_TRUE(client.Send(JoinOf(11, "b")));
+    queues.Put(JoinOf(12, "c"), kAttachFrames + 1);
+    queues.Put(JoinOf(13, "d"), kAttachFrames + 1);
+    ASSERT_TRUE(client.Send(JoinOf(14, "e")));
+    // Comes behind a request that is sent later.
+    queues.Put(JoinOf(16, "g"), kAttachFrames + 3);
+  });
+  for (uint64_t call = 10; call < 15; ++call) EXPECT_EQ(client.NextCall(), call);
+  ASSERT_TRUE(client.Send(JoinOf(15, "f")));
+  EXPECT_EQ(client.NextCall(), 15u);
+  EXPECT_EQ(client.NextCall(), 16u);
+  std::string runs;
+  for (const std::string& event : harness.Events()) runs += event.substr(event.find('/') - 1, 1);
+  EXPECT_EQ(runs, "nabcdefg");
+}
+
+TEST(IpcServerTest, APeerdThatSleepsIsToldToLook) {
+  Harness harness;
+  RawQueues queues;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach(&queues);
+  EXPECT_FALSE(queues.Put(Request(LH_IPC_STEP, 10, member), kAttachFrames));
+  lh_ipc_request look = Request(LH_IPC_LOOK, 0);
+  ASSERT_TRUE(client.Send(look));
+  EXPECT_EQ(client.NextCall(), 10u);
+  // While a request of the socket is on its way, peerd is about to look.
+  harness.Run([&](ScriptedHandler&, IpcServer&) {
+    ASSERT_TRUE(client.Send(Request(LH_IPC_STEP, 11, member)));
+    EXPECT_TRUE(queues.Put(Request(LH_IPC_MEMBERS, 12, member), kAttachFrames + 2));
+  });
+  EXPECT_EQ(client.NextCall(), 11u);
+  EXPECT_EQ(client.NextCall(), 12u);
+}
+
+TEST(IpcServerTest, RepliesThatFindNoRoomInTheQueueKeepTheirOrder) {
+  Harness harness({}, kForever);
+  RawQueues queues;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach(&queues);
+  lh_ipc_queue_wake(&queues->replies, 1);
+  constexpr uint64_t kCalls = 3 * LH_IPC_QUEUE_ENTRIES;
+  for (uint64_t call = 100; call < 100 + kCalls; ++call) {
+    ASSERT_TRUE(client.Send(Request(LH_IPC_STEP, call, member)));
+  }
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.events.size() == 1 + kCalls; }));
+  for (uint64_t call = 100; call < 100 + kCalls; ++call) ASSERT_EQ(client.NextCall(), call);
+  EXPECT_EQ(queues.taken(), LH_IPC_QUEUE_ENTRIES);
+}
+
+TEST(IpcServerTest, MemoryThatCannotHoldTheQueuesIsNotUsed) {
+  Harness harness;
+  RawQueues unsealed(0);
+  const int small = MakeMemfd(sizeof(lh_ipc_shared) - 1, F_SEAL_SHRINK);
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  uint64_t refused = 0;
+  for (const int fd : {unsealed.fd(), small, pipes[0]}) {
+    RawClient client(harness.path());
+    ASSERT_EQ(client.Ask(Hello(), {fd}), 0);
+    EXPECT_EQ(client.reply().flags, 0u);
+    EXPECT_EQ(harness.Stats().requests_refused, ++refused);
+    EXPECT_EQ(client.AddRegion(1, kRegionBytes), 0);
+    client.Join();
+  }
+  for (const int fd : {small, pipes[0], pipes[1]}) close(fd);
+}
+
+// ------------------------------------------------------------------------------------------
+
 TEST(IpcServerTest, TakesARequestInParts) {
   Harness harness;
   RawClient client(harness.path());

@@ -14,6 +14,9 @@
  * bytes), and peerd checks that each range lies inside its region. The trainer may write to a
  * region at any time. So peerd first copies a table from a region, and then checks the copy.
  *
+ * Requests and replies may also take a shorter way, through two queues in shared memory: see struct
+ * lh_ipc_shared.
+ *
  * C99 without dependencies, because the C client includes this file. The client knows nothing else
  * of peerd.
  */
@@ -26,11 +29,11 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 15
+#define LH_IPC_VERSION 16
 
 enum lh_ipc_type {
   /* requests */
-  LH_IPC_HELLO = 1,    /* first on every connection */
+  LH_IPC_HELLO = 1,    /* first on every connection; with or without a memfd (lh_ipc_shared) */
   LH_IPC_REGION = 2,   /* u.region, with the memfd attached */
   LH_IPC_UNREGION = 3, /* u.region.region; refused while an op uses the region */
   LH_IPC_JOIN = 4,     /* u.join; DONE when the member is admitted */
@@ -51,11 +54,14 @@ enum lh_ipc_type {
                           The op itself is answered as always: LH_ABORTED, or its outcome */
   /* replies */
   LH_IPC_DONE = 64,
-  LH_IPC_WORLD = 65,     /* the world of `member` has changed */
-  LH_IPC_GONE = 66,      /* `member` was removed: status and text say why. With member 0 peerd ends
-                            the connection */
-  LH_IPC_PROGRESS = 67,  /* u.progress: how far the fetch of `member` is */
-  LH_IPC_OP_MEMBERS = 68 /* u.members: further ids for the DONE of the op `call`, which follows */
+  LH_IPC_WORLD = 65,      /* the world of `member` has changed */
+  LH_IPC_GONE = 66,       /* `member` was removed: status and text say why. With member 0 peerd ends
+                             the connection */
+  LH_IPC_PROGRESS = 67,   /* u.progress: how far the fetch of `member` is */
+  LH_IPC_OP_MEMBERS = 68, /* u.members: further ids for the DONE of the op `call`, which follows */
+  /* A request or a reply: look into the queue in shared memory. Everything else in it is 0, and
+   * nothing answers it. */
+  LH_IPC_LOOK = 128
 };
 
 struct lh_ipc_hello {
@@ -332,7 +338,8 @@ enum lh_ipc_reply_flags {
    * into the inbox of the member's state. Nobody may write to the tensors until TAKE ends well, or
    * a later sync ends without this flag. */
   LH_IPC_BACKGROUND = 4,
-  LH_IPC_CHANGED = 8 /* chunks are marked as changed */
+  LH_IPC_CHANGED = 8, /* chunks are marked as changed */
+  LH_IPC_SHARED = 16  /* DONE of HELLO: peerd uses the trainer's lh_ipc_shared */
 };
 
 struct lh_ipc_reply {
@@ -354,7 +361,82 @@ struct lh_ipc_reply {
   } u;
 };
 
+/* A queue in shared memory, for one direction. The entries follow elsewhere; entry i is at the
+ * index i % LH_IPC_QUEUE_ENTRIES. `put` and `taken` may wrap. The writer changes `put`, the reader
+ * the other fields. */
+#define LH_IPC_QUEUE_ENTRIES 64u
+struct lh_ipc_queue {
+  uint32_t put; /* entries that the writer has put in so far */
+  uint8_t zero[60];
+  uint64_t frames; /* what the reader had read from the socket when it last looked into the queue */
+  uint32_t taken;  /* entries that the reader has taken out so far */
+  uint32_t awake;  /* 1: the reader looks into the queue again and again, without being told */
+  uint8_t more_zero[48];
+};
+
+struct lh_ipc_queued_request {
+  uint64_t frames; /* requests that were sent over the socket before this one */
+  struct lh_ipc_request request;
+};
+struct lh_ipc_queued_reply {
+  uint64_t frames; /* replies that were sent over the socket before this one */
+  struct lh_ipc_reply reply;
+};
+
+/* The memory of the memfd that comes with HELLO, which begins as zeros. It must be sealed against
+ * shrinking. If peerd has memory for it, the DONE of HELLO has LH_IPC_SHARED, and from then on a
+ * request without descriptor, and a reply, may take the way through a queue:
+ * - The writer uses a queue only if it has room, and if its reader will look into it: the reader is
+ *   awake, or it has not yet read all that the writer has sent over the socket. Otherwise the
+ * writer uses the socket. So a reader that sleeps need not know of the queue.
+ * - After the writer has raised `put`, it looks at `awake` and `frames` again. If the reader no
+ *   longer is about to look, the writer sends LOOK over the socket. A reader changes `awake` or
+ *   `frames`, and then looks at `put` before it sleeps. All these accesses are sequentially
+ *   consistent, so one of both sides always sees the other.
+ * - The order of all requests (and of all replies) is kept: an entry counts the frames that went
+ *   over the socket before it. The reader takes the entry behind just these frames.
+ * Peerd copies an entry before it checks it, since the trainer may write there at any time. */
+struct lh_ipc_shared {
+  struct lh_ipc_queue requests;
+  struct lh_ipc_queue replies;
+  struct lh_ipc_queued_request request[LH_IPC_QUEUE_ENTRIES];
+  struct lh_ipc_queued_reply reply[LH_IPC_QUEUE_ENTRIES];
+};
+
+/* The accesses of both sides to a queue. */
+
+/* For the writer, who has put in `put` entries, and has sent `sent` frames over the socket: whether
+ * the reader will look into the queue. */
+static inline int lh_ipc_queue_watched(const struct lh_ipc_queue *queue, uint64_t sent) {
+  return __atomic_load_n(&queue->awake, __ATOMIC_SEQ_CST) != 0 ||
+         __atomic_load_n(&queue->frames, __ATOMIC_SEQ_CST) != sent;
+}
+/* Whether the writer may put in another entry. */
+static inline int lh_ipc_queue_open(const struct lh_ipc_queue *queue, uint32_t put, uint64_t sent) {
+  return put - __atomic_load_n(&queue->taken, __ATOMIC_ACQUIRE) < LH_IPC_QUEUE_ENTRIES &&
+         lh_ipc_queue_watched(queue, sent);
+}
+/* Shows the reader the entries up to `put`. Returns 0 if the reader must be told of them. */
+static inline int lh_ipc_queue_show(struct lh_ipc_queue *queue, uint32_t put, uint64_t sent) {
+  __atomic_store_n(&queue->put, put, __ATOMIC_SEQ_CST);
+  return lh_ipc_queue_watched(queue, sent);
+}
+/* For the reader, who has read `frames` frames from the socket: looks how many entries the writer
+ * has put in. */
+static inline uint32_t lh_ipc_queue_look(struct lh_ipc_queue *queue, uint64_t frames) {
+  __atomic_store_n(&queue->frames, frames, __ATOMIC_SEQ_CST);
+  return __atomic_load_n(&queue->put, __ATOMIC_SEQ_CST);
+}
+/* Gives the writer the room of all entries before `taken`. */
+static inline void lh_ipc_queue_take(struct lh_ipc_queue *queue, uint32_t taken) {
+  __atomic_store_n(&queue->taken, taken, __ATOMIC_RELEASE);
+}
+static inline void lh_ipc_queue_wake(struct lh_ipc_queue *queue, int awake) {
+  __atomic_store_n(&queue->awake, awake != 0 ? 1u : 0u, __ATOMIC_SEQ_CST);
+}
+
 #if defined(__cplusplus)
+static_assert(sizeof(struct lh_ipc_queue) == 128, "wire size");
 static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
 static_assert(sizeof(struct lh_ipc_reply) == 528, "wire size");
 static_assert(sizeof(struct lh_ipc_tensor) == 376, "wire size");

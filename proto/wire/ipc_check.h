@@ -47,6 +47,8 @@ inline size_t IpcBodyBytes(uint32_t type) {
       return sizeof(lh_ipc_members);
     case LH_IPC_MEMBER:
       return sizeof(lh_ipc_about);
+    case LH_IPC_LOOK:
+      return 0;
     default:
       return SIZE_MAX;
   }
@@ -107,9 +109,11 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   }
   if (request.type == LH_IPC_HELLO && greeted) return "second HELLO";
   if (request.type != LH_IPC_HELLO && !greeted) return "request before HELLO";
-  if (request.call == 0) return "call is 0";
+  const bool look = request.type == LH_IPC_LOOK;
+  if ((request.call == 0) != look) return look ? "call of a LOOK is not 0" : "call is 0";
   const size_t wanted = request.type == LH_IPC_REGION ? 1 : 0;
-  if (descriptors != wanted) {
+  const bool may_have_one = request.type == LH_IPC_HELLO && descriptors == 1;
+  if (descriptors != wanted && !may_have_one) {
     return std::to_string(descriptors) + " descriptors with request " +
            std::to_string(request.type) + ", " + std::to_string(wanted) + " expected";
   }
@@ -122,6 +126,9 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
                          request.type == LH_IPC_MEMBER || request.type == LH_IPC_CANCEL;
   if (of_member && request.member == 0) return "no member named";
   switch (request.type) {
+    case LH_IPC_LOOK:
+      if (request.member != 0) return "member in a request that has none";
+      break;
     case LH_IPC_HELLO:
       if (request.member != 0) return "member in a request that has none";
       if (!IsIpcName(request.u.hello.name, LH_MEMBER_NAME_BYTES_MAX)) return "malformed name";

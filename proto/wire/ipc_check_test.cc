@@ -178,7 +178,27 @@ TEST(IpcProtocolErrorTest, RefusesWrongMagicTypeAndCall) {
   EXPECT_FALSE(Fine(request));
 }
 
-TEST(IpcProtocolErrorTest, DescriptorsComeWithRegionsOnlyAndOneEach) {
+TEST(IpcProtocolErrorTest, ALookIsEmpty) {
+  lh_ipc_request look = Request(LH_IPC_LOOK);
+  look.call = 0;
+  EXPECT_TRUE(Fine(look));
+  EXPECT_FALSE(Fine(look, /*greeted=*/false));
+  EXPECT_FALSE(Fine(look, /*greeted=*/true, 1));
+  look.u.bytes[0] = 1;
+  EXPECT_FALSE(Fine(look));
+  look.u.bytes[0] = 0;
+  look.member = 1;
+  EXPECT_FALSE(Fine(look));
+  EXPECT_FALSE(Fine(Request(LH_IPC_LOOK))) << "it has a call";
+}
+
+TEST(IpcProtocolErrorTest, AHelloMayHaveOneDescriptor) {
+  EXPECT_TRUE(Fine(Hello(), /*greeted=*/false, 0));
+  EXPECT_TRUE(Fine(Hello(), /*greeted=*/false, 1));
+  EXPECT_FALSE(Fine(Hello(), /*greeted=*/false, 2));
+}
+
+TEST(IpcProtocolErrorTest, OneDescriptorComesWithARegion) {
   lh_ipc_request region = Request(LH_IPC_REGION);
   region.u.region = {7, 4096, 0, 0};
   EXPECT_FALSE(Fine(region, true, 0));

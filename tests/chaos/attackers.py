@@ -88,7 +88,7 @@ def lane_hello(rng: random.Random, lanes: int = 4) -> bytes:
     return head + rng.randbytes(48) + bytes(16)
 
 
-def ipc_hello(name: bytes = b"flood", version: int = 15) -> bytes:
+def ipc_hello(name: bytes = b"flood", version: int = 16) -> bytes:
     """The first message at a Unix socket (proto/wire/ipc.h)."""
     return struct.pack("<IIQQII", 0x3149484C, 1, 1, 0, version, os.getpid()) + name.ljust(224, b"\0")
 

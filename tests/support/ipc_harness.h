@@ -153,7 +153,9 @@ class ScriptedHandler : public TrainerRequests {
 
 class Harness {
  public:
-  explicit Harness(IpcServerOptions options = {}) : options_(std::move(options)) {
+  // `poll_us`: how long the ring polls before it sleeps.
+  explicit Harness(IpcServerOptions options = {}, uint32_t poll_us = 0)
+      : options_(std::move(options)), poll_us_(poll_us) {
     SetLogSink([](std::string_view) {});
     char directory[] = "/tmp/lh_ipc_XXXXXX";
     LH_CHECK(mkdtemp(directory) != nullptr);
@@ -218,6 +220,7 @@ class Harness {
 #endif
     LH_CHECK(ring.ok()) << ring.status().ToString();
     Ring* const r = ring->get();
+    r->SetPoll(poll_us_);
     tasks_ = std::make_unique<Mailbox<std::function<void()>>>(1024, [r] { r->Wake(); });
     auto server = MakeIpcServer(options_, r, &handler_);
     LH_CHECK(server.ok()) << server.status().ToString();
@@ -236,6 +239,7 @@ class Harness {
   }
 
   IpcServerOptions options_;
+  const uint32_t poll_us_;
   std::string directory_;
   ScriptedHandler handler_;
   IpcServer* server_ = nullptr;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -56,6 +57,46 @@ inline lh_ipc_request Op(uint64_t call, uint64_t member, uint64_t tag) {
   return request;
 }
 
+// Memory for queues, as a trainer makes it for HELLO.
+class RawQueues {
+ public:
+  explicit RawQueues(int seals = F_SEAL_SHRINK)
+      : fd_(MakeMemfd(sizeof(lh_ipc_shared), seals)),
+        memory_(static_cast<lh_ipc_shared*>(
+            mmap(nullptr, sizeof(lh_ipc_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0))) {
+    LH_CHECK(memory_ != MAP_FAILED);
+  }
+  ~RawQueues() {
+    munmap(memory_, sizeof *memory_);
+    close(fd_);
+  }
+  int fd() const { return fd_; }
+  lh_ipc_shared* operator->() { return memory_; }
+  lh_ipc_shared* get() { return memory_; }
+
+  // Puts a request in, behind `frames` requests of the socket. Returns whether peerd will look.
+  bool Put(const lh_ipc_request& request, uint64_t frames) {
+    memory_->request[put_ % LH_IPC_QUEUE_ENTRIES] = {frames, request};
+    return lh_ipc_queue_show(&memory_->requests, ++put_, frames) != 0;
+  }
+  // Takes the next reply, if there is one that comes behind at most `frames` replies of the socket.
+  bool Take(uint64_t frames, lh_ipc_reply* reply) {
+    if (__atomic_load_n(&memory_->replies.put, __ATOMIC_SEQ_CST) == taken_) return false;
+    const lh_ipc_queued_reply& next = memory_->reply[taken_ % LH_IPC_QUEUE_ENTRIES];
+    if (next.frames > frames) return false;
+    *reply = next.reply;
+    lh_ipc_queue_take(&memory_->replies, ++taken_);
+    return true;
+  }
+  uint32_t taken() const { return taken_; }
+
+ private:
+  const int fd_;
+  lh_ipc_shared* const memory_;
+  uint32_t put_ = 0;
+  uint32_t taken_ = 0;
+};
+
 // A trainer that sends whatever the test likes.
 class RawClient {
  public:
@@ -101,9 +142,23 @@ class RawClient {
     return sendmsg(fd_, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
   }
   int fd() const { return fd_; }
-  // Returns false if the connection has ended.
+  // Reads a reply from the socket. Returns false if the connection has ended.
   bool Read(lh_ipc_reply* reply) {
-    return recv(fd_, reply, sizeof *reply, MSG_WAITALL) == sizeof *reply;
+    if (recv(fd_, reply, sizeof *reply, MSG_WAITALL) != sizeof *reply) return false;
+    ++read_;
+    if (queues_ != nullptr) lh_ipc_queue_look(&queues_->get()->replies, read_);
+    return true;
+  }
+  // Returns the call of the next reply, whichever way it takes; 0 if none comes within 30 s.
+  uint64_t NextCall() {
+    for (int ms = 0; ms < 30000; ++ms) {
+      if (queues_->Take(read_, &reply_)) return reply_.call;
+      pollfd readable = {fd_, POLLIN, 0};
+      if (poll(&readable, 1, 1) == 0) continue;
+      if (!Read(&reply_)) return 0;
+      if (reply_.type != LH_IPC_LOOK) return reply_.call;
+    }
+    return 0;
   }
   // Returns the status of the next reply; -1 if the connection has ended.
   int Status() { return Read(&reply_) ? reply_.status : -1; }
@@ -113,9 +168,13 @@ class RawClient {
   const lh_ipc_reply& reply() const { return reply_; }
   std::string text() const { return reply_.u.text; }
 
-  // Says HELLO, registers region 1 of kRegionBytes, and joins. Returns the member.
-  uint64_t Attach() {
-    LH_CHECK(Ask(Hello()) == 0);
+  // Says HELLO, with `queues` if there are any, registers region 1 of kRegionBytes, and joins.
+  // Returns the member.
+  uint64_t Attach(RawQueues* queues = nullptr) {
+    LH_CHECK(Ask(Hello(), queues == nullptr ? std::vector<int>() : std::vector{queues->fd()}) == 0);
+    LH_CHECK((reply_.flags == LH_IPC_SHARED) == (queues != nullptr));
+    queues_ = queues;
+    if (queues != nullptr) lh_ipc_queue_look(&queues->get()->replies, read_);
     LH_CHECK(AddRegion(1, kRegionBytes) == 0);
     return Join();
   }
@@ -140,6 +199,8 @@ class RawClient {
 
  private:
   int fd_;
+  RawQueues* queues_ = nullptr;
+  uint64_t read_ = 0;  // replies that were read from the socket
   lh_ipc_reply reply_{};
 };
 

@@ -1,0 +1,85 @@
+// The server's use of the queues in memory that it shares with trainers.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "peerd/ipc/ipc_replies.h"
+#include "peerd/ipc/ipc_server_impl.h"
+
+namespace longhaul::peerd::ipc {
+
+bool Server::Share(Client& client) {
+  if (client.descriptors.empty()) return false;
+  auto shared = SharedQueues::Map(client.descriptors.front().get());
+  if (!shared.ok()) {
+    // The trainer gets on with the socket alone.
+    CountRefusal("queues in shared memory: " + std::string(shared.status().message()));
+    return false;
+  }
+  client.shared = *std::move(shared);
+  client.shared->SetAwake(looking_);
+  sharing_.push_back(clients_.at(client.number));
+  LookAtShared(client);
+  return true;
+}
+
+void Server::LookAtShared(Client& client) {
+  if (client.shared == nullptr || client.ending) return;
+  // The requests of the socket that are still in the inbox count as read.
+  const size_t unread = client.have / sizeof client.request - client.taken;
+  if (client.shared->Look(client.frames_taken + unread)) return;
+  Cut(client, {Code::kFailedPrecondition, "impossible counts in the queue of requests"});
+}
+
+bool Server::HasShared(const Client& client) {
+  return client.pause == 0 && !client.ending && client.shared->HasRequest(client.frames_taken);
+}
+
+bool Server::AnyHasShared() const {
+  return std::any_of(sharing_.begin(), sharing_.end(),
+                     [](const ClientPtr& client) { return HasShared(*client); });
+}
+
+void Server::SetLooking(bool looking) {
+  if (looking_ == looking) return;
+  looking_ = looking;
+  for (const ClientPtr& client : sharing_) client->shared->SetAwake(looking);
+}
+
+bool Server::Look() {
+  SetLooking(true);
+  return AnyHasShared();
+}
+
+bool Server::StopLooking() {
+  if (!looking_) return false;
+  SetLooking(false);
+  return AnyHasShared();
+}
+
+void Server::Run() {
+  if (sharing_.empty()) return;
+  // A request may end connections, and so change sharing_.
+  std::vector<ClientPtr> ready;
+  for (const ClientPtr& client : sharing_) {
+    if (HasShared(*client)) ready.push_back(client);
+  }
+  for (const ClientPtr& client : ready) TakeRequests(client);
+}
+
+void Server::PutShared(Client& client) {
+  if (client.shared == nullptr || client.end_when_flushed) return;
+  size_t count = 0;
+  while (count < client.waiting.size() &&
+         client.shared->Put(client.waiting[count], client.frames_sent)) {
+    ++count;
+  }
+  if (count == 0) return;
+  client.waiting.erase(client.waiting.begin(),
+                       client.waiting.begin() + static_cast<std::ptrdiff_t>(count));
+  client.waiting_first += count;
+  if (client.shared->Show(client.frames_sent)) return;
+  client.waiting.push_back(MakeReply(LH_IPC_LOOK, 0, 0, {}));
+}
+
+}  // namespace longhaul::peerd::ipc
