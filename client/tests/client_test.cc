@@ -548,6 +548,8 @@ TEST_F(ClientTest, WhileBothSidesAreAwakeAnOpNeedsNoSocket) {
   poll_us_ = 3600U * 1000 * 1000;
   StartJoined();
   float* const data = Alloc(1);
+  ASSERT_TRUE(Soon(
+      [&] { return __atomic_load_n(&client_->shared->requests.awake, __ATOMIC_SEQ_CST) != 0; }));
   const uint64_t sent = client_->sent;
   const uint64_t read = client_->read;
   Hold(&ScriptedHandler::hold_posts);

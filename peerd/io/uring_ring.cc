@@ -477,13 +477,11 @@ bool UringRing::Poll(Tick until, int* rc) {
 // Submits, and waits for a completion until `until`. Makes one system call unless it polls.
 int UringRing::Enter(Tick until) {
   int rc = 0;
-  if (until > MonotonicNow()) {
-    if (poll_us_ > 0 && Poll(until, &rc)) return rc;
-    if (work_ != nullptr && work_->StopLooking()) until = Tick{};
-  }
-  if (until == kNever) return io_uring_submit_and_wait(&ring_, 1);
-  const int64_t us = until - MonotonicNow();
+  if (poll_us_ > 0 && until > MonotonicNow() && Poll(until, &rc)) return rc;
+  int64_t us = until - MonotonicNow();
+  if (us > 0 && work_ != nullptr && work_->StopLooking()) us = 0;
   if (us <= 0) return io_uring_submit_and_get_events(&ring_);
+  if (until == kNever) return io_uring_submit_and_wait(&ring_, 1);
   __kernel_timespec ts{};
   ts.tv_sec = us / 1000000;
   ts.tv_nsec = us % 1000000 * 1000;

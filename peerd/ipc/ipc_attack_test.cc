@@ -77,6 +77,7 @@ TEST(IpcAttackTest, ImpossibleCountsInTheQueueEndTheConnection) {
     RawQueues queues;
     RawClient client(harness.path());
     client.Attach(&queues);
+    ASSERT_TRUE(queues.UntilAwake());
     lh_ipc_queue_show(&queues->requests, put, 0);
     EXPECT_EQ(client.Status(), kPrecondition);
     EXPECT_TRUE(Has(client.text(), "impossible counts")) << client.text();
@@ -92,6 +93,7 @@ TEST(IpcAttackTest, WhatIsInTheQueueIsCheckedLikeAnyRequest) {
     RawQueues queues;
     RawClient client(harness.path());
     client.Attach(&queues);
+    ASSERT_TRUE(queues.UntilAwake());
     queues.Put(request, 3);
     EXPECT_EQ(client.Status(), kPrecondition);
     EXPECT_EQ(client.Status(), -1);

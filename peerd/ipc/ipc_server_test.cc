@@ -91,6 +91,7 @@ TEST(IpcServerTest, RequestsAndRepliesTakeTheQueuesWhileBothSidesAreAwake) {
   RawClient client(harness.path());
   const uint64_t member = client.Attach(&queues);
   lh_ipc_queue_wake(&queues->replies, 1);
+  ASSERT_TRUE(queues.UntilAwake());
   constexpr uint32_t kSteps = 5 * LH_IPC_QUEUE_ENTRIES;
   for (uint64_t call = 100; call < 100 + kSteps; ++call) {
     ASSERT_TRUE(queues.Put(Request(LH_IPC_STEP, call, member), kAttachFrames));
@@ -105,6 +106,7 @@ TEST(IpcServerTest, RequestsKeepTheirOrderWhicheverWayTheyTake) {
   RawQueues queues;
   RawClient client(harness.path());
   client.Attach(&queues);
+  ASSERT_TRUE(queues.UntilAwake());
   harness.Run([&](ScriptedHandler&, IpcServer&) {
     queues.Put(JoinOf(10, "a"), kAttachFrames);
     ASSERT_TRUE(client.Send(JoinOf(11, "b")));

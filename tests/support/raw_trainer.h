@@ -74,6 +74,14 @@ class RawQueues {
   lh_ipc_shared* operator->() { return memory_; }
   lh_ipc_shared* get() { return memory_; }
 
+  // Waits until peerd looks into the queue by itself. Returns false after 30 s.
+  bool UntilAwake() {
+    for (int ms = 0; ms < 30000; ++ms) {
+      if (__atomic_load_n(&memory_->requests.awake, __ATOMIC_SEQ_CST) != 0) return true;
+      usleep(1000);
+    }
+    return false;
+  }
   // Puts a request in, behind `frames` requests of the socket. Returns whether peerd will look.
   bool Put(const lh_ipc_request& request, uint64_t frames) {
     memory_->request[put_ % LH_IPC_QUEUE_ENTRIES] = {frames, request};
