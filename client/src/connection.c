@@ -150,6 +150,7 @@ static ssize_t read_briefly(lh_client *client) {
   int64_t now = lhi_now_ns();
   const int64_t until = now + client->spin_ns;
   ssize_t got = -EAGAIN;
+  if (client->spin_ns == 0) return lhi_read_replies(client);
   if (client->spin_skips > 0) {
     --client->spin_skips;
     return lhi_read_replies(client);
@@ -169,7 +170,7 @@ static ssize_t read_briefly(lh_client *client) {
   }
   lhi_shared_wake(client, false);
   if (client->spin_skips == 0) client->spin_skips_next = 0;
-  return got == -EAGAIN && lhi_shared_next(client) == NULL ? lhi_read_replies(client) : got;
+  return got;
 }
 
 ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first) {

@@ -1,4 +1,5 @@
-/* The socket to peerd: checks whether it can be used, and transfers bytes in both directions. */
+/* The way to peerd, over the socket or through the queues (shared.h): checks whether it can be used,
+ * and transfers requests and replies. */
 #ifndef LONGHAUL_CLIENT_CONNECTION_H_
 #define LONGHAUL_CLIENT_CONNECTION_H_
 
@@ -21,14 +22,16 @@ int64_t lhi_spin_ns(void);
 int lhi_connect(const char *path, int *fd_out);
 /* Writes one whole request. Requests of other threads come before or after it, never inside. Sends
  * `fd` with the request unless `fd` is -1. Returns 0 or an errno. ETIMEDOUT: peerd has read nothing
- * for 30 s. */
+ * for 30 s. A request in the queue of a peerd that has just died counts as written. Whoever reads
+ * replies finds out. */
 int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, int fd);
 
 /* Reads replies into client->inbox, without waiting. Only the reader (replies.h) calls it, without
  * the mutex. Returns the number of bytes, 0 at the end of the connection, or -errno. */
 ssize_t lhi_read_replies(lh_client *client);
-/* The same, but waits until there is something to read, or until the deadline. With `poll_first`
- * the thread stays awake for the first part of the wait. */
+/* The same, but waits until there is something to read, here or in the queue, or until the deadline.
+ * -EAGAIN: nothing has come over the socket. With `poll_first` the thread stays awake for the first
+ * part of the wait. */
 ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first);
 
 #endif /* LONGHAUL_CLIENT_CONNECTION_H_ */

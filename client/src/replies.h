@@ -1,7 +1,7 @@
 /* Reading the replies of peerd.
  *
  * No thread reads in the background, unless one is in lh_help(). The first thread that
- * waits becomes the reader (lh_client.reading): it reads from the socket without the mutex, and
+ * waits becomes the reader (lh_client.reading): it waits for replies without the mutex, and
  * gives each operation its outcome. The other waiting threads sleep until an operation has ended or
  * the reader stops.
  */

@@ -4,6 +4,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <deque>
@@ -16,10 +17,18 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr std::chrono::milliseconds kEndWait(500);
-
-}  // namespace
+constexpr blkcnt_t kSmallBlocks = (1 << 20) / 512;
 
 bool IsMemfd(int fd) { return fcntl(fd, F_GET_SEALS) >= 0; }
+
+// Returns whether close() of this descriptor returns at once, whoever else uses the file. Asks
+// nobody but the kernel.
+bool IsSmallMemfd(int fd) {
+  struct stat status;
+  return IsMemfd(fd) && fstat(fd, &status) == 0 && status.st_blocks <= kSmallBlocks;
+}
+
+}  // namespace
 
 struct DescriptorCloser::Shared {
   struct Item {
@@ -70,7 +79,8 @@ DescriptorCloser::~DescriptorCloser() {
 }
 
 void DescriptorCloser::CloseForeign(UniqueFd fd, const Count& unclosed) {
-  if (fd.get() < 0 || IsMemfd(fd.get())) return;
+  if (fd.get() < 0 || IsSmallMemfd(fd.get())) return;
+  if (IsMemfd(fd.get())) return Queue(std::move(fd), nullptr);
   unclosed->fetch_add(1);
   Queue(std::move(fd), unclosed);
 }

@@ -212,7 +212,7 @@ void Server::WorldChanged(LocalId local, const World& world) {
 }
 
 void Server::PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame) {
-  if (*frame >= client.waiting_first) {
+  if (*frame >= client.waiting_first + client.waiting_shared) {
     client.waiting[*frame - client.waiting_first] = reply;
     return;
   }

@@ -110,20 +110,22 @@ struct Client {
   // it sent before it heard of the end.
   std::deque<std::pair<LocalId, Outcome>> gone;
 
-  // A shorter way for requests and replies; null: the trainer has offered none.
+  // A shorter way for requests and replies; null: there is none.
   std::unique_ptr<SharedQueues> shared;
 
   std::vector<lh_ipc_reply> sending;  // handed to the ring
   uint64_t frames_sent = 0;           // replies that were put into `sending` so far
   size_t sent = 0;                    // bytes of `sending` that the kernel has taken
   std::vector<lh_ipc_reply> waiting;  // to be sent after `sending`
+  size_t waiting_shared = 0;          // so many of them, the first ones, went into the queue
   uint64_t waiting_first = 1;         // number of the first frame in `waiting`
   bool send_due = false;              // `waiting` is sent before the ring submits
 
   IoId recv = 0;
   IoId send = 0;
   IoId timer = 0;
-  IoId pause = 0;                 // the next request in `inbox` is whole, and waits
+  IoId pause = 0;                 // the next request is whole, and waits
+  bool drained = false;           // the end of the connection has been read
   bool ending = false;            // nothing is read or answered any more
   bool told = false;              // Settle() has told the handler of the end
   bool end_when_flushed = false;  // ends when all answers are sent, because the server closes

@@ -268,7 +268,10 @@ void Server::StartRecv(const ClientPtr& client) {
 void Server::OnRecv(const ClientPtr& client, IoResult result) {
   Client& c = *client;
   if (!c.ending) {
-    if (result.value <= 0) {
+    if (result.value <= 0 && !std::exchange(c.drained, true) && HasMore(c)) {
+      // The trainer sent these requests before it closed the connection. The next read finds the
+      // end again, in a later turn.
+    } else if (result.value <= 0) {
       if (c.have > 0) {
         ++(c.greeted ? connections_cut_ : connections_refused_);
         CountRefusal("connection ended in the middle of a request");
@@ -377,10 +380,10 @@ void Server::StartSend(const ClientPtr& client) {
   Client& c = *client;
   if (c.sent == c.sending.size() * sizeof(lh_ipc_reply)) {
     c.waiting_first += c.waiting.size();
-    c.frames_sent += c.waiting.size();
+    c.frames_sent += c.waiting.size() - c.waiting_shared;
     c.sending.clear();
     std::swap(c.sending, c.waiting);
-    c.sent = 0;
+    c.sent = std::exchange(c.waiting_shared, 0) * sizeof(lh_ipc_reply);
   }
   const size_t bytes = c.sending.size() * sizeof(lh_ipc_reply) - c.sent;
   c.send = ring_->Send(c.fd.get(), reinterpret_cast<const char*>(c.sending.data()) + c.sent, bytes,

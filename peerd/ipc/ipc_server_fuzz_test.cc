@@ -1,8 +1,7 @@
 // A hostile trainer attacks the IPC server, over a real Unix socket: requests with any fields, in
 // pieces cut at any point, with regions and other descriptors, tables in the arena that do not fit,
-// anything in the queues of shared memory,
-// and connections that end at any time. The engine behind the server answers at once, later, or
-// after the end of the member.
+// anything in the queues of shared memory, and connections that end at any time. The engine behind
+// the server answers at once, later, or after the end of the member.
 //
 // Whatever comes, no check may fire, memory that a post or a state names can be read and written,
 // and when the trainers are gone, nothing of them is left.

@@ -1,5 +1,6 @@
-// The implementation of ipc_server.h: connections (ipc_connections.cc), requests of trainers
-// (ipc_requests.cc), and what the server sends to trainers (ipc_answers.cc).
+// The implementation of ipc_server.h: connections (ipc_connections.cc), queues in memory shared
+// with trainers (ipc_shared.cc), requests of trainers (ipc_requests.cc), and what the server sends
+// to trainers (ipc_answers.cc).
 #pragma once
 
 #include <cstdint>
@@ -107,10 +108,13 @@ class Server final : public IpcServer, private SharedWork {
   void LookAtShared(Client& client);
   // Whether a request waits in the client's queue.
   static bool HasShared(const Client& client);
+  // Whether requests are left, now that the connection has ended.
+  static bool HasMore(const Client& client);
   bool AnyHasShared() const;
   void SetLooking(bool looking);
   // Puts the first of the waiting replies into the client's queue, as many as it takes.
   void PutShared(Client& client);
+  // SharedWork: the ring asks whether a request waits in any queue, and lets the server take it.
   bool Look() override;
   bool StopLooking() override;
   void Run() override;

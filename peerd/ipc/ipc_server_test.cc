@@ -155,18 +155,39 @@ TEST(IpcServerTest, RepliesThatFindNoRoomInTheQueueKeepTheirOrder) {
   }
   ASSERT_TRUE(harness.Until(
       [](ScriptedHandler& handler, IpcServer&) { return handler.events.size() == 1 + kCalls; }));
+  harness.Run([](ScriptedHandler&, IpcServer&) {});  // the last replies are on their way, too
   for (uint64_t call = 100; call < 100 + kCalls; ++call) ASSERT_EQ(client.NextCall(), call);
   EXPECT_EQ(queues.taken(), LH_IPC_QUEUE_ENTRIES);
 }
 
+// Otherwise a trainer that leaves and exits at once would count as dead.
+TEST(IpcServerTest, RequestsInTheQueueCountAlsoIfTheConnectionEndsAtOnce) {
+  Harness harness({}, kForever);
+  RawQueues queues;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach(&queues);
+  ASSERT_TRUE(queues.UntilAwake());
+  harness.Run([&](ScriptedHandler&, IpcServer&) {
+    queues.Put(Request(LH_IPC_STEP, 9, member), kAttachFrames);
+    queues.Put(Request(LH_IPC_LEAVE, 10, member), kAttachFrames);
+    client.Close();
+  });
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler&, IpcServer& server) { return server.GetStats().clients == 0; }));
+  EXPECT_EQ(harness.Events(), (std::vector<std::string>{"join 1 run/0 raw", "step 1", "leave 1"}));
+}
+
 TEST(IpcServerTest, MemoryThatCannotHoldTheQueuesIsNotUsed) {
   Harness harness;
-  RawQueues unsealed(0);
-  const int small = MakeMemfd(sizeof(lh_ipc_shared) - 1, F_SEAL_SHRINK);
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+  RawQueues may_shrink(F_SEAL_GROW);
+  RawQueues may_grow(F_SEAL_SHRINK);
+  const int small = MakeMemfd(sizeof(lh_ipc_shared) - 1, kSeals);
+  const int large = MakeMemfd(sizeof(lh_ipc_shared) + 1, kSeals);
   int pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
   uint64_t refused = 0;
-  for (const int fd : {unsealed.fd(), small, pipes[0]}) {
+  for (const int fd : {may_shrink.fd(), may_grow.fd(), small, large, pipes[0]}) {
     RawClient client(harness.path());
     ASSERT_EQ(client.Ask(Hello(), {fd}), 0);
     EXPECT_EQ(client.reply().flags, 0u);
@@ -174,7 +195,7 @@ TEST(IpcServerTest, MemoryThatCannotHoldTheQueuesIsNotUsed) {
     EXPECT_EQ(client.AddRegion(1, kRegionBytes), 0);
     client.Join();
   }
-  for (const int fd : {small, pipes[0], pipes[1]}) close(fd);
+  for (const int fd : {small, large, pipes[0], pipes[1]}) close(fd);
 }
 
 // ------------------------------------------------------------------------------------------

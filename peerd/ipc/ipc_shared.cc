@@ -35,6 +35,10 @@ bool Server::HasShared(const Client& client) {
   return client.pause == 0 && !client.ending && client.shared->HasRequest(client.frames_taken);
 }
 
+bool Server::HasMore(const Client& client) {
+  return client.shared != nullptr && (client.pause != 0 || HasShared(client));
+}
+
 bool Server::AnyHasShared() const {
   return std::any_of(sharing_.begin(), sharing_.end(),
                      [](const ClientPtr& client) { return HasShared(*client); });
@@ -69,17 +73,18 @@ void Server::Run() {
 
 void Server::PutShared(Client& client) {
   if (client.shared == nullptr || client.end_when_flushed) return;
-  size_t count = 0;
-  while (count < client.waiting.size() &&
-         client.shared->Put(client.waiting[count], client.frames_sent)) {
-    ++count;
+  const size_t before = client.waiting_shared;
+  while (client.waiting_shared < client.waiting.size() &&
+         client.shared->Put(client.waiting[client.waiting_shared], client.frames_sent)) {
+    ++client.waiting_shared;
   }
-  if (count == 0) return;
-  client.waiting.erase(client.waiting.begin(),
-                       client.waiting.begin() + static_cast<std::ptrdiff_t>(count));
-  client.waiting_first += count;
-  if (client.shared->Show(client.frames_sent)) return;
-  client.waiting.push_back(MakeReply(LH_IPC_LOOK, 0, 0, {}));
+  if (client.waiting_shared == before) return;
+  const bool told = client.shared->Show(client.frames_sent);
+  if (client.waiting_shared < client.waiting.size()) return;  // what is left tells the trainer
+  client.waiting_first += client.waiting.size();
+  client.waiting.clear();
+  client.waiting_shared = 0;
+  if (!told) client.waiting.push_back(MakeReply(LH_IPC_LOOK, 0, 0, {}));
 }
 
 }  // namespace longhaul::peerd::ipc

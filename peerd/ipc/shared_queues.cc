@@ -1,8 +1,10 @@
 #include "peerd/ipc/shared_queues.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -12,6 +14,12 @@ namespace longhaul::peerd::ipc {
 
 absl::StatusOr<std::unique_ptr<SharedQueues>> SharedQueues::Map(int fd) {
   LH_RETURN_IF_ERROR(CheckMemfd(fd, sizeof(lh_ipc_shared)));
+  struct stat status;
+  if (fstat(fd, &status) != 0 || status.st_size != sizeof(lh_ipc_shared) ||
+      (fcntl(fd, F_GET_SEALS) & F_SEAL_GROW) == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("not a memfd of ", sizeof(lh_ipc_shared), " bytes sealed against growing"));
+  }
   void* const memory =
       mmap(nullptr, sizeof(lh_ipc_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {

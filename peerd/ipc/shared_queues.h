@@ -16,8 +16,9 @@ namespace longhaul::peerd::ipc {
 
 class SharedQueues {
  public:
-  // Maps the memfd of a trainer. InvalidArgument: see CheckMemfd(). Unavailable: the system refused
-  // to map it.
+  // Maps the memfd of a trainer. InvalidArgument: see CheckMemfd(); or it has another size, or may
+  // grow. (To unmap a large file takes long if nobody else uses it.) Unavailable: the system
+  // refused to map it.
   static absl::StatusOr<std::unique_ptr<SharedQueues>> Map(int fd);
   ~SharedQueues();
   SharedQueues(const SharedQueues&) = delete;

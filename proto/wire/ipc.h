@@ -368,7 +368,7 @@ struct lh_ipc_reply {
 struct lh_ipc_queue {
   uint32_t put; /* entries that the writer has put in so far */
   uint8_t zero[60];
-  uint64_t frames; /* what the reader had read from the socket when it last looked into the queue */
+  uint64_t frames; /* frames that the reader had read from the socket when it last looked here */
   uint32_t taken;  /* entries that the reader has taken out so far */
   uint32_t awake;  /* 1: the reader looks into the queue again and again, without being told */
   uint8_t more_zero[48];
@@ -383,16 +383,17 @@ struct lh_ipc_queued_reply {
   struct lh_ipc_reply reply;
 };
 
-/* The memory of the memfd that comes with HELLO, which begins as zeros. It must be sealed against
- * shrinking. If peerd has memory for it, the DONE of HELLO has LH_IPC_SHARED, and from then on a
- * request without descriptor, and a reply, may take the way through a queue:
+/* The memory of the memfd that comes with HELLO, which begins as zeros. The memfd has just this
+ * size, and is sealed against shrinking and growing. If peerd can use it, the DONE of HELLO has
+ * LH_IPC_SHARED. From then on a request without descriptor, and a reply, may take the way through a
+ * queue; so may this DONE:
  * - The writer uses a queue only if it has room, and if its reader will look into it: the reader is
  *   awake, or it has not yet read all that the writer has sent over the socket. Otherwise the
- * writer uses the socket. So a reader that sleeps need not know of the queue.
- * - After the writer has raised `put`, it looks at `awake` and `frames` again. If the reader no
- *   longer is about to look, the writer sends LOOK over the socket. A reader changes `awake` or
+ *   writer uses the socket. So a reader that sleeps need not know of the queue.
+ * - After the writer has raised `put`, it looks at `awake` and `frames` again. If the reader is
+ *   no longer about to look, the writer sends LOOK over the socket. A reader changes `awake` or
  *   `frames`, and then looks at `put` before it sleeps. All these accesses are sequentially
- *   consistent, so one of both sides always sees the other.
+ *   consistent, so one of the two always sees the other.
  * - The order of all requests (and of all replies) is kept: an entry counts the frames that went
  *   over the socket before it. The reader takes the entry behind just these frames.
  * Peerd copies an entry before it checks it, since the trainer may write there at any time. */

@@ -111,11 +111,12 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   if (request.type != LH_IPC_HELLO && !greeted) return "request before HELLO";
   const bool look = request.type == LH_IPC_LOOK;
   if ((request.call == 0) != look) return look ? "call of a LOOK is not 0" : "call is 0";
-  const size_t wanted = request.type == LH_IPC_REGION ? 1 : 0;
-  const bool may_have_one = request.type == LH_IPC_HELLO && descriptors == 1;
-  if (descriptors != wanted && !may_have_one) {
+  const size_t least = request.type == LH_IPC_REGION ? 1 : 0;
+  const size_t most = request.type == LH_IPC_HELLO ? 1 : least;
+  if (descriptors < least || descriptors > most) {
     return std::to_string(descriptors) + " descriptors with request " +
-           std::to_string(request.type) + ", " + std::to_string(wanted) + " expected";
+           std::to_string(request.type) + ", " + (least < most ? "at most " : "") +
+           std::to_string(most) + " expected";
   }
   if (!IpcAllZero(request.u.bytes + body, sizeof request.u.bytes - body)) {
     return "reserved bytes are not zero";

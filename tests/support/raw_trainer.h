@@ -60,7 +60,7 @@ inline lh_ipc_request Op(uint64_t call, uint64_t member, uint64_t tag) {
 // Memory for queues, as a trainer makes it for HELLO.
 class RawQueues {
  public:
-  explicit RawQueues(int seals = F_SEAL_SHRINK)
+  explicit RawQueues(int seals = F_SEAL_SHRINK | F_SEAL_GROW)
       : fd_(MakeMemfd(sizeof(lh_ipc_shared), seals)),
         memory_(static_cast<lh_ipc_shared*>(
             mmap(nullptr, sizeof(lh_ipc_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0))) {
