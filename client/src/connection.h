@@ -1,5 +1,5 @@
-/* The way to peerd, over the socket or through the queues (shared.h): checks whether it can be used,
- * and transfers requests and replies. */
+/* The way to peerd, over the socket or through the queues (shared.h): checks whether it can be
+ * used, and transfers requests and replies. */
 #ifndef LONGHAUL_CLIENT_CONNECTION_H_
 #define LONGHAUL_CLIENT_CONNECTION_H_
 
@@ -29,9 +29,9 @@ int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, i
 /* Reads replies into client->inbox, without waiting. Only the reader (replies.h) calls it, without
  * the mutex. Returns the number of bytes, 0 at the end of the connection, or -errno. */
 ssize_t lhi_read_replies(lh_client *client);
-/* The same, but waits until there is something to read, here or in the queue, or until the deadline.
- * -EAGAIN: nothing has come over the socket. With `poll_first` the thread stays awake for the first
- * part of the wait. */
+/* The same, but waits until there is something to read, here or in the queue, or until the
+ * deadline. -EAGAIN: nothing has come over the socket. With `poll_first` the thread stays awake for
+ * the first part of the wait. */
 ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first);
 
 #endif /* LONGHAUL_CLIENT_CONNECTION_H_ */
