@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "client/src/shared.h"
 
 #include <sys/mman.h>

@@ -934,6 +934,7 @@ struct MemoryWork : SharedWork {
   }
   bool StopLooking() override {
     calls += 's';
+    if (sleeper != nullptr) sleeper->Wake();
     return ready;
   }
   void Run() override {
@@ -941,6 +942,7 @@ struct MemoryWork : SharedWork {
     ready = false;
   }
   bool ready = false;
+  Ring* sleeper = nullptr;  // is woken up when it is about to sleep
   std::string calls;
 };
 
@@ -962,9 +964,10 @@ TEST_P(RingTest, BeforeItSleepsARingStopsLookingForSharedWork) {
   if (GetParam().kind == Kind::kFake) GTEST_SKIP() << "never polls";
   MemoryWork work;
   ring_->SetSharedWork(&work);
-  ASSERT_TRUE(ring_->RunOnce(ring_->Now() + Millis(200)).ok());
-  // It polls for a shorter time than that.
+  work.sleeper = ring_.get();
+  ASSERT_TRUE(ring_->RunOnce(ring_->Now() + Seconds(3600)).ok());
   const size_t stop = work.calls.find('s');
+  ASSERT_NE(stop, std::string::npos) << work.calls;
   EXPECT_EQ(work.calls.substr(stop), "sr");
   EXPECT_EQ(stop > 0, GetParam().poll_us > 0) << work.calls;
   // A turn that cannot sleep need not stop.
