@@ -60,7 +60,7 @@
   asked.error = o.error; \
   asked.errors = o.errors
 
-lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options, lh_op **op_out) {
+lh_status lh_all_reduce_start(lh_comm* comm, const lh_all_reduce_options* options, lh_op** op_out) {
   BEGIN(all_reduce, LH_ALL_REDUCE_OPTIONS_INIT, LH_WIRE_ALL_REDUCE);
   TAKE_COMMON();
   TAKE_REDUCTION();
@@ -69,7 +69,7 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_reduce_start(lh_comm *comm, const lh_reduce_options *options, lh_op **op_out) {
+lh_status lh_reduce_start(lh_comm* comm, const lh_reduce_options* options, lh_op** op_out) {
   BEGIN(reduce, LH_REDUCE_OPTIONS_INIT, LH_WIRE_REDUCE);
   TAKE_COMMON();
   TAKE_REDUCTION();
@@ -77,8 +77,8 @@ lh_status lh_reduce_start(lh_comm *comm, const lh_reduce_options *options, lh_op
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_options *options,
-                                  lh_op **op_out) {
+lh_status lh_reduce_scatter_start(lh_comm* comm, const lh_reduce_scatter_options* options,
+                                  lh_op** op_out) {
   BEGIN(reduce_scatter, LH_REDUCE_SCATTER_OPTIONS_INIT, LH_WIRE_REDUCE_SCATTER);
   TAKE_COMMON();
   TAKE_REDUCTION();
@@ -88,7 +88,7 @@ lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_options
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options *options, lh_op **op_out) {
+lh_status lh_all_gather_start(lh_comm* comm, const lh_all_gather_options* options, lh_op** op_out) {
   BEGIN(all_gather, LH_ALL_GATHER_OPTIONS_INIT, LH_WIRE_ALL_GATHER);
   TAKE_COMMON();
   TAKE_PARTS();
@@ -96,7 +96,7 @@ lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options *option
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options, lh_op **op_out) {
+lh_status lh_broadcast_start(lh_comm* comm, const lh_broadcast_options* options, lh_op** op_out) {
   BEGIN(broadcast, LH_BROADCAST_OPTIONS_INIT, LH_WIRE_BROADCAST);
   TAKE_COMMON();
   TAKE_ROOT();
@@ -104,7 +104,7 @@ lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_gather_start(lh_comm *comm, const lh_gather_options *options, lh_op **op_out) {
+lh_status lh_gather_start(lh_comm* comm, const lh_gather_options* options, lh_op** op_out) {
   BEGIN(gather, LH_GATHER_OPTIONS_INIT, LH_WIRE_GATHER);
   TAKE_COMMON();
   TAKE_ROOT();
@@ -112,7 +112,7 @@ lh_status lh_gather_start(lh_comm *comm, const lh_gather_options *options, lh_op
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_scatter_start(lh_comm *comm, const lh_scatter_options *options, lh_op **op_out) {
+lh_status lh_scatter_start(lh_comm* comm, const lh_scatter_options* options, lh_op** op_out) {
   BEGIN(scatter, LH_SCATTER_OPTIONS_INIT, LH_WIRE_SCATTER);
   TAKE_COMMON();
   TAKE_ROOT();
@@ -120,7 +120,7 @@ lh_status lh_scatter_start(lh_comm *comm, const lh_scatter_options *options, lh_
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_all_to_all_start(lh_comm *comm, const lh_all_to_all_options *options, lh_op **op_out) {
+lh_status lh_all_to_all_start(lh_comm* comm, const lh_all_to_all_options* options, lh_op** op_out) {
   BEGIN(all_to_all, LH_ALL_TO_ALL_OPTIONS_INIT, LH_WIRE_ALL_TO_ALL);
   TAKE_COMMON();
   TAKE_PARTS();
@@ -128,7 +128,7 @@ lh_status lh_all_to_all_start(lh_comm *comm, const lh_all_to_all_options *option
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_send_start(lh_comm *comm, const lh_send_options *options, lh_op **op_out) {
+lh_status lh_send_start(lh_comm* comm, const lh_send_options* options, lh_op** op_out) {
   BEGIN(send, LH_SEND_OPTIONS_INIT, LH_WIRE_SEND_RECV);
   TAKE_TENSORS();
   asked.source = o.source;
@@ -139,7 +139,7 @@ lh_status lh_send_start(lh_comm *comm, const lh_send_options *options, lh_op **o
   return lhi_collective_start(comm, &asked, op_out);
 }
 
-lh_status lh_recv_start(lh_comm *comm, const lh_recv_options *options, lh_op **op_out) {
+lh_status lh_recv_start(lh_comm* comm, const lh_recv_options* options, lh_op** op_out) {
   BEGIN(recv, LH_RECV_OPTIONS_INIT, LH_WIRE_SEND_RECV);
   TAKE_TENSORS();
   asked.target = o.target;
@@ -150,7 +150,7 @@ lh_status lh_recv_start(lh_comm *comm, const lh_recv_options *options, lh_op **o
 }
 
 /* A barrier is an all-reduce of one byte that nobody reads. */
-lh_status lh_barrier_start(lh_comm *comm, const lh_barrier_options *options, lh_op **op_out) {
+lh_status lh_barrier_start(lh_comm* comm, const lh_barrier_options* options, lh_op** op_out) {
   static uint8_t byte;
   BEGIN(barrier, LH_BARRIER_OPTIONS_INIT, LH_WIRE_BARRIER);
   TAKE_MEMBERS();
@@ -166,10 +166,10 @@ lh_status lh_barrier_start(lh_comm *comm, const lh_barrier_options *options, lh_
 /* Defines lh_NAME(): lh_NAME_start() and a wait. With LH_OK there is always an op. clang's analyser
  * cannot see that. */
 #define WAITING(name)                                                                        \
-  lh_status lh_##name(lh_comm *comm, const lh_##name##_options *options, int64_t timeout_ms, \
-                      lh_op_info_t *info, lh_op **op_out) {                                  \
+  lh_status lh_##name(lh_comm* comm, const lh_##name##_options* options, int64_t timeout_ms, \
+                      lh_op_info_t* info, lh_op** op_out) {                                  \
     static const char kCall[] = "lh_" #name;                                                 \
-    lh_op *op = NULL;                                                                        \
+    lh_op* op = NULL;                                                                        \
     lh_status status = lhi_collective_may_wait(kCall, timeout_ms, info, op_out);             \
     if (status == LH_OK) status = lh_##name##_start(comm, options, &op);                     \
     if (status != LH_OK || op == NULL) return status;                                        \

@@ -26,20 +26,20 @@
  * hanging. */
 #define LHI_ANSWER_NS ((int64_t)30 * 1000 * 1000 * 1000)
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
-#define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
+#define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un*)0)->sun_path) - 1)
 
 /* ------------------------------------------------------------------ clients and fork() */
 
 /* A child of fork() must not keep the connection open. Otherwise peerd would take the trainer for
  * alive as long as one of its child processes lives, such as a data loader. */
 static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
-static lh_client *clients;
+static lh_client* clients;
 static bool fork_handled;
 
 static void before_fork(void) { pthread_mutex_lock(&clients_mutex); }
 static void in_parent(void) { pthread_mutex_unlock(&clients_mutex); }
 static void in_child(void) {
-  for (lh_client *client = clients; client != NULL; client = client->next_client) {
+  for (lh_client* client = clients; client != NULL; client = client->next_client) {
     if (client->fd >= 0) close(client->fd);
     client->fd = -1;
   }
@@ -47,7 +47,7 @@ static void in_child(void) {
   pthread_mutex_unlock(&clients_mutex);
 }
 
-static void enlist(lh_client *client) {
+static void enlist(lh_client* client) {
   pthread_mutex_lock(&clients_mutex);
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, in_parent, in_child) == 0;
   client->next_client = clients;
@@ -55,8 +55,8 @@ static void enlist(lh_client *client) {
   pthread_mutex_unlock(&clients_mutex);
 }
 
-static void delist(const lh_client *client) {
-  lh_client **link = &clients;
+static void delist(const lh_client* client) {
+  lh_client** link = &clients;
   pthread_mutex_lock(&clients_mutex);
   while (*link != NULL && *link != client) link = &(*link)->next_client;
   if (*link != NULL) *link = client->next_client;
@@ -65,9 +65,9 @@ static void delist(const lh_client *client) {
 
 /* ------------------------------------------------------------------ open and close */
 
-static void client_free(lh_client *client) {
+static void client_free(lh_client* client) {
   while (client->ops != NULL) {
-    lh_op *const op = client->ops;
+    lh_op* const op = client->ops;
     client->ops = op->next;
     free(op->more_members);
     lhi_tensors_free(&op->tensors);
@@ -75,12 +75,12 @@ static void client_free(lh_client *client) {
     free(op);
   }
   while (client->comms != NULL) {
-    lh_comm *const comm = client->comms;
+    lh_comm* const comm = client->comms;
     client->comms = comm->next;
     lhi_member_free_memory(comm);
   }
   while (client->states != NULL) {
-    lh_state *const state = client->states;
+    lh_state* const state = client->states;
     client->states = state->next;
     lhi_state_free_memory(state);
   }
@@ -94,17 +94,17 @@ static void client_free(lh_client *client) {
   free(client);
 }
 
-static void hello_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+static void hello_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   op->reply_flags = reply != NULL ? reply->flags : 0;
 }
 static const struct lhi_op_type hello = {hello_ended, NULL, NULL, NULL};
 
 /* Sends HELLO on a new connection and waits for the answer. LH_UNAVAILABLE: peerd has gone, or does
  * not answer in time. */
-static lh_status greet(lh_client *client, const char *path, const char *name, int64_t deadline_ns) {
+static lh_status greet(lh_client* client, const char* path, const char* name, int64_t deadline_ns) {
   struct lh_ipc_request request;
   lh_status status;
-  lh_op *op;
+  lh_op* op;
   int shared_fd = -1;
   pthread_mutex_lock(&client->mutex);
   op = lhi_op_new_locked(client, &hello, NULL);
@@ -134,8 +134,8 @@ static lh_status greet(lh_client *client, const char *path, const char *name, in
   return status;
 }
 
-static lh_client *client_new(int fd) {
-  lh_client *const client = calloc(1, sizeof *client);
+static lh_client* client_new(int fd) {
+  lh_client* const client = calloc(1, sizeof *client);
   if (client == NULL) return NULL;
   client->pid = getpid();
   client->fd = fd;
@@ -154,15 +154,15 @@ static lh_client *client_new(int fd) {
 
 /* The socket paths to try, in this order. */
 struct paths {
-  const char *path[2];
+  const char* path[2];
   size_t count;
   char user_path[256];
 };
 
-static lh_status choose_paths(const lh_open_options *options, struct paths *paths) {
-  const char *const chosen =
+static lh_status choose_paths(const lh_open_options* options, struct paths* paths) {
+  const char* const chosen =
       options->socket_path != NULL ? options->socket_path : getenv("LONGHAUL_SOCKET");
-  const char *const user_directory = getenv("XDG_RUNTIME_DIR");
+  const char* const user_directory = getenv("XDG_RUNTIME_DIR");
   const bool named = chosen != NULL && chosen[0] != '\0';
   paths->count = 1;
   paths->path[0] = named ? chosen : LHI_DEFAULT_SOCKET;
@@ -193,10 +193,10 @@ static bool may_appear(int error) {
 
 /* Tries each path once. LH_OK: *client_out is connected, and peerd has answered. Otherwise *again
  * says whether another try may succeed. */
-static lh_status open_once(const struct paths *paths, const char *name, int64_t deadline_ns,
-                           lh_client **client_out, bool *again) {
+static lh_status open_once(const struct paths* paths, const char* name, int64_t deadline_ns,
+                           lh_client** client_out, bool* again) {
   lh_status status = LH_UNAVAILABLE;
-  lh_client *client;
+  lh_client* client;
   int fd = -1;
   int error = 0;
   size_t i;
@@ -206,7 +206,7 @@ static lh_status open_once(const struct paths *paths, const char *name, int64_t 
     if (error == 0 || !may_appear(error)) break;
   }
   if (error != 0) {
-    const char *const path = paths->path[i < paths->count ? i : 0];
+    const char* const path = paths->path[i < paths->count ? i : 0];
     *again = may_appear(error);
     return lhi_fail(
         LH_UNAVAILABLE, "lh_open: no peerd answers on %s (%s); %s", path, strerror(error),
@@ -233,11 +233,11 @@ static lh_status open_once(const struct paths *paths, const char *name, int64_t 
   return status;
 }
 
-lh_status lh_open(const lh_open_options *options, lh_client **client_out) {
+lh_status lh_open(const lh_open_options* options, lh_client** client_out) {
   lh_open_options given = LH_OPEN_OPTIONS_INIT;
   struct paths paths;
   char default_name[32];
-  const char *name;
+  const char* name;
   int64_t deadline_ns;
   lh_status status;
   bool again = true;
@@ -264,7 +264,7 @@ lh_status lh_open(const lh_open_options *options, lh_client **client_out) {
   return status;
 }
 
-lh_status lh_client_check(lh_client *client) {
+lh_status lh_client_check(lh_client* client) {
   static const char kCall[] = "lh_client_check";
   lh_status status;
   if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: client is NULL", kCall);
@@ -276,7 +276,7 @@ lh_status lh_client_check(lh_client *client) {
   return lhi_client_check(client, kCall);
 }
 
-void lh_close(lh_client *client) {
+void lh_close(lh_client* client) {
   if (client == NULL) return;
   /* In a child of fork() the lock may be held for ever and the lists may be half changed. So the
    * child leaves the client alone. */

@@ -21,8 +21,8 @@
 /* ------------------------------------------------------------------ end of a collective */
 
 /* peerd does not use the op's memory any more. */
-static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
-  struct lhi_tensors *const t = &op->tensors;
+static void ended(lh_op* op, const struct lh_ipc_reply* reply) {
+  struct lhi_tensors* const t = &op->tensors;
   if (op->status == LH_OK) op->reply.info = reply->u.op;
   for (size_t i = 0; i < t->piece_count; ++i) {
     lhi_unpin(&t->pieces[i].source.pin);
@@ -33,10 +33,10 @@ static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
   op->table = NULL;
 }
 
-static bool arrived(const lh_op *op) { return op->status == LH_OK && op->copy_back; }
+static bool arrived(const lh_op* op) { return op->status == LH_OK && op->copy_back; }
 
-static void collect(lh_op *op) {
-  const struct lhi_tensors *const t = &op->tensors;
+static void collect(lh_op* op) {
+  const struct lhi_tensors* const t = &op->tensors;
   for (size_t i = 0; i < t->piece_count; ++i) {
     /* Staged memory has a region and no block; ended() has emptied the other pins. */
     if (t->pieces[i].target.pin.region != NULL) lhi_piece_unpack(t, &t->pieces[i]);
@@ -44,14 +44,14 @@ static void collect(lh_op *op) {
   }
 }
 
-static void unstage_locked(lh_op *op, struct lhi_staged *staged) {
+static void unstage_locked(lh_op* op, struct lhi_staged* staged) {
   if (staged->data == NULL) return;
   lhi_arena_unstage(&op->client->arena, staged->bytes);
   lhi_give_back_locked(op->client, staged->data);
   staged->data = NULL;
 }
 
-static void over(lh_op *op, bool good) {
+static void over(lh_op* op, bool good) {
   (void)good;
   unstage_locked(op, &op->staged_source);
   unstage_locked(op, &op->staged_target);
@@ -61,8 +61,8 @@ static void over(lh_op *op, bool good) {
 static const struct lhi_op_type kType = {ended, arrived, collect, over};
 
 /* Frees an op that was never opened. */
-static void discard(lh_op *op) {
-  lh_client *const client = op->client;
+static void discard(lh_op* op) {
+  lh_client* const client = op->client;
   op->status = LH_UNAVAILABLE;
   pthread_mutex_lock(&client->mutex);
   ended(op, NULL);
@@ -75,13 +75,13 @@ static void discard(lh_op *op) {
 /* ------------------------------------------------------------------ checks */
 
 /* Whether elements may share scales. */
-static bool has_blocks(const struct lhi_collective *o) {
+static bool has_blocks(const struct lhi_collective* o) {
   if (o->quantize == LH_QUANTIZE_AUTO)
     return (o->codecs & (LH_CODEC_BIT(LH_QUANTIZE_INT8) | LH_CODEC_BIT(LH_QUANTIZE_INT4))) != 0;
   return o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4;
 }
 
-static lh_status check_options(const struct lhi_collective *o) {
+static lh_status check_options(const struct lhi_collective* o) {
   if ((unsigned)o->on_fault > LH_AS_JOINED) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give an lh_on_fault", o->call,
                     (int)o->on_fault);
@@ -171,7 +171,7 @@ static lh_status check_options(const struct lhi_collective *o) {
 }
 
 /* Checks the dtype of a tensor that is reduced or quantized. */
-static lh_status check_dtype(const struct lhi_collective *o, lh_dtype dtype) {
+static lh_status check_dtype(const struct lhi_collective* o, lh_dtype dtype) {
   if (o->quantize != LH_UNQUANTIZED && dtype != LH_FLOAT32 && dtype != LH_FLOAT16 &&
       dtype != LH_BFLOAT16) {
     return lhi_fail(LH_INVALID_ARGUMENT,
@@ -200,7 +200,7 @@ static lh_status check_dtype(const struct lhi_collective *o, lh_dtype dtype) {
 }
 
 /* Checks the root or partner, and finds out whether this member is the root. */
-static lh_status check_root(struct lhi_collective *o, const struct lh_ipc_world *world) {
+static lh_status check_root(struct lhi_collective* o, const struct lh_ipc_world* world) {
   bool self;
   if (o->root_name == NULL) return LH_OK;
   self = o->root_member != 0 ? o->root_member == world->member_id : o->root == world->rank;
@@ -219,21 +219,21 @@ static lh_status check_root(struct lhi_collective *o, const struct lh_ipc_world 
 
 /* What a member says in its table. The arrays are not copied, except the ids. */
 struct terms {
-  uint64_t *ids; /* rising; malloc() */
+  uint64_t* ids; /* rising; malloc() */
   const uint64_t *gives, *gets;
   uint64_t own; /* `count` of a part of its own */
   uint32_t id_count, gives_count, gets_count;
 };
 
-static int compare_ids(const void *a, const void *b) {
-  const uint64_t left = *(const uint64_t *)a;
-  const uint64_t right = *(const uint64_t *)b;
+static int compare_ids(const void* a, const void* b) {
+  const uint64_t left = *(const uint64_t*)a;
+  const uint64_t right = *(const uint64_t*)b;
   return left < right ? -1 : left > right;
 }
 
 /* Checks and sorts the participants. */
-static lh_status take_participants(const struct lhi_collective *o, const struct lh_ipc_world *world,
-                                   struct terms *terms) {
+static lh_status take_participants(const struct lhi_collective* o, const struct lh_ipc_world* world,
+                                   struct terms* terms) {
   bool self = false;
   bool root = o->root_name == NULL || o->root_member == 0;
   if (o->participants == NULL && o->participant_count == 0) return LH_OK;
@@ -274,7 +274,7 @@ static lh_status take_participants(const struct lhi_collective *o, const struct 
 }
 
 /* Names the set of participants: members match ops by tag and set. */
-static uint64_t set_of(const struct lhi_collective *o, const struct terms *terms) {
+static uint64_t set_of(const struct lhi_collective* o, const struct terms* terms) {
   uint64_t set = LHI_DIGEST;
   if (o->kind == LH_WIRE_SEND_RECV) { /* both directions may be in flight */
     set = lhi_digest(set, o->is_root);
@@ -287,14 +287,14 @@ static uint64_t set_of(const struct lhi_collective *o, const struct terms *terms
 
 /* ------------------------------------------------------------------ tensors */
 
-static lh_status too_large(const struct lhi_collective *o, uint64_t count) {
+static lh_status too_large(const struct lhi_collective* o, uint64_t count) {
   return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
                   o->call, (unsigned long long)count);
 }
 
 /* Sums up lengths. */
-static lh_status sum_of(const struct lhi_collective *o, const char *name, const uint64_t *counts,
-                        uint64_t *sum_out) {
+static lh_status sum_of(const struct lhi_collective* o, const char* name, const uint64_t* counts,
+                        uint64_t* sum_out) {
   *sum_out = 0;
   for (uint32_t i = 0; i < o->world; ++i) {
     if (counts[i] > LH_REGION_BYTES_MAX) {
@@ -307,9 +307,9 @@ static lh_status sum_of(const struct lhi_collective *o, const char *name, const 
 }
 
 /* Finds the elements of one side of a tensor, and what the table says of it. */
-static lh_status measure(const struct lhi_collective *o, const char *name, const uint64_t *counts,
-                         enum lhi_extent extent, struct terms *terms, const uint64_t **lengths,
-                         uint32_t *length_count, uint64_t *elements_out) {
+static lh_status measure(const struct lhi_collective* o, const char* name, const uint64_t* counts,
+                         enum lhi_extent extent, struct terms* terms, const uint64_t** lengths,
+                         uint32_t* length_count, uint64_t* elements_out) {
   *elements_out = extent == LHI_NONE ? 0 : o->count;
   if (!lhi_in_parts(o->kind) || extent == LHI_NONE) return LH_OK;
   if (o->counts == NULL) {
@@ -328,7 +328,7 @@ static lh_status measure(const struct lhi_collective *o, const char *name, const
 }
 
 /* Checks the world and the lengths of a kind in parts. */
-static lh_status check_parts(const struct lhi_collective *o) {
+static lh_status check_parts(const struct lhi_collective* o) {
   const bool unequal = o->counts != NULL;
   if (!lhi_in_parts(o->kind)) return LH_OK;
   if (o->world == 0 || o->world > LH_MEMBERS_MAX) {
@@ -363,7 +363,7 @@ static lh_status check_parts(const struct lhi_collective *o) {
   return LH_OK;
 }
 
-static lh_status check_oneshot(const struct lhi_collective *o, uint64_t bytes) {
+static lh_status check_oneshot(const struct lhi_collective* o, uint64_t bytes) {
   if (o->algorithm != LH_ONESHOT || bytes <= LH_ONE_SHOT_BYTES_MAX) return LH_OK;
   return lhi_fail(LH_INVALID_ARGUMENT,
                   "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
@@ -371,8 +371,8 @@ static lh_status check_oneshot(const struct lhi_collective *o, uint64_t bytes) {
                   o->call, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)bytes);
 }
 
-static lh_status take_one(lh_op *op, const struct lhi_collective *o,
-                          const struct lhi_layout *layout, struct terms *terms) {
+static lh_status take_one(lh_op* op, const struct lhi_collective* o,
+                          const struct lhi_layout* layout, struct terms* terms) {
   const size_t element = lh_dtype_size(o->dtype);
   /* An all-to-all has a part for each pair of members. */
   const uint64_t parts =
@@ -439,9 +439,9 @@ static lh_status take_one(lh_op *op, const struct lhi_collective *o,
   return LH_OK;
 }
 
-static lh_status take_list(lh_op *op, const struct lhi_collective *o,
-                           const struct lhi_layout *layout) {
-  struct lhi_tensors *const t = &op->tensors;
+static lh_status take_list(lh_op* op, const struct lhi_collective* o,
+                           const struct lhi_layout* layout) {
+  struct lhi_tensors* const t = &op->tensors;
   const uint64_t parts =
       (uint64_t)layout->world * (o->kind == LH_WIRE_ALL_TO_ALL ? layout->world : 1);
   uint64_t bytes = 0;
@@ -469,7 +469,7 @@ static lh_status take_list(lh_op *op, const struct lhi_collective *o,
 }
 
 /* Sets up op->tensors, with the lengths of parts in *terms. */
-static lh_status take_tensors(lh_op *op, const struct lhi_collective *o, struct terms *terms) {
+static lh_status take_tensors(lh_op* op, const struct lhi_collective* o, struct terms* terms) {
   struct lhi_layout layout;
   lh_status status = check_parts(o);
   if (status != LH_OK) return status;
@@ -498,8 +498,8 @@ static lh_status take_tensors(lh_op *op, const struct lhi_collective *o, struct 
  */
 
 /* Pins one side of a piece of one tensor if it is in the arena; otherwise the pin stays empty. */
-static lh_status pin_locked(const lh_op *op, const char *call, const char *what, const void *data,
-                            size_t element, struct lhi_side *side) {
+static lh_status pin_locked(const lh_op* op, const char* call, const char* what, const void* data,
+                            size_t element, struct lhi_side* side) {
   if (side->bytes == 0) return LH_OK;
   if (!lhi_arena_pin(&op->client->arena, data, side->bytes, &side->pin)) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is not within one buffer from lh_alloc()", call,
@@ -518,13 +518,13 @@ static lh_status pin_locked(const lh_op *op, const char *call, const char *what,
 
 /* Pins the caller's tensors that peerd uses where they are. Sets *in_place if the op is in place
  * for peerd: then it has to be so in all pieces. */
-static lh_status pin_all_locked(lh_op *op, const struct lhi_collective *o, bool *in_place) {
-  struct lhi_tensors *const t = &op->tensors;
-  const char *const call = o->call;
+static lh_status pin_all_locked(lh_op* op, const struct lhi_collective* o, bool* in_place) {
+  struct lhi_tensors* const t = &op->tensors;
+  const char* const call = o->call;
   *in_place = false;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    struct lhi_piece *const piece = &t->pieces[i];
-    const struct lhi_pair *const pair = &t->pairs[piece->first];
+    struct lhi_piece* const piece = &t->pieces[i];
+    const struct lhi_pair* const pair = &t->pairs[piece->first];
     const size_t element = lh_dtype_size((lh_dtype)piece->dtype);
     lh_status status;
     if (piece->tensors != 1) continue;
@@ -534,8 +534,8 @@ static lh_status pin_all_locked(lh_op *op, const struct lhi_collective *o, bool 
     if (status == LH_OK)
       status = pin_locked(op, call, "error", pair->error, sizeof(float), &piece->error);
     if (status != LH_OK) return status;
-    piece->error.data = (uint8_t *)pair->error;
-    piece->source.data = (uint8_t *)(uintptr_t)pair->source;
+    piece->error.data = (uint8_t*)pair->error;
+    piece->source.data = (uint8_t*)(uintptr_t)pair->source;
     piece->target.data = pair->target;
     if (t->in_parts) {
       /* peerd wants source and target apart: a part that lies in the whole gets staged memory. If
@@ -550,7 +550,7 @@ static lh_status pin_all_locked(lh_op *op, const struct lhi_collective *o, bool 
     }
   }
   for (size_t i = 0; *in_place && i < t->piece_count; ++i) {
-    struct lhi_piece *const piece = &t->pieces[i];
+    struct lhi_piece* const piece = &t->pieces[i];
     if (piece->source.data == piece->target.data) continue;
     lhi_unpin(&piece->source.pin);
     lhi_unpin(&piece->target.pin);
@@ -559,9 +559,9 @@ static lh_status pin_all_locked(lh_op *op, const struct lhi_collective *o, bool 
 }
 
 /* Allocates a block of the arena. *region: where it is. */
-static lh_status take_block(lh_op *op, const char *call, size_t bytes, int64_t deadline_ns,
-                            void **block, struct lhi_region **region) {
-  lh_client *const client = op->client;
+static lh_status take_block(lh_op* op, const char* call, size_t bytes, int64_t deadline_ns,
+                            void** block, struct lhi_region** region) {
+  lh_client* const client = op->client;
   const lh_status status = lhi_alloc(client, call, bytes, deadline_ns, block);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -574,27 +574,27 @@ static size_t aligned(size_t bytes) {
   return (bytes + LHI_PIECE_ALIGN - 1) / LHI_PIECE_ALIGN * LHI_PIECE_ALIGN;
 }
 
-static bool needs_stage(const struct lhi_side *side) {
+static bool needs_stage(const struct lhi_side* side) {
   return side->bytes > 0 && side->pin.region == NULL;
 }
 
 enum side { SOURCE, TARGET, ERROR };
 
-static struct lhi_side *side_of(struct lhi_piece *piece, enum side which) {
+static struct lhi_side* side_of(struct lhi_piece* piece, enum side which) {
   return which == SOURCE ? &piece->source : which == TARGET ? &piece->target : &piece->error;
 }
 
 /* Gives all sources, all targets or all errors that are not in the arena a place in one block. */
-static lh_status stage(lh_op *op, const char *call, enum side which, int64_t deadline_ns) {
-  struct lhi_tensors *const t = &op->tensors;
-  struct lhi_staged *const staged = which == SOURCE   ? &op->staged_source
+static lh_status stage(lh_op* op, const char* call, enum side which, int64_t deadline_ns) {
+  struct lhi_tensors* const t = &op->tensors;
+  struct lhi_staged* const staged = which == SOURCE   ? &op->staged_source
                                     : which == TARGET ? &op->staged_target
                                                       : &op->staged_error;
-  struct lhi_region *region = NULL;
+  struct lhi_region* region = NULL;
   size_t bytes = 0;
   lh_status status;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    const struct lhi_side *const side = side_of(&t->pieces[i], which);
+    const struct lhi_side* const side = side_of(&t->pieces[i], which);
     if (needs_stage(side)) bytes += aligned(side->bytes);
   }
   if (bytes == 0) return LH_OK;
@@ -607,9 +607,9 @@ static lh_status stage(lh_op *op, const char *call, enum side which, int64_t dea
   pthread_mutex_unlock(&op->client->mutex);
   bytes = 0;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    struct lhi_side *const side = side_of(&t->pieces[i], which);
+    struct lhi_side* const side = side_of(&t->pieces[i], which);
     if (!needs_stage(side)) continue;
-    side->data = (uint8_t *)staged->data + bytes;
+    side->data = (uint8_t*)staged->data + bytes;
     side->pin.region = region;
     bytes += aligned(side->bytes);
   }
@@ -619,9 +619,9 @@ static lh_status stage(lh_op *op, const char *call, enum side which, int64_t dea
 /* Sets where peerd finds the tensors: in the arena. The caller's buffers there are pinned first, so
  * that no other thread frees one of them while blocks are allocated. The op is not open yet. If
  * this fails, the caller calls discard(). */
-static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadline_ns) {
-  lh_client *const client = op->client;
-  struct lhi_tensors *const t = &op->tensors;
+static lh_status place(lh_op* op, const struct lhi_collective* o, int64_t deadline_ns) {
+  lh_client* const client = op->client;
+  struct lhi_tensors* const t = &op->tensors;
   bool in_place = false;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
@@ -640,13 +640,13 @@ static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadli
   if (status == LH_OK) status = stage(op, o->call, ERROR, deadline_ns);
   if (status != LH_OK) return status;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    const struct lhi_pin *const pin = &t->pieces[i].error.pin;
+    const struct lhi_pin* const pin = &t->pieces[i].error.pin;
     if (pin->region != NULL && pin->block == NULL) lhi_piece_pack_error(t, &t->pieces[i]);
   }
   op->copy_back = op->staged && !o->no_result;
   if (in_place) {
     for (size_t i = 0; i < t->piece_count; ++i) {
-      struct lhi_piece *const piece = &t->pieces[i];
+      struct lhi_piece* const piece = &t->pieces[i];
       if (!needs_stage(&piece->source)) continue;
       piece->source.data = piece->target.data;
       piece->source.pin.region = piece->target.pin.region;
@@ -656,7 +656,7 @@ static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadli
   }
   status = stage(op, o->call, SOURCE, deadline_ns);
   for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
-    struct lhi_piece *const piece = &t->pieces[i];
+    struct lhi_piece* const piece = &t->pieces[i];
     if (piece->source.pin.region != NULL && piece->source.pin.block == NULL)
       lhi_piece_pack(t, piece);
   }
@@ -666,26 +666,26 @@ static lh_status place(lh_op *op, const struct lhi_collective *o, int64_t deadli
 /* ------------------------------------------------------------------ the request */
 
 /* Returns the place of one side of a piece. A tensor without elements has none. */
-static struct lh_ipc_range range_of(const struct lhi_side *side) {
+static struct lh_ipc_range range_of(const struct lhi_side* side) {
   const struct lh_ipc_range none = {0, 0};
   return side->bytes == 0 ? none : lhi_range(&side->pin, side->data);
 }
 
-static uint8_t *put_numbers(uint8_t *at, const uint64_t *numbers, uint32_t count) {
+static uint8_t* put_numbers(uint8_t* at, const uint64_t* numbers, uint32_t count) {
   if (count > 0) memcpy(at, numbers, count * sizeof *numbers);
   return at + count * sizeof *numbers;
 }
 
 /* Writes the table of the op, if the op needs one. */
-static lh_status write_table(lh_op *op, const char *call, const struct terms *terms,
-                             int64_t deadline_ns, struct lh_ipc_op *request) {
-  const struct lhi_tensors *const t = &op->tensors;
+static lh_status write_table(lh_op* op, const char* call, const struct terms* terms,
+                             int64_t deadline_ns, struct lh_ipc_op* request) {
+  const struct lhi_tensors* const t = &op->tensors;
   const size_t pieces = t->digest != 0 ? t->piece_count : 0;
   const size_t bytes =
       sizeof(uint64_t) * ((size_t)terms->id_count + terms->gives_count + terms->gets_count) +
       sizeof(struct lh_ipc_piece) * pieces;
   struct lhi_pin pin = {NULL, NULL};
-  uint8_t *at;
+  uint8_t* at;
   lh_status status;
   if (bytes == 0) return LH_OK;
   status = take_block(op, call, bytes, deadline_ns, &op->table, &pin.region);
@@ -712,9 +712,9 @@ static lh_status write_table(lh_op *op, const char *call, const struct terms *te
   return LH_OK;
 }
 
-static void fill_request(const lh_op *op, const struct lhi_collective *o,
-                         struct lh_ipc_op *request) {
-  const struct lhi_tensors *const t = &op->tensors;
+static void fill_request(const lh_op* op, const struct lhi_collective* o,
+                         struct lh_ipc_op* request) {
+  const struct lhi_tensors* const t = &op->tensors;
   request->kind = o->kind;
   request->tag = o->tag;
   request->dtype = t->pieces[0].dtype;
@@ -750,8 +750,8 @@ static void fill_request(const lh_op *op, const struct lhi_collective *o,
 
 /* ------------------------------------------------------------------ start of a collective */
 
-lh_status lhi_collective_take(const char *call, const char *init, const lh_comm *comm,
-                              const void *options, void *taken, size_t size, lh_op **op_out) {
+lh_status lhi_collective_take(const char* call, const char* init, const lh_comm* comm,
+                              const void* options, void* taken, size_t size, lh_op** op_out) {
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
   *op_out = NULL;
@@ -763,8 +763,8 @@ lh_status lhi_collective_take(const char *call, const char *init, const lh_comm 
 
 /* peerd refuses a tag that is in flight. For an op that waits in the client, the answer must not
  * depend on when it is sent, so the client looks itself. */
-static lh_status check_tag_locked(const char *call, const lh_comm *comm, const lh_op *mine) {
-  for (const lh_op *op = comm->client->ops; op != NULL; op = op->next) {
+static lh_status check_tag_locked(const char* call, const lh_comm* comm, const lh_op* mine) {
+  for (const lh_op* op = comm->client->ops; op != NULL; op = op->next) {
     if (op->collective && op->state == LHI_OPEN && op->comm == comm && op->tag == mine->tag &&
         op->set == mine->set) {
       return lhi_fail(LH_INVALID_ARGUMENT,
@@ -776,8 +776,8 @@ static lh_status check_tag_locked(const char *call, const lh_comm *comm, const l
   return LH_OK;
 }
 
-static lh_status open_op(lh_op *op, const char *call) {
-  lh_comm *const comm = op->comm;
+static lh_status open_op(lh_op* op, const char* call) {
+  lh_comm* const comm = op->comm;
   lh_status status;
   pthread_mutex_lock(&op->client->mutex);
   status = lhi_member_check_locked(comm, call);
@@ -791,15 +791,15 @@ static lh_status open_op(lh_op *op, const char *call) {
   return status;
 }
 
-lh_status lhi_collective_start(lh_comm *comm, struct lhi_collective *asked, lh_op **op_out) {
-  lh_client *const client = comm->client;
+lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_op** op_out) {
+  lh_client* const client = comm->client;
   const int64_t deadline_ns = lhi_answer_deadline_ns(client);
   struct lh_ipc_request request;
   struct lh_ipc_world world;
   struct lh_ipc_op body;
   struct terms terms;
   lh_status status;
-  lh_op *op;
+  lh_op* op;
   memset(&terms, 0, sizeof terms);
   memset(&body, 0, sizeof body);
   pthread_mutex_lock(&client->mutex);
@@ -840,8 +840,8 @@ lh_status lhi_collective_start(lh_comm *comm, struct lhi_collective *asked, lh_o
   return LH_OK;
 }
 
-lh_status lhi_collective_may_wait(const char *call, int64_t timeout_ms, lh_op_info_t *info,
-                                  lh_op **op_out) {
+lh_status lhi_collective_may_wait(const char* call, int64_t timeout_ms, lh_op_info_t* info,
+                                  lh_op** op_out) {
   lh_op_info_t none = LH_OP_INFO_INIT;
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
@@ -858,9 +858,9 @@ lh_status lhi_collective_may_wait(const char *call, int64_t timeout_ms, lh_op_in
   return status;
 }
 
-lh_status lhi_collective_wait(const char *call, lh_op *op, int64_t timeout_ms, lh_op_info_t *info,
-                              lh_op **op_out) {
-  lh_client *const client = op->client;
+lh_status lhi_collective_wait(const char* call, lh_op* op, int64_t timeout_ms, lh_op_info_t* info,
+                              lh_op** op_out) {
+  lh_client* const client = op->client;
   lh_op_info_t own = LH_OP_INFO_INIT;
   lh_status status = LH_OK;
   bool ended;

@@ -21,7 +21,7 @@
 
 /* LH_OK: the member has not left and was not removed, and peerd is alive. The member need not be
  * admitted. */
-static lh_status standing_locked(const lh_comm *comm, const char *call) {
+static lh_status standing_locked(const lh_comm* comm, const char* call) {
   if (comm->gone != LH_OK) {
     return lhi_fail(comm->gone, "%s: %s", call,
                     comm->gone_text != NULL && comm->gone_text[0] != '\0'
@@ -36,7 +36,7 @@ static lh_status standing_locked(const lh_comm *comm, const char *call) {
   return LH_OK;
 }
 
-lh_status lhi_free_check_locked(const lh_comm *comm, const char *call) {
+lh_status lhi_free_check_locked(const lh_comm* comm, const char* call) {
   if (comm->stepping) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: this member waits at a step boundary already; wait for that first", call);
@@ -55,15 +55,15 @@ lh_status lhi_free_check_locked(const lh_comm *comm, const char *call) {
   return LH_OK;
 }
 
-void lhi_drop_take_locked(lh_comm *comm) {
-  lh_op *const take = comm->parked_take;
+void lhi_drop_take_locked(lh_comm* comm) {
+  lh_op* const take = comm->parked_take;
   if (take == NULL || take->state != LHI_ENDED) return;
   if (take->status != LH_DEADLINE_EXCEEDED && take->status != LH_ABORTED) return;
   comm->parked_take = NULL;
   lhi_op_release_locked(take);
 }
 
-lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
+lh_status lhi_member_check_locked(const lh_comm* comm, const char* call) {
   const lh_status status = standing_locked(comm, call);
   if (status != LH_OK) return status;
   if (!comm->admitted) {
@@ -74,14 +74,14 @@ lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
   return LH_OK;
 }
 
-lh_status lhi_check_comm(const lh_comm *comm, const char *call) {
+lh_status lhi_check_comm(const lh_comm* comm, const char* call) {
   if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
   return lhi_process_check(comm->client, call);
 }
 
 /* ------------------------------------------------------------------ join */
 
-static lh_status check_cohort(const char *call, const lh_join_options *given) {
+static lh_status check_cohort(const char* call, const lh_join_options* given) {
   lh_status status;
   if (given->cohort == NULL || given->cohort[0] == '\0') {
     if (given->cohort_size == 0) return LH_OK;
@@ -97,8 +97,8 @@ static lh_status check_cohort(const char *call, const lh_join_options *given) {
                   (unsigned)given->cohort_size, given->cohort, LH_LOCAL_MEMBERS_MAX);
 }
 
-static lh_status take_join_options(const char *call, const lh_join_options *options,
-                                   lh_join_options *given) {
+static lh_status take_join_options(const char* call, const lh_join_options* options,
+                                   lh_join_options* given) {
   lh_status status = LH_OK;
   if (options != NULL) {
     status =
@@ -129,8 +129,8 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
   return status;
 }
 
-static void join_ended(lh_op *op, const struct lh_ipc_reply *reply) {
-  lh_comm *const comm = op->comm;
+static void join_ended(lh_op* op, const struct lh_ipc_reply* reply) {
+  lh_comm* const comm = op->comm;
   if (op->status != LH_OK) {
     lhi_member_gone_locked(comm, op->status, op->text);
     return;
@@ -143,11 +143,11 @@ static void join_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static const struct lhi_op_type kJoin = {join_ended, NULL, NULL, NULL};
 
-static lh_status join_start(const char *call, lh_client *client, const lh_join_options *given,
-                            lh_comm **comm_out, lh_op **op_out) {
+static lh_status join_start(const char* call, lh_client* client, const lh_join_options* given,
+                            lh_comm** comm_out, lh_op** op_out) {
   struct lh_ipc_request request;
-  lh_comm *comm;
-  lh_op *op;
+  lh_comm* comm;
+  lh_op* op;
   lh_status status = lhi_client_check(client, call);
   if (status != LH_OK) return status;
   comm = calloc(1, sizeof *comm);
@@ -180,8 +180,8 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   return LH_OK;
 }
 
-lh_status lh_join_start(lh_client *client, const lh_join_options *options, lh_comm **comm_out,
-                        lh_op **op_out) {
+lh_status lh_join_start(lh_client* client, const lh_join_options* options, lh_comm** comm_out,
+                        lh_op** op_out) {
   lh_join_options given = LH_JOIN_OPTIONS_INIT;
   lh_status status;
   if (comm_out != NULL) *comm_out = NULL;
@@ -197,10 +197,10 @@ lh_status lh_join_start(lh_client *client, const lh_join_options *options, lh_co
   return join_start("lh_join_start", client, &given, comm_out, op_out);
 }
 
-lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out) {
+lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** comm_out) {
   lh_join_options given = LH_JOIN_OPTIONS_INIT;
-  lh_comm *comm = NULL;
-  lh_op *op = NULL;
+  lh_comm* comm = NULL;
+  lh_op* op = NULL;
   lh_status status;
   if (comm_out != NULL) *comm_out = NULL;
   if (client == NULL || comm_out == NULL) {
@@ -239,8 +239,8 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
 
 /* ------------------------------------------------------------------ leave */
 
-static void leave_ended(lh_op *op, const struct lh_ipc_reply *reply) {
-  lh_comm *const comm = op->comm;
+static void leave_ended(lh_op* op, const struct lh_ipc_reply* reply) {
+  lh_comm* const comm = op->comm;
   (void)reply;
   /* A member that was removed meanwhile is out of the group, too. So this is no error. */
   if (comm->gone != LH_OK) op->status = LH_OK;
@@ -252,8 +252,8 @@ static const struct lhi_op_type kLeave = {leave_ended, NULL, NULL, NULL};
 
 /* Begins to leave, or returns the op of an earlier call that timed out. If *send is set, the caller
  * must send *request. NULL: out of memory. */
-static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *send) {
-  lh_op *op = comm->parked_leave;
+static lh_op* leave_locked(lh_comm* comm, struct lh_ipc_request* request, bool* send) {
+  lh_op* op = comm->parked_leave;
   *send = false;
   comm->parked_leave = NULL;
   if (op != NULL) return op;
@@ -274,11 +274,11 @@ static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *
   return op;
 }
 
-static lh_status leave_start(const char *call, lh_comm *comm, lh_op **op_out) {
+static lh_status leave_start(const char* call, lh_comm* comm, lh_op** op_out) {
   struct lh_ipc_request request;
-  lh_client *const client = comm->client;
+  lh_client* const client = comm->client;
   bool send = false;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
   /* A member that was removed need not leave. That is no error of the program. */
@@ -296,9 +296,9 @@ static lh_status leave_start(const char *call, lh_comm *comm, lh_op **op_out) {
   return status;
 }
 
-lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms,
-                     lhi_sync_info_of *info_of, lh_sync_info_t *info) {
-  lh_client *const client = op->client;
+lh_status lhi_finish(const char* call, lh_op* op, lh_op** parked, int64_t timeout_ms,
+                     lhi_sync_info_of* info_of, lh_sync_info_t* info) {
+  lh_client* const client = op->client;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
@@ -317,8 +317,8 @@ lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeou
   return status;
 }
 
-lh_status lh_leave(lh_comm *comm, int64_t timeout_ms) {
-  lh_op *op;
+lh_status lh_leave(lh_comm* comm, int64_t timeout_ms) {
+  lh_op* op;
   lh_status status = lhi_check_comm(comm, "lh_leave");
   if (status == LH_OK) status = lhi_check_timeout("lh_leave", timeout_ms);
   if (status == LH_OK) status = leave_start("lh_leave", comm, &op);
@@ -326,7 +326,7 @@ lh_status lh_leave(lh_comm *comm, int64_t timeout_ms) {
   return lhi_finish("lh_leave", op, &comm->parked_leave, timeout_ms, NULL, NULL);
 }
 
-lh_status lh_leave_start(lh_comm *comm, lh_op **op_out) {
+lh_status lh_leave_start(lh_comm* comm, lh_op** op_out) {
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_leave_start: op_out is NULL");
   *op_out = NULL;
@@ -335,9 +335,9 @@ lh_status lh_leave_start(lh_comm *comm, lh_op **op_out) {
   return leave_start("lh_leave_start", comm, op_out);
 }
 
-void lh_comm_free(lh_comm *comm) {
+void lh_comm_free(lh_comm* comm) {
   struct lh_ipc_request request;
-  lh_client *client;
+  lh_client* client;
   bool send = false;
   if (comm == NULL || comm->client->pid != getpid()) return;
   client = comm->client;
@@ -350,7 +350,7 @@ void lh_comm_free(lh_comm *comm) {
   comm->parked_take = NULL;
   if (!client->dead && comm->gone == LH_OK && !comm->left &&
       (!comm->leaving || comm->parked_leave != NULL)) {
-    lh_op *const op = leave_locked(comm, &request, &send);
+    lh_op* const op = leave_locked(comm, &request, &send);
     if (op != NULL) lhi_op_release_locked(op);
   } else if (comm->parked_leave != NULL) {
     lhi_op_release_locked(comm->parked_leave);
@@ -366,7 +366,7 @@ void lh_comm_free(lh_comm *comm) {
 
 /* ------------------------------------------------------------------ world */
 
-lh_status lh_world(lh_comm *comm, lh_world_info *info) {
+lh_status lh_world(lh_comm* comm, lh_world_info* info) {
   lh_world_info own = LH_WORLD_INFO_INIT;
   lh_status status = lhi_check_comm(comm, "lh_world");
   if (status != LH_OK) return status;
@@ -390,7 +390,7 @@ lh_status lh_world(lh_comm *comm, lh_world_info *info) {
   return lhi_give("lh_world", "LH_WORLD_INFO_INIT", &own, sizeof own, LHI_WORLD_FIRST_BYTES, info);
 }
 
-lh_status lh_pending(lh_comm *comm, uint32_t *count_out) {
+lh_status lh_pending(lh_comm* comm, uint32_t* count_out) {
   lh_world_info info = LH_WORLD_INFO_INIT;
   lh_status status;
   if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_pending: count_out is NULL");
@@ -399,12 +399,12 @@ lh_status lh_pending(lh_comm *comm, uint32_t *count_out) {
   return status;
 }
 
-lh_status lhi_ask(const char *call, lh_comm *comm, const struct lhi_op_type *type,
-                  const struct lh_ipc_request *request, int64_t deadline_ns,
-                  union lhi_answer *answer) {
-  lh_client *const client = comm->client;
+lh_status lhi_ask(const char* call, lh_comm* comm, const struct lhi_op_type* type,
+                  const struct lh_ipc_request* request, int64_t deadline_ns,
+                  union lhi_answer* answer) {
+  lh_client* const client = comm->client;
   struct lh_ipc_request asked;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
   status = lhi_member_check_locked(comm, call);
@@ -423,15 +423,15 @@ lh_status lhi_ask(const char *call, lh_comm *comm, const struct lhi_op_type *typ
   return lhi_call(op, call, deadline_ns, answer);
 }
 
-static void members_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+static void members_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   if (op->status == LH_OK) op->reply.members = reply->u.members;
 }
 
 static const struct lhi_op_type kMembers = {members_ended, NULL, NULL, NULL};
 
 /* Asks peerd for one page of members, from rank `first` on. */
-static lh_status members_page(lh_comm *comm, uint32_t first, int64_t deadline_ns,
-                              struct lh_ipc_members_page *page) {
+static lh_status members_page(lh_comm* comm, uint32_t first, int64_t deadline_ns,
+                              struct lh_ipc_members_page* page) {
   struct lh_ipc_request request;
   union lhi_answer answer;
   lh_status status;
@@ -447,13 +447,13 @@ static lh_status members_page(lh_comm *comm, uint32_t first, int64_t deadline_ns
   return status;
 }
 
-static void about_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+static void about_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   if (op->status == LH_OK) op->reply.about = reply->u.about;
 }
 
 static const struct lhi_op_type kAbout = {about_ended, NULL, NULL, NULL};
 
-lh_status lh_member(lh_comm *comm, uint64_t member_id, lh_member_info *info) {
+lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info) {
   lh_member_info own = LH_MEMBER_INFO_INIT;
   struct lh_ipc_request request;
   union lhi_answer answer;
@@ -477,7 +477,7 @@ lh_status lh_member(lh_comm *comm, uint64_t member_id, lh_member_info *info) {
   return lhi_give("lh_member", "LH_MEMBER_INFO_INIT", &own, sizeof own, sizeof own, info);
 }
 
-lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out) {
+lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out) {
   struct lh_ipc_members_page page = {0, 0, 0, {0}};
   uint64_t epoch = 0;
   uint32_t count = 0;
@@ -514,18 +514,18 @@ lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *
 
 /* ------------------------------------------------------------------ step boundary */
 
-void lhi_step_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+void lhi_step_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   op->comm->stepping = false;
   if (reply != NULL && (reply->flags & LH_IPC_PASSED) != 0) op->comm->world = reply->world;
 }
 
 static const struct lhi_op_type kStep = {lhi_step_ended, NULL, NULL, NULL};
 
-static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
-  lh_client *const client = comm->client;
+static lh_status step_start(const char* call, lh_comm* comm, lh_op** op_out) {
+  lh_client* const client = comm->client;
   struct lh_ipc_request request;
   bool send = false;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
@@ -563,8 +563,8 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
   return status;
 }
 
-static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
-  lh_op *op = NULL;
+static lh_status step(const char* call, lh_comm* comm, int64_t timeout_ms) {
+  lh_op* op = NULL;
   lh_status status = lhi_check_comm(comm, call);
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = step_start(call, comm, &op);
@@ -573,13 +573,13 @@ static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
   return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL, NULL);
 }
 
-lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms) {
+lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms) {
   return step("lh_begin_step", comm, timeout_ms);
 }
 
-lh_status lh_admit(lh_comm *comm, int64_t timeout_ms) { return step("lh_admit", comm, timeout_ms); }
+lh_status lh_admit(lh_comm* comm, int64_t timeout_ms) { return step("lh_admit", comm, timeout_ms); }
 
-lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out) {
+lh_status lh_begin_step_start(lh_comm* comm, lh_op** op_out) {
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_begin_step_start: op_out is NULL");
   *op_out = NULL;

@@ -28,7 +28,7 @@ typedef char lhi_request_is_256_bytes[sizeof(struct lh_ipc_request) == 256 ? 1 :
 typedef char lhi_tensor_is_376_bytes[sizeof(struct lh_ipc_tensor) == 376 ? 1 : -1];
 typedef char lhi_reply_is_528_bytes[sizeof(struct lh_ipc_reply) == 528 ? 1 : -1];
 
-lh_status lhi_process_check(const lh_client *client, const char *call) {
+lh_status lhi_process_check(const lh_client* client, const char* call) {
   if (client->pid == getpid()) return LH_OK;
   return lhi_fail(
       LH_FAILED_PRECONDITION,
@@ -37,12 +37,12 @@ lh_status lhi_process_check(const lh_client *client, const char *call) {
       call, (long)client->pid);
 }
 
-lh_status lhi_dead_locked(const lh_client *client) {
+lh_status lhi_dead_locked(const lh_client* client) {
   return lhi_fail(client->dead_status, "%s",
                   client->dead_text != NULL ? client->dead_text : "connection to peerd lost");
 }
 
-lh_status lhi_client_check(lh_client *client, const char *call) {
+lh_status lhi_client_check(lh_client* client, const char* call) {
   lh_status status = lhi_process_check(client, call);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -51,7 +51,7 @@ lh_status lhi_client_check(lh_client *client, const char *call) {
   return status;
 }
 
-int lhi_connect(const char *path, int *fd_out) {
+int lhi_connect(const char* path, int* fd_out) {
   struct sockaddr_un address;
   int error = 0;
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -59,7 +59,7 @@ int lhi_connect(const char *path, int *fd_out) {
   memset(&address, 0, sizeof address);
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, path, strlen(path));
-  if (connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+  if (connect(fd, (const struct sockaddr*)&address, sizeof address) != 0) {
     error = errno;
     close(fd);
   } else {
@@ -69,7 +69,7 @@ int lhi_connect(const char *path, int *fd_out) {
 }
 
 /* Returns 0 or an errno. The caller holds the send mutex. */
-static int write_request(int socket_fd, const struct lh_ipc_request *request, int fd) {
+static int write_request(int socket_fd, const struct lh_ipc_request* request, int fd) {
   const int64_t deadline = lhi_now_ns() + LHI_WRITE_NS;
   union {
     char bytes[CMSG_SPACE(sizeof(int))];
@@ -77,14 +77,14 @@ static int write_request(int socket_fd, const struct lh_ipc_request *request, in
   } control;
   size_t sent = 0;
   while (sent < sizeof *request) {
-    struct iovec iov = {(char *)(uintptr_t)request + sent, sizeof *request - sent};
+    struct iovec iov = {(char*)(uintptr_t)request + sent, sizeof *request - sent};
     struct msghdr message;
     ssize_t wrote;
     memset(&message, 0, sizeof message);
     message.msg_iov = &iov;
     message.msg_iovlen = 1;
     if (fd >= 0 && sent == 0) {
-      struct cmsghdr *header;
+      struct cmsghdr* header;
       memset(&control, 0, sizeof control);
       message.msg_control = control.bytes;
       message.msg_controllen = sizeof control.bytes;
@@ -109,7 +109,7 @@ static int write_request(int socket_fd, const struct lh_ipc_request *request, in
   return 0;
 }
 
-int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, int fd) {
+int lhi_write_request(lh_client* client, const struct lh_ipc_request* request, int fd) {
   static const struct lh_ipc_request kLook = {.magic = LH_IPC_MAGIC, .type = LH_IPC_LOOK};
   bool look = true;
   int error = 0;
@@ -123,10 +123,10 @@ int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, i
   return error;
 }
 
-ssize_t lhi_read_replies(lh_client *client) {
+ssize_t lhi_read_replies(lh_client* client) {
   ssize_t got;
   do {
-    got = recv(client->fd, (char *)client->inbox + client->inbox_bytes,
+    got = recv(client->fd, (char*)client->inbox + client->inbox_bytes,
                sizeof client->inbox - client->inbox_bytes, MSG_DONTWAIT);
   } while (got < 0 && errno == EINTR);
   if (got < 0) return -errno;
@@ -146,7 +146,7 @@ int64_t lhi_spin_ns(void) {
  * that comes soon should find the thread awake. sched_yield() gives the processor to other threads.
  * If one of them keeps it, the processors are busy, and the thread that polls may hold up the peerd
  * that it waits for. Then this wait and the next ones sleep at once. */
-static ssize_t read_briefly(lh_client *client) {
+static ssize_t read_briefly(lh_client* client) {
   int64_t now = lhi_now_ns();
   const int64_t until = now + client->spin_ns;
   ssize_t got = -EAGAIN;
@@ -173,7 +173,7 @@ static ssize_t read_briefly(lh_client *client) {
   return got;
 }
 
-ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns, bool poll_first) {
+ssize_t lhi_await_replies(lh_client* client, int64_t deadline_ns, bool poll_first) {
   struct pollfd poll_fd = {client->fd, POLLIN, 0};
   int timeout = -1;
   ssize_t got = -EAGAIN;

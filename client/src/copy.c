@@ -13,9 +13,9 @@
 #define AHEAD ((size_t)2048)
 
 /* Copies one cache line; `to` is aligned to a line. These stores do not read the old line first. */
-static void stream_line(uint8_t *to, const uint8_t *from) {
-  const __m128i *const in = (const __m128i *)(const void *)from;
-  __m128i *const out = (__m128i *)(void *)to;
+static void stream_line(uint8_t* to, const uint8_t* from) {
+  const __m128i* const in = (const __m128i*)(const void*)from;
+  __m128i* const out = (__m128i*)(void*)to;
   const __m128i a = _mm_loadu_si128(in);
   const __m128i b = _mm_loadu_si128(in + 1);
   const __m128i c = _mm_loadu_si128(in + 2);
@@ -26,9 +26,9 @@ static void stream_line(uint8_t *to, const uint8_t *from) {
   _mm_stream_si128(out + 3, d);
 }
 
-void lhi_copy(void *to, const void *from, size_t bytes) {
-  uint8_t *out = to;
-  const uint8_t *in = from;
+void lhi_copy(void* to, const void* from, size_t bytes) {
+  uint8_t* out = to;
+  const uint8_t* in = from;
   if (bytes >= LHI_STREAM_BYTES_MIN) {
     const size_t head = (LINE - (uintptr_t)out % LINE) % LINE;
     memcpy(out, in, head);
@@ -36,7 +36,7 @@ void lhi_copy(void *to, const void *from, size_t bytes) {
     in += head;
     bytes -= head;
     for (; bytes >= AHEAD + LINE; out += LINE, in += LINE, bytes -= LINE) {
-      _mm_prefetch((const char *)(in + AHEAD), _MM_HINT_NTA);
+      _mm_prefetch((const char*)(in + AHEAD), _MM_HINT_NTA);
       stream_line(out, in);
     }
     /* Streaming stores are not ordered like plain stores. The fence completes them before the
@@ -48,6 +48,6 @@ void lhi_copy(void *to, const void *from, size_t bytes) {
 
 #else
 
-void lhi_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+void lhi_copy(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
 
 #endif

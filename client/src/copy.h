@@ -15,7 +15,7 @@ extern "C" {
  * of the time. The C library does the same, but only for copies above a size that it derives from
  * the size of the caches. A virtual machine reports the caches of the whole host, so that size is
  * too large there. */
-void lhi_copy(void *to, const void *from, size_t bytes);
+void lhi_copy(void* to, const void* from, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -18,11 +18,11 @@
 
 static __thread char last_error[LHI_TEXT_BYTES];
 
-const char *lh_version(void) {
+const char* lh_version(void) {
   return LHI_VERSION_TEXT(LH_VERSION_MAJOR, LH_VERSION_MINOR, LH_VERSION_PATCH);
 }
 
-const char *lh_strerror(lh_status status) {
+const char* lh_strerror(lh_status status) {
   switch (status) {
     case LH_OK:
       return "LH_OK";
@@ -48,7 +48,7 @@ const char *lh_strerror(lh_status status) {
   return "unknown lh_status";
 }
 
-const char *lh_last_error(void) { return last_error; }
+const char* lh_last_error(void) { return last_error; }
 
 size_t lh_dtype_size(lh_dtype dtype) {
   switch (dtype) {
@@ -75,7 +75,7 @@ size_t lh_dtype_size(lh_dtype dtype) {
   return 0;
 }
 
-lh_status lhi_fail(lh_status status, const char *format, ...) {
+lh_status lhi_fail(lh_status status, const char* format, ...) {
   char text[LHI_TEXT_BYTES]; /* a copy first: an argument may point to last_error */
   va_list arguments;
   va_start(arguments, format);
@@ -85,21 +85,21 @@ lh_status lhi_fail(lh_status status, const char *format, ...) {
   return status;
 }
 
-static lh_status check_size(const char *call, const char *init, uint32_t size, size_t first_bytes) {
+static lh_status check_size(const char* call, const char* init, uint32_t size, size_t first_bytes) {
   if (size >= first_bytes && size <= LHI_STRUCT_BYTES_MAX) return LH_OK;
   return lhi_fail(LH_INVALID_ARGUMENT, "%s: struct_size is %u; initialize the struct with %s", call,
                   (unsigned)size, init);
 }
 
-lh_status lhi_take(const char *call, const char *init, const void *from, size_t first_bytes,
-                   void *to, size_t to_bytes) {
+lh_status lhi_take(const char* call, const char* init, const void* from, size_t first_bytes,
+                   void* to, size_t to_bytes) {
   uint32_t size;
   lh_status status;
   memcpy(&size, from, sizeof size);
   status = check_size(call, init, size, first_bytes);
   if (status != LH_OK) return status;
   for (size_t i = to_bytes; i < size; ++i) {
-    if (((const uint8_t *)from)[i] != 0) {
+    if (((const uint8_t*)from)[i] != 0) {
       return lhi_fail(
           LH_INVALID_ARGUMENT,
           "%s: an option is set that this library (%s) does not know; install a newer library",
@@ -110,20 +110,20 @@ lh_status lhi_take(const char *call, const char *init, const void *from, size_t 
   return LH_OK;
 }
 
-lh_status lhi_give(const char *call, const char *init, const void *from, size_t from_bytes,
-                   size_t first_bytes, void *to) {
+lh_status lhi_give(const char* call, const char* init, const void* from, size_t from_bytes,
+                   size_t first_bytes, void* to) {
   uint32_t size;
   lh_status status;
   memcpy(&size, to, sizeof size);
   status = check_size(call, init, size, first_bytes);
   if (status != LH_OK) return status;
-  memset((uint8_t *)to + sizeof size, 0, size - sizeof size);
-  memcpy((uint8_t *)to + sizeof size, (const uint8_t *)from + sizeof size,
+  memset((uint8_t*)to + sizeof size, 0, size - sizeof size);
+  memcpy((uint8_t*)to + sizeof size, (const uint8_t*)from + sizeof size,
          (size < from_bytes ? size : from_bytes) - sizeof size);
   return LH_OK;
 }
 
-lh_status lhi_check_timeout(const char *call, int64_t timeout_ms) {
+lh_status lhi_check_timeout(const char* call, int64_t timeout_ms) {
   if (timeout_ms >= LH_FOREVER) return LH_OK;
   return lhi_fail(LH_INVALID_ARGUMENT, "%s: timeout_ms is %lld; give LH_FOREVER, or 0 or more",
                   call, (long long)timeout_ms);
@@ -134,7 +134,7 @@ typedef char lhi_names_are_of_one_length[LH_RUN_NAME_BYTES_MAX == LH_MEMBER_NAME
                                              ? 1
                                              : -1];
 
-lh_status lhi_check_name(const char *call, const char *what, const char *name) {
+lh_status lhi_check_name(const char* call, const char* what, const char* name) {
   static const char kAllowed[] =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
   size_t length;
@@ -158,9 +158,9 @@ int64_t lhi_deadline_ns(int64_t timeout_ms) {
   return now + timeout_ms * 1000000;
 }
 
-char *lhi_copy_text(const char *text) {
+char* lhi_copy_text(const char* text) {
   const size_t length = strnlen(text, LHI_TEXT_BYTES);
-  char *const copy = malloc(length + 1);
+  char* const copy = malloc(length + 1);
   if (copy == NULL) return NULL;
   memcpy(copy, text, length);
   copy[length] = '\0';

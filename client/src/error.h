@@ -10,26 +10,26 @@
 #define LHI_NEVER INT64_MAX
 
 /* Sets the text of lh_last_error() for this thread, and returns `status`. */
-lh_status lhi_fail(lh_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+lh_status lhi_fail(lh_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 /* Copies the caller's options (`from`) to `to`, which holds the defaults. `from` begins with its
  * own size, which must be at least `first_bytes`, the size in the first release. A longer `from`
  * must be zero beyond `to_bytes`. `init` names the macro for the text of LH_INVALID_ARGUMENT. */
-lh_status lhi_take(const char *call, const char *init, const void *from, size_t first_bytes,
-                   void *to, size_t to_bytes);
+lh_status lhi_take(const char* call, const char* init, const void* from, size_t first_bytes,
+                   void* to, size_t to_bytes);
 /* Copies an info (`from`) to the caller's struct (`to`): as much as fits, and zeros beyond. Keeps
  * the caller's struct_size, which must be at least `first_bytes`. */
-lh_status lhi_give(const char *call, const char *init, const void *from, size_t from_bytes,
-                   size_t first_bytes, void *to);
+lh_status lhi_give(const char* call, const char* init, const void* from, size_t from_bytes,
+                   size_t first_bytes, void* to);
 /* LH_OK: the timeout is 0 or more, or LH_FOREVER. */
-lh_status lhi_check_timeout(const char *call, int64_t timeout_ms);
+lh_status lhi_check_timeout(const char* call, int64_t timeout_ms);
 /* Checks the name of a run, a member or a cohort; `what` says which it is, for the text. */
-lh_status lhi_check_name(const char *call, const char *what, const char *name);
+lh_status lhi_check_name(const char* call, const char* what, const char* name);
 /* The monotonic clock, in nanoseconds. */
 int64_t lhi_now_ns(void);
 /* Returns the end of a timeout that begins now. LHI_NEVER for LH_FOREVER. */
 int64_t lhi_deadline_ns(int64_t timeout_ms);
 /* Returns a copy, cut to the length of the longest text. The caller frees the copy with free().
  * NULL: out of memory. */
-char *lhi_copy_text(const char *text);
+char* lhi_copy_text(const char* text);
 
 #endif /* LONGHAUL_CLIENT_ERROR_H_ */

@@ -28,7 +28,7 @@ static int watch(int epoll_fd, int fd) {
 
 /* Makes the descriptor: an epoll set with the socket, where replies arrive that nobody has read,
  * and an eventfd, which is set when a thread has read a reply that ended an operation. */
-static lh_status make_event_fd_locked(lh_client *client) {
+static lh_status make_event_fd_locked(lh_client* client) {
   const int event_fd = eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC); /* something may have ended before */
   const int poll_fd = epoll_create1(EPOLL_CLOEXEC);
   if (event_fd >= 0 && poll_fd >= 0 && watch(poll_fd, event_fd) == 0 &&
@@ -44,7 +44,7 @@ static lh_status make_event_fd_locked(lh_client *client) {
                   strerror(error));
 }
 
-lh_status lh_event_fd(lh_client *client, int *fd_out) {
+lh_status lh_event_fd(lh_client* client, int* fd_out) {
   lh_status status;
   if (fd_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_event_fd: fd_out is NULL");
   *fd_out = -1;
@@ -62,7 +62,7 @@ lh_status lh_event_fd(lh_client *client, int *fd_out) {
   return status;
 }
 
-lh_status lh_event_take(lh_client *client) {
+lh_status lh_event_take(lh_client* client) {
   uint64_t count;
   lh_status status;
   if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_event_take: client is NULL");
@@ -81,8 +81,8 @@ lh_status lh_event_take(lh_client *client) {
 
 /* ------------------------------------------------------------------ waiting for several */
 
-lh_status lh_wait_any(lh_client *client, lh_op *const *ops, uint32_t count, int64_t timeout_ms,
-                      uint32_t *index_out) {
+lh_status lh_wait_any(lh_client* client, lh_op* const* ops, uint32_t count, int64_t timeout_ms,
+                      uint32_t* index_out) {
   lh_status status;
   if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_wait_any: client is NULL");
   if (ops == NULL || count == 0) {
@@ -109,7 +109,7 @@ lh_status lh_wait_any(lh_client *client, lh_op *const *ops, uint32_t count, int6
 
 /* ------------------------------------------------------------------ the helper thread */
 
-lh_status lh_help(lh_client *client, int64_t timeout_ms) {
+lh_status lh_help(lh_client* client, int64_t timeout_ms) {
   int64_t deadline_ns;
   lh_status status;
   if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_help: client is NULL");
@@ -120,7 +120,7 @@ lh_status lh_help(lh_client *client, int64_t timeout_ms) {
   pthread_mutex_lock(&client->mutex);
   ++client->helpers;
   while (!client->dead && (deadline_ns == LHI_NEVER || lhi_now_ns() < deadline_ns)) {
-    lh_op *op = client->ops;
+    lh_op* op = client->ops;
     while (op != NULL && op->state != LHI_ARRIVED) op = op->next;
     if (op != NULL) {
       lhi_op_collect_locked(op);
@@ -139,7 +139,7 @@ lh_status lh_help(lh_client *client, int64_t timeout_ms) {
   return status;
 }
 
-void lhi_end_help(lh_client *client) {
+void lhi_end_help(lh_client* client) {
   pthread_mutex_lock(&client->mutex);
   if (client->helpers > 0) {
     lhi_die_locked(client, LH_FAILED_PRECONDITION, "the client is being closed");
@@ -148,7 +148,7 @@ void lhi_end_help(lh_client *client) {
   pthread_mutex_unlock(&client->mutex);
 }
 
-void lhi_close_events(lh_client *client) {
+void lhi_close_events(lh_client* client) {
   if (client->event_fd >= 0) close(client->event_fd);
   if (client->poll_fd >= 0) close(client->poll_fd);
 }

@@ -12,17 +12,17 @@
 #include "client/src/replies.h"
 #include "client/src/request.h"
 
-void lhi_give_back_locked(lh_client *client, void *data) {
+void lhi_give_back_locked(lh_client* client, void* data) {
   if (data != NULL) (void)lhi_arena_give(&client->arena, data);
 }
 
-void lhi_trim(lh_client *client) {
-  struct lhi_region *region;
+void lhi_trim(lh_client* client) {
+  struct lhi_region* region;
   pthread_mutex_lock(&client->mutex);
   lhi_arena_look(&client->arena);
   while ((region = lhi_arena_surplus(&client->arena)) != NULL) {
     struct lh_ipc_request request;
-    lh_op *const op = lhi_op_new_locked(client, &lhi_question, NULL);
+    lh_op* const op = lhi_op_new_locked(client, &lhi_question, NULL);
     /* Out of memory for the request: keep the region. */
     if (op == NULL) break;
     request = lhi_request(LH_IPC_UNREGION, op);
@@ -39,16 +39,16 @@ void lhi_trim(lh_client *client) {
 
 /* Makes a region of `region_bytes`, registers it with peerd, and takes a block of `bytes` from it.
  * An inbox is one block that covers the region. */
-static lh_status add_region(lh_client *client, const char *call, size_t region_bytes, size_t bytes,
-                            bool inbox, int64_t deadline_ns, void **data_out) {
+static lh_status add_region(lh_client* client, const char* call, size_t region_bytes, size_t bytes,
+                            bool inbox, int64_t deadline_ns, void** data_out) {
   struct lh_ipc_request request;
-  struct lhi_region *region;
-  uint8_t *base = NULL;
+  struct lhi_region* region;
+  uint8_t* base = NULL;
   int fd = -1;
   uint64_t id = 0;
-  lh_op *op;
+  lh_op* op;
   lh_status status;
-  const char *const failed = lhi_region_map(region_bytes, &base, &fd);
+  const char* const failed = lhi_region_map(region_bytes, &base, &fd);
   if (failed != NULL) {
     return lhi_fail(LH_UNAVAILABLE,
                     "%s: no shared memory of %zu bytes: %s failed (%s); free memory on this host",
@@ -96,8 +96,8 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
   return status;
 }
 
-lh_status lhi_inbox(lh_client *client, const char *call, size_t bytes, int64_t deadline_ns,
-                    void **data_out) {
+lh_status lhi_inbox(lh_client* client, const char* call, size_t bytes, int64_t deadline_ns,
+                    void** data_out) {
   if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: %zu bytes in memory from lh_alloc(); a state has at most 2^40", call,
@@ -107,8 +107,8 @@ lh_status lhi_inbox(lh_client *client, const char *call, size_t bytes, int64_t d
                     deadline_ns, data_out);
 }
 
-lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, int64_t deadline_ns,
-                    void **data_out) {
+lh_status lhi_alloc(lh_client* client, const char* call, size_t bytes, int64_t deadline_ns,
+                    void** data_out) {
   size_t region_bytes;
   size_t least_bytes;
   lh_status status;
@@ -135,7 +135,7 @@ lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, int64_t d
   return status;
 }
 
-lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out) {
+lh_status lh_alloc(lh_client* client, size_t bytes, void** data_out) {
   lh_status status;
   if (data_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: data_out is NULL");
   *data_out = NULL;
@@ -146,10 +146,10 @@ lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out) {
   return lhi_alloc(client, "lh_alloc", bytes, lhi_answer_deadline_ns(client), data_out);
 }
 
-lh_status lh_free(lh_client *client, void *data) {
+lh_status lh_free(lh_client* client, void* data) {
   lh_status status;
-  const struct lhi_region *region;
-  const struct lhi_block *block = NULL;
+  const struct lhi_region* region;
+  const struct lhi_block* block = NULL;
   if (data == NULL) return LH_OK;
   if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_free: client is NULL");
   status = lhi_process_check(client, "lh_free");
@@ -159,7 +159,7 @@ lh_status lh_free(lh_client *client, void *data) {
   if (region != NULL) block = lhi_region_block(region, data, 1);
   /* The operation that used the buffer may have ended: read the replies that have come. */
   if (block != NULL && block->pins > 0) lhi_pump_locked(client);
-  if (block == NULL || region->base + block->offset != (uint8_t *)data) {
+  if (block == NULL || region->base + block->offset != (uint8_t*)data) {
     status = lhi_fail(LH_INVALID_ARGUMENT,
                       "lh_free: %p is not from lh_alloc(), or was freed already", data);
   } else if (block->pins > 0) {

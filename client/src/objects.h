@@ -43,14 +43,14 @@
 struct lhi_op_type {
   /* Called when the op has an outcome, in op->status. The function may change the status. `reply`
    * is the answer of peerd, or NULL if peerd did not answer. op->comm is still set. */
-  void (*ended)(lh_op *op, const struct lh_ipc_reply *reply);
+  void (*ended)(lh_op* op, const struct lh_ipc_reply* reply);
   /* Returns whether a result in the arena must be copied to the caller's memory. */
-  bool (*arrived)(const lh_op *op);
+  bool (*arrived)(const lh_op* op);
   /* Copies that result. The mutex is not held. */
-  void (*collect)(lh_op *op);
+  void (*collect)(lh_op* op);
   /* Called when the op no longer uses the caller's memory or the arena. `good`: the outcome is
    * LH_OK, and the caller has the whole result. */
-  void (*over)(lh_op *op, bool good);
+  void (*over)(lh_op* op, bool good);
 };
 
 enum lhi_op_state {
@@ -64,9 +64,9 @@ enum lhi_op_state {
 
 /* A tensor of the caller: not empty, except where there is no list. */
 struct lhi_pair {
-  const uint8_t *source;
-  uint8_t *target;
-  float *error; /* NULL: none */
+  const uint8_t* source;
+  uint8_t* target;
+  float* error; /* NULL: none */
   size_t bytes; /* of one part; only in a list */
 };
 
@@ -75,7 +75,7 @@ struct lhi_side {
   size_t bytes; /* 0: this member has no such tensor */
   /* What peerd uses, in the arena. If the pin has a block, it is the caller's memory, else staged
    * memory. */
-  uint8_t *data;
+  uint8_t* data;
   struct lhi_pin pin;
 };
 
@@ -99,9 +99,9 @@ struct lhi_tensors {
   bool in_parts;
   size_t source_parts, target_parts; /* 0: this member has no such tensor */
   size_t pair_count, piece_count, use_count;
-  struct lhi_pair *pairs;
-  struct lhi_piece *pieces;
-  struct lhi_use *uses; /* in order of their addresses; none overlaps another one */
+  struct lhi_pair* pairs;
+  struct lhi_piece* pieces;
+  struct lhi_use* uses; /* in order of their addresses; none overlaps another one */
   bool owned;           /* the three arrays have memory of their own */
   struct lhi_pair one_pair;
   struct lhi_piece one_piece;
@@ -110,22 +110,22 @@ struct lhi_tensors {
 
 /* A block of the arena for copies of tensors. */
 struct lhi_staged {
-  void *data; /* NULL: none */
+  void* data; /* NULL: none */
   size_t bytes;
 };
 
 struct lh_op {
-  lh_client *client;
-  lh_comm *comm; /* counted in comm->users while the op is open; else NULL */
-  const struct lhi_op_type *type;
+  lh_client* client;
+  lh_comm* comm; /* counted in comm->users while the op is open; else NULL */
+  const struct lhi_op_type* type;
   enum lhi_op_state state;
   bool held;                     /* there is a handle. If not, the op is freed when it ends */
   uint64_t call;                 /* its number in requests and replies */
-  struct lh_op *table_next;      /* in client->table while open */
+  struct lh_op* table_next;      /* in client->table while open */
   struct lh_op *previous, *next; /* in client->ops until freed */
 
   lh_status status; /* valid once there is an outcome */
-  char *text;       /* the text for an error; NULL: none */
+  char* text;       /* the text for an error; NULL: none */
   union lhi_answer {
     struct lh_ipc_op_info info;
     struct lh_ipc_members_page members;
@@ -138,7 +138,7 @@ struct lh_op {
   /* used only by collectives */
   bool collective;
   bool sent;              /* counted in comm->ops_sent */
-  uint64_t *more_members; /* ids of members for which the reply has no room */
+  uint64_t* more_members; /* ids of members for which the reply has no room */
   uint32_t more_members_count;
   uint64_t tag;
   uint64_t set; /* a digest of the participants; of a send: of the partner. 0: all members */
@@ -149,24 +149,24 @@ struct lh_op {
   bool cancel;        /* lh_op_cancel() came while the request was being sent */
   /* Blocks of the arena; NULL: none. An op in place has one for both, in staged_target. */
   struct lhi_staged staged_source, staged_target, staged_error;
-  void *table; /* lh_ipc_op.table */
+  void* table; /* lh_ipc_op.table */
 
   /* used only by a sync, and by a step with a sync */
-  lh_state *synced;  /* the state; NULL once the op does not use it any more */
+  lh_state* synced;  /* the state; NULL once the op does not use it any more */
   uint64_t of_state; /* id of that state, kept to the end; 0: the op is not a sync */
   bool passed;       /* the member has passed the boundary, even if the sync fails */
-  void (*on_progress)(const lh_progress *progress, void *context);
-  void *progress_context;
+  void (*on_progress)(const lh_progress* progress, void* context);
+  void* progress_context;
   struct lh_ipc_progress progress;
   bool progress_told; /* the caller's function was called with `progress` */
 };
 
 /* One tensor of a state. */
 struct lhi_tensor {
-  uint8_t *data;  /* in the arena: what peerd reads. `own`, or the library's copy of it */
-  uint8_t *inbox; /* in the arena: where peerd puts what it fetches. Equal to `data` if that is a
+  uint8_t* data;  /* in the arena: what peerd reads. `own`, or the library's copy of it */
+  uint8_t* inbox; /* in the arena: where peerd puts what it fetches. Equal to `data` if that is a
                      copy, made by the library or by the caller (LH_STAGED) */
-  uint8_t *own;   /* the caller's memory (lh_tensor.data) */
+  uint8_t* own;   /* the caller's memory (lh_tensor.data) */
   bool staged;    /* LH_STAGED: the caller copies to and from `data` itself */
   size_t bytes;
   struct lhi_pin pin; /* of `data`; empty if `data` is the library's copy */
@@ -174,21 +174,21 @@ struct lhi_tensor {
 };
 
 struct lh_state {
-  lh_client *client;
+  lh_client* client;
   lh_state *previous, *next; /* in client->states */
   uint64_t id;               /* the name of the state in requests to peerd */
-  lh_op *op;                 /* the sync that uses the state, or NULL */
+  lh_op* op;                 /* the sync that uses the state, or NULL */
   bool starting;             /* a call is copying tensors to begin a sync */
-  lh_comm *holder;           /* the background member for which peerd fills the state, or NULL */
+  lh_comm* holder;           /* the background member for which peerd fills the state, or NULL */
   uint32_t count;
-  struct lhi_tensor *tensors;
+  struct lhi_tensor* tensors;
   size_t chunks;
   /* Blocks of the arena, pinned. */
-  uint8_t *table;   /* one struct lh_ipc_tensor for each tensor; `touched` and `changed` follow */
-  uint8_t *touched; /* one byte for each tensor: not 0 if it may have changed */
-  uint8_t *changed; /* one byte for each chunk: not 0 if it came from other members */
-  uint8_t *copies;  /* copies of tensors that are not in the arena; NULL: none */
-  uint8_t *inbox;   /* for tensors that peerd reads in place; NULL: none */
+  uint8_t* table;   /* one struct lh_ipc_tensor for each tensor; `touched` and `changed` follow */
+  uint8_t* touched; /* one byte for each tensor: not 0 if it may have changed */
+  uint8_t* changed; /* one byte for each chunk: not 0 if it came from other members */
+  uint8_t* copies;  /* copies of tensors that are not in the arena; NULL: none */
+  uint8_t* inbox;   /* for tensors that peerd reads in place; NULL: none */
   size_t inbox_bytes;
   bool fetched; /* peerd may have put chunks into the inbox since its pages were given back */
   struct lhi_pin table_pin;
@@ -198,12 +198,12 @@ struct lh_state {
 
 /* A request that waits (queue.h). */
 struct lhi_queued {
-  struct lhi_queued *next;
+  struct lhi_queued* next;
   struct lh_ipc_request request;
 };
 
 struct lh_comm {
-  lh_client *client;
+  lh_client* client;
   lh_comm *previous, *next;
   bool held;            /* the caller has the handle */
   uint32_t users;       /* open ops that refer to this member */
@@ -216,19 +216,19 @@ struct lh_comm {
   bool stepping;  /* STEP was sent and is not answered yet */
   bool at_join;   /* admitted, and no step, sync or op since then: the next step returns at once */
   lh_status gone; /* not LH_OK: removed, or never admitted */
-  char *gone_text;
+  char* gone_text;
   struct lh_ipc_world world;
   /* Ops of calls that timed out. The next call of the same kind goes on waiting for the op. */
-  lh_op *parked_step;
-  lh_op *parked_leave;
-  lh_op *parked_sync;
-  lh_op *parked_take;
+  lh_op* parked_step;
+  lh_op* parked_leave;
+  lh_op* parked_sync;
+  lh_op* parked_take;
   /* Requests that wait (queue.h). */
   struct lhi_queued *queue_first, *queue_last;
   uint32_t ops_sent; /* open ops that peerd has */
-  lh_op *sync; /* the open op that uses a state: a sync, a step with one, or a take. Or NULL */
+  lh_op* sync; /* the open op that uses a state: a sync, a step with one, or a take. Or NULL */
   /* Called before the record is freed. Set if peerd has fetched a state for this member. */
-  void (*on_free)(lh_comm *comm);
+  void (*on_free)(lh_comm* comm);
 };
 
 struct lh_client {
@@ -240,13 +240,13 @@ struct lh_client {
   uint32_t spin_skips, spin_skips_next;
   /* The memory with the queues; NULL: there are none. `put` and `sent` are guarded by the send
    * mutex. Only the reader uses `taken` and `read`. */
-  struct lh_ipc_shared *shared;
+  struct lh_ipc_shared* shared;
   uint32_t put;           /* requests that were put into the queue so far */
   uint64_t sent;          /* requests that were sent over the socket so far */
   uint32_t taken;         /* replies that were taken from the queue so far */
   uint64_t read;          /* replies that were read from the socket and handled so far */
   int64_t answer_ns;      /* how long to wait for an answer that needs no other peer */
-  lh_client *next_client; /* the list of all clients of the process, for fork() */
+  lh_client* next_client; /* the list of all clients of the process, for fork() */
   pthread_mutex_t send_mutex;
 
   pthread_mutex_t mutex;            /* guards everything that follows */
@@ -256,18 +256,18 @@ struct lh_client {
   int event_fd;                     /* set when an op has ended; -1 before lh_event_fd() */
   int poll_fd;                      /* what lh_event_fd() gives */
   uint32_t queued;                  /* requests in the queues of all members */
-  void (*flush)(lh_client *client); /* lhi_flush_locked() */
+  void (*flush)(lh_client* client); /* lhi_flush_locked() */
   bool flushing;                    /* a thread sends such requests */
   uint32_t helpers;                 /* threads in lh_help() */
   bool dead;                        /* the connection has ended, with dead_status and dead_text */
   lh_status dead_status;
-  char *dead_text;
+  char* dead_text;
   uint64_t next_call;
   uint64_t next_region;
-  lh_op *table[LHI_TABLE_SIZE]; /* open ops, hashed by their call */
-  lh_op *ops;
-  lh_comm *comms;
-  lh_state *states;
+  lh_op* table[LHI_TABLE_SIZE]; /* open ops, hashed by their call */
+  lh_op* ops;
+  lh_comm* comms;
+  lh_state* states;
   uint64_t next_state;
   struct lhi_arena arena;
   /* Replies that were read and not handled yet (not an inbox of a state). Only the reader uses

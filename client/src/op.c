@@ -14,8 +14,8 @@
 #include "client/src/request.h"
 #include "client/src/sleep.h"
 
-lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
-  lh_client *client;
+lh_status lh_op_wait(lh_op* op, int64_t timeout_ms) {
+  lh_client* client;
   lh_status status;
   if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_wait: op is NULL");
   client = op->client;
@@ -35,8 +35,8 @@ lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
   return status;
 }
 
-lh_status lh_op_test(lh_op *op, int *finished_out) {
-  lh_client *client;
+lh_status lh_op_test(lh_op* op, int* finished_out) {
+  lh_client* client;
   lh_status status;
   if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_test: op is NULL");
   if (finished_out == NULL)
@@ -52,7 +52,7 @@ lh_status lh_op_test(lh_op *op, int *finished_out) {
   return LH_OK;
 }
 
-lh_op_info_t lhi_op_info_locked(const lh_op *op) {
+lh_op_info_t lhi_op_info_locked(const lh_op* op) {
   lh_op_info_t info = LH_OP_INFO_INIT;
   if (op->state != LHI_ENDED) return info;
   info.staged = op->staged;
@@ -72,7 +72,7 @@ lh_op_info_t lhi_op_info_locked(const lh_op *op) {
   return info;
 }
 
-void lhi_op_members_locked(const lh_op *op, const lh_op_info_t *to, lh_op_info_t *info) {
+void lhi_op_members_locked(const lh_op* op, const lh_op_info_t* to, lh_op_info_t* info) {
   if (to->struct_size < offsetof(lh_op_info_t, zero2)) return;
   info->members = to->members;
   info->members_capacity = to->members_capacity;
@@ -83,7 +83,7 @@ void lhi_op_members_locked(const lh_op *op, const lh_op_info_t *to, lh_op_info_t
   }
 }
 
-lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
+lh_status lh_op_info(lh_op* op, lh_op_info_t* info) {
   lh_op_info_t own;
   lh_status status;
   bool ended;
@@ -107,9 +107,9 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   return lhi_give("lh_op_info", "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
 }
 
-lh_status lh_op_cancel(lh_op *op) {
+lh_status lh_op_cancel(lh_op* op) {
   struct lh_ipc_request request;
-  lh_client *client;
+  lh_client* client;
   lh_status status;
   bool ask = false;
   if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_cancel: op is NULL");
@@ -142,8 +142,8 @@ lh_status lh_op_cancel(lh_op *op) {
   return LH_OK;
 }
 
-void lh_op_free(lh_op *op) {
-  lh_client *client;
+void lh_op_free(lh_op* op) {
+  lh_client* client;
   if (op == NULL || op->client->pid != getpid()) return;
   client = op->client;
   pthread_mutex_lock(&client->mutex);

@@ -10,8 +10,8 @@
 
 const struct lhi_op_type lhi_question = {NULL, NULL, NULL, NULL};
 
-lh_op *lhi_op_make(lh_client *client, const struct lhi_op_type *type, lh_comm *comm) {
-  lh_op *const op = calloc(1, sizeof *op);
+lh_op* lhi_op_make(lh_client* client, const struct lhi_op_type* type, lh_comm* comm) {
+  lh_op* const op = calloc(1, sizeof *op);
   if (op == NULL) {
     lhi_fail(LH_UNAVAILABLE, "out of memory");
     return NULL;
@@ -24,9 +24,9 @@ lh_op *lhi_op_make(lh_client *client, const struct lhi_op_type *type, lh_comm *c
   return op;
 }
 
-void lhi_op_open_locked(lh_op *op) {
-  lh_client *const client = op->client;
-  lh_op **bucket;
+void lhi_op_open_locked(lh_op* op) {
+  lh_client* const client = op->client;
+  lh_op** bucket;
   if (op->comm != NULL) lhi_member_use_locked(op->comm);
   op->call = client->next_call++;
   op->next = client->ops;
@@ -42,13 +42,13 @@ void lhi_op_open_locked(lh_op *op) {
   }
 }
 
-lh_op *lhi_op_new_locked(lh_client *client, const struct lhi_op_type *type, lh_comm *comm) {
-  lh_op *const op = lhi_op_make(client, type, comm);
+lh_op* lhi_op_new_locked(lh_client* client, const struct lhi_op_type* type, lh_comm* comm) {
+  lh_op* const op = lhi_op_make(client, type, comm);
   if (op != NULL) lhi_op_open_locked(op);
   return op;
 }
 
-static void op_free_locked(lh_op *op) {
+static void op_free_locked(lh_op* op) {
   if (op->previous != NULL) {
     op->previous->next = op->next;
   } else {
@@ -62,39 +62,39 @@ static void op_free_locked(lh_op *op) {
 }
 
 /* Tells threads that wait, and the program's event loop, that an op has ended or arrived. */
-static void announce_locked(const lh_client *client) {
+static void announce_locked(const lh_client* client) {
   const uint64_t one = 1;
   if (client->event_fd >= 0) (void)!write(client->event_fd, &one, sizeof one);
 }
 
-static void over_locked(lh_op *op, bool good) {
+static void over_locked(lh_op* op, bool good) {
   op->state = LHI_ENDED;
   if (op->type->over != NULL) op->type->over(op, good);
 }
 
-void lhi_op_release_locked(lh_op *op) {
+void lhi_op_release_locked(lh_op* op) {
   op->held = false;
   /* Without a handle no call can copy the result. */
   if (op->state == LHI_ARRIVED) over_locked(op, false);
   if (op->state == LHI_ENDED) op_free_locked(op);
 }
 
-lh_op *lhi_op_find_locked(const lh_client *client, uint64_t call) {
-  lh_op *op = client->table[call % LHI_TABLE_SIZE];
+lh_op* lhi_op_find_locked(const lh_client* client, uint64_t call) {
+  lh_op* op = client->table[call % LHI_TABLE_SIZE];
   while (op != NULL && op->call != call) op = op->table_next;
   return op;
 }
 
-static void untable_locked(const lh_op *op) {
-  lh_op **link = &op->client->table[op->call % LHI_TABLE_SIZE];
+static void untable_locked(const lh_op* op) {
+  lh_op** link = &op->client->table[op->call % LHI_TABLE_SIZE];
   while (*link != op) link = &(*link)->table_next;
   *link = op->table_next;
 }
 
-void lhi_op_end_locked(lh_op *op, lh_status status, const char *text,
-                       const struct lh_ipc_reply *reply) {
-  const struct lhi_op_type *const type = op->type;
-  lh_comm *const comm = op->comm;
+void lhi_op_end_locked(lh_op* op, lh_status status, const char* text,
+                       const struct lh_ipc_reply* reply) {
+  const struct lhi_op_type* const type = op->type;
+  lh_comm* const comm = op->comm;
   const bool held = op->held;
   bool arrived;
   untable_locked(op);
@@ -115,7 +115,7 @@ void lhi_op_end_locked(lh_op *op, lh_status status, const char *text,
   if (comm != NULL) lhi_member_unuse_locked(comm);
 }
 
-void lhi_op_collect_locked(lh_op *op) {
+void lhi_op_collect_locked(lh_op* op) {
   op->state = LHI_COLLECTING;
   pthread_mutex_unlock(&op->client->mutex);
   op->type->collect(op);
@@ -125,12 +125,12 @@ void lhi_op_collect_locked(lh_op *op) {
   lhi_wake_locked(op->client);
 }
 
-lh_status lhi_outcome_locked(const lh_op *op) {
+lh_status lhi_outcome_locked(const lh_op* op) {
   if (op->status == LH_OK) return LH_OK;
   return lhi_fail(op->status, "%s", op->text != NULL ? op->text : lh_strerror(op->status));
 }
 
-lh_progress lhi_progress_locked(const lh_op *op) {
+lh_progress lhi_progress_locked(const lh_op* op) {
   lh_progress progress = LH_PROGRESS_INIT;
   progress.sources = op->progress.sources;
   progress.bytes_done = op->progress.bytes_done;

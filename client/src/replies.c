@@ -14,7 +14,7 @@
 #include "client/src/shared.h"
 #include "client/src/sleep.h"
 
-void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
+void lhi_die_locked(lh_client* client, lh_status status, const char* text) {
   if (client->dead) return;
   client->dead = true;
   client->dead_status = status;
@@ -30,8 +30,8 @@ void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
 static const char kMalformed[] =
     "peerd sent a malformed list of members; install the same release of peerd and library";
 
-static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
-  lh_op *const op = lhi_op_find_locked(client, reply->call);
+static void on_done_locked(lh_client* client, struct lh_ipc_reply* reply) {
+  lh_op* const op = lhi_op_find_locked(client, reply->call);
   if (reply->status < LH_OK || reply->status > LH_INTERNAL) reply->status = LH_INTERNAL;
   if (op != NULL && op->collective && reply->status == LH_OK &&
       reply->u.op.size > LH_IPC_OP_MEMBERS_MAX + op->more_members_count) {
@@ -47,11 +47,11 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
   lhi_op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
 }
 
-static void on_op_members_locked(lh_client *client, const struct lh_ipc_reply *reply) {
-  lh_op *const op = lhi_op_find_locked(client, reply->call);
-  const struct lh_ipc_members_page *const page = &reply->u.members;
+static void on_op_members_locked(lh_client* client, const struct lh_ipc_reply* reply) {
+  lh_op* const op = lhi_op_find_locked(client, reply->call);
+  const struct lh_ipc_members_page* const page = &reply->u.members;
   uint32_t known;
-  uint64_t *ids;
+  uint64_t* ids;
   if (op == NULL || !op->collective || page->count > LH_IPC_MEMBERS_PAGE ||
       page->first != LH_IPC_OP_MEMBERS_MAX + op->more_members_count ||
       page->first + page->count > LH_MEMBERS_MAX) {
@@ -69,9 +69,9 @@ static void on_op_members_locked(lh_client *client, const struct lh_ipc_reply *r
   op->more_members_count = known + page->count;
 }
 
-static void on_gone_locked(lh_client *client, struct lh_ipc_reply *reply) {
+static void on_gone_locked(lh_client* client, struct lh_ipc_reply* reply) {
   const lh_status status = reply->status != LH_OK ? (lh_status)reply->status : LH_UNAVAILABLE;
-  lh_comm *comm;
+  lh_comm* comm;
   if (reply->member == 0) {
     lhi_die_locked(client, status, reply->u.text);
     return;
@@ -80,8 +80,8 @@ static void on_gone_locked(lh_client *client, struct lh_ipc_reply *reply) {
   if (comm != NULL) lhi_member_gone_locked(comm, status, reply->u.text);
 }
 
-static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
-  lh_comm *comm;
+static void on_reply_locked(lh_client* client, struct lh_ipc_reply* reply) {
+  lh_comm* comm;
   if (client->dead) return;
   if (reply->magic != LH_IPC_MAGIC) {
     lhi_die_locked(client, LH_INTERNAL,
@@ -121,8 +121,8 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
 }
 
 /* Handles the replies of the queue that come before all further ones of the socket. */
-static void dispatch_shared_locked(lh_client *client) {
-  struct lh_ipc_reply *reply;
+static void dispatch_shared_locked(lh_client* client) {
+  struct lh_ipc_reply* reply;
   while ((reply = lhi_shared_next(client)) != NULL) {
     on_reply_locked(client, reply);
     lhi_shared_pop(client);
@@ -130,7 +130,7 @@ static void dispatch_shared_locked(lh_client *client) {
 }
 
 /* Handles the replies that were read. `got` is what lhi_read_replies() returned. */
-static void dispatch_locked(lh_client *client, ssize_t got) {
+static void dispatch_locked(lh_client* client, ssize_t got) {
   const size_t frames = client->inbox_bytes / sizeof(struct lh_ipc_reply);
   const size_t rest = client->inbox_bytes % sizeof(struct lh_ipc_reply);
   if (frames > 0) lhi_shared_look(client, client->read + frames);
@@ -155,7 +155,7 @@ static void dispatch_locked(lh_client *client, ssize_t got) {
   }
 }
 
-void lhi_pump_locked(lh_client *client) {
+void lhi_pump_locked(lh_client* client) {
   ssize_t got = 1;
   while (got > 0 && !client->reading && !client->dead) {
     got = lhi_read_replies(client);
@@ -163,7 +163,7 @@ void lhi_pump_locked(lh_client *client) {
   }
 }
 
-void lhi_read_round_locked(lh_client *client, int64_t deadline_ns, bool poll_first) {
+void lhi_read_round_locked(lh_client* client, int64_t deadline_ns, bool poll_first) {
   ssize_t got;
   client->reading = true;
   pthread_mutex_unlock(&client->mutex);
@@ -174,7 +174,7 @@ void lhi_read_round_locked(lh_client *client, int64_t deadline_ns, bool poll_fir
 }
 
 /* Calls the caller's progress function. The mutex is released meanwhile. */
-static void tell_progress_locked(lh_op *op) {
+static void tell_progress_locked(lh_op* op) {
   const lh_progress progress = lhi_progress_locked(op);
   op->progress_told = true;
   if (op->on_progress == NULL) return;
@@ -186,16 +186,16 @@ static void tell_progress_locked(lh_op *op) {
 /* Returns whether the answer may come so soon that the thread should stay awake for it. A step and
  * a sync wait for the trainers of all members and for the coordinator. A thread that polls
  * meanwhile takes the processor from those that it waits for. */
-static bool comes_soon(const lh_op *op) { return op->collective || op->comm == NULL; }
+static bool comes_soon(const lh_op* op) { return op->collective || op->comm == NULL; }
 
-bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, int64_t deadline_ns,
-                         uint32_t *index_out) {
+bool lhi_wait_any_locked(lh_client* client, lh_op* const* ops, uint32_t count, int64_t deadline_ns,
+                         uint32_t* index_out) {
   bool ended = false;
   bool read = false;
   bool last = false;
   while (true) {
-    lh_op *untold = NULL;
-    lh_op *arrived = NULL;
+    lh_op* untold = NULL;
+    lh_op* arrived = NULL;
     bool open = false;
     bool soon = false;
     for (uint32_t i = 0; i < count && !ended; ++i) {
@@ -230,7 +230,7 @@ bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, i
   return ended;
 }
 
-bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
+bool lhi_wait_locked(lh_op* op, int64_t deadline_ns) {
   uint32_t index;
   return lhi_wait_any_locked(op->client, &op, 1, deadline_ns, &index);
 }

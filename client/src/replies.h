@@ -11,17 +11,17 @@
 #include "client/src/objects.h"
 
 /* Reads and handles the replies that have come. Does not wait. */
-void lhi_pump_locked(lh_client *client);
+void lhi_pump_locked(lh_client* client);
 /* Waits until the op has ended, and copies its result to the caller. False: the deadline has passed
  * before that. The mutex is released while waiting. */
-bool lhi_wait_locked(lh_op *op, int64_t deadline_ns);
+bool lhi_wait_locked(lh_op* op, int64_t deadline_ns);
 /* The same for several ops: waits until one of them has ended. *index_out: the first that has. */
-bool lhi_wait_any_locked(lh_client *client, lh_op *const *ops, uint32_t count, int64_t deadline_ns,
-                         uint32_t *index_out);
+bool lhi_wait_any_locked(lh_client* client, lh_op* const* ops, uint32_t count, int64_t deadline_ns,
+                         uint32_t* index_out);
 /* Becomes the reader, waits for replies, and handles them once. No other thread may be the reader.
  * The mutex is released while waiting. `poll_first`: as for lhi_await_replies(). */
-void lhi_read_round_locked(lh_client *client, int64_t deadline_ns, bool poll_first);
+void lhi_read_round_locked(lh_client* client, int64_t deadline_ns, bool poll_first);
 /* Marks the connection as dead, and ends every open op with this status and text. */
-void lhi_die_locked(lh_client *client, lh_status status, const char *text);
+void lhi_die_locked(lh_client* client, lh_status status, const char* text);
 
 #endif /* LONGHAUL_CLIENT_REPLIES_H_ */

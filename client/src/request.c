@@ -16,7 +16,7 @@
  * connection. */
 #define LHI_LOOK_NS ((int64_t)20 * 1000 * 1000)
 
-struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op) {
+struct lh_ipc_request lhi_request(uint32_t type, const lh_op* op) {
   struct lh_ipc_request request;
   memset(&request, 0, sizeof request);
   request.magic = LH_IPC_MAGIC;
@@ -25,14 +25,14 @@ struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op) {
   return request;
 }
 
-struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data) {
+struct lh_ipc_range lhi_range(const struct lhi_pin* pin, const uint8_t* data) {
   struct lh_ipc_range range;
   range.region = pin->region->id;
   range.offset = (uint64_t)(data - pin->region->base);
   return range;
 }
 
-static void send_now(lh_client *client, const struct lh_ipc_request *request, int fd) {
+static void send_now(lh_client* client, const struct lh_ipc_request* request, int fd) {
   const int error = lhi_write_request(client, request, fd);
   if (error == 0) return;
   pthread_mutex_lock(&client->mutex);
@@ -51,7 +51,7 @@ static void send_now(lh_client *client, const struct lh_ipc_request *request, in
   pthread_mutex_unlock(&client->mutex);
 }
 
-void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
+void lhi_send(lh_client* client, const struct lh_ipc_request* request, int fd) {
   bool waits;
   pthread_mutex_lock(&client->mutex);
   waits = lhi_queue_put_locked(client, request);
@@ -59,13 +59,13 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
   if (!waits) send_now(client, request, fd);
 }
 
-void lhi_flush_locked(lh_client *client) {
-  lh_comm *comm;
+void lhi_flush_locked(lh_client* client) {
+  lh_comm* comm;
   if (client->queued == 0 || client->flushing) return;
   client->flushing = true;
   while (!client->dead && (comm = lhi_queue_next_locked(client)) != NULL) {
     const struct lh_ipc_request request = comm->queue_first->request;
-    const lh_op *op;
+    const lh_op* op;
     pthread_mutex_unlock(&client->mutex);
     send_now(client, &request, -1);
     pthread_mutex_lock(&client->mutex);
@@ -85,11 +85,11 @@ void lhi_flush_locked(lh_client *client) {
   client->flushing = false;
 }
 
-bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {
+bool lhi_tell(lh_client* client, const struct lh_ipc_request* request) {
   struct lh_ipc_request asked;
   bool send = false;
   bool made;
-  lh_op *op;
+  lh_op* op;
   pthread_mutex_lock(&client->mutex);
   op = lhi_op_new_locked(client, &lhi_question, NULL);
   made = op != NULL;
@@ -105,10 +105,10 @@ bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {
   return made;
 }
 
-int64_t lhi_answer_deadline_ns(const lh_client *client) { return lhi_now_ns() + client->answer_ns; }
+int64_t lhi_answer_deadline_ns(const lh_client* client) { return lhi_now_ns() + client->answer_ns; }
 
-lh_status lhi_call(lh_op *op, const char *call, int64_t deadline_ns, union lhi_answer *answer) {
-  lh_client *const client = op->client;
+lh_status lhi_call(lh_op* op, const char* call, int64_t deadline_ns, union lhi_answer* answer) {
+  lh_client* const client = op->client;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, deadline_ns)) {

@@ -2,21 +2,21 @@
 
 #include <sys/mman.h>
 
-bool lhi_shared_open(lh_client *client, int *fd_out) {
-  uint8_t *base;
+bool lhi_shared_open(lh_client* client, int* fd_out) {
+  uint8_t* base;
   if (lhi_region_map(sizeof *client->shared, &base, fd_out) != NULL) return false;
-  client->shared = (struct lh_ipc_shared *)(void *)base;
+  client->shared = (struct lh_ipc_shared*)(void*)base;
   return true;
 }
 
-void lhi_shared_close(lh_client *client) {
+void lhi_shared_close(lh_client* client) {
   if (client->shared != NULL) munmap(client->shared, sizeof *client->shared);
   client->shared = NULL;
 }
 
-bool lhi_shared_put(lh_client *client, const struct lh_ipc_request *request, bool *look) {
-  struct lh_ipc_shared *const shared = client->shared;
-  struct lh_ipc_queued_request *next;
+bool lhi_shared_put(lh_client* client, const struct lh_ipc_request* request, bool* look) {
+  struct lh_ipc_shared* const shared = client->shared;
+  struct lh_ipc_queued_request* next;
   if (shared == NULL || !lh_ipc_queue_open(&shared->requests, client->put, client->sent))
     return false;
   next = &shared->request[client->put % LH_IPC_QUEUE_ENTRIES];
@@ -26,17 +26,17 @@ bool lhi_shared_put(lh_client *client, const struct lh_ipc_request *request, boo
   return true;
 }
 
-void lhi_shared_wake(lh_client *client, bool awake) {
+void lhi_shared_wake(lh_client* client, bool awake) {
   if (client->shared != NULL) lh_ipc_queue_wake(&client->shared->replies, awake);
 }
 
-void lhi_shared_look(lh_client *client, uint64_t frames) {
+void lhi_shared_look(lh_client* client, uint64_t frames) {
   if (client->shared != NULL) (void)lh_ipc_queue_look(&client->shared->replies, frames);
 }
 
-struct lh_ipc_reply *lhi_shared_next(const lh_client *client) {
-  struct lh_ipc_shared *const shared = client->shared;
-  struct lh_ipc_queued_reply *next;
+struct lh_ipc_reply* lhi_shared_next(const lh_client* client) {
+  struct lh_ipc_shared* const shared = client->shared;
+  struct lh_ipc_queued_reply* next;
   if (shared == NULL || __atomic_load_n(&shared->replies.put, __ATOMIC_SEQ_CST) == client->taken) {
     return NULL;
   }
@@ -44,6 +44,6 @@ struct lh_ipc_reply *lhi_shared_next(const lh_client *client) {
   return next->frames <= client->read ? &next->reply : NULL;
 }
 
-void lhi_shared_pop(lh_client *client) {
+void lhi_shared_pop(lh_client* client) {
   lh_ipc_queue_take(&client->shared->replies, ++client->taken);
 }

@@ -8,10 +8,10 @@
 
 #include "client/src/error.h"
 
-void lhi_sleep_locked(lh_client *client, int64_t deadline_ns) {
+void lhi_sleep_locked(lh_client* client, int64_t deadline_ns) {
   const uint32_t seen = client->wakes;
   struct timespec left;
-  struct timespec *timeout = NULL;
+  struct timespec* timeout = NULL;
   if (deadline_ns != LHI_NEVER) {
     int64_t ns = deadline_ns - lhi_now_ns();
     if (ns < 0) ns = 0;
@@ -27,7 +27,7 @@ void lhi_sleep_locked(lh_client *client, int64_t deadline_ns) {
   --client->sleepers;
 }
 
-void lhi_wake_locked(lh_client *client) {
+void lhi_wake_locked(lh_client* client) {
   __atomic_add_fetch(&client->wakes, 1, __ATOMIC_SEQ_CST);
   if (client->sleepers > 0) {
     syscall(SYS_futex, &client->wakes, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);

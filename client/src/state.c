@@ -15,7 +15,7 @@
 #include "client/src/request.h"
 #include "client/src/uses.h"
 
-#define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
+#define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void*))
 #define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, background) + sizeof(uint32_t))
 /* How much longer than the timeout lh_state_take() waits for the answer of peerd. */
 #define LHI_TAKE_GRACE_MS 1000
@@ -32,10 +32,10 @@ static size_t chunks_of(size_t bytes) {
 /* ------------------------------------------------------------------ checks of the declaration */
 
 /* LH_OK and the bytes of the tensor in *bytes_out, or LH_INVALID_ARGUMENT. */
-static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *bytes_out) {
+static lh_status check_tensor(uint32_t index, const lh_tensor* tensor, size_t* bytes_out) {
   const size_t element = lh_dtype_size(tensor->dtype);
   uint64_t bytes = element;
-  const char *wrong = NULL;
+  const char* wrong = NULL;
   size_t length = 0;
   if (tensor->name != NULL) length = strnlen(tensor->name, LH_STATE_NAME_BYTES_MAX + 1);
   if (tensor->name == NULL) {
@@ -73,17 +73,17 @@ static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *b
   return LH_OK;
 }
 
-static const lh_tensor *tensor_at(const lh_tensor *tensors, uint32_t index) {
-  return (const lh_tensor *)(const void *)((const uint8_t *)tensors +
-                                           (size_t)index * tensors->struct_size);
+static const lh_tensor* tensor_at(const lh_tensor* tensors, uint32_t index) {
+  return (const lh_tensor*)(const void*)((const uint8_t*)tensors +
+                                         (size_t)index * tensors->struct_size);
 }
 
-static lh_status check_tensors(lh_state *state, const lh_tensor *tensors) {
+static lh_status check_tensors(lh_state* state, const lh_tensor* tensors) {
   size_t total = 0;
   for (uint32_t i = 0; i < state->count; ++i) {
-    const lh_tensor *const tensor = tensor_at(tensors, i);
+    const lh_tensor* const tensor = tensor_at(tensors, i);
     lh_tensor known = LH_TENSOR_INIT;
-    struct lhi_tensor *const own = &state->tensors[i];
+    struct lhi_tensor* const own = &state->tensors[i];
     lh_status status;
     if (tensor->struct_size != tensors->struct_size) {
       return lhi_fail(LH_INVALID_ARGUMENT,
@@ -108,9 +108,9 @@ static lh_status check_tensors(lh_state *state, const lh_tensor *tensors) {
 
 /* ------------------------------------------------------------------ memory of the tensors */
 
-static int by_address(const void *a, const void *b) {
-  const struct lhi_tensor *const left = *(struct lhi_tensor *const *)a;
-  const struct lhi_tensor *const right = *(struct lhi_tensor *const *)b;
+static int by_address(const void* a, const void* b) {
+  const struct lhi_tensor* const left = *(struct lhi_tensor* const*)a;
+  const struct lhi_tensor* const right = *(struct lhi_tensor* const*)b;
   if (left->data != right->data) return left->data < right->data ? -1 : 1;
   return left < right ? -1 : 1;
 }
@@ -118,12 +118,12 @@ static int by_address(const void *a, const void *b) {
 /* Pins the tensors that are in the arena and can be used in place. All others will be copied. A
  * tensor that shares bytes with the one before it is copied, too: chunks fetched for one would
  * change the other. */
-static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) {
-  lh_client *const client = state->client;
+static lh_status find_places_locked(lh_state* state, struct lhi_tensor** order) {
+  lh_client* const client = state->client;
   size_t in_place = 0;
-  const uint8_t *end = NULL;
+  const uint8_t* end = NULL;
   for (uint32_t i = 0; i < state->count; ++i) {
-    struct lhi_tensor *const tensor = &state->tensors[i];
+    struct lhi_tensor* const tensor = &state->tensors[i];
     if (tensor->bytes == 0) continue;
     if (!lhi_arena_pin(&client->arena, tensor->data, tensor->bytes, &tensor->pin)) {
       return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u is not within one buffer from lh_alloc()",
@@ -131,9 +131,9 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
     }
     if (tensor->pin.region != NULL) order[in_place++] = tensor;
   }
-  qsort(order, in_place, sizeof(struct lhi_tensor *), by_address);
+  qsort(order, in_place, sizeof(struct lhi_tensor*), by_address);
   for (size_t i = 0; i < in_place; ++i) {
-    struct lhi_tensor *const tensor = order[i];
+    struct lhi_tensor* const tensor = order[i];
     if (end != NULL && tensor->data < end) {
       lhi_unpin(&tensor->pin);
     } else {
@@ -144,11 +144,11 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
 }
 
 /* Takes a block of the arena with `take`, and pins it. */
-static lh_status take_block(lh_client *client,
-                            lh_status (*take)(lh_client *, const char *, size_t, int64_t, void **),
-                            size_t bytes, int64_t deadline_ns, uint8_t **data_out,
-                            struct lhi_pin *pin) {
-  void *data = NULL;
+static lh_status take_block(lh_client* client,
+                            lh_status (*take)(lh_client*, const char*, size_t, int64_t, void**),
+                            size_t bytes, int64_t deadline_ns, uint8_t** data_out,
+                            struct lhi_pin* pin) {
+  void* data = NULL;
   const lh_status status = take(client, kNew, bytes, deadline_ns, &data);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -159,19 +159,19 @@ static lh_status take_block(lh_client *client,
 }
 
 /* Returns whether `data` is the library's copy of the caller's tensor. */
-static bool is_copy(const struct lhi_tensor *tensor) {
+static bool is_copy(const struct lhi_tensor* tensor) {
   return tensor->pin.region == NULL && tensor->bytes > 0;
 }
 
 /* Returns whether peerd reads the caller's tensor in place. Then fetched chunks need other memory:
  * the inbox. */
-static bool needs_inbox(const struct lhi_tensor *tensor) {
+static bool needs_inbox(const struct lhi_tensor* tensor) {
   return tensor->pin.region != NULL && !tensor->staged;
 }
 
 /* Allocates memory for copies of tensors that are not in the arena, and an inbox for those that
  * are. */
-static lh_status make_copies(lh_state *state, int64_t deadline_ns) {
+static lh_status make_copies(lh_state* state, int64_t deadline_ns) {
   size_t copies = 0;
   size_t inbox = 0;
   lh_status status = LH_OK;
@@ -192,7 +192,7 @@ static lh_status make_copies(lh_state *state, int64_t deadline_ns) {
   if (status != LH_OK) return status;
   copies = inbox = 0;
   for (uint32_t i = 0; i < state->count; ++i) {
-    struct lhi_tensor *const tensor = &state->tensors[i];
+    struct lhi_tensor* const tensor = &state->tensors[i];
     const size_t bytes = round_up(tensor->bytes, LHI_ALIGN);
     if (is_copy(tensor)) {
       tensor->data = state->copies + copies;
@@ -209,8 +209,8 @@ static lh_status make_copies(lh_state *state, int64_t deadline_ns) {
 
 /* ------------------------------------------------------------------ the table */
 
-static void write_entry(const lh_state *state, const struct lhi_tensor *own,
-                        const lh_tensor *tensor, struct lh_ipc_tensor *entry) {
+static void write_entry(const lh_state* state, const struct lhi_tensor* own,
+                        const lh_tensor* tensor, struct lh_ipc_tensor* entry) {
   memset(entry, 0, sizeof *entry);
   memcpy(entry->name, tensor->name, strlen(tensor->name));
   entry->dtype = (uint8_t)tensor->dtype;
@@ -224,9 +224,9 @@ static void write_entry(const lh_state *state, const struct lhi_tensor *own,
   entry->flags = (tensor->flags & LH_ALLOW_UNEQUAL) != 0 ? LH_IPC_ALLOW_UNEQUAL : 0;
 }
 
-static lh_status make_table(lh_state *state, const lh_tensor *tensors, int64_t deadline_ns) {
+static lh_status make_table(lh_state* state, const lh_tensor* tensors, int64_t deadline_ns) {
   const size_t entries = (size_t)state->count * sizeof(struct lh_ipc_tensor);
-  struct lh_ipc_tensor *table;
+  struct lh_ipc_tensor* table;
   lh_status status = take_block(state->client, lhi_alloc, entries + state->count + state->chunks,
                                 deadline_ns, &state->table, &state->table_pin);
   if (status != LH_OK) return status;
@@ -234,7 +234,7 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors, int64_t d
   state->changed = state->touched + state->count;
   memset(state->touched, 1, state->count);
   memset(state->changed, 0, state->chunks);
-  table = (struct lh_ipc_tensor *)(void *)state->table;
+  table = (struct lh_ipc_tensor*)(void*)state->table;
   for (uint32_t i = 0; i < state->count; ++i) {
     write_entry(state, &state->tensors[i], tensor_at(tensors, i), &table[i]);
   }
@@ -242,7 +242,7 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors, int64_t d
 }
 
 /* Asks peerd to forget the state. False: out of memory. */
-static bool tell_unstate(const lh_state *state) {
+static bool tell_unstate(const lh_state* state) {
   struct lh_ipc_request request;
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_UNSTATE;
@@ -250,11 +250,11 @@ static bool tell_unstate(const lh_state *state) {
   return lhi_tell(state->client, &request);
 }
 
-static lh_status register_state(lh_state *state, int64_t deadline_ns) {
-  lh_client *const client = state->client;
+static lh_status register_state(lh_state* state, int64_t deadline_ns) {
+  lh_client* const client = state->client;
   struct lh_ipc_request request;
   lh_status status;
-  lh_op *op;
+  lh_op* op;
   pthread_mutex_lock(&client->mutex);
   op = lhi_op_new_locked(client, &lhi_question, NULL);
   if (op != NULL) {
@@ -276,14 +276,14 @@ static lh_status register_state(lh_state *state, int64_t deadline_ns) {
 
 /* ------------------------------------------------------------------ new and free */
 
-void lhi_state_free_memory(lh_state *state) {
+void lhi_state_free_memory(lh_state* state) {
   free(state->tensors);
   free(state);
 }
 
 /* Gives back the blocks and pins of the state, and frees it. */
-static void discard_locked(lh_state *state) {
-  lh_client *const client = state->client;
+static void discard_locked(lh_state* state) {
+  lh_client* const client = state->client;
   for (uint32_t i = 0; i < state->count; ++i) lhi_unpin(&state->tensors[i].pin);
   lhi_unpin(&state->table_pin);
   lhi_unpin(&state->copies_pin);
@@ -300,10 +300,10 @@ static void discard_locked(lh_state *state) {
   lhi_state_free_memory(state);
 }
 
-lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
-                       lh_state **state_out) {
-  lh_state *state;
-  struct lhi_tensor **order;
+lh_status lh_state_new(lh_client* client, const lh_tensor* tensors, uint32_t count,
+                       lh_state** state_out) {
+  lh_state* state;
+  struct lhi_tensor** order;
   int64_t deadline_ns;
   lh_status status;
   if (state_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state_out is NULL", kNew);
@@ -318,7 +318,7 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   if (status != LH_OK) return status;
   deadline_ns = lhi_answer_deadline_ns(client);
   state = calloc(1, sizeof *state);
-  order = calloc(count, sizeof(struct lhi_tensor *));
+  order = calloc(count, sizeof(struct lhi_tensor*));
   if (state != NULL) state->tensors = calloc(count, sizeof *state->tensors);
   if (state == NULL || order == NULL || state->tensors == NULL) {
     if (state != NULL) lhi_state_free_memory(state);
@@ -349,13 +349,13 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   return LH_OK;
 }
 
-static bool is_of(const lh_op *parked, const lh_state *state) {
+static bool is_of(const lh_op* parked, const lh_state* state) {
   return parked != NULL && parked->of_state == state->id;
 }
 
 /* Returns whether a call with this state timed out, and was not made again to get its outcome. */
-static bool outcome_owed_locked(const lh_state *state) {
-  for (const lh_comm *comm = state->client->comms; comm != NULL; comm = comm->next) {
+static bool outcome_owed_locked(const lh_state* state) {
+  for (const lh_comm* comm = state->client->comms; comm != NULL; comm = comm->next) {
     if (is_of(comm->parked_step, state) || is_of(comm->parked_sync, state) ||
         is_of(comm->parked_take, state)) {
       return true;
@@ -364,8 +364,8 @@ static bool outcome_owed_locked(const lh_state *state) {
   return false;
 }
 
-lh_status lh_state_free(lh_state *state) {
-  lh_client *client;
+lh_status lh_state_free(lh_state* state) {
+  lh_client* client;
   lh_status status;
   if (state == NULL) return LH_OK;
   client = state->client;
@@ -395,7 +395,7 @@ lh_status lh_state_free(lh_state *state) {
   return LH_OK;
 }
 
-static lh_status check_state(const lh_state *state, uint32_t tensor, const char *call) {
+static lh_status check_state(const lh_state* state, uint32_t tensor, const char* call) {
   lh_status status;
   if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
   status = lhi_process_check(state->client, call);
@@ -407,7 +407,7 @@ static lh_status check_state(const lh_state *state, uint32_t tensor, const char 
   return LH_OK;
 }
 
-lh_status lh_state_touch(lh_state *state, uint32_t tensor) {
+lh_status lh_state_touch(lh_state* state, uint32_t tensor) {
   const bool all = tensor == LH_ALL_TENSORS;
   const lh_status status = check_state(state, all ? 0 : tensor, "lh_state_touch");
   if (status != LH_OK) return status;
@@ -419,7 +419,7 @@ lh_status lh_state_touch(lh_state *state, uint32_t tensor) {
 
 /* Finds the next run of changed chunks from *first on. Sets *first to its first chunk, and returns
  * the number of chunks, or 0. */
-static size_t next_changed(const uint8_t *changed, size_t chunks, size_t *first) {
+static size_t next_changed(const uint8_t* changed, size_t chunks, size_t* first) {
   size_t end;
   while (*first < chunks && changed[*first] == 0) ++*first;
   end = *first;
@@ -427,9 +427,9 @@ static size_t next_changed(const uint8_t *changed, size_t chunks, size_t *first)
   return end - *first;
 }
 
-lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offset,
-                               uint64_t *bytes) {
-  const struct lhi_tensor *own;
+lh_status lh_state_next_change(lh_state* state, uint32_t tensor, uint64_t* offset,
+                               uint64_t* bytes) {
+  const struct lhi_tensor* own;
   size_t first;
   size_t count;
   const lh_status status = check_state(state, tensor, "lh_state_next_change");
@@ -451,18 +451,18 @@ lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offse
   return LH_OK;
 }
 
-static lh_status check_same_client(const char *call, const lh_comm *comm, const lh_state *state) {
+static lh_status check_same_client(const char* call, const lh_comm* comm, const lh_state* state) {
   if (state->client == comm->client) return LH_OK;
   return lhi_fail(LH_INVALID_ARGUMENT, "%s: state and comm belong to different clients", call);
 }
 
-static void kept_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+static void kept_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   if (op->status == LH_OK) op->reply.kept = reply->u.kept;
 }
 
 static const struct lhi_op_type kKept = {kept_ended, NULL, NULL, NULL};
 
-lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out) {
+lh_status lh_kept_revision(lh_comm* comm, lh_state* state, uint64_t* revision_out) {
   static const char kCall[] = "lh_kept_revision";
   struct lh_ipc_request request;
   union lhi_answer answer;
@@ -484,19 +484,19 @@ lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_ou
 /* ------------------------------------------------------------------ copies */
 
 /* Copies tensors that are not in the arena to the arena: all, or only touched ones. No mutex. */
-static void copy_in(const lh_state *state, bool touched_only) {
+static void copy_in(const lh_state* state, bool touched_only) {
   for (uint32_t i = 0; i < state->count; ++i) {
-    const struct lhi_tensor *const tensor = &state->tensors[i];
+    const struct lhi_tensor* const tensor = &state->tensors[i];
     if (!is_copy(tensor) || (touched_only && state->touched[i] == 0)) continue;
     memcpy(tensor->data, tensor->own, tensor->bytes);
   }
 }
 
 /* Copies the changed chunks from the inbox to the caller's tensors. No mutex. */
-static void write_changed(const lh_state *state) {
+static void write_changed(const lh_state* state) {
   for (uint32_t i = 0; i < state->count; ++i) {
-    const struct lhi_tensor *const tensor = &state->tensors[i];
-    const uint8_t *const changed = state->changed + tensor->first_chunk;
+    const struct lhi_tensor* const tensor = &state->tensors[i];
+    const uint8_t* const changed = state->changed + tensor->first_chunk;
     const size_t chunks = chunks_of(tensor->bytes);
     size_t first = 0;
     size_t count;
@@ -512,8 +512,8 @@ static void write_changed(const lh_state *state) {
 }
 
 /* lhi_op_type.collect: gives the caller what came from other members. */
-static void sync_collect(lh_op *op) {
-  lh_state *const state = op->synced;
+static void sync_collect(lh_op* op) {
+  lh_state* const state = op->synced;
   if ((op->reply_flags & LH_IPC_CHANGED) != 0) write_changed(state);
   /* Between two syncs the inbox needs no memory. */
   if (state->inbox != NULL) (void)madvise(state->inbox, state->inbox_bytes, MADV_REMOVE);
@@ -523,21 +523,21 @@ static void sync_collect(lh_op *op) {
 /* ------------------------------------------------------------------ syncs */
 
 /* peerd no longer fetches the state, because the member is gone. */
-static void lost_locked(lh_state *state) {
+static void lost_locked(lh_state* state) {
   state->holder = NULL;
   /* The copies may differ from the caller's tensors: the next sync copies all of them. */
   memset(state->touched, 1, state->count);
 }
 
 /* lh_comm.on_free: the communicator is about to be freed. */
-static void forget_locked(lh_comm *comm) {
-  for (lh_state *state = comm->client->states; state != NULL; state = state->next) {
+static void forget_locked(lh_comm* comm) {
+  for (lh_state* state = comm->client->states; state != NULL; state = state->next) {
     if (state->holder == comm) lost_locked(state);
   }
 }
 
-static void sync_ended(lh_op *op, const struct lh_ipc_reply *reply) {
-  lh_state *const state = op->synced;
+static void sync_ended(lh_op* op, const struct lh_ipc_reply* reply) {
+  lh_state* const state = op->synced;
   state->holder = NULL;
   if (reply != NULL) {
     op->reply_flags = reply->flags;
@@ -553,18 +553,18 @@ static void sync_ended(lh_op *op, const struct lh_ipc_reply *reply) {
   if (op->comm->sync == op) op->comm->sync = NULL;
 }
 
-static void step_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+static void step_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   sync_ended(op, reply);
   lhi_step_ended(op, reply);
 }
 
-static bool sync_arrived(const lh_op *op) {
+static bool sync_arrived(const lh_op* op) {
   return op->status == LH_OK && (op->reply_flags & LH_IPC_BACKGROUND) == 0 && op->synced->fetched;
 }
 
 /* lhi_op_type.over. `good`: the caller's tensors hold the state that all members agreed on. */
-static void sync_over(lh_op *op, bool good) {
-  lh_state *const state = op->synced;
+static void sync_over(lh_op* op, bool good) {
+  lh_state* const state = op->synced;
   op->synced = NULL;
   state->op = NULL;
   /* If not `good`, the copies may differ from the caller's tensors: the next sync copies all. */
@@ -576,7 +576,7 @@ static const struct lhi_op_type kStep = {step_ended, sync_arrived, sync_collect,
 static const struct lhi_op_type kTake = {sync_ended, sync_arrived, sync_collect, sync_over};
 static const struct lhi_op_type kPrepare = {NULL, NULL, NULL, sync_over};
 
-static void sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
+static void sync_info_locked(const lh_op* op, lh_sync_info_t* info) {
   const uint32_t size = info->struct_size;
   const bool ok = op->status == LH_OK;
   memset(info, 0, sizeof *info);
@@ -593,8 +593,8 @@ static void sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   info->seconds = (double)op->reply.sync.seconds_ns * 1e-9;
 }
 
-static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync_options *options,
-                            lh_sync_options *given) {
+static lh_status check_sync(const char* call, const lh_comm* comm, const lh_sync_options* options,
+                            lh_sync_options* given) {
   lh_status status = lhi_check_comm(comm, call);
   if (status != LH_OK) return status;
   if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", call);
@@ -616,14 +616,14 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
 }
 
 /* LH_OK: no other call uses the state, and no operation uses its tensors. */
-static lh_status check_unused_locked(const char *call, const lh_state *state) {
+static lh_status check_unused_locked(const char* call, const lh_state* state) {
   if (state->op == NULL && !state->starting) return lhi_check_ops_locked(call, state);
   return lhi_fail(LH_FAILED_PRECONDITION,
                   "%s: another sync uses this state; wait for its end first", call);
 }
 
 /* LH_OK: the member may begin a sync of this state now. */
-static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
+static lh_status may_sync_locked(const char* call, const lh_comm* comm, const lh_state* state) {
   lh_status status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) status = lhi_free_check_locked(comm, call);
   if (status == LH_OK && state->holder != comm && lhi_state_held_locked(state)) {
@@ -635,9 +635,9 @@ static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh
   return status == LH_OK ? check_unused_locked(call, state) : status;
 }
 
-static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
-                                          const lh_sync_options *given) {
-  const lh_state *const state = given->state;
+static struct lh_ipc_request sync_request(const lh_op* op, uint32_t type,
+                                          const lh_sync_options* given) {
+  const lh_state* const state = given->state;
   struct lh_ipc_request request = lhi_request(type, op);
   request.member = op->comm->handle;
   request.u.sync.state = state->id;
@@ -651,7 +651,7 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
 
 /* Opens an op that uses the state. Returns true if the request must be sent, and false if the op
  * has ended already. */
-static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
+static bool open_locked(lh_op* op, lh_comm* comm, lh_state* state) {
   op->synced = state;
   op->of_state = state->id;
   state->op = op;
@@ -661,7 +661,7 @@ static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
 }
 
 /* LH_OK: the op of a call that timed out used this state, so that this call may go on waiting. */
-static lh_status check_parked_locked(const char *call, const lh_op *parked, const lh_state *state) {
+static lh_status check_parked_locked(const char* call, const lh_op* parked, const lh_state* state) {
   if (parked->of_state == state->id) return LH_OK;
   return lhi_fail(LH_FAILED_PRECONDITION,
                   parked->of_state == 0
@@ -673,13 +673,13 @@ static lh_status check_parked_locked(const char *call, const lh_op *parked, cons
 
 /* Begins a sync, or gives the op of an earlier call that timed out. With `step` the call also
  * passes a step boundary. */
-static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *given, bool step,
-                       lh_op **op_out) {
-  lh_client *const client = comm->client;
-  lh_op **const parked = step ? &comm->parked_step : &comm->parked_sync;
-  lh_state *const state = given->state;
+static lh_status start(const char* call, lh_comm* comm, const lh_sync_options* given, bool step,
+                       lh_op** op_out) {
+  lh_client* const client = comm->client;
+  lh_op** const parked = step ? &comm->parked_step : &comm->parked_sync;
+  lh_state* const state = given->state;
   struct lh_ipc_request request;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   lh_status status;
   bool send = false;
   bool held;
@@ -737,7 +737,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
 
 /* ------------------------------------------------------------------ ahead of a sync */
 
-static lh_status may_prepare_locked(const char *call, const lh_state *state) {
+static lh_status may_prepare_locked(const char* call, const lh_state* state) {
   if (state->client->dead) return lhi_dead_locked(state->client);
   if (lhi_state_held_locked(state)) {
     return lhi_fail(LH_FAILED_PRECONDITION,
@@ -747,10 +747,10 @@ static lh_status may_prepare_locked(const char *call, const lh_state *state) {
   return check_unused_locked(call, state);
 }
 
-static lh_status prepare_start(const char *call, lh_state *state, lh_op **op_out) {
+static lh_status prepare_start(const char* call, lh_state* state, lh_op** op_out) {
   struct lh_ipc_request request;
-  lh_client *client;
-  lh_op *op = NULL;
+  lh_client* client;
+  lh_op* op = NULL;
   bool send = false;
   lh_status status = check_state(state, 0, call);
   if (status != LH_OK) return status;
@@ -782,17 +782,17 @@ static lh_status prepare_start(const char *call, lh_state *state, lh_op **op_out
   return status;
 }
 
-lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out) {
+lh_status lh_state_prepare_start(lh_state* state, lh_op** op_out) {
   static const char kCall[] = "lh_state_prepare_start";
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
   *op_out = NULL;
   return prepare_start(kCall, state, op_out);
 }
 
-lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms) {
+lh_status lh_state_prepare(lh_state* state, int64_t timeout_ms) {
   static const char kCall[] = "lh_state_prepare";
-  lh_op *op = NULL;
-  lh_client *client;
+  lh_op* op = NULL;
+  lh_client* client;
   lh_status status = lhi_check_timeout(kCall, timeout_ms);
   if (status == LH_OK) status = prepare_start(kCall, state, &op);
   if (status != LH_OK) return status;
@@ -812,25 +812,25 @@ lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms) {
 
 /* ------------------------------------------------------------------ syncs, as calls */
 
-static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info_t *own) {
+static lh_status check_info(const char* call, lh_sync_info_t* info, lh_sync_info_t* own) {
   if (info == NULL) return LH_OK;
   *own = (lh_sync_info_t)LH_SYNC_INFO_INIT;
   return lhi_give(call, "LH_SYNC_INFO_INIT", own, sizeof *own, LHI_SYNC_INFO_FIRST_BYTES, info);
 }
 
 /* Fills info->background for a call that could not begin. */
-static void info_before_sync(const lh_state *state, lh_sync_info_t *info) {
+static void info_before_sync(const lh_state* state, lh_sync_info_t* info) {
   if (state == NULL) return;
   pthread_mutex_lock(&state->client->mutex);
   info->background = lhi_state_held_locked(state);
   pthread_mutex_unlock(&state->client->mutex);
 }
 
-static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_options *options,
-                               int64_t timeout_ms, bool step, lh_sync_info_t *info) {
+static lh_status sync_and_wait(const char* call, lh_comm* comm, const lh_sync_options* options,
+                               int64_t timeout_ms, bool step, lh_sync_info_t* info) {
   lh_sync_options given = LH_SYNC_OPTIONS_INIT;
   lh_sync_info_t own = LH_SYNC_INFO_INIT;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   lh_status status = check_sync(call, comm, options, &given);
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = check_info(call, info, &own);
@@ -849,22 +849,22 @@ static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_op
   return status;
 }
 
-lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
-                        lh_sync_info_t *info) {
+lh_status lh_sync_state(lh_comm* comm, const lh_sync_options* options, int64_t timeout_ms,
+                        lh_sync_info_t* info) {
   return sync_and_wait("lh_sync_state", comm, options, timeout_ms, false, info);
 }
 
-lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
-                             lh_sync_info_t *info) {
+lh_status lh_begin_step_sync(lh_comm* comm, const lh_sync_options* options, int64_t timeout_ms,
+                             lh_sync_info_t* info) {
   return sync_and_wait("lh_begin_step_sync", comm, options, timeout_ms, true, info);
 }
 
 /* Begins to take a fetched state, or gives the op of an earlier call that peerd did not answer. */
-static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, int64_t timeout_ms,
-                            lh_op **op_out) {
-  lh_client *const client = comm->client;
+static lh_status take_start(const char* call, lh_comm* comm, lh_state* state, int64_t timeout_ms,
+                            lh_op** op_out) {
+  lh_client* const client = comm->client;
   struct lh_ipc_request request;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   bool send = false;
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
@@ -902,10 +902,10 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
   return status;
 }
 
-lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_sync_info_t *info) {
+lh_status lh_state_take(lh_comm* comm, lh_state* state, int64_t timeout_ms, lh_sync_info_t* info) {
   static const char kCall[] = "lh_state_take";
   lh_sync_info_t own = LH_SYNC_INFO_INIT;
-  lh_op *op = NULL;
+  lh_op* op = NULL;
   lh_status status = lhi_check_comm(comm, kCall);
   if (status == LH_OK) status = check_state(state, 0, kCall);
   if (status == LH_OK) status = lhi_check_timeout(kCall, timeout_ms);
@@ -927,7 +927,7 @@ lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_s
   return status;
 }
 
-lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress) {
+lh_status lh_sync_progress(lh_comm* comm, lh_progress* progress) {
   static const char kCall[] = "lh_sync_progress";
   lh_progress own = LH_PROGRESS_INIT;
   lh_status status = lhi_check_comm(comm, kCall);
@@ -940,8 +940,8 @@ lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress) {
   return lhi_give(kCall, "LH_PROGRESS_INIT", &own, sizeof own, sizeof own, progress);
 }
 
-static lh_status sync_start(const char *call, lh_comm *comm, const lh_sync_options *options,
-                            bool step, lh_op **op_out) {
+static lh_status sync_start(const char* call, lh_comm* comm, const lh_sync_options* options,
+                            bool step, lh_op** op_out) {
   lh_sync_options given = LH_SYNC_OPTIONS_INIT;
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
@@ -951,15 +951,15 @@ static lh_status sync_start(const char *call, lh_comm *comm, const lh_sync_optio
   return start(call, comm, &given, step, op_out);
 }
 
-lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out) {
+lh_status lh_sync_state_start(lh_comm* comm, const lh_sync_options* options, lh_op** op_out) {
   return sync_start("lh_sync_state_start", comm, options, false, op_out);
 }
 
-lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out) {
+lh_status lh_begin_step_sync_start(lh_comm* comm, const lh_sync_options* options, lh_op** op_out) {
   return sync_start("lh_begin_step_sync_start", comm, options, true, op_out);
 }
 
-lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
+lh_status lh_sync_info(lh_op* op, lh_sync_info_t* info) {
   lh_sync_info_t own = LH_SYNC_INFO_INIT;
   lh_status status;
   bool ended;

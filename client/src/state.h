@@ -6,6 +6,6 @@
 
 /* Frees the memory of the object `state`. Touches neither the arena nor the client, and sends
  * nothing to peerd. */
-void lhi_state_free_memory(lh_state *state);
+void lhi_state_free_memory(lh_state* state);
 
 #endif /* LONGHAUL_CLIENT_STATE_H_ */

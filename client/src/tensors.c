@@ -8,7 +8,7 @@
 
 #define NO_PIECE UINT32_MAX
 
-bool lhi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+bool lhi_overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
   const uintptr_t a_at = (uintptr_t)a;
   const uintptr_t b_at = (uintptr_t)b;
   return a_at < b_at + b_bytes && b_at < a_at + a_bytes;
@@ -16,20 +16,20 @@ bool lhi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
 
 /* ------------------------------------------------------------------ memory in use */
 
-static int compare(const void *a, const void *b) {
-  const uintptr_t a_at = ((const struct lhi_use *)a)->begin;
-  const uintptr_t b_at = ((const struct lhi_use *)b)->begin;
+static int compare(const void* a, const void* b) {
+  const uintptr_t a_at = ((const struct lhi_use*)a)->begin;
+  const uintptr_t b_at = ((const struct lhi_use*)b)->begin;
   return a_at < b_at ? -1 : a_at > b_at;
 }
 
 /* Most programs allocate their tensors in the order in which they pass them. */
-static void sort(struct lhi_use *uses, size_t count) {
+static void sort(struct lhi_use* uses, size_t count) {
   size_t i = 1;
   while (i < count && uses[i - 1].begin <= uses[i].begin) ++i;
   if (i < count) qsort(uses, count, sizeof *uses, compare);
 }
 
-static void add(struct lhi_tensors *t, const void *data, size_t bytes, uint64_t slice,
+static void add(struct lhi_tensors* t, const void* data, size_t bytes, uint64_t slice,
                 bool written) {
   const struct lhi_use use = {(uintptr_t)data, (uintptr_t)data + bytes, slice, written};
   if (bytes > 0) t->uses[t->use_count++] = use;
@@ -42,15 +42,15 @@ static size_t error_bytes(size_t source_bytes, lh_dtype dtype) {
 
 /* Adds the memory of one tensor of the caller. Source and target that share memory are one range.
  */
-static void add_pair(struct lhi_tensors *t, const struct lhi_pair *pair, lh_dtype dtype,
+static void add_pair(struct lhi_tensors* t, const struct lhi_pair* pair, lh_dtype dtype,
                      size_t source_bytes, size_t target_bytes, uint64_t slice, bool may_overlap) {
   if (pair->error != NULL) add(t, pair->error, error_bytes(source_bytes, dtype), slice, true);
   if (source_bytes > 0 && target_bytes > 0 &&
       (pair->source == pair->target ||
        (may_overlap && lhi_overlap(pair->source, source_bytes, pair->target, target_bytes)))) {
-    const uint8_t *const begin = pair->source < pair->target ? pair->source : pair->target;
-    const uint8_t *const source_end = pair->source + source_bytes;
-    const uint8_t *const target_end = pair->target + target_bytes;
+    const uint8_t* const begin = pair->source < pair->target ? pair->source : pair->target;
+    const uint8_t* const source_end = pair->source + source_bytes;
+    const uint8_t* const target_end = pair->target + target_bytes;
     add(t, begin, (size_t)((source_end > target_end ? source_end : target_end) - begin), slice,
         true);
   } else {
@@ -59,7 +59,7 @@ static void add_pair(struct lhi_tensors *t, const struct lhi_pair *pair, lh_dtyp
   }
 }
 
-bool lhi_tensors_touch(const struct lhi_tensors *t, const void *data, size_t bytes, bool written) {
+bool lhi_tensors_touch(const struct lhi_tensors* t, const void* data, size_t bytes, bool written) {
   const uintptr_t begin = (uintptr_t)data;
   size_t low = 0;
   size_t high = t->use_count;
@@ -80,20 +80,20 @@ bool lhi_tensors_touch(const struct lhi_tensors *t, const void *data, size_t byt
 
 /* ------------------------------------------------------------------ one tensor */
 
-static size_t parts_of(enum lhi_extent extent, const struct lhi_layout *layout) {
+static size_t parts_of(enum lhi_extent extent, const struct lhi_layout* layout) {
   if (extent == LHI_NONE) return 0;
   return extent == LHI_WHOLE ? layout->world : 1;
 }
 
-static void begin(struct lhi_tensors *t, const struct lhi_layout *layout) {
+static void begin(struct lhi_tensors* t, const struct lhi_layout* layout) {
   memset(t, 0, sizeof *t);
   t->in_parts = layout->in_parts;
   t->source_parts = parts_of(layout->source, layout);
   t->target_parts = parts_of(layout->target, layout);
 }
 
-void lhi_tensors_one(struct lhi_tensors *t, const struct lhi_layout *layout,
-                     const struct lhi_pair *pair, lh_dtype dtype, uint64_t count,
+void lhi_tensors_one(struct lhi_tensors* t, const struct lhi_layout* layout,
+                     const struct lhi_pair* pair, lh_dtype dtype, uint64_t count,
                      size_t source_bytes, size_t target_bytes) {
   begin(t, layout);
   t->pairs = &t->one_pair;
@@ -115,8 +115,8 @@ void lhi_tensors_one(struct lhi_tensors *t, const struct lhi_layout *layout,
 /* ------------------------------------------------------------------ a list */
 
 /* Checks the numbers of all slices, and counts the pieces that they need at most. */
-static lh_status check_slices(const char *call, const lh_slice *slices, uint64_t slice_count,
-                              size_t *pieces_out) {
+static lh_status check_slices(const char* call, const lh_slice* slices, uint64_t slice_count,
+                              size_t* pieces_out) {
   size_t large = 0;
   for (uint64_t i = 0; i < slice_count; ++i) {
     const size_t element = lh_dtype_size(slices[i].dtype);
@@ -136,7 +136,7 @@ static lh_status check_slices(const char *call, const lh_slice *slices, uint64_t
 }
 
 /* Checks the pointers of one slice. */
-static lh_status check_slice(const char *call, const struct lhi_tensors *t, const lh_slice *slice,
+static lh_status check_slice(const char* call, const struct lhi_tensors* t, const lh_slice* slice,
                              uint64_t index, size_t bytes) {
   const unsigned long long at = (unsigned long long)index;
   const bool source = t->source_parts > 0;
@@ -154,18 +154,18 @@ static lh_status check_slice(const char *call, const struct lhi_tensors *t, cons
 }
 
 /* Finds the piece of each slice, sums up the pieces, and digests the list. */
-static lh_status cut(const char *call, struct lhi_tensors *t, const lh_slice *slices,
-                     uint64_t slice_count, uint32_t world, uint32_t *piece_of) {
+static lh_status cut(const char* call, struct lhi_tensors* t, const lh_slice* slices,
+                     uint64_t slice_count, uint32_t world, uint32_t* piece_of) {
   uint32_t packed[LH_WIRE_DTYPE_COUNT];
   size_t large = 0;
   uint64_t digest = LHI_DIGEST;
   for (size_t i = 0; i < LH_WIRE_DTYPE_COUNT; ++i) packed[i] = NO_PIECE;
   for (uint64_t i = 0; i < slice_count; ++i) {
-    const lh_slice *const slice = &slices[i];
+    const lh_slice* const slice = &slices[i];
     const size_t bytes = (size_t)slice->count * lh_dtype_size(slice->dtype);
     const bool alone = bytes >= LHI_PIECE_BYTES_MIN && large < LHI_LARGE_PIECES_MAX;
     uint32_t at = packed[slice->dtype];
-    struct lhi_piece *piece;
+    struct lhi_piece* piece;
     digest = lhi_digest(lhi_digest(digest, (uint64_t)slice->dtype), slice->count);
     if (alone) ++large;
     if (alone || at == NO_PIECE) {
@@ -190,10 +190,10 @@ static lh_status cut(const char *call, struct lhi_tensors *t, const lh_slice *sl
 }
 
 /* Puts the slices with elements in the order of their pieces. */
-static lh_status take(const char *call, struct lhi_tensors *t, const lh_slice *slices,
-                      uint64_t slice_count, float *const *errors, uint32_t *piece_of) {
+static lh_status take(const char* call, struct lhi_tensors* t, const lh_slice* slices,
+                      uint64_t slice_count, float* const* errors, uint32_t* piece_of) {
   for (size_t p = 0; p < t->piece_count; ++p) {
-    struct lhi_piece *const piece = &t->pieces[p];
+    struct lhi_piece* const piece = &t->pieces[p];
     const size_t bytes = piece->source.bytes;
     piece->first = t->pair_count;
     t->pair_count += piece->tensors;
@@ -204,10 +204,10 @@ static lh_status take(const char *call, struct lhi_tensors *t, const lh_slice *s
       piece->error.bytes = error_bytes(piece->source.bytes, (lh_dtype)piece->dtype);
   }
   for (uint64_t i = 0; i < slice_count; ++i) {
-    const lh_slice *const slice = &slices[i];
+    const lh_slice* const slice = &slices[i];
     const size_t bytes = (size_t)slice->count * lh_dtype_size(slice->dtype);
-    struct lhi_piece *const piece = &t->pieces[piece_of[i]];
-    struct lhi_pair *pair;
+    struct lhi_piece* const piece = &t->pieces[piece_of[i]];
+    struct lhi_pair* pair;
     lh_status status;
     if (bytes == 0) continue;
     status = check_slice(call, t, slice, i, bytes);
@@ -229,10 +229,10 @@ static lh_status take(const char *call, struct lhi_tensors *t, const lh_slice *s
   return LH_OK;
 }
 
-static lh_status check_apart(const char *call, const struct lhi_tensors *t) {
+static lh_status check_apart(const char* call, const struct lhi_tensors* t) {
   for (size_t i = 1; i < t->use_count; ++i) {
-    const struct lhi_use *const a = &t->uses[i - 1];
-    const struct lhi_use *const b = &t->uses[i];
+    const struct lhi_use* const a = &t->uses[i - 1];
+    const struct lhi_use* const b = &t->uses[i];
     if (a->end <= b->begin) continue;
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: slices %llu and %llu share memory; source and target of a slice may be "
@@ -242,11 +242,11 @@ static lh_status check_apart(const char *call, const struct lhi_tensors *t) {
   return LH_OK;
 }
 
-lh_status lhi_tensors_list(struct lhi_tensors *t, const char *call, const struct lhi_layout *layout,
-                           const lh_slice *slices, uint64_t slice_count, float *const *errors) {
+lh_status lhi_tensors_list(struct lhi_tensors* t, const char* call, const struct lhi_layout* layout,
+                           const lh_slice* slices, uint64_t slice_count, float* const* errors) {
   lh_status status;
   size_t pieces = 0;
-  uint32_t *piece_of;
+  uint32_t* piece_of;
   begin(t, layout);
   if (slice_count == 0 || slice_count > LH_SLICES_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: slice_count is %llu; give 1 to %d slices", call,
@@ -271,7 +271,7 @@ lh_status lhi_tensors_list(struct lhi_tensors *t, const char *call, const struct
   return check_apart(call, t);
 }
 
-void lhi_tensors_free(struct lhi_tensors *t) {
+void lhi_tensors_free(struct lhi_tensors* t) {
   if (!t->owned) return;
   free(t->pairs);
   free(t->pieces);
@@ -280,15 +280,15 @@ void lhi_tensors_free(struct lhi_tensors *t) {
 
 /* ------------------------------------------------------------------ pieces */
 
-bool lhi_piece_overlaps(const struct lhi_tensors *t, const struct lhi_piece *piece) {
-  const struct lhi_pair *const pair = &t->pairs[piece->first];
+bool lhi_piece_overlaps(const struct lhi_tensors* t, const struct lhi_piece* piece) {
+  const struct lhi_pair* const pair = &t->pairs[piece->first];
   return piece->tensors == 1 &&
          lhi_overlap(pair->source, piece->source.bytes, pair->target, piece->target.bytes);
 }
 
-void lhi_piece_pack(const struct lhi_tensors *t, const struct lhi_piece *piece) {
-  const struct lhi_pair *const pairs = &t->pairs[piece->first];
-  uint8_t *to = piece->source.data;
+void lhi_piece_pack(const struct lhi_tensors* t, const struct lhi_piece* piece) {
+  const struct lhi_pair* const pairs = &t->pairs[piece->first];
+  uint8_t* to = piece->source.data;
   if (piece->tensors == 1) {
     lhi_copy(to, pairs->source, piece->source.bytes);
     return;
@@ -301,9 +301,9 @@ void lhi_piece_pack(const struct lhi_tensors *t, const struct lhi_piece *piece) 
   }
 }
 
-void lhi_piece_unpack(const struct lhi_tensors *t, const struct lhi_piece *piece) {
-  const struct lhi_pair *const pairs = &t->pairs[piece->first];
-  const uint8_t *from = piece->target.data;
+void lhi_piece_unpack(const struct lhi_tensors* t, const struct lhi_piece* piece) {
+  const struct lhi_pair* const pairs = &t->pairs[piece->first];
+  const uint8_t* from = piece->target.data;
   if (piece->tensors == 1) {
     lhi_copy(pairs->target, from, piece->target.bytes);
     return;
@@ -316,10 +316,10 @@ void lhi_piece_unpack(const struct lhi_tensors *t, const struct lhi_piece *piece
   }
 }
 
-void lhi_piece_pack_error(const struct lhi_tensors *t, const struct lhi_piece *piece) {
-  const struct lhi_pair *const pairs = &t->pairs[piece->first];
+void lhi_piece_pack_error(const struct lhi_tensors* t, const struct lhi_piece* piece) {
+  const struct lhi_pair* const pairs = &t->pairs[piece->first];
   const size_t size = lh_dtype_size((lh_dtype)piece->dtype);
-  float *to = (float *)(void *)piece->error.data;
+  float* to = (float*)(void*)piece->error.data;
   if (piece->tensors == 1) {
     lhi_copy(to, pairs->error, piece->error.bytes);
     return;
@@ -333,10 +333,10 @@ void lhi_piece_pack_error(const struct lhi_tensors *t, const struct lhi_piece *p
   }
 }
 
-void lhi_piece_unpack_error(const struct lhi_tensors *t, const struct lhi_piece *piece) {
-  const struct lhi_pair *const pairs = &t->pairs[piece->first];
+void lhi_piece_unpack_error(const struct lhi_tensors* t, const struct lhi_piece* piece) {
+  const struct lhi_pair* const pairs = &t->pairs[piece->first];
   const size_t size = lh_dtype_size((lh_dtype)piece->dtype);
-  const float *from = (const float *)(const void *)piece->error.data;
+  const float* from = (const float*)(const void*)piece->error.data;
   if (piece->tensors == 1) {
     lhi_copy(pairs->error, from, piece->error.bytes);
     return;

@@ -26,31 +26,31 @@ struct lhi_layout {
 };
 
 /* Sets up one tensor. The caller has checked that source and target lie in the address space. */
-void lhi_tensors_one(struct lhi_tensors *tensors, const struct lhi_layout *layout,
-                     const struct lhi_pair *pair, lh_dtype dtype, uint64_t count,
+void lhi_tensors_one(struct lhi_tensors* tensors, const struct lhi_layout* layout,
+                     const struct lhi_pair* pair, lh_dtype dtype, uint64_t count,
                      size_t source_bytes, size_t target_bytes);
 /* `errors`: NULL, or one for each slice.
  * Sets up a list, and checks it: memory of a slice may overlap no other slice. Its source and
  * target may be equal, or overlap in kinds in parts. If this fails, the caller calls
  * lhi_tensors_free(). */
-lh_status lhi_tensors_list(struct lhi_tensors *tensors, const char *call,
-                           const struct lhi_layout *layout, const lh_slice *slices,
-                           uint64_t slice_count, float *const *errors);
+lh_status lhi_tensors_list(struct lhi_tensors* tensors, const char* call,
+                           const struct lhi_layout* layout, const lh_slice* slices,
+                           uint64_t slice_count, float* const* errors);
 /* Returns whether source and target of a piece of one tensor share memory. */
-bool lhi_piece_overlaps(const struct lhi_tensors *tensors, const struct lhi_piece *piece);
+bool lhi_piece_overlaps(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
 /* Copies a piece to its staged memory, and from there. */
-void lhi_piece_pack(const struct lhi_tensors *tensors, const struct lhi_piece *piece);
-void lhi_piece_unpack(const struct lhi_tensors *tensors, const struct lhi_piece *piece);
+void lhi_piece_pack(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
+void lhi_piece_unpack(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
 /* The same for the errors of a piece. */
-void lhi_piece_pack_error(const struct lhi_tensors *tensors, const struct lhi_piece *piece);
-void lhi_piece_unpack_error(const struct lhi_tensors *tensors, const struct lhi_piece *piece);
+void lhi_piece_pack_error(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
+void lhi_piece_unpack_error(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
 /* Returns whether the caller's tensors share memory with the range; `written`: those in which the
  * result is written. */
-bool lhi_tensors_touch(const struct lhi_tensors *tensors, const void *data, size_t bytes,
+bool lhi_tensors_touch(const struct lhi_tensors* tensors, const void* data, size_t bytes,
                        bool written);
 /* Whether two ranges share bytes. */
-bool lhi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
-void lhi_tensors_free(struct lhi_tensors *tensors);
+bool lhi_overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes);
+void lhi_tensors_free(struct lhi_tensors* tensors);
 
 /* Adds a number to a digest that tells lists, or sets, apart. Begin with LHI_DIGEST. */
 #define LHI_DIGEST ((uint64_t)0xcbf29ce484222325u)

@@ -4,16 +4,16 @@
 #include "client/src/tensors.h"
 
 /* Returns the name of a tensor. */
-static const char *name_of(const lh_state *state, uint32_t index) {
-  return ((const struct lh_ipc_tensor *)(const void *)state->table)[index].name;
+static const char* name_of(const lh_state* state, uint32_t index) {
+  return ((const struct lh_ipc_tensor*)(const void*)state->table)[index].name;
 }
 
 /* Returns the index of the first tensor that shares bytes with the op's tensors, or state->count.
  * `written`: only with those in which the result is written. */
-static uint32_t tensor_of(const lh_state *state, const lh_op *op, bool written) {
+static uint32_t tensor_of(const lh_state* state, const lh_op* op, bool written) {
   uint32_t i = 0;
   for (; i < state->count; ++i) {
-    const struct lhi_tensor *const tensor = &state->tensors[i];
+    const struct lhi_tensor* const tensor = &state->tensors[i];
     if (tensor->bytes > 0 && lhi_tensors_touch(&op->tensors, tensor->own, tensor->bytes, written)) {
       break;
     }
@@ -21,13 +21,13 @@ static uint32_t tensor_of(const lh_state *state, const lh_op *op, bool written) 
   return i;
 }
 
-bool lhi_state_held_locked(const lh_state *state) {
-  const lh_comm *const comm = state->holder;
+bool lhi_state_held_locked(const lh_state* state) {
+  const lh_comm* const comm = state->holder;
   return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
 }
 
-lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
-  for (const lh_op *op = state->client->ops; op != NULL; op = op->next) {
+lh_status lhi_check_ops_locked(const char* call, const lh_state* state) {
+  for (const lh_op* op = state->client->ops; op != NULL; op = op->next) {
     uint32_t tensor = state->count;
     if (!op->collective || op->state == LHI_ENDED) continue;
     /* If the handle of an op was freed, nothing is copied between the caller's memory and staged
@@ -43,10 +43,10 @@ lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
   return LH_OK;
 }
 
-lh_status lhi_check_states_locked(const char *call, const lh_op *op) {
-  for (const lh_state *state = op->client->states; state != NULL; state = state->next) {
+lh_status lhi_check_states_locked(const char* call, const lh_op* op) {
+  for (const lh_state* state = op->client->states; state != NULL; state = state->next) {
     const bool in_use = state->op != NULL || state->starting;
-    const char *what = "target";
+    const char* what = "target";
     uint32_t tensor;
     if (!in_use && !lhi_state_held_locked(state)) continue;
     tensor = tensor_of(state, op, true);

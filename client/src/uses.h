@@ -6,11 +6,11 @@
 #include "client/src/objects.h"
 
 /* Returns whether peerd fetches the state for a member in the background. */
-bool lhi_state_held_locked(const lh_state *state);
+bool lhi_state_held_locked(const lh_state* state);
 /* LH_OK: no operation in flight uses memory of a tensor of this state. */
-lh_status lhi_check_ops_locked(const char *call, const lh_state *state);
+lh_status lhi_check_ops_locked(const char* call, const lh_state* state);
 /* LH_OK: this collective shares no memory with a state that is in a sync, and its target shares
  * none with a state that is fetched in the background. */
-lh_status lhi_check_states_locked(const char *call, const lh_op *op);
+lh_status lhi_check_states_locked(const char* call, const lh_op* op);
 
 #endif /* LONGHAUL_CLIENT_USES_H_ */

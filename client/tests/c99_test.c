@@ -5,7 +5,7 @@
 
 static int failures = 0;
 
-static void expect(int condition, const char *what) {
+static void expect(int condition, const char* what) {
   if (condition) return;
   fprintf(stderr, "failed: %s\n", what);
   ++failures;
@@ -27,12 +27,12 @@ int main(void) {
   lh_barrier_options barrier = LH_BARRIER_OPTIONS_INIT;
   lh_world_info world = LH_WORLD_INFO_INIT;
   lh_op_info_t info = LH_OP_INFO_INIT;
-  lh_client *client = (lh_client *)&failures;
+  lh_client* client = (lh_client*)&failures;
   float value = 1.0f;
   lh_sync_options sync = LH_SYNC_OPTIONS_INIT;
   lh_sync_info_t sync_info = LH_SYNC_INFO_INIT;
   lh_tensor tensor = LH_TENSOR_INIT;
-  lh_state *state = (lh_state *)&failures;
+  lh_state* state = (lh_state*)&failures;
 
   expect(strcmp(lh_last_error(), "") == 0, "no error to begin with");
   open_options.socket_path = "/nonexistent/peerd.sock";

@@ -18,7 +18,7 @@ using control::Removal;
 // this number. Without the limit, one claim could use up all numbers.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
 
-const char *WhyText(Removal why) {
+const char* WhyText(Removal why) {
   switch (why) {
     case Removal::kLeft:
       return "left";
@@ -37,7 +37,7 @@ const char *WhyText(Removal why) {
 // How many removed members a group remembers.
 constexpr size_t kGoneMax = 1024;
 
-const char *RemovalNotice(Removal why, bool pending) {
+const char* RemovalNotice(Removal why, bool pending) {
   switch (why) {
     case Removal::kLeft:
       return "leave";
@@ -54,8 +54,8 @@ const char *RemovalNotice(Removal why, bool pending) {
 
 }  // namespace
 
-Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &config,
-             const PeerDirectory *directory)
+Group::Group(GroupRecord record, std::string run_secret, const CoreConfig& config,
+             const PeerDirectory* directory)
     : record_(std::move(record)),
       issued_(record_.highest),
       run_secret_(std::move(run_secret)),
@@ -66,7 +66,7 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
       pauses_(config.detect_ms),
       ring_choice_(config.ring_interval_ms) {
   ballot_ = Ballot(Survivors(record_));
-  for (const BlockedRecord &blocked : record_.blocked) suspicion_.Restore(blocked.pair);
+  for (const BlockedRecord& blocked : record_.blocked) suspicion_.Restore(blocked.pair);
   // Before the restart the coordinator froze ops and did not commit. The peers wait for a commit.
   if (record_.last_freeze > record_.committed && AnyAdmitted(record_)) {
     repair_ = "the coordinator restarted in epoch " + ToString(record_.last_freeze) +
@@ -77,11 +77,11 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
 // ------------------------------------------------------------------------------
 // input
 
-void Group::Attach(const PeerRecord &peer, const control::GroupState &state, bool anew, Tick now,
-                   GroupOutput *out) {
+void Group::Attach(const PeerRecord& peer, const control::GroupState& state, bool anew, Tick now,
+                   GroupOutput* out) {
   // The cause that blocked the peer's links may be gone, so they are tried again.
   if (anew) suspicion_.TryAgain(peer.peer);
-  for (PeerRecord &known : record_.peers) {
+  for (PeerRecord& known : record_.peers) {
     if (known.peer != peer.peer) continue;
     if (known.endpoints != peer.endpoints) trials_.Forget(peer.peer);
     known = peer;
@@ -99,7 +99,7 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
   }
   const std::set<MemberId> named(state.members.begin(), state.members.end());
   std::set<MemberId> known;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (member.peer == peer.peer) known.insert(member.member);
   }
   for (MemberId member : named) {
@@ -129,14 +129,14 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
 }
 
 MemberId Group::FindRequest(PeerId peer, uint64_t request) const {
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (member.peer == peer && member.request == request) return member.member;
   }
   return MemberId{};
 }
 
-void Group::Join(const PeerRecord &peer, const control::Join &join, MemberId member,
-                 GroupOutput *out) {
+void Group::Join(const PeerRecord& peer, const control::Join& join, MemberId member,
+                 GroupOutput* out) {
   if (!HasPeer(peer.peer)) record_.peers.push_back(peer);
   MemberRecord record;
   record.member = member;
@@ -152,7 +152,7 @@ void Group::Join(const PeerRecord &peer, const control::Join &join, MemberId mem
   record.named = join.named;
   record_.members.push_back(record);
   std::erase_if(left_assembly_,
-                [&](const auto &left) { return left.first.starts_with(join.name + " at "); });
+                [&](const auto& left) { return left.first.starts_with(join.name + " at "); });
   out->messages.emplace_back(peer.peer, PendingOf(member));
   Note("join", member, peer.peer,
        "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) + " name=" +
@@ -162,8 +162,8 @@ void Group::Join(const PeerRecord &peer, const control::Join &join, MemberId mem
        out);
 }
 
-void Group::Leave(PeerId peer, const control::Leave &leave, GroupOutput *out) {
-  const MemberRecord *member = Find(leave.member);
+void Group::Leave(PeerId peer, const control::Leave& leave, GroupOutput* out) {
+  const MemberRecord* member = Find(leave.member);
   if (member == nullptr || member->peer != peer) {
     out->messages.emplace_back(peer, control::Removed{record_.group, leave.member, Removal::kLeft,
                                                       "it is no member (any more)"});
@@ -173,8 +173,8 @@ void Group::Leave(PeerId peer, const control::Leave &leave, GroupOutput *out) {
          FaultNow(leave.died ? "trainer_died" : "leave", ToString(peer)), out);
 }
 
-Violation Group::Vote(PeerId peer, const control::Vote &vote, GroupOutput *out) {
-  MemberRecord *member = Find(vote.member);
+Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) {
+  MemberRecord* member = Find(vote.member);
   if (member == nullptr || member->peer != peer) {
     out->messages.emplace_back(peer, Unknown(vote.member));
     return std::nullopt;
@@ -200,8 +200,8 @@ Violation Group::Vote(PeerId peer, const control::Vote &vote, GroupOutput *out) 
   return std::nullopt;
 }
 
-Violation Group::Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *out) {
-  const MemberRecord *member = Find(vote.member);
+Violation Group::Sync(PeerId peer, const control::SyncVote& vote, GroupOutput* out) {
+  const MemberRecord* member = Find(vote.member);
   if (member == nullptr || member->peer != peer) {
     out->messages.emplace_back(peer, Unknown(vote.member));
     return std::nullopt;
@@ -217,15 +217,15 @@ Violation Group::Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *o
   return std::nullopt;
 }
 
-void Group::FetchDone(PeerId peer, const control::FetchDone &done, GroupOutput *out) {
-  const MemberRecord *member = Find(done.member);
+void Group::FetchDone(PeerId peer, const control::FetchDone& done, GroupOutput* out) {
+  const MemberRecord* member = Find(done.member);
   if (member == nullptr || member->peer != peer) return;  // stale
   SyncOutput sync;
   sync_.FetchDone(done, &sync);
   Emit(std::move(sync), out);
 }
 
-Violation Group::Ready(PeerId peer, const control::EpochReady &ready) {
+Violation Group::Ready(PeerId peer, const control::EpochReady& ready) {
   if (ready.epoch > record_.highest) {
     return "ready for epoch " + ToString(ready.epoch) + ", which was never prepared";
   }
@@ -233,42 +233,42 @@ Violation Group::Ready(PeerId peer, const control::EpochReady &ready) {
   return std::nullopt;
 }
 
-Violation Group::Failed(PeerId peer, const control::EpochFailed &failed) {
+Violation Group::Failed(PeerId peer, const control::EpochFailed& failed) {
   if (failed.epoch > record_.highest) {
     return "failure of epoch " + ToString(failed.epoch) + ", which was never prepared";
   }
   return preparation_ ? NoteFailed(peer, failed, &*preparation_) : std::nullopt;
 }
 
-void Group::Tried(PeerId peer, const control::PeerTried &tried) {
+void Group::Tried(PeerId peer, const control::PeerTried& tried) {
   trials_.Answer(peer, tried.trial, tried.peer, Clean(tried.reason));
 }
 
-void Group::Evict(MemberId member, const std::string &reason, GroupOutput *out) {
+void Group::Evict(MemberId member, const std::string& reason, GroupOutput* out) {
   if (Find(member) == nullptr) return;
   Remove(member, Removal::kEvicted, Clean(reason), FaultNow("evict", "operator"), out);
 }
 
-void Group::PeerDied(PeerId peer, const std::string &reason, uint32_t silent_ms, GroupOutput *out) {
+void Group::PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms, GroupOutput* out) {
   Fault fault = FaultNow(silent_ms == 0 ? "peer_died" : "silence", "coordinator", silent_ms);
   // If a peer has reported that it lost its link to the dead peer, that report counts as the fault.
-  for (const auto &[link, loss] : suspicion_.losses()) {
+  for (const auto& [link, loss] : suspicion_.losses()) {
     if (link.second == peer && loss.fault.since <= fault.since) fault = loss.fault;
   }
   RemovePeer(peer, Removal::kDied, reason, fault, out);
 }
 
-void Group::RemoveCohort(PeerId peer, const std::string &cohort, const std::string &reason,
-                         GroupOutput *out) {
+void Group::RemoveCohort(PeerId peer, const std::string& cohort, const std::string& reason,
+                         GroupOutput* out) {
   std::vector<MemberId> members;
-  for (const MemberRecord *member : Cohort(peer, cohort)) members.push_back(member->member);
+  for (const MemberRecord* member : Cohort(peer, cohort)) members.push_back(member->member);
   for (MemberId member : members) {
     Remove(member, Removal::kEvicted, Clean(reason), FaultNow("cohort", ToString(peer)), out);
   }
 }
 
-void Group::AdmitCohortAfter(PeerId peer, const std::string &cohort, uint64_t ballot) {
-  for (MemberRecord &member : record_.members) {
+void Group::AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ballot) {
+  for (MemberRecord& member : record_.members) {
     if (member.peer == peer && member.cohort == cohort && !IsAdmitted(member))
       member.after = ballot;
   }
@@ -278,8 +278,8 @@ bool Group::OrderFallsDue(Tick now) {
   return ring_choice_.FallsDue(now, Ring().size(), preparation_.has_value());
 }
 
-void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
-                      const RingScore &present, GroupOutput *out) {
+void Group::RingFound(const std::vector<PeerId>& ring, Epoch asked_in, const RingScore& score,
+                      const RingScore& present, GroupOutput* out) {
   if (asked_in != record_.committed || preparation_ || !FitsRing(ring)) {
     return LinkMeasured(directory_->Now());
   }
@@ -294,7 +294,7 @@ control::LinkCost Group::CostNow() const {
 }
 
 // Whether `ring` has the peers of the present ring, in an order that avoids blocked pairs.
-bool Group::FitsRing(const std::vector<PeerId> &ring) const {
+bool Group::FitsRing(const std::vector<PeerId>& ring) const {
   const std::vector<PeerId> present = Ring();
   return ring.size() == present.size() &&
          std::is_permutation(ring.begin(), ring.end(), present.begin()) &&
@@ -302,20 +302,20 @@ bool Group::FitsRing(const std::vector<PeerId> &ring) const {
 }
 
 // Gives up the better ring. No peer is removed for it.
-void Group::KeepRing(const std::string &reason, GroupOutput *out) {
+void Group::KeepRing(const std::string& reason, GroupOutput* out) {
   ring_choice_.GiveUp(directory_->Now());
   MarkChanged(reason);
   Note("ring", MemberId{}, PeerId{}, "ring kept reason=" + Clean(reason), out);
 }
 
 // Evicts members whose step deadline, as given by `due`, has passed.
-void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std::string &what,
-                      Tick now, GroupOutput *out) {
+void Group::EvictLate(Tick (Group::*due)(const MemberRecord&) const, const std::string& what,
+                      Tick now, GroupOutput* out) {
   std::vector<MemberRecord> late;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if ((this->*due)(member) <= now) late.push_back(member);
   }
-  for (const MemberRecord &member : late) {
+  for (const MemberRecord& member : late) {
     const uint32_t ms = member.step_deadline_ms;
     Remove(member.member, Removal::kEvicted,
            what + " within " + std::to_string(ms) + " ms of the first",
@@ -323,14 +323,14 @@ void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std:
   }
 }
 
-void Group::OnGraceOver(Tick now, GroupOutput *out) {
+void Group::OnGraceOver(Tick now, GroupOutput* out) {
   if (ring_choice_.TellingFallsDue(now, Ring().size(), preparation_.has_value())) {
     ring_choice_.Compare(Ring(), CostNow());
   }
-  for (const LostLink &link : suspicion_.LossesDue(now)) LossGraceOver(link, out);
+  for (const LostLink& link : suspicion_.LossesDue(now)) LossGraceOver(link, out);
 }
 
-void Group::OnSilence(Tick now, GroupOutput *out) {
+void Group::OnSilence(Tick now, GroupOutput* out) {
   EvictLate(&Group::VoteDue, "late at the step boundary: no vote", now, out);
   EvictLate(&Group::OfferDue, "late for the sync: no offer", now, out);
   if (!preparation_) return;
@@ -353,12 +353,12 @@ void Group::PostponeSilence(int64_t us) {
   if (first_vote_ != kNever) first_vote_ = first_vote_ + us;
   sync_.Postpone(us);
   if (!preparation_) return;
-  for (auto &[peer, answer] : preparation_->answers) {
+  for (auto& [peer, answer] : preparation_->answers) {
     if (answer.due != kNever) answer.due = answer.due + us;
   }
 }
 
-void Group::Advance(Tick now, GroupOutput *out) {
+void Group::Advance(Tick now, GroupOutput* out) {
   suspicion_.Start(now);
   for (int round = 0;; ++round) {
     LH_CHECK(round < 16) << "group " << ToString(record_.group) << " does not come to rest";
@@ -383,26 +383,26 @@ void Group::Advance(Tick now, GroupOutput *out) {
 // ------------------------------------------------------------------------------
 // messages
 
-void Group::SendRemoved(const MemberRecord &member, Removal why, const std::string &reason,
-                        GroupOutput *out) const {
+void Group::SendRemoved(const MemberRecord& member, Removal why, const std::string& reason,
+                        GroupOutput* out) const {
   out->messages.emplace_back(member.peer,
                              control::Removed{record_.group, member.member, why, reason});
 }
 
-void Group::Emit(SyncOutput sync, GroupOutput *out) const {
-  for (control::SyncResult &result : sync.results) {
+void Group::Emit(SyncOutput sync, GroupOutput* out) const {
+  for (control::SyncResult& result : sync.results) {
     result.group = record_.group;
     out->messages.emplace_back(Find(result.member)->peer, std::move(result));
   }
-  for (EventRecord &notice : sync.notices) {
+  for (EventRecord& notice : sync.notices) {
     notice.group = record_.group;
     notice.epoch = record_.committed;
-    if (const MemberRecord *member = Find(notice.member)) notice.peer = member->peer;
+    if (const MemberRecord* member = Find(notice.member)) notice.peer = member->peer;
     out->notices.push_back(std::move(notice));
   }
 }
 
-void Group::SendPendingCount(GroupOutput *out) {
+void Group::SendPendingCount(GroupOutput* out) {
   pending_told_ = CountComing();
   for (PeerId peer : AdmittedPeers(record_)) {
     out->messages.emplace_back(peer, control::PendingCount{record_.group, pending_told_});
@@ -411,13 +411,13 @@ void Group::SendPendingCount(GroupOutput *out) {
 
 std::set<PeerId> Group::BackgroundPeers() const {
   std::set<PeerId> peers;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (IsAdmitted(member) && InBackground(member)) peers.insert(member.peer);
   }
   return peers;
 }
 
-void Group::SendAgreed(GroupOutput *out) {
+void Group::SendAgreed(GroupOutput* out) {
   const std::set<PeerId> peers = std::exchange(agreed_for_, {});
   if (peers.empty() || !record_.state) return;
   for (const PeerId peer : BackgroundPeers()) {
@@ -431,8 +431,8 @@ void Group::SendAgreed(GroupOutput *out) {
 // ------------------------------------------------------------------------------
 // removing
 
-void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fault &fault,
-                   GroupOutput *out) {
+void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fault& fault,
+                   GroupOutput* out) {
   const MemberRecord member = *Find(id);
   if (member.departs) return;
   const bool pending = !IsAdmitted(member);
@@ -448,9 +448,9 @@ void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fa
     if (ballot_.voted().empty()) first_vote_ = kNever;
   } else {
     LeaveAssembly(member, why == Removal::kLeft ? "it gave up" : reason);
-    std::erase_if(record_.members, [id](const MemberRecord &m) { return m.member == id; });
+    std::erase_if(record_.members, [id](const MemberRecord& m) { return m.member == id; });
     if (CountMembers(member.peer) == 0) {
-      std::erase_if(record_.peers, [&](const PeerRecord &p) { return p.peer == member.peer; });
+      std::erase_if(record_.peers, [&](const PeerRecord& p) { return p.peer == member.peer; });
       ForgetStrangers();
     }
     SendRemoved(member, why, reason, out);
@@ -465,8 +465,8 @@ void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fa
   out->notices.back().cause = fault.cause;
 }
 
-void Group::Remember(MemberId member, Removal why, const std::string &reason,
-                     const std::string &by) {
+void Group::Remember(MemberId member, Removal why, const std::string& reason,
+                     const std::string& by) {
   const std::string who = by == "coordinator" || by == "operator" ? "the " + by : by;
   gone_[member] = {directory_->Now(),
                    std::string(WhyText(why)) + ", found by " + who + ": " + reason};
@@ -485,20 +485,20 @@ control::Removed Group::Unknown(MemberId member) const {
   return {record_.group, member, Removal::kUnknown, Clean(text)};
 }
 
-void Group::RemovePeer(PeerId peer, Removal why, const std::string &reason, const Fault &fault,
-                       GroupOutput *out) {
+void Group::RemovePeer(PeerId peer, Removal why, const std::string& reason, const Fault& fault,
+                       GroupOutput* out) {
   std::vector<MemberId> members;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (member.peer == peer) members.push_back(member.member);
   }
   for (MemberId member : members) Remove(member, why, reason, fault, out);
 }
 
-void Group::MarkChanged(const std::string &why) {
+void Group::MarkChanged(const std::string& why) {
   if (preparation_ && preparation_->changed.empty()) preparation_->changed = why;
 }
 
-void Group::AskForFreeze(const std::string &why, const Fault &fault) {
+void Group::AskForFreeze(const std::string& why, const Fault& fault) {
   MarkChanged(why);
   repair_ = Clean(why);
   NoteFault(fault);
@@ -510,10 +510,10 @@ Fault Group::FaultNow(std::string cause, std::string detector, uint32_t detect_m
 }
 
 // "m3 at p3 (host h3)", or "p3 (host h3)".
-std::string Group::SubjectOf(const Fault &fault, const std::vector<MemberRecord> &removed) const {
+std::string Group::SubjectOf(const Fault& fault, const std::vector<MemberRecord>& removed) const {
   const auto name = [this](PeerId peer) {
     const auto known = std::find_if(record_.peers.begin(), record_.peers.end(),
-                                    [peer](const PeerRecord &p) { return p.peer == peer; });
+                                    [peer](const PeerRecord& p) { return p.peer == peer; });
     const bool named = known != record_.peers.end() && !known->host.empty();
     return ToString(peer) + (named ? " (host " + known->host + ")" : "");
   };
@@ -529,21 +529,21 @@ std::string Group::SubjectOf(const Fault &fault, const std::vector<MemberRecord>
 
 // Notes the first fault that the next freezing epoch repairs. A later one follows from the first,
 // or is repaired with it, so it is not noted.
-void Group::NoteFault(const Fault &fault) {
+void Group::NoteFault(const Fault& fault) {
   if (!fault_) fault_ = fault;
 }
 
-void Group::Suspect(PeerId reporter, const control::ContributionSuspect &suspect, Tick now,
-                    GroupOutput *out) {
+void Group::Suspect(PeerId reporter, const control::ContributionSuspect& suspect, Tick now,
+                    GroupOutput* out) {
   // A peer can tell its own members apart, and not those of another peer.
   const bool named_members = reporter == suspect.peer && !suspect.members.empty();
-  const auto told = [&](const MemberRecord &member) {
+  const auto told = [&](const MemberRecord& member) {
     const bool named = !named_members || std::find(suspect.members.begin(), suspect.members.end(),
                                                    member.member) != suspect.members.end();
     return member.peer == suspect.peer && IsAdmitted(member) && named;
   };
   std::vector<MemberId> members;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (told(member)) members.push_back(member.member);
   }
   // Removed meanwhile, or a report about strangers.
@@ -560,7 +560,7 @@ void Group::Suspect(PeerId reporter, const control::ContributionSuspect &suspect
 }
 
 void Group::Note(std::string kind, MemberId member, PeerId peer, std::string text,
-                 GroupOutput *out) const {
+                 GroupOutput* out) const {
   const Epoch epoch = preparation_ ? preparation_->epoch : record_.committed;
   out->notices.push_back({std::move(kind), record_.group, epoch, member, peer, std::move(text)});
 }
@@ -570,7 +570,7 @@ void Group::Note(std::string kind, MemberId member, PeerId peer, std::string tex
 
 Tick Group::SilenceDue() const {
   Tick next = kNever;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     next = std::min({next, VoteDue(member), OfferDue(member)});
   }
   return preparation_ ? std::min(next, coordinator::NextDeadline(*preparation_)) : next;
@@ -582,14 +582,14 @@ std::vector<PeerId> Group::Participants() const {
   return OrderOf(record_, peers);
 }
 
-bool Group::AllAttached(const std::vector<PeerId> &peers) const {
+bool Group::AllAttached(const std::vector<PeerId>& peers) const {
   return std::all_of(peers.begin(), peers.end(),
                      [this](PeerId peer) { return directory_->Attached(peer); });
 }
 
-std::vector<const MemberRecord *> Group::Cohort(PeerId peer, const std::string &cohort) const {
-  std::vector<const MemberRecord *> members;
-  for (const MemberRecord &m : record_.members) {
+std::vector<const MemberRecord*> Group::Cohort(PeerId peer, const std::string& cohort) const {
+  std::vector<const MemberRecord*> members;
+  for (const MemberRecord& m : record_.members) {
     if (m.peer == peer && m.cohort == cohort && !m.departs) members.push_back(&m);
   }
   return members;
@@ -597,30 +597,30 @@ std::vector<const MemberRecord *> Group::Cohort(PeerId peer, const std::string &
 
 uint64_t Group::NewestBallot() const { return record_.ballots + (ballot_.voted().empty() ? 0 : 1); }
 
-bool Group::PassedOver(const MemberRecord &member) const {
+bool Group::PassedOver(const MemberRecord& member) const {
   return !IsAdmitted(member) && member.after != kCohortIncomplete && !member.cohort.empty() &&
          AnyAdmitted(record_) && record_.ballots > member.after;
 }
 
-bool Group::AdmittedOrPrepared(const MemberRecord &member) const {
+bool Group::AdmittedOrPrepared(const MemberRecord& member) const {
   return IsAdmitted(member) || (preparation_ && preparation_->joiners.contains(member.member));
 }
 
 // Whether the member has a step deadline whose clock runs now. The clock stands still while ops are
 // frozen, because a trainer that waits for an op cannot come to the boundary.
-bool Group::Judged(const MemberRecord &member) const {
+bool Group::Judged(const MemberRecord& member) const {
   return member.step_deadline_ms != 0 && IsAdmitted(member) && !member.departs &&
          !(preparation_ && preparation_->freeze);
 }
 
-Tick Group::VoteDue(const MemberRecord &member) const {
+Tick Group::VoteDue(const MemberRecord& member) const {
   if (first_vote_ == kNever || !Judged(member) || ballot_.HasVoted(member.member)) return kNever;
   // A member in a sync cannot vote before the sync has ended.
   if (sync_.InSync(member.member)) return kNever;
   return std::max(first_vote_, sync_.last_end()) + Millis(member.step_deadline_ms);
 }
 
-Tick Group::OfferDue(const MemberRecord &member) const {
+Tick Group::OfferDue(const MemberRecord& member) const {
   if (sync_.first_offer() == kNever || !Judged(member) || InBackground(member)) return kNever;
   if (!sync_.Awaits(member.member)) return kNever;
   return std::max(sync_.first_offer(), sync_.last_end()) + Millis(member.step_deadline_ms);
@@ -635,7 +635,7 @@ std::set<MemberId> Group::Admissible() const {
                               : (preparation_ ? record_.ballots : kCohortIncomplete);
   const bool assembly = AssemblySize() > 0;
   std::set<MemberId> members;
-  for (const MemberRecord &m : record_.members) {
+  for (const MemberRecord& m : record_.members) {
     if (m.after >= ballot || !MayAdmit(m)) continue;
     // A member that waits for no others joins the group after it has formed.
     if (m.members == 0 && assembly) continue;
@@ -666,7 +666,7 @@ GroupView Group::View() const {
   view.state = record_.state;
   view.first_vote = first_vote_;
   view.last_step = last_step_;
-  for (const MemberRecord &m : record_.members) {
+  for (const MemberRecord& m : record_.members) {
     view.members.push_back({m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member),
                             m.cohort, std::nullopt, InBackground(m)});
   }
@@ -691,7 +691,7 @@ void Group::CheckInvariants() const {
   std::set<MemberId> seen;
   std::set<PeerId> peers_of_members;
   bool pending_behind = false;
-  for (const MemberRecord &m : record_.members) {
+  for (const MemberRecord& m : record_.members) {
     LH_CHECK(m.member && m.peer) << name;
     LH_CHECK(seen.insert(m.member).second) << name << " has " << ToString(m.member) << " twice";
     LH_CHECK(m.joined <= record_.committed) << name << " " << ToString(m.member);
@@ -705,12 +705,12 @@ void Group::CheckInvariants() const {
     peers_of_members.insert(m.peer);
   }
   std::set<PeerId> peers;
-  for (const PeerRecord &p : record_.peers) LH_CHECK(peers.insert(p.peer).second) << name;
+  for (const PeerRecord& p : record_.peers) LH_CHECK(peers.insert(p.peer).second) << name;
   LH_CHECK(peers == peers_of_members)
       << name << " peers " << List(peers) << " but members at " << List(peers_of_members);
 
   for (size_t i = 0; i < record_.blocked.size(); ++i) {
-    const control::BlockedPair &pair = record_.blocked[i].pair;
+    const control::BlockedPair& pair = record_.blocked[i].pair;
     LH_CHECK(i == 0 || record_.blocked[i - 1].pair < pair) << name;
     LH_CHECK(peers.contains(pair.a) && peers.contains(pair.b)) << name << " blocks a stranger";
     LH_CHECK(suspicion_.Knows(pair)) << name;
@@ -734,7 +734,7 @@ void Group::CheckInvariants() const {
     LH_CHECK(record_.last_freeze <= record_.committed) << name << " left ops frozen";
     return;
   }
-  const Preparation &p = *preparation_;
+  const Preparation& p = *preparation_;
   coordinator::CheckInvariants(p, record_, *directory_);
   LH_CHECK(repair_.empty()) << name << " forgot " << repair_;
   LH_CHECK(p.freeze == fault_.has_value()) << name << " freezes without a cause";
@@ -744,7 +744,7 @@ void Group::CheckInvariants() const {
 
 namespace {
 
-void AddMembers(const std::set<MemberId> &members, Digester *digest) {
+void AddMembers(const std::set<MemberId>& members, Digester* digest) {
   digest->Add(members.size());
   for (MemberId member : members) digest->Add(member);
 }
@@ -752,7 +752,7 @@ void AddMembers(const std::set<MemberId> &members, Digester *digest) {
 }  // namespace
 
 // Leaves out the secrets: no decision depends on them, and a replay has other secrets.
-void Group::AddTo(Digester *digest) const {
+void Group::AddTo(Digester* digest) const {
   digest->Add(record_);
   digest->Add(issued_);
   AddMembers(ballot_.electorate(), digest);
@@ -765,9 +765,9 @@ void Group::AddTo(Digester *digest) const {
   pauses_.AddTo(digest);
   digest->Add(pause_over_);
   digest->Add(assembly_told_).Add(assembly_present_).Add(left_assembly_.size());
-  for (const auto &[name, why] : left_assembly_) digest->Add(name).Add(why);
+  for (const auto& [name, why] : left_assembly_) digest->Add(name).Add(why);
   digest->Add(gone_.size());
-  for (const auto &[member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);
+  for (const auto& [member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);
   digest->Add(uint64_t{fault_.has_value()});
   if (fault_) digest->Add(*fault_);
   digest->Add(fault_epoch_).Add(last_fault_.cause).Add(last_fault_.detector);

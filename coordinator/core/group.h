@@ -87,54 +87,54 @@ inline constexpr size_t kSuspectsMax = 1024;
 class Group {
  public:
   // `directory` must outlive the group.
-  Group(GroupRecord record, std::string run_secret, const CoreConfig &config,
-        const PeerDirectory *directory);
+  Group(GroupRecord record, std::string run_secret, const CoreConfig& config,
+        const PeerDirectory* directory);
   // Only for a copy of a group: sets the directory of the copy's owner.
-  void SetDirectory(const PeerDirectory *directory) { directory_ = directory; }
+  void SetDirectory(const PeerDirectory* directory) { directory_ = directory; }
 
   // ---- input
 
   // The peer has attached. `state`: what its Hello says of this group; empty if it says nothing.
   // `anew`: the peer has had a stream before, since this coordinator started.
-  void Attach(const PeerRecord &peer, const control::GroupState &state, bool anew, Tick now,
-              GroupOutput *out);
+  void Attach(const PeerRecord& peer, const control::GroupState& state, bool anew, Tick now,
+              GroupOutput* out);
   // Returns the member that a Join of this peer with this request number has made; 0 if there is no
   // such member.
   MemberId FindRequest(PeerId peer, uint64_t request) const;
   // The answer to the Join that has made this pending member.
   control::JoinPending PendingOf(MemberId member) const;
   // Returns why the group cannot take this Join; "": it can.
-  std::string ObjectionTo(PeerId peer, const control::Join &join) const;
+  std::string ObjectionTo(PeerId peer, const control::Join& join) const;
   // Adds a pending member. The owner has checked the limits and ObjectionTo().
-  void Join(const PeerRecord &peer, const control::Join &join, MemberId member, GroupOutput *out);
-  void Leave(PeerId peer, const control::Leave &leave, GroupOutput *out);
-  Violation Vote(PeerId peer, const control::Vote &vote, GroupOutput *out);
-  Violation Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *out);
-  void FetchDone(PeerId peer, const control::FetchDone &done, GroupOutput *out);
-  Violation Ready(PeerId peer, const control::EpochReady &ready);
-  Violation Failed(PeerId peer, const control::EpochFailed &failed);
-  Violation LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out);
+  void Join(const PeerRecord& peer, const control::Join& join, MemberId member, GroupOutput* out);
+  void Leave(PeerId peer, const control::Leave& leave, GroupOutput* out);
+  Violation Vote(PeerId peer, const control::Vote& vote, GroupOutput* out);
+  Violation Sync(PeerId peer, const control::SyncVote& vote, GroupOutput* out);
+  void FetchDone(PeerId peer, const control::FetchDone& done, GroupOutput* out);
+  Violation Ready(PeerId peer, const control::EpochReady& ready);
+  Violation Failed(PeerId peer, const control::EpochFailed& failed);
+  Violation LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, GroupOutput* out);
   // A member cancels an op: the next epoch freezes ops, and judges this one.
-  Violation CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOutput *out);
+  Violation CancelOp(PeerId peer, const control::CancelOp& cancel, GroupOutput* out);
   // A peer's verdict on an op differs from another's: the next epoch freezes ops, and from then on
   // the group signs its READYs. If signatures prove that a peer lies, it is removed.
-  Violation Dispute(PeerId peer, const control::Dispute &dispute, GroupOutput *out);
+  Violation Dispute(PeerId peer, const control::Dispute& dispute, GroupOutput* out);
   // A peer has found an input to an op that looks wrong: tells operators, in bounded number.
-  void Suspect(PeerId reporter, const control::ContributionSuspect &suspect, Tick now,
-               GroupOutput *out);
+  void Suspect(PeerId reporter, const control::ContributionSuspect& suspect, Tick now,
+               GroupOutput* out);
   // A peer has tried a newcomer's data port.
-  void Tried(PeerId peer, const control::PeerTried &tried);
-  void Evict(MemberId member, const std::string &reason, GroupOutput *out);
+  void Tried(PeerId peer, const control::PeerTried& tried);
+  void Evict(MemberId member, const std::string& reason, GroupOutput* out);
   // The peer is dead: removes all its members. `silent_ms`: how long it had not been heard; 0: its
   // death did not show by silence.
-  void PeerDied(PeerId peer, const std::string &reason, uint32_t silent_ms, GroupOutput *out);
+  void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms, GroupOutput* out);
   // Removes all members of the cohort, because one of them is gone or was not admitted together
   // with the others.
-  void RemoveCohort(PeerId peer, const std::string &cohort, const std::string &reason,
-                    GroupOutput *out);
+  void RemoveCohort(PeerId peer, const std::string& cohort, const std::string& reason,
+                    GroupOutput* out);
   // The cohort is complete. A ballot with a number above `ballot` admits its members here. If the
   // group has no admitted member, they are admitted at once.
-  void AdmitCohortAfter(PeerId peer, const std::string &cohort, uint64_t ballot);
+  void AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ballot);
   // The measurement of a link between two peers of the group has changed by more than noise.
   void LinkMeasured(Tick now) { ring_choice_.Measured(now); }
   // Returns true when it is time to start a search for a better ring order. Returns true once for
@@ -142,14 +142,14 @@ class Group {
   bool OrderFallsDue(Tick now);
   // Takes the result of a search. `asked_in`: the committed epoch when the search began. If the
   // group has changed since, the result is dropped, and another search falls due later.
-  void RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
-                 const RingScore &present, GroupOutput *out);
+  void RingFound(const std::vector<PeerId>& ring, Epoch asked_in, const RingScore& score,
+                 const RingScore& present, GroupOutput* out);
   // Handles the lost links whose grace is over by now. Plans to tell peers what links cost, if that
   // has changed by much.
-  void OnGraceOver(Tick now, GroupOutput *out);
+  void OnGraceOver(Tick now, GroupOutput* out);
   // Removes members that missed their step deadline, and peers that did not answer a preparation
   // in time.
-  void OnSilence(Tick now, GroupOutput *out);
+  void OnSilence(Tick now, GroupOutput* out);
   // This coordinator was held up for `us`. Moves all deadlines by that time, because the peers are
   // not at fault.
   void Postpone(int64_t us) {
@@ -160,24 +160,24 @@ class Group {
   void PostponeSilence(int64_t us);
 
   // Decides and applies until the group can only wait.
-  void Advance(Tick now, GroupOutput *out);
+  void Advance(Tick now, GroupOutput* out);
 
   // ---- view
 
-  const GroupRecord &record() const { return record_; }
+  const GroupRecord& record() const { return record_; }
   bool Empty() const { return record_.members.empty() && !preparation_; }
   bool HasPeer(PeerId peer) const { return coordinator::HasPeer(record_, peer); }
   size_t CountMembers(PeerId peer) const { return coordinator::CountMembers(record_, peer); }
   // Returns the members of the cohort that do not depart: admitted members by rank, then pending
   // ones.
-  std::vector<const MemberRecord *> Cohort(PeerId peer, const std::string &cohort) const;
+  std::vector<const MemberRecord*> Cohort(PeerId peer, const std::string& cohort) const;
   // The number of the newest ballot that is completed or has a vote.
   uint64_t NewestBallot() const;
   // Whether the ballot that was to admit this member of a cohort is over, while the member is still
   // pending.
-  bool PassedOver(const MemberRecord &member) const;
+  bool PassedOver(const MemberRecord& member) const;
   // Whether the member is admitted, or the open preparation would admit it.
-  bool AdmittedOrPrepared(const MemberRecord &member) const;
+  bool AdmittedOrPrepared(const MemberRecord& member) const;
   // Returns true if another peer accuses this peer: it has reported that it cannot reach this peer,
   // or that it lost its link to this peer, and has not reported all links up since. A report of
   // silence counts only after a delay: TCP repeats packets that a short outage swallowed, after up
@@ -207,14 +207,14 @@ class Group {
   GroupView View() const;
   // The shares of the peers of Ring(), as of the last epoch. Unknown after a restart, and then
   // equal until the next epoch.
-  const Shares &ToldShares() const { return ring_choice_.told().shares; }
+  const Shares& ToldShares() const { return ring_choice_.told().shares; }
   // Pairs of the peers of Ring() that cannot reach each other.
   control::BlockedPairs Blocked() const { return BlockedAmong(record_, Ring()); }
   // Peers with admitted members, in ring order.
   std::vector<PeerId> Ring() const { return RingOf(record_); }
 
   void CheckInvariants() const;
-  void AddTo(Digester *digest) const;
+  void AddTo(Digester* digest) const;
 
  private:
   enum class Act { kWait, kPrepare, kCommit, kCommitEmpty, kAbort, kAnswerVotes };
@@ -244,52 +244,52 @@ class Group {
   // Says who has come, and who has left again. "": there is no assembly.
   std::string AssemblyText() const;
   // The pending member is being removed.
-  void LeaveAssembly(const MemberRecord &member, const std::string &why);
+  void LeaveAssembly(const MemberRecord& member, const std::string& why);
   // Sends AssemblyText() to the members that wait, if it has changed.
-  void TellAssembly(GroupOutput *out);
+  void TellAssembly(GroupOutput* out);
 
-  void Apply(const Decision &decision, Tick now, GroupOutput *out);
-  void Prepare(const Decision &decision, Tick now, GroupOutput *out);
-  void Commit(Tick now, GroupOutput *out);
-  void CommitEmpty(GroupOutput *out);
-  void Abort(const std::string &reason, GroupOutput *out);
-  void AnswerVotes(GroupOutput *out);
-  void AnswerVote(MemberId member, GroupOutput *out);
-  void Emit(SyncOutput sync, GroupOutput *out) const;
+  void Apply(const Decision& decision, Tick now, GroupOutput* out);
+  void Prepare(const Decision& decision, Tick now, GroupOutput* out);
+  void Commit(Tick now, GroupOutput* out);
+  void CommitEmpty(GroupOutput* out);
+  void Abort(const std::string& reason, GroupOutput* out);
+  void AnswerVotes(GroupOutput* out);
+  void AnswerVote(MemberId member, GroupOutput* out);
+  void Emit(SyncOutput sync, GroupOutput* out) const;
 
-  void Reconcile(PeerId peer, const control::GroupState &said, bool forgotten, GroupOutput *out);
-  void ChooseRing(Tick now, Preparation *preparation) const;
-  bool ChangesWays(const Preparation &next) const;
+  void Reconcile(PeerId peer, const control::GroupState& said, bool forgotten, GroupOutput* out);
+  void ChooseRing(Tick now, Preparation* preparation) const;
+  bool ChangesWays(const Preparation& next) const;
   void CompleteBallot();
-  bool FitsRing(const std::vector<PeerId> &ring) const;
+  bool FitsRing(const std::vector<PeerId>& ring) const;
   control::LinkCost CostNow() const;
-  bool AllAttached(const std::vector<PeerId> &peers) const;
-  void KeepRing(const std::string &reason, GroupOutput *out);
-  void SendRemoved(const MemberRecord &member, control::Removal why, const std::string &reason,
-                   GroupOutput *out) const;
-  void SendPrepare(PeerId peer, Tick now, GroupOutput *out);
+  bool AllAttached(const std::vector<PeerId>& peers) const;
+  void KeepRing(const std::string& reason, GroupOutput* out);
+  void SendRemoved(const MemberRecord& member, control::Removal why, const std::string& reason,
+                   GroupOutput* out) const;
+  void SendPrepare(PeerId peer, Tick now, GroupOutput* out);
   control::CommitEpoch MakeCommit(PeerId peer) const;
-  void SendPendingCount(GroupOutput *out);
+  void SendPendingCount(GroupOutput* out);
   // The peers of admitted members in the background.
   std::set<PeerId> BackgroundPeers() const;
   // Sends the agreed state to agreed_for_.
-  void SendAgreed(GroupOutput *out);
+  void SendAgreed(GroupOutput* out);
 
-  void Remove(MemberId member, control::Removal why, const std::string &reason, const Fault &fault,
-              GroupOutput *out);
+  void Remove(MemberId member, control::Removal why, const std::string& reason, const Fault& fault,
+              GroupOutput* out);
   // Removes a peer that lies, for good.
-  void Bar(PeerId peer, const std::string &reason, PeerId reporter, GroupOutput *out);
-  void RemovePeer(PeerId peer, control::Removal why, const std::string &reason, const Fault &fault,
-                  GroupOutput *out);
-  void ResolveUnreachable(GroupOutput *out);
-  void Settle(LostLinks lost, GroupOutput *out);
+  void Bar(PeerId peer, const std::string& reason, PeerId reporter, GroupOutput* out);
+  void RemovePeer(PeerId peer, control::Removal why, const std::string& reason, const Fault& fault,
+                  GroupOutput* out);
+  void ResolveUnreachable(GroupOutput* out);
+  void Settle(LostLinks lost, GroupOutput* out);
   // Begins trials of newcomers, and ends those that are decided.
-  void TryNewcomers(Tick now, GroupOutput *out);
-  void RefuseTried(const Trials::Ended &trial, GroupOutput *out);
-  void BlockTried(const Trials::Ended &trial, GroupOutput *out);
+  void TryNewcomers(Tick now, GroupOutput* out);
+  void RefuseTried(const Trials::Ended& trial, GroupOutput* out);
+  void BlockTried(const Trials::Ended& trial, GroupOutput* out);
   size_t OthersComing(PeerId newcomer) const;
   // Whether the next boundary may admit the pending member.
-  bool MayAdmit(const MemberRecord &member) const;
+  bool MayAdmit(const MemberRecord& member) const;
   // The peers of pending members that need a trial, now or after their pause.
   std::set<PeerId> Untried() const;
   std::set<PeerId> Triers() const;
@@ -298,33 +298,33 @@ class Group {
   uint32_t CountComing() const;
   // Returns the text for a newcomer that is refused because it could not be reached: `reason`, and
   // what to do about it. Begins the pause of its address. `held`: the group has waited for it.
-  std::string Refusal(PeerId newcomer, const std::string &reason, bool held);
-  const PeerRecord &PeerOf(PeerId peer) const;
-  Routes RoutesOf(const std::set<PeerId> &peers) const;
+  std::string Refusal(PeerId newcomer, const std::string& reason, bool held);
+  const PeerRecord& PeerOf(PeerId peer) const;
+  Routes RoutesOf(const std::set<PeerId>& peers) const;
   Routes RoutesNow() const;
   control::BlockedPairs BlockedBefore() const;
-  void Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out);
-  bool AddBlocked(const control::BlockedPair &pair, const std::string &reason, int64_t retry_us,
-                  PeerId reporter, GroupOutput *out);
+  void Block(const LostLinks& lost, int64_t retry_us, GroupOutput* out);
+  bool AddBlocked(const control::BlockedPair& pair, const std::string& reason, int64_t retry_us,
+                  PeerId reporter, GroupOutput* out);
   void ForgetStrangers();
-  void LossGraceOver(LostLink link, GroupOutput *out);
-  void BlameRelays(LostLinks *lost);
+  void LossGraceOver(LostLink link, GroupOutput* out);
+  void BlameRelays(LostLinks* lost);
   Fault FaultNow(std::string cause, std::string detector, uint32_t detect_ms = 0,
                  PeerId of = PeerId()) const;
-  std::string SubjectOf(const Fault &fault, const std::vector<MemberRecord> &removed) const;
-  void NoteFault(const Fault &fault);
+  std::string SubjectOf(const Fault& fault, const std::vector<MemberRecord>& removed) const;
+  void NoteFault(const Fault& fault);
   // The answer to a peer that names a member that is unknown or removed: who removed it, when, why.
   control::Removed Unknown(MemberId member) const;
-  void Remember(MemberId member, control::Removal why, const std::string &reason,
-                const std::string &by);
-  void MarkChanged(const std::string &why);
+  void Remember(MemberId member, control::Removal why, const std::string& reason,
+                const std::string& by);
+  void MarkChanged(const std::string& why);
   // The next epoch freezes ops, because of `why`.
-  void AskForFreeze(const std::string &why, const Fault &fault);
+  void AskForFreeze(const std::string& why, const Fault& fault);
   void Note(std::string kind, MemberId member, PeerId peer, std::string text,
-            GroupOutput *out) const;
+            GroupOutput* out) const;
 
-  MemberRecord *Find(MemberId member) { return FindMember(record_, member); }
-  const MemberRecord *Find(MemberId member) const { return FindMember(record_, member); }
+  MemberRecord* Find(MemberId member) { return FindMember(record_, member); }
+  const MemberRecord* Find(MemberId member) const { return FindMember(record_, member); }
   std::set<MemberId> Admissible() const;
   bool AccusedBy(PeerId other, PeerId peer, Tick at) const;
   // Whether the coordinator has heard the peer's stream within heard_of_late_us().
@@ -341,13 +341,13 @@ class Group {
   PeerId RelayNow(PeerId x, PeerId y) const;
   // When the member is evicted unless it votes (VoteDue) or offers its state (OfferDue). kNever: no
   // such deadline.
-  Tick VoteDue(const MemberRecord &member) const;
-  Tick OfferDue(const MemberRecord &member) const;
-  void EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std::string &what, Tick now,
-                 GroupOutput *out);
-  bool Judged(const MemberRecord &member) const;
+  Tick VoteDue(const MemberRecord& member) const;
+  Tick OfferDue(const MemberRecord& member) const;
+  void EvictLate(Tick (Group::*due)(const MemberRecord&) const, const std::string& what, Tick now,
+                 GroupOutput* out);
+  bool Judged(const MemberRecord& member) const;
   bool InForce(PeerId peer) const { return AdmittedPeers(record_).contains(peer); }
-  const std::vector<PeerId> &Better() const { return ring_choice_.better(); }
+  const std::vector<PeerId>& Better() const { return ring_choice_.better(); }
 
   GroupRecord record_;
   // The newest epoch number that the store held at the start, or that was prepared since. Numbers
@@ -356,7 +356,7 @@ class Group {
   std::string run_secret_;
   uint32_t detect_ms_;
   std::string incarnation_;
-  const PeerDirectory *directory_;
+  const PeerDirectory* directory_;
 
   Ballot ballot_;  // electorate: the survivors
   // A preparation of this ballot has tried to admit newcomers. There is one try per ballot;

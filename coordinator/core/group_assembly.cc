@@ -9,12 +9,12 @@ namespace longhaul::coordinator {
 namespace {
 
 // How a member is called in texts for people: "trainer-3 at host-a".
-std::string PersonalName(const MemberRecord &member, const PeerRecord &peer) {
+std::string PersonalName(const MemberRecord& member, const PeerRecord& peer) {
   return member.name + " at " + (peer.host.empty() ? ToString(peer.peer) : peer.host);
 }
 
 // "a, b, c and 5 more".
-std::string Names(const std::vector<std::string> &names) {
+std::string Names(const std::vector<std::string>& names) {
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), kNamesShownMax); ++i) {
     text += (i == 0 ? "" : ", ") + names[i];
@@ -27,7 +27,7 @@ std::string Names(const std::vector<std::string> &names) {
 
 uint32_t Group::AssemblySize() const {
   if (AnyAdmitted(record_)) return 0;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (member.members > 0) return member.members;
   }
   return 0;
@@ -52,7 +52,7 @@ std::string Group::AssemblyText() const {
   const uint32_t size = AssemblySize();
   if (size == 0) return "";
   std::vector<std::string> present;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (member.members == 0) continue;
     std::string name = PersonalName(member, PeerOf(member.peer));
     if (member.after == kCohortIncomplete) {
@@ -63,7 +63,7 @@ std::string Group::AssemblyText() const {
     present.push_back(std::move(name));
   }
   std::vector<std::string> left;
-  for (const auto &[name, why] : left_assembly_) {
+  for (const auto& [name, why] : left_assembly_) {
     left.push_back(std::string(name).append(" (").append(why).append(")"));
   }
   std::string text = std::to_string(present.size()) + " of " + std::to_string(size) +
@@ -72,19 +72,19 @@ std::string Group::AssemblyText() const {
   return Clean(std::move(text));
 }
 
-void Group::LeaveAssembly(const MemberRecord &member, const std::string &why) {
+void Group::LeaveAssembly(const MemberRecord& member, const std::string& why) {
   if (member.members == 0 || AnyAdmitted(record_)) return;
   assembly_present_ = UINT32_MAX;  // all are told of it
   left_assembly_.emplace_back(PersonalName(member, PeerOf(member.peer)), why);
   if (left_assembly_.size() > kNamesShownMax) left_assembly_.erase(left_assembly_.begin());
 }
 
-void Group::TellAssembly(GroupOutput *out) {
+void Group::TellAssembly(GroupOutput* out) {
   const uint32_t size = AssemblySize();
   if (size == 0) left_assembly_.clear();
   const auto present = static_cast<uint32_t>(
       std::count_if(record_.members.begin(), record_.members.end(),
-                    [](const MemberRecord &m) { return m.members > 0 && !IsAdmitted(m); }));
+                    [](const MemberRecord& m) { return m.members > 0 && !IsAdmitted(m); }));
   // Each newcomer changes the text of all others. So in a large assembly only every so many
   // newcomers are told, and the number of messages stays below 64 for each member.
   const bool few = present > assembly_present_ && present < assembly_present_ + 1 + size / 64;
@@ -93,7 +93,7 @@ void Group::TellAssembly(GroupOutput *out) {
   std::string text = AssemblyText();
   if (text == assembly_told_) return;
   assembly_told_ = std::move(text);
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     if (!IsAdmitted(member) && member.members > 0) {
       out->messages.emplace_back(member.peer, PendingOf(member.member));
     }
@@ -101,12 +101,12 @@ void Group::TellAssembly(GroupOutput *out) {
 }
 
 control::JoinPending Group::PendingOf(MemberId id) const {
-  const MemberRecord &member = *Find(id);
+  const MemberRecord& member = *Find(id);
   const bool waits = member.members > 0 && !IsAdmitted(member);
   return {member.request, record_.group, id, waits ? AssemblyText() : ""};
 }
 
-std::string Group::ObjectionTo(PeerId peer, const control::Join &join) const {
+std::string Group::ObjectionTo(PeerId peer, const control::Join& join) const {
   if (std::find(record_.barred.begin(), record_.barred.end(), peer) != record_.barred.end()) {
     return "this peerd told members of the group different things (lhctl events, kind dispute); if "
            "its host is to come back, start its peerd again";

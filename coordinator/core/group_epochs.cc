@@ -82,7 +82,7 @@ Group::Decision Group::DecideIdle() const {
 // nothing. The link may have been lost after its peers were ready. If the epoch were committed now,
 // ops would use the broken link and would have to be frozen. Before the commit no op uses it.
 std::string Group::WaitingForGrace() const {
-  for (const auto &[link, loss] : suspicion_.losses()) {
+  for (const auto& [link, loss] : suspicion_.losses()) {
     const auto [from, to] = link;
     if (!preparation_->answers.contains(from) || !preparation_->answers.contains(to)) continue;
     return "epoch " + ToString(preparation_->epoch) + " waiting for whether " + ToString(to) +
@@ -97,7 +97,7 @@ std::string Group::WaitingForGrace() const {
 // soon.
 std::string Group::WaitingForCohort() const {
   if (!AnyAdmitted(record_) || admission_tried_) return "";
-  for (const MemberRecord &m : record_.members) {
+  for (const MemberRecord& m : record_.members) {
     if (IsAdmitted(m) || m.cohort.empty() || m.after > record_.ballots) continue;
     if (directory_->Attached(m.peer) || directory_->Draining(m.peer)) continue;
     if (!directory_->CohortBegun(record_.group.run, m.peer, m.cohort)) continue;
@@ -121,7 +121,7 @@ std::string Group::WaitingForVotes() const {
 // ------------------------------------------------------------------------------
 // applying
 
-void Group::Apply(const Decision &decision, Tick now, GroupOutput *out) {
+void Group::Apply(const Decision& decision, Tick now, GroupOutput* out) {
   switch (decision.act) {
     case Act::kWait:
       return;
@@ -140,9 +140,9 @@ void Group::Apply(const Decision &decision, Tick now, GroupOutput *out) {
   }
 }
 
-void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
+void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   std::vector<MemberId> left;
-  for (const MemberRecord &member : Departing(record_)) left.push_back(member.member);
+  for (const MemberRecord& member : Departing(record_)) left.push_back(member.member);
   Preparation next;
   next.epoch = Epoch(record_.highest.value() + 1);
   next.id = PreparationId(incarnation_, record_.group, next.epoch);
@@ -195,13 +195,13 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
     // The freeze rebuilds links that broke, so their reports are dropped. A link that fell silent
     // would hold up the freeze. So the report of a silence stays until its grace is over, unless
     // the pair is blocked by now. It is dropped if the reporter has all its links before that.
-    suspicion_.ForgetLosses([&next](const LostLink &link, const Suspicion::Loss &loss) {
+    suspicion_.ForgetLosses([&next](const LostLink& link, const Suspicion::Loss& loss) {
       return loss.fault.detect_ms == 0 || control::IsBlocked(next.blocked, link.first, link.second);
     });
   }
   repair_.clear();
   preparation_ = std::move(next);
-  for (const auto &[peer, answer] : preparation_->answers) SendPrepare(peer, now, out);
+  for (const auto& [peer, answer] : preparation_->answers) SendPrepare(peer, now, out);
   Note("prepare", MemberId{}, PeerId{},
        "epoch prepared epoch=" + ToString(preparation_->epoch) + " members=" +
            std::to_string(preparation_->survivors.size() + preparation_->joiners.size()) +
@@ -211,27 +211,27 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
 
 // Sets the ring, the blocked pairs and their relays. A freezing preparation tries the straight
 // links of blocked pairs again if their time has come.
-void Group::ChooseRing(Tick now, Preparation *preparation) const {
+void Group::ChooseRing(Tick now, Preparation* preparation) const {
   std::set<PeerId> peers;
-  for (const auto &[peer, answer] : preparation->answers) peers.insert(peer);
+  for (const auto& [peer, answer] : preparation->answers) peers.insert(peer);
   const std::vector<PeerId> order = preparation->reorders ? Better() : OrderOf(record_, peers);
   control::BlockedPairs blocked = BlockedAmong(record_, order);
-  std::erase_if(blocked, [&](const control::BlockedPair &pair) {
+  std::erase_if(blocked, [&](const control::BlockedPair& pair) {
     return preparation->freeze && suspicion_.TryDue(pair, now);
   });
   ChooseRelays(ByAge(record_, peers), suspicion_.failed_relays(), &blocked);
   // No peer can be the relay of these pairs, so their straight links are tried again.
-  std::erase_if(blocked, [](const control::BlockedPair &pair) { return !pair.relay; });
+  std::erase_if(blocked, [](const control::BlockedPair& pair) { return !pair.relay; });
   preparation->ring = control::RingAvoiding(order, blocked).value_or(order);
   preparation->blocked = std::move(blocked);
 }
 
 // Whether the link of two peers that stay gets another relay, or becomes straight again. Frames
 // would be lost with the old link, so ops must be frozen.
-bool Group::ChangesWays(const Preparation &next) const {
+bool Group::ChangesWays(const Preparation& next) const {
   const std::set<PeerId> staying = PeersOf(record_, next.survivors);
   const control::BlockedPairs before = BlockedAmong(record_, {staying.begin(), staying.end()});
-  const auto differs = [&](const control::BlockedPair &pair) {
+  const auto differs = [&](const control::BlockedPair& pair) {
     return staying.contains(pair.a) && staying.contains(pair.b) &&
            control::RelayOf(before, pair.a, pair.b) !=
                control::RelayOf(next.blocked, pair.a, pair.b);
@@ -240,10 +240,10 @@ bool Group::ChangesWays(const Preparation &next) const {
          std::any_of(next.blocked.begin(), next.blocked.end(), differs);
 }
 
-void Group::Commit(Tick now, GroupOutput *out) {
+void Group::Commit(Tick now, GroupOutput* out) {
   const Preparation done = *std::exchange(preparation_, std::nullopt);
   Reports reports;
-  for (const auto &[peer, answer] : done.answers) reports[peer] = answer.ops;
+  for (const auto& [peer, answer] : done.answers) reports[peer] = answer.ops;
   const std::vector<MemberRecord> removed = Departing(record_);
   const std::set<MemberId> voted = done.AtBoundary() ? ballot_.voted() : std::set<MemberId>{};
   const bool first = !AnyAdmitted(record_);
@@ -276,17 +276,17 @@ void Group::Commit(Tick now, GroupOutput *out) {
     CompleteBallot();
   }
 
-  for (const auto &[peer, answer] : done.answers)
+  for (const auto& [peer, answer] : done.answers)
     out->messages.emplace_back(peer, MakeCommit(peer));
   for (MemberId member : voted) AnswerVote(member, out);
   std::vector<MemberId> left;
-  for (const MemberRecord &member : removed) {
+  for (const MemberRecord& member : removed) {
     left.push_back(member.member);
     SendRemoved(member, member.departs->why, member.departs->reason, out);
   }
   if (!done.joiners.empty()) trials_.Restart();
   for (MemberId member : done.joiners) {
-    const MemberRecord *joiner = Find(member);
+    const MemberRecord* joiner = Find(member);
     pauses_.Forget(PeerOf(joiner->peer).endpoints);
     trials_.Forget(joiner->peer);
     Note("admit", member, joiner->peer,
@@ -322,11 +322,11 @@ void Group::Commit(Tick now, GroupOutput *out) {
   out->notices.back().fault = std::move(fault);
 }
 
-Violation Group::CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOutput *out) {
+Violation Group::CancelOp(PeerId peer, const control::CancelOp& cancel, GroupOutput* out) {
   if (cancel.after > record_.highest) {
     return "cancelled an op after epoch " + ToString(cancel.after) + ", which was never prepared";
   }
-  const MemberRecord *const member = Find(cancel.member);
+  const MemberRecord* const member = Find(cancel.member);
   // The peer has reported its ops for a newer freeze, or will do so. It cancels again if need be.
   if (cancel.after < record_.last_freeze || member == nullptr || member->peer != peer ||
       !IsAdmitted(*member)) {
@@ -339,7 +339,7 @@ Violation Group::CancelOp(PeerId peer, const control::CancelOp &cancel, GroupOut
   return std::nullopt;
 }
 
-Violation Group::Dispute(PeerId peer, const control::Dispute &dispute, GroupOutput *out) {
+Violation Group::Dispute(PeerId peer, const control::Dispute& dispute, GroupOutput* out) {
   if (dispute.attempt > record_.highest) {
     return "disputed a verdict of attempt " + ToString(dispute.attempt) +
            ", which was never prepared";
@@ -390,14 +390,14 @@ Violation Group::Dispute(PeerId peer, const control::Dispute &dispute, GroupOutp
   return std::nullopt;
 }
 
-void Group::Bar(PeerId peer, const std::string &reason, PeerId reporter, GroupOutput *out) {
+void Group::Bar(PeerId peer, const std::string& reason, PeerId reporter, GroupOutput* out) {
   if (record_.barred.size() < kBarredMax) record_.barred.push_back(peer);
   RemovePeer(peer, control::Removal::kEvicted,
              reason + "; this peerd is not admitted to the group again",
              FaultNow("dispute", ToString(reporter), 0, peer), out);
 }
 
-void Group::CommitEmpty(GroupOutput *out) {
+void Group::CommitEmpty(GroupOutput* out) {
   preparation_.reset();
   const std::vector<MemberRecord> removed = Departing(record_);
   issued_ = record_.highest = Epoch(record_.highest.value() + 1);
@@ -413,9 +413,9 @@ void Group::CommitEmpty(GroupOutput *out) {
   admission_tried_ = false;
   repair_.clear();
   fault_.reset();
-  suspicion_.ForgetLosses([](const LostLink &, const Suspicion::Loss &) { return true; });
+  suspicion_.ForgetLosses([](const LostLink&, const Suspicion::Loss&) { return true; });
   std::vector<MemberId> left;
-  for (const MemberRecord &member : removed) {
+  for (const MemberRecord& member : removed) {
     left.push_back(member.member);
     SendRemoved(member, member.departs->why, member.departs->reason, out);
   }
@@ -425,11 +425,11 @@ void Group::CommitEmpty(GroupOutput *out) {
        out);
 }
 
-void Group::Abort(const std::string &reason, GroupOutput *out) {
+void Group::Abort(const std::string& reason, GroupOutput* out) {
   const Preparation given_up = *std::exchange(preparation_, std::nullopt);
   LH_CHECK(!given_up.freeze) << "group " << ToString(record_.group) << " epoch "
                              << ToString(given_up.epoch) << " froze ops and is given up";
-  for (const auto &[peer, answer] : given_up.answers) {
+  for (const auto& [peer, answer] : given_up.answers) {
     if (!HasPeer(peer)) continue;
     out->messages.emplace_back(peer,
                                control::AbortEpoch{record_.group, given_up.epoch, Clean(reason)});
@@ -438,13 +438,13 @@ void Group::Abort(const std::string &reason, GroupOutput *out) {
        "epoch given up epoch=" + ToString(given_up.epoch) + " reason=" + Clean(reason), out);
 }
 
-void Group::AnswerVotes(GroupOutput *out) {
+void Group::AnswerVotes(GroupOutput* out) {
   for (MemberId member : ballot_.voted()) AnswerVote(member, out);
   CompleteBallot();
 }
 
-void Group::AnswerVote(MemberId member, GroupOutput *out) {
-  MemberRecord *voter = Find(member);
+void Group::AnswerVote(MemberId member, GroupOutput* out) {
+  MemberRecord* voter = Find(member);
   ++voter->votes;
   out->messages.emplace_back(
       voter->peer, control::VoteResult{record_.group, member, voter->votes, record_.committed});
@@ -465,9 +465,9 @@ void Group::CompleteBallot() {
 // ------------------------------------------------------------------------------
 // messages
 
-void Group::SendPrepare(PeerId peer, Tick now, GroupOutput *out) {
+void Group::SendPrepare(PeerId peer, Tick now, GroupOutput* out) {
   if (!directory_->Attached(peer)) return;
-  Answer &answer = preparation_->answers.at(peer);
+  Answer& answer = preparation_->answers.at(peer);
   // The deadline is set once. It does not move if the peer attaches again.
   if (answer.due == kNever) answer.due = now + kAnswerDetects * Millis(detect_ms_);
   const std::string token = EpochToken(run_secret_, record_.group.group, preparation_->epoch);
@@ -476,7 +476,7 @@ void Group::SendPrepare(PeerId peer, Tick now, GroupOutput *out) {
 
 control::CommitEpoch Group::MakeCommit(PeerId peer) const {
   control::CommitEpoch message{record_.group, record_.committed, {}, {}};
-  for (const FatesRecord &record : record_.fates) {
+  for (const FatesRecord& record : record_.fates) {
     if (record.peer != peer) continue;
     message.fates = record.fates;
     message.missed = record.missed;
@@ -486,8 +486,8 @@ control::CommitEpoch Group::MakeCommit(PeerId peer) const {
 
 // Makes sure that an epoch that the peer has prepared will end: by a commit, by a preparation with
 // a higher number, or by AbortEpoch.
-void Group::Reconcile(PeerId peer, const control::GroupState &said, bool forgotten,
-                      GroupOutput *out) {
+void Group::Reconcile(PeerId peer, const control::GroupState& said, bool forgotten,
+                      GroupOutput* out) {
   if (!said.prepared) return;
   const bool in_force = InForce(peer);
   if (preparation_ && preparation_->epoch == said.prepared &&

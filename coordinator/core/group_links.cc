@@ -16,7 +16,7 @@ using control::Removal;
 // ever.
 constexpr uint32_t kRebuildsMax = 3;
 
-std::string Unreached(PeerId from, PeerId to, const std::string &reason) {
+std::string Unreached(PeerId from, PeerId to, const std::string& reason) {
   return ToString(from) + " cannot reach " + ToString(to) + ": " + reason;
 }
 
@@ -25,7 +25,7 @@ std::string Unreached(PeerId from, PeerId to, const std::string &reason) {
 // ------------------------------------------------------------------------------
 // reports
 
-Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out) {
+Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, GroupOutput* out) {
   if (lost.epoch > record_.highest) {
     return "lost link in epoch " + ToString(lost.epoch) + ", which was never prepared";
   }
@@ -65,7 +65,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
 
 // The grace is over, and neither peer has turned out to be dead. So both are alive, and only their
 // link is lost.
-void Group::LossGraceOver(LostLink link, GroupOutput *out) {
+void Group::LossGraceOver(LostLink link, GroupOutput* out) {
   const std::optional<Suspicion::Loss> loss = suspicion_.RemoveLoss(link);
   if (!loss) return;
   const std::string text = LinkText(link.first, link.second, loss->reason);
@@ -108,7 +108,7 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
     }
   }
   if (!preparation_) return;
-  Preparation &p = *preparation_;
+  Preparation& p = *preparation_;
   if (!p.answers.contains(link.first) || !p.answers.contains(link.second)) return;
   if (p.changed.empty() && ++p.rebuilds > kRebuildsMax) return Settle(again, out);
   MarkChanged(text);
@@ -124,12 +124,12 @@ bool Group::AccusedBy(PeerId other, PeerId peer, Tick at) const {
 
 bool Group::Accused(PeerId peer, Tick now) const {
   return std::any_of(record_.peers.begin(), record_.peers.end(),
-                     [&](const PeerRecord &other) { return AccusedBy(other.peer, peer, now); });
+                     [&](const PeerRecord& other) { return AccusedBy(other.peer, peer, now); });
 }
 
 std::vector<PeerId> Group::Accusers(PeerId peer) const {
   std::vector<PeerId> accusers;
-  for (const PeerRecord &other : record_.peers) {
+  for (const PeerRecord& other : record_.peers) {
     if (AccusedBy(other.peer, peer, kNever)) accusers.push_back(other.peer);
   }
   return accusers;
@@ -161,27 +161,27 @@ std::vector<PeerId> Group::Witnesses(PeerId peer) const {
 // Decides what to do about links that cannot be built, when all peers have answered. It waits for
 // all answers, because the first ones do not show which end of a pair is the unreachable one.
 // Exception: a preparation that only orders the ring is given up at the first failure.
-void Group::ResolveUnreachable(GroupOutput *out) {
+void Group::ResolveUnreachable(GroupOutput* out) {
   if (!preparation_ || !preparation_->changed.empty()) return;
   if (preparation_->reorders) {
-    for (const auto &[peer, answer] : preparation_->answers) {
+    for (const auto& [peer, answer] : preparation_->answers) {
       if (!answer.failed) continue;
-      const auto &[other, reason] = *answer.unreachable.begin();
+      const auto& [other, reason] = *answer.unreachable.begin();
       return KeepRing(Unreached(peer, other, reason), out);
     }
   }
   LostLinks pairs;
-  for (const auto &[peer, answer] : preparation_->answers) {
+  for (const auto& [peer, answer] : preparation_->answers) {
     if (!answer.answered()) return;
-    for (const auto &[other, reason] : answer.unreachable) {
+    for (const auto& [other, reason] : answer.unreachable) {
       pairs.emplace(LostLink(peer, other), Unreached(peer, other, reason));
     }
   }
   Settle(std::move(pairs), out);
 }
 
-std::string Group::Refusal(PeerId newcomer, const std::string &reason, bool held) {
-  const std::vector<std::string> &endpoints = PeerOf(newcomer).endpoints;
+std::string Group::Refusal(PeerId newcomer, const std::string& reason, bool held) {
+  const std::vector<std::string>& endpoints = PeerOf(newcomer).endpoints;
   const int64_t pause_us = pauses_.Begin(endpoints, held, directory_->Now());
   const std::string address = endpoints.empty() ? "its address" : endpoints.front();
   return Clean(reason + "; open " + address +
@@ -191,21 +191,21 @@ std::string Group::Refusal(PeerId newcomer, const std::string &reason, bool held
                std::to_string(pause_us / Seconds(1)) + " s at the earliest");
 }
 
-const PeerRecord &Group::PeerOf(PeerId peer) const {
+const PeerRecord& Group::PeerOf(PeerId peer) const {
   const auto found = std::find_if(record_.peers.begin(), record_.peers.end(),
-                                  [&](const PeerRecord &record) { return record.peer == peer; });
+                                  [&](const PeerRecord& record) { return record.peer == peer; });
   LH_CHECK(found != record_.peers.end()) << ToString(record_.group) << " " << ToString(peer);
   return *found;
 }
 
 // Handles lost links through relays. If an end of the pair cannot reach the relay, that link is the
 // cause, and the pair is taken out of `lost`. Otherwise the relay has failed for this pair.
-void Group::BlameRelays(LostLinks *lost) {
+void Group::BlameRelays(LostLinks* lost) {
   const LostLinks all = *lost;
   const auto missing = [&](PeerId x, PeerId y) {
     return all.contains({x, y}) || all.contains({y, x});
   };
-  std::erase_if(*lost, [&](const auto &entry) {
+  std::erase_if(*lost, [&](const auto& entry) {
     const auto [from, to] = entry.first;
     const PeerId relay = RelayNow(from, to);
     if (!relay) return false;
@@ -216,14 +216,14 @@ void Group::BlameRelays(LostLinks *lost) {
 }
 
 // Removes peers until the group can go around each lost link that is left.
-void Group::Settle(LostLinks lost, GroupOutput *out) {
+void Group::Settle(LostLinks lost, GroupOutput* out) {
   BlameRelays(&lost);
   while (!lost.empty()) {
     const Routes routes = RoutesNow();
     if (CanRouteAround(routes, lost)) return Block(lost, kBlockedRetry, out);
     // Before a peer is removed, the straight links of older blocked pairs are tried again.
     if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(routes, lost, old)) {
-      for (const control::BlockedPair &pair : old) suspicion_.TryAgain(pair);
+      for (const control::BlockedPair& pair : old) suspicion_.TryAgain(pair);
       return Block(lost, kBlockedRetry, out);
     }
     // Then, once in a series of preparations, further pending members are taken into the
@@ -241,8 +241,8 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
     std::string reason;
     std::string reporter;
     bool tried = false;  // whether `reason` is from a peer that tried to reach the victim
-    std::erase_if(lost, [&](const auto &entry) {
-      const auto &[link, text] = entry;
+    std::erase_if(lost, [&](const auto& entry) {
+      const auto& [link, text] = entry;
       if (link.first != victim && link.second != victim) return false;
       // Prefer the reason of a peer that tried to reach the victim. The victim itself cannot tell:
       // its port may listen while a firewall drops packets.
@@ -259,7 +259,7 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
   }
 }
 
-Routes Group::RoutesOf(const std::set<PeerId> &peers) const {
+Routes Group::RoutesOf(const std::set<PeerId>& peers) const {
   const std::vector<PeerId> order = ByAge(record_, peers);
   return {order, PeersOf(record_, Survivors(record_)), BlockedAmong(record_, order),
           suspicion_.failed_relays()};
@@ -273,7 +273,7 @@ Routes Group::RoutesNow() const {
 // The blocked pairs of the open preparation that were blocked before this series of preparations.
 control::BlockedPairs Group::BlockedBefore() const {
   control::BlockedPairs old = preparation_->blocked;
-  std::erase_if(old, [this](const control::BlockedPair &pair) {
+  std::erase_if(old, [this](const control::BlockedPair& pair) {
     return !suspicion_.BlockedBefore(pair, preparation_->begun);
   });
   return old;
@@ -287,9 +287,9 @@ std::set<MemberId> Group::Waiting() const {
   return waiting;
 }
 
-void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
+void Group::Block(const LostLinks& lost, int64_t retry_us, GroupOutput* out) {
   const std::set<PeerId> in_force = PeersOf(record_, Survivors(record_));
-  for (const auto &[link, reason] : lost) {
+  for (const auto& [link, reason] : lost) {
     const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
     const std::string text =
         ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
@@ -305,12 +305,12 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
 }
 
 // Returns false if the pair was blocked already.
-bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reason,
-                       int64_t retry_us, PeerId reporter, GroupOutput *out) {
+bool Group::AddBlocked(const control::BlockedPair& pair, const std::string& reason,
+                       int64_t retry_us, PeerId reporter, GroupOutput* out) {
   if (!suspicion_.Block(pair, retry_us, directory_->Now())) return false;
   record_.blocked.push_back({pair, Clean(reason)});
   std::sort(record_.blocked.begin(), record_.blocked.end(),
-            [](const BlockedRecord &x, const BlockedRecord &y) { return x.pair < y.pair; });
+            [](const BlockedRecord& x, const BlockedRecord& y) { return x.pair < y.pair; });
   Note("block", MemberId{}, reporter,
        "pair routed around a=" + ToString(pair.a) + " b=" + ToString(pair.b) +
            " reason=" + Clean(reason),
@@ -323,10 +323,10 @@ bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reas
 
 // Members' peers try a newcomer's data port while the newcomer is pending. If an unreachable
 // newcomer were admitted without a trial, all members would wait for it.
-void Group::TryNewcomers(Tick now, GroupOutput *out) {
+void Group::TryNewcomers(Tick now, GroupOutput* out) {
   pause_over_ = kNever;
   if (!AnyAdmitted(record_)) return trials_.ForgetIf([](PeerId) { return true; });
-  for (const Trials::Ended &trial : trials_.End(now)) {
+  for (const Trials::Ended& trial : trials_.End(now)) {
     if (trial.reached) {
       BlockTried(trial, out);
     } else {
@@ -336,7 +336,7 @@ void Group::TryNewcomers(Tick now, GroupOutput *out) {
   const std::set<PeerId> asked = Triers();
   if (asked.empty()) return;
   for (const PeerId newcomer : Untried()) {
-    const PeerRecord &record = PeerOf(newcomer);
+    const PeerRecord& record = PeerOf(newcomer);
     if (const Tick until = pauses_.Until(record.endpoints); now < until) {
       pause_over_ = std::min(pause_over_, until);
       continue;
@@ -352,7 +352,7 @@ void Group::TryNewcomers(Tick now, GroupOutput *out) {
   }
 }
 
-void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
+void Group::RefuseTried(const Trials::Ended& trial, GroupOutput* out) {
   // Other newcomers may become relays for this newcomer. So it stays pending and is tried again
   // later.
   if (!TooFewReach(trial.errors.size(), trial.asked + OthersComing(trial.newcomer))) {
@@ -360,7 +360,7 @@ void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
     return;
   }
   std::string reason;
-  for (const auto &[peer, error] : trial.errors) {
+  for (const auto& [peer, error] : trial.errors) {
     reason += (reason.empty() ? "" : ", ") + Unreached(peer, trial.newcomer, error);
     if (reason.size() > LH_ERROR_TEXT_BYTES_MAX / 3) break;
   }
@@ -372,8 +372,8 @@ void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
 
 // The pairs of the newcomer with the few members that do not reach it are blocked from the start,
 // so that nobody waits until these members give up.
-void Group::BlockTried(const Trials::Ended &trial, GroupOutput *out) {
-  for (const auto &[peer, error] : trial.errors) {
+void Group::BlockTried(const Trials::Ended& trial, GroupOutput* out) {
+  for (const auto& [peer, error] : trial.errors) {
     if (record_.blocked.size() >= LH_BLOCKED_PAIRS_MAX || !InForce(peer)) continue;
     const control::BlockedPair pair = control::MakeBlockedPair(peer, trial.newcomer);
     AddBlocked(pair, Unreached(peer, trial.newcomer, error), suspicion_.NextSilentRetry(pair), peer,
@@ -384,7 +384,7 @@ void Group::BlockTried(const Trials::Ended &trial, GroupOutput *out) {
 // Returns how many peers of other pending members the members' peers have reached or are trying.
 size_t Group::OthersComing(PeerId newcomer) const {
   std::set<PeerId> others;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     const PeerId peer = member.peer;
     if (peer == newcomer || InForce(peer)) continue;
     if (trials_.Reached(peer) || trials_.Running(peer)) others.insert(peer);
@@ -398,14 +398,14 @@ bool Group::Reached(PeerId peer) const {
 
 // A member of a complete cohort needs no further trial: the members of all its groups have reached
 // its peer, and the cohort has to be admitted in all groups by one ballot.
-bool Group::MayAdmit(const MemberRecord &member) const {
+bool Group::MayAdmit(const MemberRecord& member) const {
   const bool complete = !member.cohort.empty() && member.after != kCohortIncomplete;
   return complete || Reached(member.peer);
 }
 
 std::set<PeerId> Group::Untried() const {
   std::set<PeerId> untried;
-  for (const MemberRecord &member : record_.members) {
+  for (const MemberRecord& member : record_.members) {
     const PeerId peer = member.peer;
     if (IsAdmitted(member) || MayAdmit(member) || trials_.Running(peer)) continue;
     if (directory_->Attached(peer) && !directory_->Draining(peer)) untried.insert(peer);
@@ -428,7 +428,7 @@ std::set<PeerId> Group::Triers() const {
 uint32_t Group::CountComing() const {
   return static_cast<uint32_t>(
       std::count_if(record_.members.begin(), record_.members.end(),
-                    [this](const MemberRecord &m) { return !IsAdmitted(m) && MayAdmit(m); }));
+                    [this](const MemberRecord& m) { return !IsAdmitted(m) && MayAdmit(m); }));
 }
 
 // Forgets what is known of peers that are no longer in the group. If one comes back, everything is
@@ -439,8 +439,8 @@ void Group::ForgetStrangers() {
   suspicion_.ForgetReportsOf(stranger);
   disputes_.ForgetIf(stranger);
   trials_.ForgetIf(stranger);
-  suspicion_.ForgetPairsOf(stranger, [this](const control::BlockedPair &pair) {
-    return std::any_of(record_.blocked.begin(), record_.blocked.end(), [&](const BlockedRecord &b) {
+  suspicion_.ForgetPairsOf(stranger, [this](const control::BlockedPair& pair) {
+    return std::any_of(record_.blocked.begin(), record_.blocked.end(), [&](const BlockedRecord& b) {
       return b.pair.a == pair.a && b.pair.b == pair.b;
     });
   });

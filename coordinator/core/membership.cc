@@ -8,9 +8,9 @@ namespace longhaul::coordinator {
 namespace {
 
 template <class Predicate>
-std::set<MemberId> Those(const GroupRecord &group, Predicate predicate) {
+std::set<MemberId> Those(const GroupRecord& group, Predicate predicate) {
   std::set<MemberId> members;
-  for (const MemberRecord &member : group.members) {
+  for (const MemberRecord& member : group.members) {
     if (predicate(member)) members.insert(member.member);
   }
   return members;
@@ -18,71 +18,71 @@ std::set<MemberId> Those(const GroupRecord &group, Predicate predicate) {
 
 }  // namespace
 
-std::set<MemberId> Admitted(const GroupRecord &group) { return Those(group, IsAdmitted); }
+std::set<MemberId> Admitted(const GroupRecord& group) { return Those(group, IsAdmitted); }
 
-std::set<MemberId> Survivors(const GroupRecord &group) {
-  return Those(group, [](const MemberRecord &m) { return IsAdmitted(m) && !m.departs; });
+std::set<MemberId> Survivors(const GroupRecord& group) {
+  return Those(group, [](const MemberRecord& m) { return IsAdmitted(m) && !m.departs; });
 }
 
-std::set<MemberId> Counting(const GroupRecord &group) {
+std::set<MemberId> Counting(const GroupRecord& group) {
   return Those(
-      group, [](const MemberRecord &m) { return IsAdmitted(m) && !m.departs && !InBackground(m); });
+      group, [](const MemberRecord& m) { return IsAdmitted(m) && !m.departs && !InBackground(m); });
 }
 
-std::vector<MemberRecord> Departing(const GroupRecord &group) {
+std::vector<MemberRecord> Departing(const GroupRecord& group) {
   std::vector<MemberRecord> members;
-  for (const MemberRecord &member : group.members) {
+  for (const MemberRecord& member : group.members) {
     if (member.departs) members.push_back(member);
   }
   return members;
 }
 
-bool AnyDeparts(const GroupRecord &group) {
+bool AnyDeparts(const GroupRecord& group) {
   return std::any_of(group.members.begin(), group.members.end(),
-                     [](const MemberRecord &member) { return member.departs.has_value(); });
+                     [](const MemberRecord& member) { return member.departs.has_value(); });
 }
 
 // Admitted members stand before pending ones.
-bool AnyAdmitted(const GroupRecord &group) {
+bool AnyAdmitted(const GroupRecord& group) {
   return !group.members.empty() && IsAdmitted(group.members.front());
 }
 
-uint32_t CountPending(const GroupRecord &group) {
+uint32_t CountPending(const GroupRecord& group) {
   return static_cast<uint32_t>(
       std::count_if(group.members.begin(), group.members.end(),
-                    [](const MemberRecord &member) { return !IsAdmitted(member); }));
+                    [](const MemberRecord& member) { return !IsAdmitted(member); }));
 }
 
-bool HasPeer(const GroupRecord &group, PeerId peer) {
+bool HasPeer(const GroupRecord& group, PeerId peer) {
   return std::any_of(group.peers.begin(), group.peers.end(),
-                     [peer](const PeerRecord &record) { return record.peer == peer; });
+                     [peer](const PeerRecord& record) { return record.peer == peer; });
 }
 
-size_t CountMembers(const GroupRecord &group, PeerId peer) {
+size_t CountMembers(const GroupRecord& group, PeerId peer) {
   return std::count_if(group.members.begin(), group.members.end(),
-                       [peer](const MemberRecord &member) { return member.peer == peer; });
+                       [peer](const MemberRecord& member) { return member.peer == peer; });
 }
 
-std::set<PeerId> PeersOf(const GroupRecord &group, const std::set<MemberId> &members) {
+std::set<PeerId> PeersOf(const GroupRecord& group, const std::set<MemberId>& members) {
   std::set<PeerId> peers;
-  for (const MemberRecord &member : group.members) {
+  for (const MemberRecord& member : group.members) {
     if (members.contains(member.member)) peers.insert(member.peer);
   }
   return peers;
 }
 
-std::set<PeerId> AdmittedPeers(const GroupRecord &group) { return PeersOf(group, Admitted(group)); }
+std::set<PeerId> AdmittedPeers(const GroupRecord& group) { return PeersOf(group, Admitted(group)); }
 
-std::vector<PeerId> RingOf(const GroupRecord &group) {
+std::vector<PeerId> RingOf(const GroupRecord& group) {
   const std::set<PeerId> admitted = AdmittedPeers(group);
   std::vector<PeerId> ring;
-  for (const PeerRecord &peer : group.peers) {
+  for (const PeerRecord& peer : group.peers) {
     if (admitted.contains(peer.peer)) ring.push_back(peer.peer);
   }
   return ring;
 }
 
-std::vector<PeerId> OrderOf(const GroupRecord &group, const std::set<PeerId> &peers) {
+std::vector<PeerId> OrderOf(const GroupRecord& group, const std::set<PeerId>& peers) {
   std::vector<PeerId> order;
   std::set<PeerId> rest = peers;
   for (PeerId peer : RingOf(group)) {
@@ -92,10 +92,10 @@ std::vector<PeerId> OrderOf(const GroupRecord &group, const std::set<PeerId> &pe
   return order;
 }
 
-std::vector<PeerId> ByAge(const GroupRecord &group, const std::set<PeerId> &peers) {
+std::vector<PeerId> ByAge(const GroupRecord& group, const std::set<PeerId>& peers) {
   std::map<PeerId, Epoch> ages;
   for (PeerId peer : peers) ages[peer] = Epoch(UINT64_MAX);
-  for (const MemberRecord &m : group.members) {
+  for (const MemberRecord& m : group.members) {
     const auto age = ages.find(m.peer);
     if (age != ages.end() && IsAdmitted(m)) age->second = std::min(age->second, m.joined);
   }
@@ -105,26 +105,26 @@ std::vector<PeerId> ByAge(const GroupRecord &group, const std::set<PeerId> &peer
   return order;
 }
 
-control::BlockedPairs BlockedAmong(const GroupRecord &group, const std::vector<PeerId> &peers) {
+control::BlockedPairs BlockedAmong(const GroupRecord& group, const std::vector<PeerId>& peers) {
   const std::set<PeerId> there(peers.begin(), peers.end());
   control::BlockedPairs blocked;
-  for (const BlockedRecord &b : group.blocked) {
+  for (const BlockedRecord& b : group.blocked) {
     if (there.contains(b.pair.a) && there.contains(b.pair.b)) blocked.push_back(b.pair);
   }
   return blocked;
 }
 
-void SortMembers(const std::vector<PeerId> &ring, const std::set<MemberId> &newcomers,
-                 std::vector<MemberRecord> *members) {
+void SortMembers(const std::vector<PeerId>& ring, const std::set<MemberId>& newcomers,
+                 std::vector<MemberRecord>* members) {
   std::map<PeerId, size_t> position;
   for (PeerId peer : ring) position.emplace(peer, position.size());
-  const bool first = std::none_of(members->begin(), members->end(), [&](const MemberRecord &m) {
+  const bool first = std::none_of(members->begin(), members->end(), [&](const MemberRecord& m) {
     return IsAdmitted(m) && !newcomers.contains(m.member);
   });
   // Part of the list; whether a name does not decide; the name; place in the ring; member. The
   // peers of a first ring stand in the order of their ids.
   using Rank = std::tuple<int, bool, std::string, size_t, MemberId>;
-  const auto rank = [&](const MemberRecord &m) {
+  const auto rank = [&](const MemberRecord& m) {
     if (!newcomers.contains(m.member)) {
       return IsAdmitted(m) ? Rank(0, false, "", 0, MemberId()) : Rank(2, false, "", 0, m.member);
     }
@@ -133,25 +133,25 @@ void SortMembers(const std::vector<PeerId> &ring, const std::set<MemberId> &newc
   };
   std::stable_sort(
       members->begin(), members->end(),
-      [&rank](const MemberRecord &a, const MemberRecord &b) { return rank(a) < rank(b); });
+      [&rank](const MemberRecord& a, const MemberRecord& b) { return rank(a) < rank(b); });
 }
 
-void SortPeers(const std::vector<PeerId> &ring, GroupRecord *group) {
+void SortPeers(const std::vector<PeerId>& ring, GroupRecord* group) {
   std::erase_if(group->peers,
-                [group](const PeerRecord &p) { return CountMembers(*group, p.peer) == 0; });
+                [group](const PeerRecord& p) { return CountMembers(*group, p.peer) == 0; });
   ForgetBlockedOfStrangers(group);
   std::map<PeerId, size_t> position;
   for (PeerId peer : ring) position.emplace(peer, position.size());
-  const auto rank = [&](const PeerRecord &p) {
+  const auto rank = [&](const PeerRecord& p) {
     const auto it = position.find(p.peer);
     return it == position.end() ? position.size() : it->second;
   };
   std::stable_sort(group->peers.begin(), group->peers.end(),
-                   [&rank](const PeerRecord &a, const PeerRecord &b) { return rank(a) < rank(b); });
+                   [&rank](const PeerRecord& a, const PeerRecord& b) { return rank(a) < rank(b); });
 }
 
-void ForgetBlockedOfStrangers(GroupRecord *group) {
-  std::erase_if(group->blocked, [group](const BlockedRecord &b) {
+void ForgetBlockedOfStrangers(GroupRecord* group) {
+  std::erase_if(group->blocked, [group](const BlockedRecord& b) {
     return !HasPeer(*group, b.pair.a) || !HasPeer(*group, b.pair.b);
   });
 }

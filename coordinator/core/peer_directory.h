@@ -20,14 +20,14 @@ class PeerDirectory {
   virtual bool Draining(PeerId peer) const = 0;
   // Whether a member of this peer's cohort is admitted in some group, or in a preparation that
   // would admit it.
-  virtual bool CohortBegun(const std::string &run, PeerId peer,
-                           const std::string &cohort) const = 0;
+  virtual bool CohortBegun(const std::string& run, PeerId peer,
+                           const std::string& cohort) const = 0;
   // The measured costs of the links between the peers of the ring, and the shares that fit them.
   // `kept`: the shares that these peers own now, and keep unless others are clearly better;
   // nullptr: there are none.
-  virtual control::LinkCost CostOf(const std::vector<PeerId> &ring,
-                                   const control::BlockedPairs &blocked,
-                                   const Shares *kept) const = 0;
+  virtual control::LinkCost CostOf(const std::vector<PeerId>& ring,
+                                   const control::BlockedPairs& blocked,
+                                   const Shares* kept) const = 0;
   // The time of the step that is running.
   virtual Tick Now() const = 0;
 };

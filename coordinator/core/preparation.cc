@@ -7,11 +7,11 @@
 #include "coordinator/core/text.h"
 
 namespace longhaul::coordinator {
-bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
+bool NoteReady(PeerId peer, const control::EpochReady& ready, Preparation* preparation) {
   if (preparation->id != ready.preparation) return false;
   const auto it = preparation->answers.find(peer);
   if (it == preparation->answers.end()) return false;
-  Answer &answer = it->second;
+  Answer& answer = it->second;
   answer.ready = true;
   answer.failed = false;
   answer.unreachable.clear();
@@ -19,19 +19,19 @@ bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *prepa
   return true;
 }
 
-Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation) {
+Violation NoteFailed(PeerId peer, const control::EpochFailed& failed, Preparation* preparation) {
   if (preparation->id != failed.preparation) return std::nullopt;  // stale
   const auto it = preparation->answers.find(peer);
   if (it == preparation->answers.end()) return std::nullopt;
   std::map<PeerId, std::string> unreachable;
-  for (const control::Unreachable &other : failed.unreachable) {
+  for (const control::Unreachable& other : failed.unreachable) {
     if (other.peer == peer || !preparation->answers.contains(other.peer)) continue;
     unreachable.emplace(other.peer, Clean(other.reason));
   }
   if (unreachable.empty()) {
     return "failure of epoch " + ToString(failed.epoch) + " names no other peer of that epoch";
   }
-  Answer &answer = it->second;
+  Answer& answer = it->second;
   answer.ready = false;
   answer.failed = true;
   answer.ops.clear();
@@ -39,8 +39,8 @@ Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparatio
   return std::nullopt;
 }
 
-control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
-                                const std::string &token) {
+control::PrepareEpoch MessageOf(const Preparation& p, const GroupRecord& record,
+                                const std::string& token) {
   control::PrepareEpoch message;
   message.group = record.group;
   message.epoch = p.epoch;
@@ -55,15 +55,15 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   message.blocked = p.blocked;
   message.cost = p.cost;
 
-  std::map<PeerId, const PeerRecord *> records;
-  for (const PeerRecord &peer : record.peers) records[peer.peer] = &peer;
+  std::map<PeerId, const PeerRecord*> records;
+  for (const PeerRecord& peer : record.peers) records[peer.peer] = &peer;
   for (PeerId id : p.ring) {
-    const PeerRecord *peer = records.at(id);
+    const PeerRecord* peer = records.at(id);
     message.peers.push_back({peer->peer, peer->endpoints, peer->lanes, peer->host, peer->key});
   }
   std::vector<MemberRecord> members = record.members;
   SortMembers(p.ring, p.joiners, &members);
-  for (const MemberRecord &m : members) {
+  for (const MemberRecord& m : members) {
     if (p.joiners.contains(m.member)) {
       const Epoch background_until = p.survivors.empty() ? Epoch() : m.background_until;
       message.members.push_back({m.member, m.peer, p.epoch, m.name, background_until, m.cohort});
@@ -75,19 +75,19 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   return message;
 }
 
-void AdoptEpoch(const Preparation &done, GroupRecord *record) {
-  std::erase_if(record->blocked, [&done](const BlockedRecord &b) {
+void AdoptEpoch(const Preparation& done, GroupRecord* record) {
+  std::erase_if(record->blocked, [&done](const BlockedRecord& b) {
     return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
            !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
   });
-  for (BlockedRecord &b : record->blocked) {
+  for (BlockedRecord& b : record->blocked) {
     b.pair.relay = control::RelayOf(done.blocked, b.pair.a, b.pair.b);
   }
   record->committed = done.epoch;
   if (done.AtBoundary()) record->boundary = done.epoch;
   record->fates.clear();
-  std::erase_if(record->members, [](const MemberRecord &m) { return m.departs.has_value(); });
-  for (MemberRecord &member : record->members) {
+  std::erase_if(record->members, [](const MemberRecord& m) { return m.departs.has_value(); });
+  for (MemberRecord& member : record->members) {
     if (done.joiners.contains(member.member)) {
       member.joined = done.epoch;
       // The group had no members, so nobody waits for the newcomer, and it does not join in the
@@ -100,16 +100,16 @@ void AdoptEpoch(const Preparation &done, GroupRecord *record) {
   SortMembers(done.ring, done.joiners, &record->members);
 }
 
-std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory) {
+std::string WaitingForAnswers(const Preparation& preparation, const PeerDirectory& directory) {
   std::string text;
   size_t missing = 0;
-  for (const auto &[peer, answer] : preparation.answers) {
+  for (const auto& [peer, answer] : preparation.answers) {
     if (answer.ready) continue;
     if (++missing > kNamesShownMax) continue;
     text += " " + ToString(peer);
     if (answer.failed) {
       std::vector<PeerId> others;
-      for (const auto &[other, reason] : answer.unreachable) others.push_back(other);
+      for (const auto& [other, reason] : answer.unreachable) others.push_back(other);
       text += " (cannot reach " + List(others, " ", kNamesShownMax) + ")";
     } else if (!directory.Attached(peer)) {
       text += " (not attached)";
@@ -123,24 +123,24 @@ std::string WaitingForAnswers(const Preparation &preparation, const PeerDirector
          " of " + std::to_string(preparation.answers.size()) + " peers:" + text;
 }
 
-std::vector<PeerId> Silent(const Preparation &preparation, Tick now) {
+std::vector<PeerId> Silent(const Preparation& preparation, Tick now) {
   std::vector<PeerId> silent;
-  for (const auto &[peer, answer] : preparation.answers) {
+  for (const auto& [peer, answer] : preparation.answers) {
     if (!answer.answered() && answer.due <= now) silent.push_back(peer);
   }
   return silent;
 }
 
-Tick NextDeadline(const Preparation &preparation) {
+Tick NextDeadline(const Preparation& preparation) {
   Tick next = kNever;
-  for (const auto &[peer, answer] : preparation.answers) {
+  for (const auto& [peer, answer] : preparation.answers) {
     if (!answer.answered()) next = std::min(next, answer.due);
   }
   return next;
 }
 
-void CheckInvariants(const Preparation &p, const GroupRecord &record,
-                     const PeerDirectory &directory) {
+void CheckInvariants(const Preparation& p, const GroupRecord& record,
+                     const PeerDirectory& directory) {
   const std::string name = ToString(record.group);
   LH_CHECK(p.epoch > record.committed && p.epoch <= record.highest) << name;
   LH_CHECK(p.changed.empty()) << name << " keeps an outdated preparation";
@@ -155,12 +155,12 @@ void CheckInvariants(const Preparation &p, const GroupRecord &record,
   LH_CHECK(p.survivors == Survivors(record)) << name << " prepares " << List(p.survivors);
   std::set<PeerId> participants = PeersOf(record, p.survivors);
   for (MemberId member : p.joiners) {
-    const MemberRecord *joiner = FindMember(record, member);
+    const MemberRecord* joiner = FindMember(record, member);
     LH_CHECK(joiner != nullptr && !IsAdmitted(*joiner)) << name << " " << ToString(member);
     participants.insert(joiner->peer);
   }
   std::set<PeerId> asked;
-  for (const auto &[peer, answer] : p.answers) {
+  for (const auto& [peer, answer] : p.answers) {
     asked.insert(peer);
     LH_CHECK(!(answer.ready && answer.failed)) << name << " " << ToString(peer);
     LH_CHECK(answer.failed != answer.unreachable.empty()) << name << " " << ToString(peer);
@@ -169,12 +169,12 @@ void CheckInvariants(const Preparation &p, const GroupRecord &record,
   LH_CHECK(asked == participants && !asked.empty()) << name << " asks " << List(asked);
 }
 
-void AddTo(const Preparation &p, Digester *digest) {
+void AddTo(const Preparation& p, Digester* digest) {
   digest->Add(p.epoch).Add(p.id).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
   digest->Add(p.reorders).Add(p.widened).Add(p.cost).Add(p.cause).Add(p.changed);
   digest->Add(p.ring).Add(p.blocked).Add(p.survivors).Add(p.joiners).Add(p.raised);
   digest->Add(p.answers.size());
-  for (const auto &[peer, answer] : p.answers) {
+  for (const auto& [peer, answer] : p.answers) {
     digest->Add(peer).Add(answer.due).Add(answer.ready).Add(answer.failed);
     digest->Add(answer.ops).Add(answer.unreachable);
   }

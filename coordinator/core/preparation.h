@@ -61,25 +61,25 @@ struct Preparation {
 
 // Notes that the peer is ready. Returns false, and changes nothing, if the answer is for another
 // preparation or the peer was not asked.
-bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation);
-Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation);
+bool NoteReady(PeerId peer, const control::EpochReady& ready, Preparation* preparation);
+Violation NoteFailed(PeerId peer, const control::EpochFailed& failed, Preparation* preparation);
 
 // The message for the peers of a preparation.
-control::PrepareEpoch MessageOf(const Preparation &preparation, const GroupRecord &record,
-                                const std::string &token);
+control::PrepareEpoch MessageOf(const Preparation& preparation, const GroupRecord& record,
+                                const std::string& token);
 // Changes the record when the preparation is committed: removes the members that depart, admits the
 // joiners, and puts them before the members that stay pending.
-void AdoptEpoch(const Preparation &done, GroupRecord *record);
+void AdoptEpoch(const Preparation& done, GroupRecord* record);
 
 // The peers that are not ready, as text; "" if every peer is ready.
-std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory);
+std::string WaitingForAnswers(const Preparation& preparation, const PeerDirectory& directory);
 // The peers that have not answered in time.
-std::vector<PeerId> Silent(const Preparation &preparation, Tick now);
+std::vector<PeerId> Silent(const Preparation& preparation, Tick now);
 // The earliest deadline of the peers that have not answered; kNever: there is none.
-Tick NextDeadline(const Preparation &preparation);
+Tick NextDeadline(const Preparation& preparation);
 
-void CheckInvariants(const Preparation &preparation, const GroupRecord &record,
-                     const PeerDirectory &directory);
-void AddTo(const Preparation &preparation, Digester *digest);
+void CheckInvariants(const Preparation& preparation, const GroupRecord& record,
+                     const PeerDirectory& directory);
+void AddTo(const Preparation& preparation, Digester* digest);
 
 }  // namespace longhaul::coordinator

@@ -36,7 +36,7 @@ std::string MegabytesText(uint64_t bytes_per_second) {
 }
 
 // Says what makes the better ring better than the present one.
-std::string GainText(const RingScore &score, const RingScore &present) {
+std::string GainText(const RingScore& score, const RingScore& present) {
   return "slowest_mb_s=" + MegabytesText(score.bottleneck) +
          " was=" + MegabytesText(present.bottleneck) +
          " rtt_sum_ms=" + std::to_string(score.latency_us / 1000) +
@@ -44,11 +44,11 @@ std::string GainText(const RingScore &score, const RingScore &present) {
 }
 
 // How much of a tensor has another owner with other shares.
-uint64_t Moved(const Shares &from, const Shares &to) {
+uint64_t Moved(const Shares& from, const Shares& to) {
   const size_t peers = std::max(from.size(), to.size());
   uint64_t differences = 0;
   for (size_t i = 0; i < peers; ++i) {
-    const auto share = [&](const Shares &shares) {
+    const auto share = [&](const Shares& shares) {
       return shares.size() == peers ? int64_t{shares[i]} : int64_t{kShareUnits} / int64_t(peers);
     };
     differences += static_cast<uint64_t>(std::abs(share(from) - share(to)));
@@ -59,11 +59,11 @@ uint64_t Moved(const Shares &from, const Shares &to) {
 // Whether peers would own other parts by the costs `now` than by the costs `told`, or may choose
 // other algorithms. The choice depends on the latency, and on how much faster the ring is than the
 // mesh. Unknown costs count as latency 0 and as equally fast.
-bool TellsMore(const control::LinkCost &told, const control::LinkCost &now) {
+bool TellsMore(const control::LinkCost& told, const control::LinkCost& now) {
   if (Moved(told.shares, now.shares) >= kTellShareUnits) return true;
   const auto [near, far] = std::minmax(told.latency_us, now.latency_us);
   if (far - near >= kTellLatencyUs && far / kTellFactor >= near) return true;
-  const auto unevenness = [](const control::LinkCost &cost) {
+  const auto unevenness = [](const control::LinkCost& cost) {
     if (cost.mesh_bytes_per_second == 0 || cost.ring_bytes_per_second == 0) return 1.0;
     return static_cast<double>(cost.ring_bytes_per_second) /
            static_cast<double>(cost.mesh_bytes_per_second);
@@ -72,7 +72,7 @@ bool TellsMore(const control::LinkCost &told, const control::LinkCost &now) {
   return uneven >= kTellFactor * even;
 }
 
-std::string SharesText(const Shares &shares) {
+std::string SharesText(const Shares& shares) {
   if (shares.empty()) return "equal";
   std::string text;
   for (const uint32_t share : shares) {
@@ -85,7 +85,7 @@ std::string SharesText(const Shares &shares) {
 
 }  // namespace
 
-std::string CostText(const control::LinkCost &cost) {
+std::string CostText(const control::LinkCost& cost) {
   return "latency_us=" + std::to_string(cost.latency_us) +
          " ring_mb_s=" + MegabytesText(cost.ring_bytes_per_second) +
          " mesh_mb_s=" + MegabytesText(cost.mesh_bytes_per_second) +
@@ -113,9 +113,9 @@ void RingChoice::Hold(Tick until) {
   if (due_ != kNever) due_ = std::max(due_, not_before_);
 }
 
-std::string RingChoice::Found(const std::vector<PeerId> &ring, const std::vector<PeerId> &present,
-                              const RingScore &score, const RingScore &present_score,
-                              const control::LinkCost &cost) {
+std::string RingChoice::Found(const std::vector<PeerId>& ring, const std::vector<PeerId>& present,
+                              const RingScore& score, const RingScore& present_score,
+                              const control::LinkCost& cost) {
   // A ring that was found before may not be better any more.
   better_.clear();
   if (ring != present && WorthChanging(present_score, score)) {
@@ -136,13 +136,13 @@ bool RingChoice::TellingFallsDue(Tick now, size_t peers, bool preparing) {
   return !preparing && peers > 2 && better_.empty();
 }
 
-void RingChoice::Compare(const std::vector<PeerId> &present, const control::LinkCost &cost) {
+void RingChoice::Compare(const std::vector<PeerId>& present, const control::LinkCost& cost) {
   if (!TellsMore(told_, cost)) return;
   better_ = present;
   gain_ = CostText(cost);
 }
 
-void RingChoice::Told(const control::LinkCost &cost, Tick now) {
+void RingChoice::Told(const control::LinkCost& cost, Tick now) {
   if (told_.shares != cost.shares) {
     shares_at_ = now;
     if (interval_ms_ != 0) telling_due_ = std::min(telling_due_, now + kSharesKept);
@@ -150,7 +150,7 @@ void RingChoice::Told(const control::LinkCost &cost, Tick now) {
   told_ = cost;
 }
 
-const Shares *RingChoice::KeptShares(Tick now) const {
+const Shares* RingChoice::KeptShares(Tick now) const {
   return now - shares_at_ < kSharesKept ? &told_.shares : nullptr;
 }
 
@@ -166,7 +166,7 @@ void RingChoice::Ordered(Epoch epoch, Tick now) {
   Hold(now + Millis(interval_ms_));
 }
 
-void RingChoice::AddTo(Digester *digest) const {
+void RingChoice::AddTo(Digester* digest) const {
   digest->Add(better_).Add(told_).Add(shares_at_);
   digest->Add(telling_due_).Add(telling_not_before_);
   digest->Add(gain_).Add(due_).Add(not_before_).Add(ordered_epoch_).Add(ordered_gain_);

@@ -44,37 +44,37 @@ class RingChoice {
 
   // Takes what the search found. `present`: the present ring, whose score is `present_score`;
   // `cost` are the costs of its links. Returns a text for operators; "": there is nothing to tell.
-  std::string Found(const std::vector<PeerId> &ring, const std::vector<PeerId> &present,
-                    const RingScore &score, const RingScore &present_score,
-                    const control::LinkCost &cost);
+  std::string Found(const std::vector<PeerId>& ring, const std::vector<PeerId>& present,
+                    const RingScore& score, const RingScore& present_score,
+                    const control::LinkCost& cost);
   // Returns true when it is time to compare what links cost now with what peers were told. Returns
   // true once for each time that it falls due.
   bool TellingFallsDue(Tick now, size_t peers, bool preparing);
   Tick telling_due() const { return telling_due_; }
   // Plans an epoch that tells these costs, if they differ by enough from those told before.
-  void Compare(const std::vector<PeerId> &present, const control::LinkCost &cost);
+  void Compare(const std::vector<PeerId>& present, const control::LinkCost& cost);
 
   // The peers in a better order; empty: no better order is known. If it is the present order, a new
   // epoch would only bring new link costs to the peers.
-  const std::vector<PeerId> &better() const { return better_; }
-  const std::string &gain() const { return gain_; }
+  const std::vector<PeerId>& better() const { return better_; }
+  const std::string& gain() const { return gain_; }
   void Drop() { better_.clear(); }
   // The better ring cannot be built. Another search comes after `interval_ms` at the earliest.
   void GiveUp(Tick now);
 
   // An epoch was committed, and its peers were told these link costs.
-  void Told(const control::LinkCost &cost, Tick now);
-  const control::LinkCost &told() const { return told_; }
+  void Told(const control::LinkCost& cost, Tick now);
+  const control::LinkCost& told() const { return told_; }
   // The told shares if they are so new that peers should keep them unless others are clearly
   // better; otherwise nullptr.
-  const Shares *KeptShares(Tick now) const;
+  const Shares* KeptShares(Tick now) const;
   // The epoch that changed the ring to the better order was committed.
   void Ordered(Epoch epoch, Tick now);
   // The last epoch that brought a better order, and what it gained.
   Epoch ordered_epoch() const { return ordered_epoch_; }
-  const std::string &ordered_gain() const { return ordered_gain_; }
+  const std::string& ordered_gain() const { return ordered_gain_; }
 
-  void AddTo(Digester *digest) const;
+  void AddTo(Digester* digest) const;
 
  private:
   // No search falls due before `until`.
@@ -93,6 +93,6 @@ class RingChoice {
   std::string ordered_gain_;
 };
 
-std::string CostText(const control::LinkCost &cost);
+std::string CostText(const control::LinkCost& cost);
 
 }  // namespace longhaul::coordinator

@@ -9,12 +9,12 @@
 
 namespace longhaul::coordinator {
 
-bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
-                  control::BlockedPairs *blocked) {
+bool ChooseRelays(const std::vector<PeerId>& by_age, const FailedRelays& failed,
+                  control::BlockedPairs* blocked) {
   const control::BlockedPairs pairs = *blocked;
   const std::set<PeerId> there(by_age.begin(), by_age.end());
   bool all = true;
-  for (control::BlockedPair &pair : *blocked) {
+  for (control::BlockedPair& pair : *blocked) {
     const auto fits = [&](PeerId peer) {
       const auto out = failed.find(pair);
       return there.contains(peer) && control::CanRelay(pairs, pair, peer) &&
@@ -28,19 +28,19 @@ bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
   return all;
 }
 
-bool CanRouteAround(const Routes &routes, const LostLinks &lost, const control::BlockedPairs &but) {
+bool CanRouteAround(const Routes& routes, const LostLinks& lost, const control::BlockedPairs& but) {
   std::set<control::BlockedPair> all(routes.blocked.begin(), routes.blocked.end());
-  for (const control::BlockedPair &pair : but) all.erase(pair);
-  for (const auto &[link, reason] : lost) {
+  for (const control::BlockedPair& pair : but) all.erase(pair);
+  for (const auto& [link, reason] : lost) {
     all.insert(control::MakeBlockedPair(link.first, link.second));
   }
   if (all.size() > LH_BLOCKED_PAIRS_MAX) return false;
   std::map<PeerId, size_t> count;
-  for (const control::BlockedPair &pair : all) {
+  for (const control::BlockedPair& pair : all) {
     ++count[pair.a];
     ++count[pair.b];
   }
-  for (const auto &[peer, pairs] : count) {
+  for (const auto& [peer, pairs] : count) {
     if (routes.established.contains(peer) || pairs == 1) continue;
     if (2 * pairs >= routes.peers.size() - 1) return false;
   }
@@ -48,21 +48,21 @@ bool CanRouteAround(const Routes &routes, const LostLinks &lost, const control::
   return ChooseRelays(routes.peers, routes.failed, &blocked);
 }
 
-PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupRecord &record) {
+PeerId ChooseVictim(const Routes& routes, const LostLinks& lost, const GroupRecord& record) {
   std::set<LostLink> undirected;
   std::set<PeerId> candidates;
-  for (const auto &[link, reason] : lost) {
+  for (const auto& [link, reason] : lost) {
     undirected.insert(std::minmax(link.first, link.second));
     candidates.insert({link.first, link.second});
   }
-  for (const control::BlockedPair &pair : routes.blocked) undirected.insert({pair.a, pair.b});
+  for (const control::BlockedPair& pair : routes.blocked) undirected.insert({pair.a, pair.b});
   std::map<PeerId, size_t> count;
-  for (const auto &[a, b] : undirected) {
+  for (const auto& [a, b] : undirected) {
     ++count[a];
     ++count[b];
   }
   std::map<PeerId, std::pair<Epoch, MemberId>> age;  // smallest: here for the longest time
-  for (const MemberRecord &m : record.members) {
+  for (const MemberRecord& m : record.members) {
     const std::pair<Epoch, MemberId> own(IsAdmitted(m) ? m.joined : Epoch(UINT64_MAX), m.member);
     const auto [it, fresh] = age.emplace(m.peer, own);
     if (!fresh) it->second = std::min(it->second, own);

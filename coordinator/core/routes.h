@@ -28,19 +28,19 @@ struct Routes {
 // Gives each blocked pair a relay. A pair keeps its relay while that peer reaches both ends and has
 // not failed. Otherwise the pair gets the oldest such peer. So a newcomer changes no relay that
 // works. Returns false if some pair has no relay.
-bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
-                  control::BlockedPairs *blocked);
+bool ChooseRelays(const std::vector<PeerId>& by_age, const FailedRelays& failed,
+                  control::BlockedPairs* blocked);
 
 // Returns true if the group can go on with all of these peers, although the ends of the lost links
 // and of the blocked pairs cannot reach each other. Returns false also if a newcomer has no link to
 // two or more peers that are at least half of the others. `but`: blocked pairs to treat as if their
 // ends could reach each other.
-bool CanRouteAround(const Routes &routes, const LostLinks &lost,
-                    const control::BlockedPairs &but = {});
+bool CanRouteAround(const Routes& routes, const LostLinks& lost,
+                    const control::BlockedPairs& but = {});
 
 // Chooses the peer to remove, among the ends of lost links: a newcomer before an established peer;
 // then the peer in most pairs without a link; then the peer that joined last. It makes no
 // difference which end reported the loss: a pair counts once.
-PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupRecord &record);
+PeerId ChooseVictim(const Routes& routes, const LostLinks& lost, const GroupRecord& record);
 
 }  // namespace longhaul::coordinator

@@ -61,7 +61,7 @@ struct Fault {
   PeerId of = PeerId();  // the peer that was reported; 0: none
 };
 
-inline void AddTo(const Fault &fault, Digester *digest) {
+inline void AddTo(const Fault& fault, Digester* digest) {
   digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms});
   digest->Add(fault.since).Add(fault.of);
 }
@@ -93,24 +93,24 @@ class Suspicion {
   // How long ago a peer may have been heard and still be a witness, in microseconds.
   int64_t heard_of_late_us() const { return detect_us_ * kHeardOfLate[0] / kHeardOfLate[1]; }
   // Notes an accusation. If the reporter has accused the suspect before, nothing changes.
-  void Accuse(const LostLink &link, const Evidence &evidence, Tick now);
+  void Accuse(const LostLink& link, const Evidence& evidence, Tick now);
   // Notes a loss, and sets its `due`. Returns false, and changes nothing, if the loss is known.
-  bool Lose(const LostLink &link, const Evidence &evidence, Loss loss, Tick now);
+  bool Lose(const LostLink& link, const Evidence& evidence, Loss loss, Tick now);
   // The reporter says that all its links of this epoch are up. Drops its accusations, and its
   // losses of older epochs.
   void Absolve(PeerId reporter, Epoch epoch);
   // Drops the losses that a freezing preparation repairs.
-  void ForgetLosses(const std::function<bool(const LostLink &, const Loss &)> &repaired) {
-    std::erase_if(losses_, [&](const auto &e) { return repaired(e.first, e.second); });
+  void ForgetLosses(const std::function<bool(const LostLink&, const Loss&)>& repaired) {
+    std::erase_if(losses_, [&](const auto& e) { return repaired(e.first, e.second); });
   }
-  void ForgetLoss(const LostLink &link) { losses_.erase(link); }
+  void ForgetLoss(const LostLink& link) { losses_.erase(link); }
 
-  const std::map<LostLink, Loss> &losses() const { return losses_; }
+  const std::map<LostLink, Loss>& losses() const { return losses_; }
   // The losses whose grace is over.
   std::vector<LostLink> LossesDue(Tick now) const;
-  std::optional<Loss> RemoveLoss(const LostLink &link);
+  std::optional<Loss> RemoveLoss(const LostLink& link);
   // Whether the reporter accuses the suspect, and the accusation counts at `at`.
-  bool Accuses(const LostLink &link, Tick at) const;
+  bool Accuses(const LostLink& link, Tick at) const;
   // Returns the suspects of accusations of silence that count by now. Uses each accusation only
   // once.
   std::vector<PeerId> NewlyAccused(Tick now);
@@ -118,40 +118,40 @@ class Suspicion {
   // ---- blocked pairs
 
   // Adds a blocked pair that the store held. The time until its retry begins with Start().
-  void Restore(const control::BlockedPair &pair) { retries_[pair] = {kNever, kBlockedRetry}; }
+  void Restore(const control::BlockedPair& pair) { retries_[pair] = {kNever, kBlockedRetry}; }
   void Start(Tick now);
   // Blocks a pair for `retry_us` from now. Returns false if the pair was blocked already.
-  bool Block(const control::BlockedPair &pair, int64_t retry_us, Tick now);
+  bool Block(const control::BlockedPair& pair, int64_t retry_us, Tick now);
   // Counts a loss of the pair's link, while neither peer is dead.
-  void Strike(const control::BlockedPair &pair, Tick now);
-  bool StrikesTooOften(const control::BlockedPair &pair) const;
+  void Strike(const control::BlockedPair& pair, Tick now);
+  bool StrikesTooOften(const control::BlockedPair& pair) const;
   // The relay has failed: the pair does not use it again while the pair is blocked.
-  void FailRelay(const control::BlockedPair &pair, PeerId relay);
+  void FailRelay(const control::BlockedPair& pair, PeerId relay);
   FailedRelays failed_relays() const;
   // Returns for how long, in microseconds, to block a pair whose link fell silent. Each call counts
   // as one silence.
-  int64_t NextSilentRetry(const control::BlockedPair &pair);
+  int64_t NextSilentRetry(const control::BlockedPair& pair);
   // The next freezing preparation tries the straight link of this pair, or of all pairs of this
   // peer.
-  void TryAgain(const control::BlockedPair &pair);
+  void TryAgain(const control::BlockedPair& pair);
   void TryAgain(PeerId peer);
-  bool TryDue(const control::BlockedPair &pair, Tick now) const;
+  bool TryDue(const control::BlockedPair& pair, Tick now) const;
   // Whether the pair has been blocked since before `when`, or TryAgain() was called for it.
-  bool BlockedBefore(const control::BlockedPair &pair, Tick when) const;
-  bool Knows(const control::BlockedPair &pair) const { return retries_.contains(pair); }
+  bool BlockedBefore(const control::BlockedPair& pair, Tick when) const;
+  bool Knows(const control::BlockedPair& pair) const { return retries_.contains(pair); }
   size_t CountBlocked() const { return retries_.size(); }
 
   // ---- both
 
   // ForgetReportsOf() drops accusations by strangers and of strangers. ForgetPairsOf() drops the
   // times of pairs that are not blocked any more, and the strikes of pairs with a stranger.
-  void ForgetReportsOf(const std::function<bool(PeerId)> &stranger);
-  void ForgetPairsOf(const std::function<bool(PeerId)> &stranger,
-                     const std::function<bool(const control::BlockedPair &)> &blocked);
+  void ForgetReportsOf(const std::function<bool(PeerId)>& stranger);
+  void ForgetPairsOf(const std::function<bool(PeerId)>& stranger,
+                     const std::function<bool(const control::BlockedPair&)>& blocked);
   Tick NextDeadline() const;
   // The coordinator itself was held up for `us`. Moves all deadlines of reports by that time.
   void Postpone(int64_t us);
-  void AddTo(Digester *digest) const;
+  void AddTo(Digester* digest) const;
 
  private:
   // How often a pair has lost its link recently.
@@ -165,7 +165,7 @@ class Suspicion {
     int64_t after_us = 0;
     std::set<PeerId> failed_relays = {};
   };
-  int64_t Grace(const Evidence &evidence) const {
+  int64_t Grace(const Evidence& evidence) const {
     return detect_us_ / (evidence.unheard ? kUnheardGraceShare : kGraceShare);
   }
 

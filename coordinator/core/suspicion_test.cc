@@ -16,7 +16,7 @@ const control::BlockedPair kPair = control::MakeBlockedPair(kOne, kTwo);
 class SuspicionTest : public ::testing::Test {
  protected:
   static Tick At(int64_t ms) { return Tick{Seconds(1000) + Millis(ms)}; }
-  bool Lose(const Suspicion::Evidence &evidence, uint64_t epoch = 1) {
+  bool Lose(const Suspicion::Evidence& evidence, uint64_t epoch = 1) {
     return suspicion_.Lose(kLink, evidence, {Tick(), Epoch(epoch), "reset", {}}, At(0));
   }
 
@@ -121,7 +121,7 @@ TEST_F(SuspicionTest, StrangersAreForgotten) {
   suspicion_.Block(kPair, Seconds(30), At(0));
   suspicion_.ForgetReportsOf([](PeerId peer) { return peer == kTwo; });
   EXPECT_FALSE(suspicion_.Accuses(kLink, kNever));
-  suspicion_.ForgetPairsOf([](PeerId) { return false; }, [](const auto &) { return false; });
+  suspicion_.ForgetPairsOf([](PeerId) { return false; }, [](const auto&) { return false; });
   EXPECT_EQ(suspicion_.CountBlocked(), 0u);
   EXPECT_FALSE(suspicion_.Knows(kPair));
 }

@@ -408,31 +408,31 @@ struct lh_ipc_shared {
 
 /* For the writer, who has put in `put` entries, and has sent `sent` frames over the socket: whether
  * the reader will look into the queue. */
-static inline int lh_ipc_queue_watched(const struct lh_ipc_queue *queue, uint64_t sent) {
+static inline int lh_ipc_queue_watched(const struct lh_ipc_queue* queue, uint64_t sent) {
   return __atomic_load_n(&queue->awake, __ATOMIC_SEQ_CST) != 0 ||
          __atomic_load_n(&queue->frames, __ATOMIC_SEQ_CST) != sent;
 }
 /* Whether the writer may put in another entry. */
-static inline int lh_ipc_queue_open(const struct lh_ipc_queue *queue, uint32_t put, uint64_t sent) {
+static inline int lh_ipc_queue_open(const struct lh_ipc_queue* queue, uint32_t put, uint64_t sent) {
   return put - __atomic_load_n(&queue->taken, __ATOMIC_ACQUIRE) < LH_IPC_QUEUE_ENTRIES &&
          lh_ipc_queue_watched(queue, sent);
 }
 /* Shows the reader the entries up to `put`. Returns 0 if the reader must be told of them. */
-static inline int lh_ipc_queue_show(struct lh_ipc_queue *queue, uint32_t put, uint64_t sent) {
+static inline int lh_ipc_queue_show(struct lh_ipc_queue* queue, uint32_t put, uint64_t sent) {
   __atomic_store_n(&queue->put, put, __ATOMIC_SEQ_CST);
   return lh_ipc_queue_watched(queue, sent);
 }
 /* For the reader, who has read `frames` frames from the socket: looks how many entries the writer
  * has put in. */
-static inline uint32_t lh_ipc_queue_look(struct lh_ipc_queue *queue, uint64_t frames) {
+static inline uint32_t lh_ipc_queue_look(struct lh_ipc_queue* queue, uint64_t frames) {
   __atomic_store_n(&queue->frames, frames, __ATOMIC_SEQ_CST);
   return __atomic_load_n(&queue->put, __ATOMIC_SEQ_CST);
 }
 /* Gives the writer the room of all entries before `taken`. */
-static inline void lh_ipc_queue_take(struct lh_ipc_queue *queue, uint32_t taken) {
+static inline void lh_ipc_queue_take(struct lh_ipc_queue* queue, uint32_t taken) {
   __atomic_store_n(&queue->taken, taken, __ATOMIC_RELEASE);
 }
-static inline void lh_ipc_queue_wake(struct lh_ipc_queue *queue, int awake) {
+static inline void lh_ipc_queue_wake(struct lh_ipc_queue* queue, int awake) {
   __atomic_store_n(&queue->awake, awake != 0 ? 1u : 0u, __ATOMIC_SEQ_CST);
 }
 

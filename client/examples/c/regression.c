@@ -15,21 +15,21 @@
 
 enum { kWeights = 2, kPoints = 64 };
 
-static void check(lh_status status, const char *what) {
+static void check(lh_status status, const char* what) {
   if (status == LH_OK) return;
   fprintf(stderr, "%s: %s: %s\n", what, lh_strerror(status), lh_last_error());
   exit(1);
 }
 
 /* A number from -1 to 1. */
-static float noise(uint64_t *seed) {
+static float noise(uint64_t* seed) {
   *seed = *seed * 6364136223846793005u + 1442695040888963407u;
   return (float)(*seed >> 40) / (float)(1 << 23) - 1.0f;
 }
 
 /* Writes the gradient of the squared error over fresh points near y = 3 x - 1, and returns the
  * error. */
-static float gradient_of(const float *weights, float *gradient, uint64_t *seed) {
+static float gradient_of(const float* weights, float* gradient, uint64_t* seed) {
   float loss = 0;
   gradient[0] = gradient[1] = 0;
   for (int i = 0; i < kPoints; ++i) {
@@ -42,7 +42,7 @@ static float gradient_of(const float *weights, float *gradient, uint64_t *seed) 
   return loss;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   const uint64_t steps = argc > 1 ? strtoull(argv[1], NULL, 10) : 100;
   uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
   const uint64_t shape = kWeights;
@@ -52,13 +52,13 @@ int main(int argc, char **argv) {
   lh_sync_options sync = LH_SYNC_OPTIONS_INIT;
   lh_all_reduce_options average = LH_ALL_REDUCE_OPTIONS_INIT;
   lh_op_info_t info = LH_OP_INFO_INIT;
-  lh_client *client = NULL;
-  lh_comm *comm = NULL;
-  lh_op *op = NULL;
-  void *weights_memory = NULL;
-  void *gradient_memory = NULL;
-  float *weights;
-  float *gradient;
+  lh_client* client = NULL;
+  lh_comm* comm = NULL;
+  lh_op* op = NULL;
+  void* weights_memory = NULL;
+  void* gradient_memory = NULL;
+  float* weights;
+  float* gradient;
   float loss = 0;
 
   check(lh_open(&open, &client), "lh_open");

@@ -195,12 +195,12 @@ typedef struct lh_state lh_state;   /* named tensors that all members keep equal
 #define LH_FOREVER (-1)
 
 /* The version of this library, such as "0.1.0". */
-LH_API const char *lh_version(void);
+LH_API const char* lh_version(void);
 /* The name of the status, such as "LH_ABORTED". Never NULL. */
-LH_API const char *lh_strerror(lh_status status);
+LH_API const char* lh_strerror(lh_status status);
 /* The text of the last call of this thread that did not return LH_OK; "" if there was none. The
  * pointer is valid until the thread calls the library again. */
-LH_API const char *lh_last_error(void);
+LH_API const char* lh_last_error(void);
 /* Bytes of one element. 0 if `dtype` is not an lh_dtype. */
 LH_API size_t lh_dtype_size(lh_dtype dtype);
 
@@ -208,9 +208,9 @@ LH_API size_t lh_dtype_size(lh_dtype dtype);
 
 typedef struct lh_open_options {
   uint32_t struct_size;
-  const char *socket_path; /* NULL: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
+  const char* socket_path; /* NULL: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
                               $XDG_RUNTIME_DIR/longhaul/peerd.sock */
-  const char *name;        /* name of the members of this client, in logs and lhctl: 1 to 64 of
+  const char* name;        /* name of the members of this client, in logs and lhctl: 1 to 64 of
                               [A-Za-z0-9._-]; NULL: the process id */
   int64_t timeout_ms;      /* how long to wait until peerd listens and answers. A peerd that
                               listens has at least 100 ms to answer. */
@@ -223,7 +223,7 @@ typedef struct lh_open_options {
  * process may not connect to it; the text names the socket path and the reason.
  * After fork() the client still belongs to the parent, and is not disturbed. The child's calls with
  * it return LH_FAILED_PRECONDITION. */
-LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out);
+LH_API lh_status lh_open(const lh_open_options* options, lh_client** client_out);
 /* Closes the connection and frees everything that came from the client: operations, buffers,
  * communicators and states. Afterwards no function may be called with any of them, not even their
  * own lh_..._free(). No other thread may use any of them during the call. NULL is allowed.
@@ -232,22 +232,22 @@ LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out)
  * stays in the group for up to 2 * detect_ms. If the operation ends in that time, the result counts
  * the dead member's tensor. Otherwise the member is removed then, and lh_on_fault decides about the
  * operation. Steps and other operations of the remaining members may wait for that long. */
-LH_API void lh_close(lh_client *client);
+LH_API void lh_close(lh_client* client);
 /* LH_OK if the connection to peerd is open, as far as the library can tell without waiting.
  * LH_UNAVAILABLE: peerd has stopped or died. Memory of this client can still be read. All other
  * uses of the client fail: open another client. */
-LH_API lh_status lh_client_check(lh_client *client);
+LH_API lh_status lh_client_check(lh_client* client);
 
 /* Allocates `bytes` (1 or more) in the arena, aligned to 64 bytes. peerd sends and
  * receives tensors in this memory without a copy. The content is undefined.
  * LH_UNAVAILABLE: the arena limit of peerd (--arena-limit) or the memory of the host is used up. */
-LH_API lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out);
+LH_API lh_status lh_alloc(lh_client* client, size_t bytes, void** data_out);
 /* Frees memory from lh_alloc(). NULL is allowed.
  * LH_INVALID_ARGUMENT: `data` is not from lh_alloc(), or is free already. LH_FAILED_PRECONDITION:
  * an operation in flight or a state uses the memory. An operation that has ended does not use it,
  * even if nobody has waited for it.
  * The library keeps freed memory for later calls, and gives large empty parts back to the host. */
-LH_API lh_status lh_free(lh_client *client, void *data);
+LH_API lh_status lh_free(lh_client* client, void* data);
 
 /* ------------------------------------------------------------------ membership */
 
@@ -263,7 +263,7 @@ typedef enum lh_join_mode { LH_BLOCKING = 0, LH_BACKGROUND = 1 } lh_join_mode;
 
 typedef struct lh_join_options {
   uint32_t struct_size;
-  const char *run; /* 1 to 64 of [A-Za-z0-9._-] */
+  const char* run; /* 1 to 64 of [A-Za-z0-9._-] */
   uint32_t group;
   int64_t timeout_ms; /* how long to wait for admission, or LH_FOREVER */
   /* Name of a cohort: members at one peerd that belong together, usually one in each of several
@@ -271,7 +271,7 @@ typedef struct lh_join_options {
    * of [A-Za-z0-9._-]) and the same `cohort_size` (at most 64). None is admitted before all have
    * asked to join. When one leaves, dies or is removed, all are removed. NULL or "" with size 0: no
    * cohort. */
-  const char *cohort;
+  const char* cohort;
   uint32_t cohort_size;
   /* This member is removed if it comes to a step boundary or a sync more than this many
    * milliseconds (at most a day) after the first member. Its next call returns LH_EVICTED. 0: the
@@ -281,7 +281,7 @@ typedef struct lh_join_options {
   /* Name of the member, in logs and lhctl: 1 to 64 of [A-Za-z0-9._-]. NULL or "": the name in
    * lh_open_options. With peerd --keep-state, a state that peerd kept goes to the next member of
    * the same name in the group (lh_kept_revision()). */
-  const char *name;
+  const char* name;
   lh_join_mode mode;
   /* For programs that start together: if the group has no members, wait until this many members
    * have joined with this number (at most 1024). All are admitted at once, so lh_world() then shows
@@ -301,23 +301,23 @@ typedef struct lh_join_options {
  * it waited for; with `members`, who has come and who has left again. LH_UNAVAILABLE:
  * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or
  * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why. */
-LH_API lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out);
+LH_API lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** comm_out);
 /* lh_join() without waiting. *comm_out can be used once lh_op_wait(*op_out) has returned LH_OK. In
  * every other case free it with lh_comm_free(), which also withdraws a request to join that is
  * still open. options->timeout_ms is not used. */
-LH_API lh_status lh_join_start(lh_client *client, const lh_join_options *options,
-                               lh_comm **comm_out, lh_op **op_out);
+LH_API lh_status lh_join_start(lh_client* client, const lh_join_options* options,
+                               lh_comm** comm_out, lh_op** op_out);
 
 /* Leaves the group when this member's operations in flight have ended. The other members go on. If
  * they have started an operation that this member has not started, lh_on_fault decides, as after a
  * death. LH_OK is also returned for a member that was removed meanwhile.
  * LH_DEADLINE_EXCEEDED: the member is still leaving; the next call goes on waiting.
  * LH_FAILED_PRECONDITION: it has left already, or another call is waiting for it to leave. */
-LH_API lh_status lh_leave(lh_comm *comm, int64_t timeout_ms);
-LH_API lh_status lh_leave_start(lh_comm *comm, lh_op **op_out);
+LH_API lh_status lh_leave(lh_comm* comm, int64_t timeout_ms);
+LH_API lh_status lh_leave_start(lh_comm* comm, lh_op** op_out);
 /* Frees the communicator. A member that has not left leaves, and this call does not wait for that.
  * NULL is allowed. No operation of the communicator may be in flight. */
-LH_API void lh_comm_free(lh_comm *comm);
+LH_API void lh_comm_free(lh_comm* comm);
 
 typedef struct lh_world_info {
   uint32_t struct_size;
@@ -339,15 +339,15 @@ typedef struct lh_world_info {
 /* Gives the group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed;
  * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:
  * peerd died. */
-LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
+LH_API lh_status lh_world(lh_comm* comm, lh_world_info* info);
 /* Gives the number of newcomers that the next step boundary may admit, as peerd last reported it. A
  * newcomer that the members' hosts cannot reach does not count. When lh_begin_step() returns, the
  * newcomers that it admitted are no longer counted. Errors: as lh_world(). */
-LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
+LH_API lh_status lh_pending(lh_comm* comm, uint32_t* count_out);
 /* Gives the ids of all members of the current epoch, in rank order. Writes at most `capacity` ids
  * to `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing
  * while the ids were read, or peerd does not answer. */
-LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out);
+LH_API lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out);
 
 typedef struct lh_member_info {
   uint32_t struct_size;
@@ -366,7 +366,7 @@ typedef struct lh_member_info {
 /* Tells what is known of a member of the group. Former members are known for a long time: at least
  * the last 4096 members of the group since this member was admitted. LH_INVALID_ARGUMENT: no such
  * member is known. LH_UNAVAILABLE: peerd does not answer. */
-LH_API lh_status lh_member(lh_comm *comm, uint64_t member_id, lh_member_info *info);
+LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info);
 
 /* Step boundary: waits until every member has called it, admits the newcomers that wait, and
  * returns in the epoch that all members now share. Every member must call it at the same point of
@@ -384,10 +384,10 @@ LH_API lh_status lh_member(lh_comm *comm, uint64_t member_id, lh_member_info *in
  * boundary, and the next call waits at the same one. LH_FAILED_PRECONDITION: lh_begin_step_sync()
  * began the wait at this boundary; call that again. LH_EVICTED: this member was removed, or its
  * peerd drains. */
-LH_API lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms);
-LH_API lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out);
+LH_API lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms);
+LH_API lh_status lh_begin_step_start(lh_comm* comm, lh_op** op_out);
 /* The same as lh_begin_step(). */
-LH_API lh_status lh_admit(lh_comm *comm, int64_t timeout_ms);
+LH_API lh_status lh_admit(lh_comm* comm, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------ operations */
 
@@ -400,10 +400,10 @@ LH_API lh_status lh_admit(lh_comm *comm, int64_t timeout_ms);
  * from where it is. The library packs all other tensors into memory shared with peerd, and unpacks
  * the result. */
 typedef struct lh_slice {
-  const void *source; /* as `source` of the operation; NULL if this member gives nothing */
+  const void* source; /* as `source` of the operation; NULL if this member gives nothing */
   /* As `target` of the operation. Two slices do not overlap, and a target overlaps at most its own
    * source, as far as the operation allows that. NULL if this member gets nothing */
-  void *target;
+  void* target;
   uint64_t count; /* as `count` of the operation; may be 0 */
   lh_dtype dtype;
   uint32_t zero;
@@ -421,13 +421,13 @@ typedef struct lh_all_reduce_options {
   lh_dtype dtype; /* the same at all members. Not a float8; LH_BOOL: not LH_AVG or LH_PROD */
   /* This member's input: `count` elements. Either the same address as `target` (in place), or
    * memory that does not overlap `target`. */
-  const void *source;
-  void *target;   /* where the result goes: `count` elements */
+  const void* source;
+  void* target;   /* where the result goes: `count` elements */
   uint64_t count; /* elements; the same at all members. With 0, source and target may be NULL */
   /* Several tensors: an array of 1 to LH_SLICES_MAX. Then source, target, count and dtype are not
    * used: source and target are NULL, and count is 0. The array is not used any more when the call
    * returns. NULL and 0: one tensor. */
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   /* Names the operation among those in flight on this communicator. Members match their calls by
    * tag, so they may start operations in any order. If an operation with this tag and the same
@@ -438,7 +438,7 @@ typedef struct lh_all_reduce_options {
    * all of them give the same set. The set keeps its name: ids of members that have died or left
    * may stay in it. Operations of different sets never meet, whatever their tags. The array is not
    * used any more when the call returns. NULL and 0: all members. */
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   /* The operation ends LH_TOO_FEW_MEMBERS if fewer members than this contribute (deaths shrink the
    * group). 0 or 1: a single member gets its own input back as the result. At most 1024; the same
@@ -453,7 +453,7 @@ typedef struct lh_all_reduce_options {
    * weights. A weight is 0 or more and finite; if their sum is 0, the operation ends
    * LH_TOO_FEW_MEMBERS. For floats only. NULL: no weights; either all members give a weight or
    * none. Read within the call. */
-  const double *weight;
+  const double* weight;
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
   uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
@@ -467,10 +467,10 @@ typedef struct lh_all_reduce_options {
    * error gets it, and those of the others become 0. If no member on a host gives an input, the
    * loss of the sums that the host encodes is added to the first error there. Each member decides
    * whether it keeps errors. NULL: it keeps none. */
-  float *error;
+  float* error;
   /* The same for slices: an array with an error for each, or NULL. Errors of slices without
    * elements may be NULL. The array is not used any more when the call returns. */
-  float *const *errors;
+  float* const* errors;
 } lh_all_reduce_options;
 #define LH_ALL_REDUCE_OPTIONS_INIT                                                                 \
   {                                                                                                \
@@ -517,8 +517,8 @@ typedef struct lh_all_reduce_options {
  * overwritten, because peerd had the original. Then get the shared state from the other members or
  * from a checkpoint, and compute the tensor again. To avoid this, give a target apart from source.
  */
-LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
-                                     lh_op **op_out);
+LH_API lh_status lh_all_reduce_start(lh_comm* comm, const lh_all_reduce_options* options,
+                                     lh_op** op_out);
 
 /* The other collectives. They follow lh_all_reduce_start() in options of the same name, tags,
  * buffers, errors and outcomes, except where their comments differ. All dtypes travel; float8 is
@@ -547,20 +547,20 @@ LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options 
 typedef struct lh_reduce_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source;
-  void *target; /* used at the root only; equal to source, or without overlap */
+  const void* source;
+  void* target; /* used at the root only; equal to source, or without overlap */
   uint64_t count;
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
   lh_algorithm algorithm;
   lh_reduce_op op;
   lh_order order;
-  const double *weight;
+  const double* weight;
   uint64_t root_member; /* member id of the root; 0: `root` names it */
   uint32_t root;        /* rank of the root */
   uint32_t zero;
@@ -571,34 +571,34 @@ typedef struct lh_reduce_options {
         LH_AUTO, LH_SUM, LH_ANY_ORDER, NULL, 0, 0, 0                                            \
   }
 /* Combines the sources of all members element by element, and gives the root the result. */
-LH_API lh_status lh_reduce_start(lh_comm *comm, const lh_reduce_options *options, lh_op **op_out);
+LH_API lh_status lh_reduce_start(lh_comm* comm, const lh_reduce_options* options, lh_op** op_out);
 
 typedef struct lh_reduce_scatter_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source; /* `world` parts: part i is for the member of rank i */
-  void *target;       /* this member's part. May be anywhere in `source` */
+  const void* source; /* `world` parts: part i is for the member of rank i */
+  void* target;       /* this member's part. May be anywhere in `source` */
   uint64_t count;     /* elements of one part */
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
   lh_algorithm algorithm;
   lh_reduce_op op;
   lh_order order;
-  const double *weight;
+  const double* weight;
   uint32_t world; /* 1 to 1024 */
   uint32_t zero;
-  const uint64_t *counts;   /* lengths of the parts of `source`; NULL: all are equal */
+  const uint64_t* counts;   /* lengths of the parts of `source`; NULL: all are equal */
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
   uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
   uint32_t codecs; /* with LH_QUANTIZE_AUTO: LH_CODEC_BIT() of those that it may take; else 0 */
-  float *error;    /* as in an all-reduce */
-  float *const *errors;
+  float* error;    /* as in an all-reduce */
+  float* const* errors;
 } lh_reduce_scatter_options;
 #define LH_REDUCE_SCATTER_OPTIONS_INIT                                                             \
   {                                                                                                \
@@ -608,26 +608,26 @@ typedef struct lh_reduce_scatter_options {
   }
 /* Combines the sources of all members element by element, and gives each member its part of the
  * result. Unless the outcome is LH_OK, target is unchanged. */
-LH_API lh_status lh_reduce_scatter_start(lh_comm *comm, const lh_reduce_scatter_options *options,
-                                         lh_op **op_out);
+LH_API lh_status lh_reduce_scatter_start(lh_comm* comm, const lh_reduce_scatter_options* options,
+                                         lh_op** op_out);
 
 typedef struct lh_all_gather_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source; /* this member's part. May be anywhere in `target` */
-  void *target;       /* room for `world` parts */
+  const void* source; /* this member's part. May be anywhere in `target` */
+  void* target;       /* room for `world` parts */
   uint64_t count;     /* elements of one part */
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
   lh_algorithm algorithm;
   uint32_t world; /* 1 to 1024 */
   uint32_t zero;
-  const uint64_t *counts;   /* lengths of the parts in `target`; NULL: all are equal */
+  const uint64_t* counts;   /* lengths of the parts in `target`; NULL: all are equal */
   lh_quantization quantize; /* the same at all members, like the next two */
   lh_rounding rounding;
   uint32_t block;  /* a power of two from 32 to 4096; 0: LH_BLOCK_DEFAULT, or none if not needed */
@@ -641,19 +641,19 @@ typedef struct lh_all_gather_options {
 /* Puts the sources of all members side by side. The parts come in the order of
  * lh_op_info_t.members, without gaps: the part of a member that has died or is in the background is
  * not there, and the last parts of `target` are unchanged or hold anything. */
-LH_API lh_status lh_all_gather_start(lh_comm *comm, const lh_all_gather_options *options,
-                                     lh_op **op_out);
+LH_API lh_status lh_all_gather_start(lh_comm* comm, const lh_all_gather_options* options,
+                                     lh_op** op_out);
 
 typedef struct lh_broadcast_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source; /* `count` elements. Only that of the root is sent */
-  void *target;       /* `count` elements. Equal to source, or without overlap */
+  const void* source; /* `count` elements. Only that of the root is sent */
+  void* target;       /* `count` elements. Equal to source, or without overlap */
   uint64_t count;
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
@@ -673,19 +673,19 @@ typedef struct lh_broadcast_options {
   }
 /* Copies the root's source to the targets of all members. Unless the outcome is LH_OK, a target
  * may hold anything, except that of the root if it is equal to source. */
-LH_API lh_status lh_broadcast_start(lh_comm *comm, const lh_broadcast_options *options,
-                                    lh_op **op_out);
+LH_API lh_status lh_broadcast_start(lh_comm* comm, const lh_broadcast_options* options,
+                                    lh_op** op_out);
 
 typedef struct lh_gather_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source; /* this member's part. At the root it may be anywhere in `target` */
-  void *target;       /* at the root: room for `world` parts. Not used elsewhere */
+  const void* source; /* this member's part. At the root it may be anywhere in `target` */
+  void* target;       /* at the root: room for `world` parts. Not used elsewhere */
   uint64_t count;     /* elements of one part */
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
@@ -693,7 +693,7 @@ typedef struct lh_gather_options {
   uint64_t root_member;   /* member id of the root; 0: `root` names it */
   uint32_t root;          /* rank of the root */
   uint32_t world;         /* 1 to 1024 */
-  const uint64_t *counts; /* at the root: lengths of the parts in `target`; NULL: all are equal */
+  const uint64_t* counts; /* at the root: lengths of the parts in `target`; NULL: all are equal */
 } lh_gather_options;
 #define LH_GATHER_OPTIONS_INIT                                                                  \
   {                                                                                             \
@@ -702,18 +702,18 @@ typedef struct lh_gather_options {
   }
 /* Puts the sources of all members side by side in the target of the root, in the order and with the
  * exceptions of an all-gather. */
-LH_API lh_status lh_gather_start(lh_comm *comm, const lh_gather_options *options, lh_op **op_out);
+LH_API lh_status lh_gather_start(lh_comm* comm, const lh_gather_options* options, lh_op** op_out);
 
 typedef struct lh_scatter_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source; /* at the root: `world` parts. Not used elsewhere */
-  void *target;       /* this member's part. At the root it may be anywhere in `source` */
+  const void* source; /* at the root: `world` parts. Not used elsewhere */
+  void* target;       /* this member's part. At the root it may be anywhere in `source` */
   uint64_t count;     /* elements of one part */
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
@@ -721,7 +721,7 @@ typedef struct lh_scatter_options {
   uint64_t root_member;   /* member id of the root; 0: `root` names it */
   uint32_t root;          /* rank of the root */
   uint32_t world;         /* 1 to 1024 */
-  const uint64_t *counts; /* at the root: lengths of the parts of `source`; NULL: all are equal */
+  const uint64_t* counts; /* at the root: lengths of the parts of `source`; NULL: all are equal */
 } lh_scatter_options;
 #define LH_SCATTER_OPTIONS_INIT                                                                  \
   {                                                                                              \
@@ -729,26 +729,26 @@ typedef struct lh_scatter_options {
         LH_AUTO, 0, 0, 0, NULL                                                                   \
   }
 /* Gives each member its part of the root's source: part i to the member of rank i. */
-LH_API lh_status lh_scatter_start(lh_comm *comm, const lh_scatter_options *options, lh_op **op_out);
+LH_API lh_status lh_scatter_start(lh_comm* comm, const lh_scatter_options* options, lh_op** op_out);
 
 typedef struct lh_all_to_all_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source; /* `world` parts: part i is for the member of rank i */
-  void *target;       /* `world` parts: part i is from the member of rank i. May overlap source */
+  const void* source; /* `world` parts: part i is for the member of rank i */
+  void* target;       /* `world` parts: part i is from the member of rank i. May overlap source */
   uint64_t count;     /* elements of one part; 0 with `counts` */
-  const lh_slice *slices;
+  const lh_slice* slices;
   uint64_t slice_count;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
   lh_on_fault on_fault;
   lh_algorithm algorithm; /* not LH_RING */
   uint32_t world;         /* 1 to 256 */
   uint32_t zero;
-  const uint64_t *counts;        /* lengths of the parts of `source`; NULL: all are equal */
-  const uint64_t *target_counts; /* lengths of the parts of `target`; NULL without `counts` */
+  const uint64_t* counts;        /* lengths of the parts of `source`; NULL: all are equal */
+  const uint64_t* target_counts; /* lengths of the parts of `target`; NULL without `counts` */
 } lh_all_to_all_options;
 #define LH_ALL_TO_ALL_OPTIONS_INIT                                                    \
   {                                                                                   \
@@ -757,15 +757,15 @@ typedef struct lh_all_to_all_options {
   }
 /* Each member gives each member a part. The parts from members in the background are unchanged or
  * hold anything. */
-LH_API lh_status lh_all_to_all_start(lh_comm *comm, const lh_all_to_all_options *options,
-                                     lh_op **op_out);
+LH_API lh_status lh_all_to_all_start(lh_comm* comm, const lh_all_to_all_options* options,
+                                     lh_op** op_out);
 
 typedef struct lh_send_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  const void *source;
+  const void* source;
   uint64_t count;
-  const lh_slice *slices; /* their targets are not used */
+  const lh_slice* slices; /* their targets are not used */
   uint64_t slice_count;
   uint64_t tag;
   lh_on_fault on_fault;
@@ -779,14 +779,14 @@ typedef struct lh_send_options {
 /* Sends a tensor to one other member, which calls lh_recv() with the same tag, count and dtype. It
  * ends when the receiver has the tensor. The two may exchange tensors in both directions at a time,
  * also with one tag. */
-LH_API lh_status lh_send_start(lh_comm *comm, const lh_send_options *options, lh_op **op_out);
+LH_API lh_status lh_send_start(lh_comm* comm, const lh_send_options* options, lh_op** op_out);
 
 typedef struct lh_recv_options {
   uint32_t struct_size;
   lh_dtype dtype;
-  void *target;
+  void* target;
   uint64_t count;
-  const lh_slice *slices; /* their sources are not used */
+  const lh_slice* slices; /* their sources are not used */
   uint64_t slice_count;
   uint64_t tag;
   lh_on_fault on_fault;
@@ -798,20 +798,20 @@ typedef struct lh_recv_options {
 #define LH_RECV_OPTIONS_INIT \
   { sizeof(lh_recv_options), LH_FLOAT32, NULL, 0, NULL, 0, 0, LH_AS_JOINED, LH_AUTO, 0, 0, 0 }
 /* Receives a tensor that another member sends to this one with lh_send(). */
-LH_API lh_status lh_recv_start(lh_comm *comm, const lh_recv_options *options, lh_op **op_out);
+LH_API lh_status lh_recv_start(lh_comm* comm, const lh_recv_options* options, lh_op** op_out);
 
 typedef struct lh_barrier_options {
   uint32_t struct_size;
   lh_on_fault on_fault;
   uint64_t tag;
-  const uint64_t *participants;
+  const uint64_t* participants;
   uint32_t participant_count;
   uint32_t min_world;
 } lh_barrier_options;
 #define LH_BARRIER_OPTIONS_INIT \
   { sizeof(lh_barrier_options), LH_AS_JOINED, 0, NULL, 0, 0 }
 /* Ends when every member has started it. It admits nobody: that is lh_begin_step(). */
-LH_API lh_status lh_barrier_start(lh_comm *comm, const lh_barrier_options *options, lh_op **op_out);
+LH_API lh_status lh_barrier_start(lh_comm* comm, const lh_barrier_options* options, lh_op** op_out);
 
 /* ------------------------------------------------------------------ shared state */
 
@@ -829,12 +829,12 @@ enum {
 typedef struct lh_tensor {
   uint32_t struct_size; /* the same in all elements of an array */
   lh_dtype dtype;
-  const char *name; /* 1 to 256 bytes of UTF-8 without control characters, unique in the state */
+  const char* name; /* 1 to 256 bytes of UTF-8 without control characters, unique in the state */
   /* The elements, contiguous, of any alignment. NULL if the tensor has no elements. Memory from
    * lh_alloc() is used in place. Memory elsewhere, and memory that two tensors share, is copied
    * into memory shared with peerd before each sync; changes are copied back after it. */
-  void *data;
-  const uint64_t *shape; /* `dims` sizes; NULL for a scalar */
+  void* data;
+  const uint64_t* shape; /* `dims` sizes; NULL for a scalar */
   uint32_t dims;         /* at most 8; 0: a scalar */
   uint32_t flags;        /* LH_ALLOW_UNEQUAL | LH_STAGED */
 } lh_tensor;
@@ -845,12 +845,12 @@ typedef struct lh_tensor {
  * members. Reads no tensor yet. The array, the names and the shapes are copied. The memory of the
  * tensors stays the caller's, and must stay valid until lh_state_free() or lh_close().
  * LH_UNAVAILABLE: no memory for the copies, or the client has 16 states already. */
-LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
-                              lh_state **state_out);
+LH_API lh_status lh_state_new(lh_client* client, const lh_tensor* tensors, uint32_t count,
+                              lh_state** state_out);
 /* Frees the state. NULL is allowed. LH_FAILED_PRECONDITION: a sync uses the state; or a sync or
  * lh_state_take() ended with LH_DEADLINE_EXCEEDED and was not called again for its outcome; or
  * peerd fetches the state in the background. */
-LH_API lh_status lh_state_free(lh_state *state);
+LH_API lh_status lh_state_free(lh_state* state);
 
 /* Copies and hashes all tensors ahead of a sync, and waits until peerd has done so. A newcomer
  * calls it before it joins, because from its admission on the others wait for its first sync. In
@@ -859,25 +859,25 @@ LH_API lh_status lh_state_free(lh_state *state);
  * LH_FAILED_PRECONDITION: a sync uses the state, an operation in flight uses one of its tensors, or
  * peerd fetches the state in the background. LH_DEADLINE_EXCEEDED: peerd is still hashing, and the
  * state is in use until it is done. */
-LH_API lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms);
-LH_API lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out);
+LH_API lh_status lh_state_prepare(lh_state* state, int64_t timeout_ms);
+LH_API lh_status lh_state_prepare_start(lh_state* state, lh_op** op_out);
 
 #define LH_ALL_TENSORS UINT32_MAX
 /* Says that the tensor at this index, or every tensor (LH_ALL_TENSORS), may have changed since the
  * last sync. Needed with LH_HASH_ON_CHANGE only. */
-LH_API lh_status lh_state_touch(lh_state *state, uint32_t tensor);
+LH_API lh_status lh_state_touch(lh_state* state, uint32_t tensor);
 /* After a sync: finds the next range of a tensor that came from other members. In: *offset is where
  * to start, in bytes. Out: the range begins at *offset and has *bytes bytes; *bytes is 0 if there
  * is no further range. */
-LH_API lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offset,
-                                      uint64_t *bytes);
+LH_API lh_status lh_state_next_change(lh_state* state, uint32_t tensor, uint64_t* offset,
+                                      uint64_t* bytes);
 
 #define LH_NO_REVISION UINT64_MAX
 /* peerd --keep-state keeps a copy of a state after its trainer has died. Gives the revision of the
  * copy that a former member of the same name left, of the same tensors; LH_NO_REVISION: no copy.
  * The first sync fills the tensors from this copy if the caller offers a lower revision and the
  * strategy is not LH_SEND. Then the caller need not load a checkpoint before. */
-LH_API lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out);
+LH_API lh_status lh_kept_revision(lh_comm* comm, lh_state* state, uint64_t* revision_out);
 
 /* Whose state a sync chooses.
  * LH_POPULAR: among the members with the highest revision, the state that most of them have. Either
@@ -903,7 +903,7 @@ typedef struct lh_progress {
 typedef struct lh_sync_options {
   uint32_t struct_size;
   lh_strategy strategy;
-  lh_state *state;
+  lh_state* state;
   /* The revision of what the tensors hold now, at most 2^63. The first sync of a group accepts any
    * revision. In each later sync the revision is one more than in the sync before. A member with a
    * lower revision is outdated, and fetches. A higher revision is refused. */
@@ -912,8 +912,8 @@ typedef struct lh_sync_options {
   uint32_t zero;
   /* Called while this member fetches, at most ten times a second, on the thread that waits for the
    * sync. NULL: not called. It may call the library, but must not free what the sync uses. */
-  void (*progress)(const lh_progress *progress, void *context);
-  void *progress_context;
+  void (*progress)(const lh_progress* progress, void* context);
+  void* progress_context;
 } lh_sync_options;
 #define LH_SYNC_OPTIONS_INIT \
   { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL }
@@ -957,21 +957,21 @@ typedef struct lh_sync_info_t {
  * LH_STATE_MISMATCH       this member's state does not fit the others' states; the text says why
  * LH_DEADLINE_EXCEEDED    no outcome yet; the sync goes on, and the next call waits for it
  * Unless the outcome is LH_OK, the tensors are as they were. */
-LH_API lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
-                               lh_sync_info_t *info);
-LH_API lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out);
+LH_API lh_status lh_sync_state(lh_comm* comm, const lh_sync_options* options, int64_t timeout_ms,
+                               lh_sync_info_t* info);
+LH_API lh_status lh_sync_state_start(lh_comm* comm, const lh_sync_options* options, lh_op** op_out);
 /* How much of the state this member has fetched in the sync that is in flight, as peerd last
  * reported it. All fields are 0 if nothing is fetched. Callers that poll use this function; others
  * use lh_sync_options.progress. */
-LH_API lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress);
+LH_API lh_status lh_sync_progress(lh_comm* comm, lh_progress* progress);
 /* lh_begin_step() and lh_sync_state() in one call, with one round trip to the coordinator. The
  * boundary can be passed although the sync fails: then info->passed is 1. After LH_ABORTED with
  * passed 1 call lh_sync_state(), not this function.
  * LH_FAILED_PRECONDITION: lh_begin_step() began the wait at this boundary; call that again. */
-LH_API lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options,
-                                    int64_t timeout_ms, lh_sync_info_t *info);
-LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options,
-                                          lh_op **op_out);
+LH_API lh_status lh_begin_step_sync(lh_comm* comm, const lh_sync_options* options,
+                                    int64_t timeout_ms, lh_sync_info_t* info);
+LH_API lh_status lh_begin_step_sync_start(lh_comm* comm, const lh_sync_options* options,
+                                          lh_op** op_out);
 /* For a member in the background, after a sync that returned with info->background 1: waits until
  * peerd has fetched the state that the group agreed on last, and writes it to the tensors. It waits
  * at most timeout_ms, and never longer than a day. `info` may be NULL; info->revision says what the
@@ -994,21 +994,21 @@ LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *
  * lh_state_take() again: it waits for the same answer. Until that call has given an outcome, this
  * member can begin neither a step nor a sync (LH_FAILED_PRECONDITION). If the late answer is
  * LH_DEADLINE_EXCEEDED or LH_ABORTED, it can begin them without that call. */
-LH_API lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms,
-                               lh_sync_info_t *info);
+LH_API lh_status lh_state_take(lh_comm* comm, lh_state* state, int64_t timeout_ms,
+                               lh_sync_info_t* info);
 /* What a sync did; `op` is from lh_sync_state_start() or lh_begin_step_sync_start().
  * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a sync. */
-LH_API lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info);
+LH_API lh_status lh_sync_info(lh_op* op, lh_sync_info_t* info);
 
 /* ------------------------------------------------------------------ waiting */
 
 /* Waits for the outcome of an operation and returns it. Every further call returns it again.
  * LH_DEADLINE_EXCEEDED: there is no outcome yet; the operation goes on, and the caller may wait
  * again. */
-LH_API lh_status lh_op_wait(lh_op *op, int64_t timeout_ms);
+LH_API lh_status lh_op_wait(lh_op* op, int64_t timeout_ms);
 /* Sets *finished_out to 1 if there is an outcome, else to 0. Does not wait for other members. It
  * may copy a result to the caller's memory first. */
-LH_API lh_status lh_op_test(lh_op *op, int *finished_out);
+LH_API lh_status lh_op_test(lh_op* op, int* finished_out);
 
 typedef struct lh_op_info_t {
   uint32_t struct_size;
@@ -1027,7 +1027,7 @@ typedef struct lh_op_info_t {
   /* Set by the caller: an array for the ids of the `world_size` members, and its length. The ids
    * come in rank order, and are the same at all members. NULL and 0: the ids are not wanted. Ids
    * beyond the array's length are left out. A group has at most 1024 members. */
-  uint64_t *members;
+  uint64_t* members;
   uint32_t members_capacity;
   uint32_t zero2;
   /* A digest of the set of these members' hosts: equal for operations with the same hosts, in any
@@ -1043,34 +1043,34 @@ typedef struct lh_op_info_t {
 /* What a collective did. If its outcome is not LH_OK, all fields but `staged` are 0.
  * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a
  * collective. */
-LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
+LH_API lh_status lh_op_info(lh_op* op, lh_op_info_t* info);
 /* lh_all_reduce_start(), lh_op_wait(), lh_op_info() and lh_op_free() in one call. Returns the
  * outcome; `info` may be NULL. *op_out is NULL, except if the operation has no outcome within
  * timeout_ms: then the call returns LH_DEADLINE_EXCEEDED, and *op_out is the operation, which goes
  * on. The caller waits for it with lh_op_wait() and frees it. */
-LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options,
-                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_all_reduce(lh_comm* comm, const lh_all_reduce_options* options,
+                               int64_t timeout_ms, lh_op_info_t* info, lh_op** op_out);
 /* The same for the other collectives. */
-LH_API lh_status lh_reduce(lh_comm *comm, const lh_reduce_options *options, int64_t timeout_ms,
-                           lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_reduce_scatter(lh_comm *comm, const lh_reduce_scatter_options *options,
-                                   int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_all_gather(lh_comm *comm, const lh_all_gather_options *options,
-                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_broadcast(lh_comm *comm, const lh_broadcast_options *options,
-                              int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_gather(lh_comm *comm, const lh_gather_options *options, int64_t timeout_ms,
-                           lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_scatter(lh_comm *comm, const lh_scatter_options *options, int64_t timeout_ms,
-                            lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_all_to_all(lh_comm *comm, const lh_all_to_all_options *options,
-                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_send(lh_comm *comm, const lh_send_options *options, int64_t timeout_ms,
-                         lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_recv(lh_comm *comm, const lh_recv_options *options, int64_t timeout_ms,
-                         lh_op_info_t *info, lh_op **op_out);
-LH_API lh_status lh_barrier(lh_comm *comm, const lh_barrier_options *options, int64_t timeout_ms,
-                            lh_op_info_t *info, lh_op **op_out);
+LH_API lh_status lh_reduce(lh_comm* comm, const lh_reduce_options* options, int64_t timeout_ms,
+                           lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_reduce_scatter(lh_comm* comm, const lh_reduce_scatter_options* options,
+                                   int64_t timeout_ms, lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_all_gather(lh_comm* comm, const lh_all_gather_options* options,
+                               int64_t timeout_ms, lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_broadcast(lh_comm* comm, const lh_broadcast_options* options,
+                              int64_t timeout_ms, lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_gather(lh_comm* comm, const lh_gather_options* options, int64_t timeout_ms,
+                           lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_scatter(lh_comm* comm, const lh_scatter_options* options, int64_t timeout_ms,
+                            lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_all_to_all(lh_comm* comm, const lh_all_to_all_options* options,
+                               int64_t timeout_ms, lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_send(lh_comm* comm, const lh_send_options* options, int64_t timeout_ms,
+                         lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_recv(lh_comm* comm, const lh_recv_options* options, int64_t timeout_ms,
+                         lh_op_info_t* info, lh_op** op_out);
+LH_API lh_status lh_barrier(lh_comm* comm, const lh_barrier_options* options, int64_t timeout_ms,
+                            lh_op_info_t* info, lh_op** op_out);
 /* Asks for the end of a collective that is in flight. Does not wait: after LH_OK, lh_op_wait()
  * tells the outcome. Usually that is LH_ABORTED, at all members, with the sources unchanged;
  * members that start the operation later get LH_ABORTED, too. If the operation was almost done, it
@@ -1082,11 +1082,11 @@ LH_API lh_status lh_barrier(lh_comm *comm, const lh_barrier_options *options, in
  * A cancelled operation delays all operations of the group that are in flight, by a few round trips
  * to the coordinator. LH_INVALID_ARGUMENT: `op` is not a collective. LH_UNAVAILABLE: out of memory.
  */
-LH_API lh_status lh_op_cancel(lh_op *op);
+LH_API lh_status lh_op_cancel(lh_op* op);
 /* Frees the handle. NULL is allowed. An operation in flight goes on, and its buffers still belong
  * to it. So wait for the outcome first, unless the process ends. A target that is not from
  * lh_alloc() gets the result only within lh_op_wait() or lh_op_test(). */
-LH_API void lh_op_free(lh_op *op);
+LH_API void lh_op_free(lh_op* op);
 
 /* Completion of several operations. All operations belong to the same client. */
 
@@ -1094,19 +1094,19 @@ LH_API void lh_op_free(lh_op *op);
  * of these in the array. Get its outcome with lh_op_wait(), which then does not wait.
  * LH_DEADLINE_EXCEEDED: none has an outcome; all go on. LH_INVALID_ARGUMENT: there are no
  * operations, or one belongs to another client. */
-LH_API lh_status lh_wait_any(lh_client *client, lh_op *const *ops, uint32_t count,
-                             int64_t timeout_ms, uint32_t *index_out);
+LH_API lh_status lh_wait_any(lh_client* client, lh_op* const* ops, uint32_t count,
+                             int64_t timeout_ms, uint32_t* index_out);
 
 /* Gives a descriptor for poll(), epoll or an event loop. It is readable when an operation of the
  * client may have ended. Then call lh_event_take(), and after that lh_op_test() for each operation
  * of interest. The client owns the descriptor: only wait for it, and do not read, write or close
  * it. It is the same in each call, and ends with lh_close(). LH_UNAVAILABLE: the system gives no
  * descriptor, or peerd has gone. */
-LH_API lh_status lh_event_fd(lh_client *client, int *fd_out);
+LH_API lh_status lh_event_fd(lh_client* client, int* fd_out);
 /* Makes the descriptor unreadable until something ends after this call. Does not wait. If peerd has
  * gone, all operations have ended, the descriptor may stay readable, and the call returns the error
  * of the connection. */
-LH_API lh_status lh_event_take(lh_client *client);
+LH_API lh_status lh_event_take(lh_client* client);
 
 /* For a thread of the caller: copies results to tensors that are not from lh_alloc(), as soon as
  * they come, until timeout_ms is over or lh_close() is called. Without it, such a copy happens when
@@ -1114,7 +1114,7 @@ LH_API lh_status lh_event_take(lh_client *client);
  * other threads takes some 10 us longer, because that thread reads the replies of peerd.
  * LH_DEADLINE_EXCEEDED: timeout_ms is over. LH_UNAVAILABLE: peerd has gone.
  * LH_FAILED_PRECONDITION: lh_close() was called. lh_close() waits for the end of this call. */
-LH_API lh_status lh_help(lh_client *client, int64_t timeout_ms);
+LH_API lh_status lh_help(lh_client* client, int64_t timeout_ms);
 
 #ifdef __cplusplus
 }
