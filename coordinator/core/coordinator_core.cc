@@ -623,16 +623,16 @@ std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& 
     return what + "the peer takes part in " + std::to_string(groups) +
            " groups, the most it can (LH_GROUPS_MAX)";
   }
-  if (join.cohort.empty()) return "";
+  if (join.wish.cohort.empty()) return "";
   uint32_t size = 0;
-  const size_t fellows = CountCohort({join.group.run, peer, join.cohort}, &size);
-  if (fellows > 0 && size != join.cohort_size) {
-    return what + "cohort " + join.cohort + " has " + std::to_string(join.cohort_size) +
+  const size_t fellows = CountCohort({join.group.run, peer, join.wish.cohort}, &size);
+  if (fellows > 0 && size != join.wish.cohort_size) {
+    return what + "cohort " + join.wish.cohort + " has " + std::to_string(join.wish.cohort_size) +
            " members by this join and " + std::to_string(size) +
            " by the others': give all the same cohort_size";
   }
-  if (fellows >= join.cohort_size) {
-    return what + "cohort " + join.cohort + " has its " + std::to_string(fellows) +
+  if (fellows >= join.wish.cohort_size) {
+    return what + "cohort " + join.wish.cohort + " has its " + std::to_string(fellows) +
            " members already: give another cohort, or a larger cohort_size at all of them";
   }
   return "";

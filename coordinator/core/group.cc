@@ -143,22 +143,23 @@ void Group::Join(const PeerRecord& peer, const control::Join& join, MemberId mem
   record.peer = peer.peer;
   record.request = join.request;
   record.name = join.name;
-  record.cohort = join.cohort;
-  record.cohort_size = join.cohort_size;
-  if (!join.cohort.empty()) record.after = kCohortIncomplete;
-  record.step_deadline_ms = join.step_deadline_ms;
-  if (join.background) record.background_until = control::kInBackground;
-  record.members = join.members;
-  record.named = join.named;
+  record.cohort = join.wish.cohort;
+  record.cohort_size = join.wish.cohort_size;
+  if (!join.wish.cohort.empty()) record.after = kCohortIncomplete;
+  record.step_deadline_ms = join.wish.step_deadline_ms;
+  if (join.wish.background) record.background_until = control::kInBackground;
+  record.members = join.wish.members;
+  record.named = join.wish.named;
   record_.members.push_back(record);
   std::erase_if(left_assembly_,
                 [&](const auto& left) { return left.first.starts_with(join.name + " at "); });
   out->messages.emplace_back(peer.peer, PendingOf(member));
   Note("join", member, peer.peer,
-       "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) + " name=" +
-           Clean(join.name) + (join.cohort.empty() ? "" : " cohort=" + Clean(join.cohort)) +
-           (join.background ? " mode=background" : "") +
-           (join.members > 0 ? " members=" + std::to_string(join.members) : ""),
+       "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) +
+           " name=" + Clean(join.name) +
+           (join.wish.cohort.empty() ? "" : " cohort=" + Clean(join.wish.cohort)) +
+           (join.wish.background ? " mode=background" : "") +
+           (join.wish.members > 0 ? " members=" + std::to_string(join.wish.members) : ""),
        out);
 }
 

@@ -112,8 +112,8 @@ std::string Group::ObjectionTo(PeerId peer, const control::Join& join) const {
            "its host is to come back, start its peerd again";
   }
   const uint32_t size = AssemblySize();
-  if (size == 0 || join.members == 0 || join.members == size) return "";
-  return "the join waits for " + std::to_string(join.members) +
+  if (size == 0 || join.wish.members == 0 || join.wish.members == size) return "";
+  return "the join waits for " + std::to_string(join.wish.members) +
          " members, and those that have come wait for " + std::to_string(size) +
          ": give all the same number";
 }

@@ -32,13 +32,7 @@ struct LocalJoin {
   LocalId local;
   GroupKey group;
   std::string name;
-  // As in control::Join.
-  std::string cohort;
-  uint32_t cohort_size = 0;
-  uint32_t step_deadline_ms = 0;
-  bool background = false;
-  uint32_t members = 0;
-  bool named = false;
+  control::JoinWish wish;
 };
 // A member has at most one open LocalStep and one open LocalLeave; the driver ensures this. From
 // this event until SyncDone nobody writes to the tensors of `sync`.

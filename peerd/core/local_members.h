@@ -38,12 +38,7 @@ struct LocalMember {
   LocalId id;
   GroupKey group;
   std::string name;
-  std::string cohort;
-  uint32_t cohort_size = 0;
-  uint32_t step_deadline_ms = 0;
-  bool background = false;  // it asked to join in the background
-  uint32_t members = 0;     // as in control::Join
-  bool named = false;
+  control::JoinWish wish;
   std::string present;  // JoinPending::present
   MemberId member;      // 0 while asking
   bool admitted = false;

@@ -1065,8 +1065,8 @@ class BackgroundCoreTest : public PeerCoreTest {
   // Members 2 and 3 contribute, at other peers. Member 1 joins here, in the background.
   void Enter() {
     Give(CoordinatorUp{});
-    Give(LocalJoin{LocalId(1), kGroup, "t", "", 0, 0, true});
-    EXPECT_TRUE(Sent<control::Join>(out_).at(0).background);
+    Give(LocalJoin{LocalId(1), kGroup, "t", {.background = true}});
+    EXPECT_TRUE(Sent<control::Join>(out_).at(0).wish.background);
     Say(control::JoinPending{1, kGroup, MemberId(1)});
     Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kInBackground}}));
     Up(2);

@@ -12,6 +12,7 @@
 #include "peerd/ipc/ipc_server_impl.h"
 #include "peerd/ipc/ipc_states.h"
 #include "proto/wire/ipc_check.h"
+#include "proto/wire/ipc_fields.h"
 #include "proto/wire/ipc_op.h"
 #include "proto/wire/limits.h"
 
@@ -146,26 +147,24 @@ void Server::RemoveRegion(Client& client) {
 }
 
 void Server::Join(Client& client) {
+  const lh_ipc_join& asked = client.request.u.join;
+  LocalJoin join{{}, {asked.run, asked.group}, asked.name, {}};
+  join.wish.named = !join.name.empty();
+  if (!join.wish.named) join.name = client.name;
+  std::string fault = TakeFields(asked, &join.wish);
+  if (fault.empty()) fault = FaultIn(join.wish);
+  if (!fault.empty()) return Deny(client, Code::kInvalidArgument, "join refused: " + fault);
   absl::StatusOr<Hold> held = client.account->Take(Resource::kMembers, 1);
   if (!held.ok()) {
     return DenyLimit(client, "join refused: " + std::string(held.status().message()));
   }
-  const LocalId local(next_local_++);
-  Member& member = members_[local];
+  join.local = LocalId(next_local_++);
+  Member& member = members_[join.local];
   member.client = &client;
   member.held = *std::move(held);
   member.join_call = client.request.call;
-  client.locals.insert(local);
-  const lh_ipc_join& wish = client.request.u.join;
-  handler_->OnJoin({local,
-                    {wish.run, wish.group},
-                    wish.name[0] != '\0' ? wish.name : client.name,
-                    wish.cohort,
-                    wish.cohort_size,
-                    wish.step_deadline_ms,
-                    wish.background != 0,
-                    wish.members,
-                    wish.name[0] != '\0'});
+  client.locals.insert(join.local);
+  handler_->OnJoin(join);
 }
 
 void Server::Leave(Client& client) {
@@ -407,7 +406,9 @@ void Server::Op(Client& client) {
         table_bytes == UINT64_MAX ? nullptr : Locate(client, wish.table, table_bytes);
     if (from == nullptr) {
       return Deny(client, Code::kInvalidArgument,
-                  "op refused: its table lies outside of the arena");
+                  table_bytes == UINT64_MAX
+                      ? "op refused: its table has too many participants, lengths or pieces"
+                      : "op refused: its table lies outside of the arena");
     }
     table.assign(from, from + table_bytes);
   }

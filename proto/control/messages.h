@@ -87,11 +87,9 @@ struct Hello {
              LH_FIELD(term), LH_FIELD(coordinator, kLabel));
 };
 
-// A local trainer asks to become a member. The peer never uses the same `request` for another join.
-struct Join {
-  uint64_t request = 0;
-  GroupKey group;
-  std::string name;  // for people
+// What a trainer wishes of its membership. Its request on the socket (lh_ipc_join in
+// proto/wire/ipc.h) has fields of the same names, except `named`.
+struct JoinWish {
   // The cohort: members of one run at this peer that are admitted together and removed together.
   // All of them give the same size. "" and 0: none.
   std::string cohort;
@@ -110,12 +108,21 @@ struct Join {
   // epoch, in the order of their peers.
   bool named = false;
   std::string Fault() const;
+  LH_FIELDS(JoinWish, LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}),
+            LH_FIELD(cohort_size),
+            LH_FIELD(step_deadline_ms, rule::Range{0, LH_STEP_DEADLINE_MS_MAX}),
+            LH_FIELD(background), LH_FIELD(members, rule::Range{0, LH_MEMBERS_MAX}),
+            LH_FIELD(named));
+};
+
+// A local trainer asks to become a member. The peer never uses the same `request` for another join.
+struct Join {
+  uint64_t request = 0;
+  GroupKey group;
+  std::string name;  // for people
+  JoinWish wish;
   LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
-             LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}),
-             LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}), LH_FIELD(cohort_size),
-             LH_FIELD(step_deadline_ms, rule::Range{0, LH_STEP_DEADLINE_MS_MAX}),
-             LH_FIELD(background), LH_FIELD(members, rule::Range{0, LH_MEMBERS_MAX}),
-             LH_FIELD(named));
+             LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(wish, rule::Flat{}));
 };
 
 // A member leaves, or its trainer died (`died`). The member is pending or admitted.

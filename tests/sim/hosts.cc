@@ -996,18 +996,19 @@ void PeerHost::ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)>
 }
 
 peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
-                              uint32_t slot, const Terms& terms) {
+                              uint32_t slot, const control::JoinWish& terms) {
   const peerd::LocalId local(next_local_++);
   locals_[local] = {trainer, group, false};
   context_.checker->OnLocalJoin({id_, local}, group.group, slot, terms);
-  Terms asked = terms;
+  control::JoinWish asked = terms;
   if (context_.planted == Planted::kTermsIgnored) {
-    asked = {"", 0, terms.step_deadline_ms == 0 ? context_.detect_ms : 0, false};
+    asked = {};
+    if (terms.step_deadline_ms == 0) asked.step_deadline_ms = context_.detect_ms;
   }
+  asked.named = asked.members > 0;
   FromTrainer([this, local, group, name, asked] {
     Asks(local).join = true;
-    engine_->OnJoin({local, group, name, asked.cohort, asked.cohort_size, asked.step_deadline_ms,
-                     asked.background, asked.members, asked.members > 0});
+    engine_->OnJoin({local, group, name, asked});
     Wake();
   });
   return local;

@@ -205,7 +205,7 @@ class PeerHost final : private peerd::TransportListener,
 
   // ---- requests of its trainers; each arrives a little later, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
-                      uint32_t slot, const Terms& terms = {});
+                      uint32_t slot, const control::JoinWish& terms = {});
   // `sync`: the state that the member offers, if any. Nobody writes to that state until OnSyncDone.
   void Step(peerd::LocalId local, std::optional<peerd::StateSync> sync = std::nullopt);
   void Sync(peerd::LocalId local, const peerd::StateSync& sync);

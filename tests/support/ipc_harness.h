@@ -44,12 +44,13 @@ class ScriptedHandler : public TrainerRequests {
   void OnJoin(const LocalJoin& join) override {
     events.push_back("join " + std::to_string(join.local.value()) + " " + ToString(join.group) +
                      " " + join.name);
-    if (!join.cohort.empty()) {
-      events.back() += " cohort " + join.cohort + " of " + std::to_string(join.cohort_size);
+    const control::JoinWish& wish = join.wish;
+    if (!wish.cohort.empty()) {
+      events.back() += " cohort " + wish.cohort + " of " + std::to_string(wish.cohort_size);
     }
-    if (join.members != 0) events.back() += " members " + std::to_string(join.members);
-    if (join.step_deadline_ms != 0) {
-      events.back() += " step_deadline_ms " + std::to_string(join.step_deadline_ms);
+    if (wish.members != 0) events.back() += " members " + std::to_string(wish.members);
+    if (wish.step_deadline_ms != 0) {
+      events.back() += " step_deadline_ms " + std::to_string(wish.step_deadline_ms);
     }
     if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
   }

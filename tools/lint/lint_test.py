@@ -11,6 +11,7 @@ from unittest import mock
 
 import cycles
 import definitions
+import file_lists
 import layering
 import names
 import purity
@@ -216,6 +217,31 @@ class Names(unittest.TestCase):
             "docs/page.md": "[code](../base/b.h)\n\nMade by bench/results/new.json, told in docs/other.md.\n",
         }
         self.assertEqual(findings(names.check, files), ["base/a.h:2", "docs/page.md:3"])
+
+
+class FileLists(unittest.TestCase):
+    LIST = "## What a feature costs\n\nWords.\n\n*An option* (3, and its use):\n- `base/a.{h,cc}`,\n- `docs/*.md`\n\nMore.\n"
+    FILES = {"base/a.h": "", "base/a.cc": "", "docs/page.md": ""}
+
+    def test_a_list_that_is_right_passes(self) -> None:
+        self.assertEqual(findings(file_lists.check, {**self.FILES, file_lists.PAGE: self.LIST}), [])
+        elsewhere = self.LIST.replace("What a feature costs", "Style").replace("a.{h", "b.{h")
+        self.assertEqual(findings(file_lists.check, {**self.FILES, file_lists.PAGE: elsewhere}), [])
+
+    def test_a_wrong_number_and_a_missing_file_are_found(self) -> None:
+        for right, wrong in (
+            ("(3,", "(4,"),
+            ("`base/a.{h,cc}`", "`base/a.h` and its source"),
+            ("base/a.{h,cc}", "base/{a,b}.h"),
+            ("docs/*.md", "docs/*.proto"),
+            ("`docs/*.md`", "`page.md`"),
+        ):
+            files = {**self.FILES, file_lists.PAGE: self.LIST.replace(right, wrong)}
+            self.assertEqual(findings(file_lists.check, files), ["CONTRIBUTING.md:5"], wrong)
+
+    def test_a_file_in_other_words_of_the_section_has_to_exist(self) -> None:
+        files = {**self.FILES, file_lists.PAGE: self.LIST.replace("More.", "More in `base/b.h`.")}
+        self.assertEqual(findings(file_lists.check, files), ["CONTRIBUTING.md:9"])
 
 
 class Definitions(unittest.TestCase):

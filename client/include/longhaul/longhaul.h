@@ -300,11 +300,13 @@ typedef struct lh_join_options {
  * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. The text says what
  * it waited for; with `members`, who has come and who has left again. LH_UNAVAILABLE:
  * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or
- * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why. */
+ * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why.
+ * LH_INVALID_ARGUMENT: the text names the option. */
 LH_API lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** comm_out);
 /* lh_join() without waiting. *comm_out can be used once lh_op_wait(*op_out) has returned LH_OK. In
  * every other case free it with lh_comm_free(), which also withdraws a request to join that is
- * still open. options->timeout_ms is not used. */
+ * still open. options->timeout_ms is not used. peerd checks most options, so a wrong one may be the
+ * outcome of *op_out. */
 LH_API lh_status lh_join_start(lh_client* client, const lh_join_options* options,
                                lh_comm** comm_out, lh_op** op_out);
 
@@ -494,7 +496,8 @@ typedef struct lh_all_reduce_options {
  * Returns: LH_OK and a new operation in *op_out, or an error and NULL in *op_out.
  * LH_FAILED_PRECONDITION: source or target shares memory with a tensor of a state that is in a
  * sync; or target shares memory with a state that peerd fetches in the background
- * (lh_state_take()). LH_INVALID_ARGUMENT, LH_UNAVAILABLE, LH_EVICTED: the text says why.
+ * (lh_state_take()). LH_INVALID_ARGUMENT: the call's structs or memory cannot be used. (Other wrong
+ * options are found by peerd, and are an outcome.) LH_UNAVAILABLE, LH_EVICTED: the text says why.
  *
  * Outcomes, and what the buffers hold then:
  * LH_OK                every member that stays in the group has the same bytes in its target
@@ -502,8 +505,9 @@ typedef struct lh_all_reduce_options {
  *                      was cancelled (lh_op_cancel()); source is unchanged
  * LH_TOO_FEW_MEMBERS   too few members contribute, or their weights sum to 0, at all members;
  *                      source is unchanged
- * LH_INVALID_ARGUMENT  the members' calls differ in an option that has to be the same, at all
- *                      members; or the tag is in use; source is unchanged
+ * LH_INVALID_ARGUMENT  an option is wrong, or the tag is in use: the text names it, and only this
+ *                      member's operation ends; or the members' calls differ in an option that has
+ *                      to be the same, at all members. source is unchanged
  * LH_EVICTED           this member was removed; source is unchanged
  * LH_UNAVAILABLE       peerd refused the operation for lack of memory or room, and source is
  *                      unchanged; or peerd stopped or died (lh_client_check()), and the other

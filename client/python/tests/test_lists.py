@@ -170,7 +170,7 @@ def test_a_list_that_cannot_be_is_refused_before_it_starts(cluster: LocalCluster
     ones = np.ones(8, np.float32)
     refusals: list[tuple[str, Callable[[], object]]] = [
         ("list of tensors is empty", lambda: comm.all_reduce([])),
-        ("dtype is 7; with a weight give a float", lambda: comm.all_reduce([ones, np.ones(8, int)], weight=1.0)),
+        ("dtype is int64, not a float with weights", lambda: comm.all_reduce([ones, np.ones(8, int)], weight=1.0)),
         ("counts is given for a list", lambda: comm.all_gather([ones], out=[ones.copy()], counts=[8])),
         ("slices 0 and 1 share memory", lambda: comm.all_reduce([ones[:5], ones[4:]])),
         ("slices 0 and 0 share memory", lambda: comm.all_reduce([ones[:5]], out=[ones[2:7]])),
