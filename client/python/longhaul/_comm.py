@@ -27,8 +27,9 @@ from ._errors import (
 from ._log import Counters, logger
 from ._member import Member
 from ._op_info import OpInfo
-from ._state import OnProgress, State, SyncInfo
+from ._state import State
 from ._sync import Syncs, check_state
+from ._sync_info import OnProgress, SyncInfo
 from ._work import Work
 from ._world import MemberInfo, World
 

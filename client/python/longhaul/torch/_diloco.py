@@ -22,7 +22,8 @@ from .._comm import Comm
 from .._errors import FailedPrecondition, InvalidArgument
 from .._op_info import OpInfo
 from .._quant import Quant, quant_of
-from .._state import State, SyncInfo
+from .._state import State
+from .._sync_info import SyncInfo
 from ._error_feedback import ErrorFeedback
 from ._fragment import Fragment
 from ._outer import Outer

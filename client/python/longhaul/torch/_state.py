@@ -12,9 +12,10 @@ import torch
 
 from .. import _digest
 from .._errors import Error, InvalidArgument
-from .._state import Holder, SyncInfo
+from .._state import Holder
 from .._state import State as PlainState
 from .._state_tensor import tensor_of
+from .._sync_info import SyncInfo
 from . import _objects, _rng
 from ._memory import local_part
 from ._objects import Json

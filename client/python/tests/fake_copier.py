@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ._copier import DOWN, UP, Copier, Mark, copier_used, side_by_side, spread
+from longhaul.torch import _copier
+from longhaul.torch._copier import DOWN, UP, Copier, Mark, side_by_side, spread
 
 #: A test that holds something back must let it go by then.
 _PATIENCE_S = 120.0
@@ -105,7 +106,7 @@ class FakeCopier(Copier):
         super().__init__(torch.device("cuda", index))
         self._kind: type[DeviceTensor] = type("DeviceTensor", (DeviceTensor,), {"on": self.device})
         self._lanes = {name: _Lane(name) for name in (DOWN, UP, "stream")}
-        self._stack = contextlib.ExitStack()
+        self._before: Copier | None = None
         self.log: list[tuple[str, int]] = []
         self.pinned: dict[int, int] = {}
         self.capture = False
@@ -113,11 +114,16 @@ class FakeCopier(Copier):
         self.fails: str | None = None
 
     def __enter__(self) -> FakeCopier:
-        self._stack.enter_context(copier_used(self))
+        with _copier._lock:
+            self._before = _copier._copiers.get(self.device)
+            _copier._copiers[self.device] = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        with _copier._lock:
+            del _copier._copiers[self.device]
+            if self._before is not None:
+                _copier._copiers[self.device] = self._before
         for lane in self._lanes.values():
             lane.end()
         self._lanes.clear()
