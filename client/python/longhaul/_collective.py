@@ -20,8 +20,7 @@ from ._work import Op, Work, abandon, result_of
 
 Counts = Sequence[int]
 
-_MEMBER_ID_MAX = (1 << 64) - 1
-_LENGTH_MAX = (1 << 48) - 1
+_NUMBER_MAX = (1 << 64) - 1
 
 
 class _Of(NamedTuple):
@@ -43,7 +42,7 @@ class _Of(NamedTuple):
 def _set_participants(options: Any, value: Iterable[int] | None) -> None:
     if value is None:
         return
-    ids = [number_of(each, "a member id of participants", _MEMBER_ID_MAX) for each in value]
+    ids = [number_of(each, "a member id of participants", _NUMBER_MAX) for each in value]
     if not ids:
         raise InvalidArgument("participants is empty; give the ids of the members that take part, or None for all")
     options.participants = (ctypes.c_uint64 * len(ids))(*ids)
@@ -160,7 +159,7 @@ def _set_slices(options: Any, sources: Tensors | None, targets: Tensors | None, 
 
 
 def _lengths(counts: Counts, name: str) -> list[int]:
-    return [number_of(each, f"{name}[{i}]", _LENGTH_MAX) for i, each in enumerate(counts)]
+    return [number_of(each, f"{name}[{i}]", _NUMBER_MAX) for i, each in enumerate(counts)]
 
 
 def _check_counts(counts: list[int], whole: Tensors, counts_name: str) -> None:
@@ -211,7 +210,7 @@ def _name_member(options: Any, field: str, rank: int | None, member: int | None,
     """Fills in a root or partner. name: what the arguments are called."""
     name = name or field
     if member is not None:
-        number = number_of(member, f"{name}_member", _MEMBER_ID_MAX)
+        number = number_of(member, f"{name}_member", _NUMBER_MAX)
         if number == 0:
             raise InvalidArgument(f"{name}_member is 0, which is no member; give an id from comm.members")
         setattr(options, f"{field}_member", number)
@@ -535,7 +534,7 @@ class Collectives:
         if not async_op:
             self._client.watcher.check_may_wait(name)
         deadline = _native.Deadline(timeout)
-        options.tag = number_of(tag, "tag", (1 << 64) - 1)
+        options.tag = number_of(tag, "tag", _NUMBER_MAX)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
         for option, value in more.items():
             if option not in _SETTERS or not hasattr(options, option):
