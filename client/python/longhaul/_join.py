@@ -124,12 +124,12 @@ def _join_options(
             raise InvalidArgument(f"{what}: members is 0; give the number of members to wait for, or None")
     if cohort is not None:
         try:
-            name, size = cohort
-            options.cohort = name.encode()
+            cohort_name, size = cohort
+            options.cohort = cohort_name.encode()
             options.cohort_size = size if 0 < size < 1 << 32 else 0
         except (AttributeError, TypeError, ValueError):
             raise InvalidArgument(f"{what}: cohort is {cohort!r}; give a tuple (name, size)") from None
-        if not name:
+        if not cohort_name:
             raise InvalidArgument(f"{what}: cohort is {cohort!r}; the name must not be empty")
     if step_deadline is not None:
         if not 0.001 <= step_deadline <= 86400:
