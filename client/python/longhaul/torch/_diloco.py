@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import operator
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import torch
 
 from .._arena import arena_of
 from .._comm import Comm
-from .._errors import FailedPrecondition, InvalidArgument
+from .._errors import FailedPrecondition, InvalidArgument, number_of
 from .._op_info import OpInfo
 from .._quant import Quant, quant_of
 from .._state import State
@@ -81,7 +79,7 @@ class Rounds(abc.ABC):
         pin_memory: bool = False,
         backup_device: torch.device | str | None = None,
     ) -> None:
-        self._sync_every = _whole(sync_every, "sync_every", 1)
+        self._sync_every = number_of(sync_every, "sync_every", least=1)
         if not bucket_cap_mb > 0:
             raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb!r}; give a number of MiB above 0")
         if backup_device is not None and torch.device(backup_device).type != "cpu":
@@ -133,9 +131,7 @@ class Rounds(abc.ABC):
             self._block = block.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Without an exception: applies the ops in flight, and sets the model to the global parameters.
 
         With one, it waits for nothing; the model keeps the values of the inner steps.
@@ -519,13 +515,13 @@ class StreamingDiLoCo(OuterRounds):
         **options: Unpack[OuterOptions],
     ) -> None:
         fragments = divided(model, model_fragments)
-        sync_every = _whole(sync_every, "sync_every", 1)
+        sync_every = number_of(sync_every, "sync_every", least=1)
         self._turn, rest = divmod(sync_every, len(fragments))
         if rest:
             raise InvalidArgument(
                 f"sync_every is {sync_every}, and there are {len(fragments)} fragments; give a multiple of that number"
             )
-        self._delay = _whole(fragment_sync_delay, "fragment_sync_delay", 0)
+        self._delay = number_of(fragment_sync_delay, "fragment_sync_delay")
         if self._delay >= self._turn:
             raise InvalidArgument(
                 f"fragment_sync_delay is {self._delay}, and each of the {len(fragments)} fragments has a turn of "
@@ -591,13 +587,3 @@ def _outer_optimizers(
         parameters = [parameter for fragment in fragments for parameter in fragment]
         return [torch.optim.SGD(parameters, lr=0.7, momentum=momentum, nesterov=momentum > 0)]
     return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
-
-
-def _whole(value: int, name: str, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"{name} is {value!r}; give a whole number") from None
-    if number < least:
-        raise InvalidArgument(f"{name} is {number}; give {least} or more")
-    return number
