@@ -140,8 +140,8 @@ def lines_of(path: str) -> list[str]:
 
 
 def compile_packages() -> list[str]:
-    """The packages of deploy/apt-packages.txt that compiling needs: those before the line `# To check`."""
-    text = (ROOT / "deploy/apt-packages.txt").read_text().split("# To check")[0]
+    """The packages of deploy/apt-packages.txt that compiling needs: those before the line `# To run`."""
+    text = (ROOT / "deploy/apt-packages.txt").read_text().split("# To run")[0]
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
