@@ -39,6 +39,13 @@ class _Of(NamedTuple):
 # ------------------------------------------------------------------ options
 
 
+def _options(name: str, op: str | None = None) -> Any:
+    options: Any = _native.COLLECTIVES[name]()
+    if op is not None:
+        options.op = code_of(_native.REDUCE_OPS, op, "op")
+    return options
+
+
 def _set_participants(options: Any, value: Iterable[int] | None) -> None:
     if value is None:
         return
@@ -238,8 +245,7 @@ class Collectives:
         self._starter = Starter()
 
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
-        options = _native.AllReduceOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options = _options("all_reduce", op)
         sources, targets = _alike(tensor, out)
         errors = _errors_of(tensor, more.pop("error", None), sources)
         return self._start("all_reduce", owner, options, self._fill(options, sources, targets, errors), **more)
@@ -247,8 +253,7 @@ class Collectives:
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.ReduceOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options = _options("reduce", op)
         targets = None
         if self._is_root(options, root, root_member):
             sources, targets = _alike(tensor, out)
@@ -259,7 +264,7 @@ class Collectives:
     def broadcast(
         self, owner: object, tensor: Any, root: int, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.BroadcastOptions()
+        options = _options("broadcast")
         _name_member(options, "root", root, root_member)
         return self._start("broadcast", owner, options, self._fill(options, *_alike(tensor, out)), **more)
 
@@ -279,9 +284,7 @@ class Collectives:
 
         root: rank and member id. Only the root has the whole then.
         """
-        options: Any = _native.COLLECTIVES[name]()
-        if op is not None:
-            options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options = _options(name, op)
         gathers = name.endswith("gather")
         part_name, part, whole_name, whole = (
             ("tensor", tensor, "out", out) if gathers else ("out", out, "tensor", tensor)
@@ -325,7 +328,7 @@ class Collectives:
         out_counts: Counts | None,
         more: dict[str, Any],
     ) -> OpInfo | Work:
-        options = _native.AllToAllOptions()
+        options = _options("all_to_all")
         _check_lists(tensor, out, "tensor", "out")
         sources, targets = tensors_of(tensor, "tensor", written=False), tensors_of(out, "out", written=True)
         if (counts is None) != (out_counts is None):
@@ -366,7 +369,7 @@ class Collectives:
     def send(
         self, owner: object, tensor: Any, to: int | None, to_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.SendOptions()
+        options = _options("send")
         _name_member(options, "to", to, to_member)
         sources = tensors_of(tensor, "tensor", written=False)
         return self._start("send", owner, options, self._fill(options, sources, None), **more)
@@ -374,13 +377,13 @@ class Collectives:
     def recv(
         self, owner: object, tensor: Any, source: int | None, source_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.RecvOptions()
+        options = _options("recv")
         _name_member(options, "from", source, source_member, "source")
         targets = tensors_of(tensor, "tensor", written=True)
         return self._start("recv", owner, options, self._fill(options, None, targets), **more)
 
     def barrier(self, owner: object, more: dict[str, Any]) -> OpInfo | Work:
-        return self._start("barrier", owner, _native.BarrierOptions(), _Of("", ()), **more)
+        return self._start("barrier", owner, _options("barrier"), _Of("", ()), **more)
 
     def reduce_numbers(
         self, owner: object, values: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
@@ -388,8 +391,7 @@ class Collectives:
         """Reduces a small array of numbers in place."""
         elements = Elements(ctypes.addressof(values), len(values), "uint64", (len(values),), values)
         numbers = Tensors.one("numbers", elements)
-        options = _native.AllReduceOptions()
-        options.op = _native.REDUCE_OPS[op]
+        options = _options("all_reduce", op)
         of = self._fill(options, numbers, numbers)
         info = self._start("all_reduce", owner, options, of, tag=tag, timeout=timeout)
         assert isinstance(info, OpInfo)
