@@ -39,6 +39,13 @@ class _Of(NamedTuple):
 # ------------------------------------------------------------------ options
 
 
+def _options(name: str, op: str | None = None) -> Any:
+    options: Any = _native.COLLECTIVES[name]()
+    if op is not None:
+        options.op = code_of(_native.REDUCE_OPS, op, "op")
+    return options
+
+
 def _set_participants(options: Any, value: Iterable[int] | None) -> None:
     if value is None:
         return
@@ -238,8 +245,7 @@ class Collectives:
         self._starter = Starter()
 
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
-        options = _native.AllReduceOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options = _options("all_reduce", op)
         sources, targets = _alike(tensor, out)
         errors = _errors_of(tensor, more.pop("error", None), sources)
         return self._start("all_reduce", owner, options, self._fill(options, sources, targets, errors), **more)
@@ -247,8 +253,7 @@ class Collectives:
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.ReduceOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options = _options("reduce", op)
         targets = None
         if self._is_root(options, root, root_member):
             sources, targets = _alike(tensor, out)
@@ -256,66 +261,63 @@ class Collectives:
             sources = tensors_of(tensor, "tensor", written=False)
         return self._start("reduce", owner, options, self._fill(options, sources, targets), **more)
 
-    def reduce_scatter(
-        self, owner: object, tensor: Any, op: str, out: Any, counts: Counts | None, more: dict[str, Any]
-    ) -> OpInfo | Work:
-        options = _native.ReduceScatterOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
-        wholes, parts = self._parts(options, (tensor, "tensor"), (out, "out"), counts, more)
-        errors = _errors_of(tensor, more.pop("error", None), wholes)
-        of = self._fill(options, wholes, parts, errors, counts=parts.counts)
-        return self._start("reduce_scatter", owner, options, of, **more)
-
-    def all_gather(
-        self, owner: object, tensor: Any, out: Any, counts: Counts | None, more: dict[str, Any]
-    ) -> OpInfo | Work:
-        options = _native.AllGatherOptions()
-        wholes, parts = self._parts(options, (out, "out"), (tensor, "tensor"), counts, more)
-        return self._start("all_gather", owner, options, self._fill(options, parts, wholes), **more)
-
     def broadcast(
         self, owner: object, tensor: Any, root: int, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.BroadcastOptions()
+        options = _options("broadcast")
         _name_member(options, "root", root, root_member)
         return self._start("broadcast", owner, options, self._fill(options, *_alike(tensor, out)), **more)
 
-    def gather(
+    def in_parts(
         self,
+        name: str,
         owner: object,
         tensor: Any,
-        root: int,
-        root_member: int | None,
         out: Any,
         counts: Counts | None,
         more: dict[str, Any],
+        *,
+        op: str | None = None,
+        root: tuple[int, int | None] | None = None,
     ) -> OpInfo | Work:
-        options = _native.GatherOptions()
-        if not self._is_root(options, root, root_member):
-            out = None
-        elif out is None:
-            raise InvalidArgument("out is None; this member is the root of the gather, so it needs an out")
-        wholes, parts = self._parts(options, (out, "out"), (tensor, "tensor"), counts, more)
-        return self._start("gather", owner, options, self._fill(options, parts, wholes), **more)
+        """Collectives whose tensor, or out, has a part for each member, while the other one is a part.
 
-    def scatter(
-        self,
-        owner: object,
-        tensor: Any,
-        root: int,
-        root_member: int | None,
-        out: Any,
-        counts: Counts | None,
-        more: dict[str, Any],
-    ) -> OpInfo | Work:
-        options = _native.ScatterOptions()
-        if not self._is_root(options, root, root_member):
-            tensor = None
-        elif tensor is None:
-            raise InvalidArgument("tensor is None; this member is the root of the scatter, so it needs a tensor")
-        wholes, parts = self._parts(options, (tensor, "tensor"), (out, "out"), counts, more)
-        of = self._fill(options, wholes, parts, counts=parts.counts)
-        return self._start("scatter", owner, options, of, **more)
+        root: rank and member id. Only the root has the whole then.
+        """
+        options = _options(name, op)
+        gathers = name.endswith("gather")
+        part_name, part, whole_name, whole = (
+            ("tensor", tensor, "out", out) if gathers else ("out", out, "tensor", tensor)
+        )
+        if root is not None and not self._is_root(options, *root):
+            whole = None
+        elif root is not None and whole is None:
+            raise InvalidArgument(
+                f"{whole_name} is None; this member is the root of the {name}, so it needs "
+                + ("an out" if gathers else "a tensor")
+            )
+        parts = tensors_of(part, part_name, written=not gathers)
+        wholes = world = None
+        if whole is not None:
+            _check_lists(part, whole, part_name, whole_name)
+            wholes = tensors_of(whole, whole_name, written=gathers)
+        if counts is not None:
+            _check_one(parts)
+            lengths = _lengths(counts, "counts")
+            if wholes is not None:
+                _check_dtypes(wholes, parts)
+                _check_counts(lengths, wholes, "counts")
+            world = len(lengths)
+            options.counts = _c_numbers(lengths or [0])
+        elif wholes is not None:
+            world = _world_of(wholes, parts)
+        options.world = world or self._world(more)
+        errors = None
+        if wholes is not None and hasattr(options, "error"):
+            errors = _errors_of(tensor, more.pop("error", None), wholes)
+        sources, targets = (parts, wholes) if gathers else (wholes, parts)
+        of = self._fill(options, sources, targets, errors, counts=parts.counts)
+        return self._start(name, owner, options, of, **more)
 
     def all_to_all(
         self,
@@ -326,7 +328,7 @@ class Collectives:
         out_counts: Counts | None,
         more: dict[str, Any],
     ) -> OpInfo | Work:
-        options = _native.AllToAllOptions()
+        options = _options("all_to_all")
         _check_lists(tensor, out, "tensor", "out")
         sources, targets = tensors_of(tensor, "tensor", written=False), tensors_of(out, "out", written=True)
         if (counts is None) != (out_counts is None):
@@ -367,7 +369,7 @@ class Collectives:
     def send(
         self, owner: object, tensor: Any, to: int | None, to_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.SendOptions()
+        options = _options("send")
         _name_member(options, "to", to, to_member)
         sources = tensors_of(tensor, "tensor", written=False)
         return self._start("send", owner, options, self._fill(options, sources, None), **more)
@@ -375,13 +377,13 @@ class Collectives:
     def recv(
         self, owner: object, tensor: Any, source: int | None, source_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.RecvOptions()
+        options = _options("recv")
         _name_member(options, "from", source, source_member, "source")
         targets = tensors_of(tensor, "tensor", written=True)
         return self._start("recv", owner, options, self._fill(options, None, targets), **more)
 
     def barrier(self, owner: object, more: dict[str, Any]) -> OpInfo | Work:
-        return self._start("barrier", owner, _native.BarrierOptions(), _Of("", ()), **more)
+        return self._start("barrier", owner, _options("barrier"), _Of("", ()), **more)
 
     def reduce_numbers(
         self, owner: object, values: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
@@ -389,8 +391,7 @@ class Collectives:
         """Reduces a small array of numbers in place."""
         elements = Elements(ctypes.addressof(values), len(values), "uint64", (len(values),), values)
         numbers = Tensors.one("numbers", elements)
-        options = _native.AllReduceOptions()
-        options.op = _native.REDUCE_OPS[op]
+        options = _options("all_reduce", op)
         of = self._fill(options, numbers, numbers)
         info = self._start("all_reduce", owner, options, of, tag=tag, timeout=timeout)
         assert isinstance(info, OpInfo)
@@ -486,30 +487,6 @@ class Collectives:
             return self._member.world().world_size
         more["participants"] = ids = tuple(participants)
         return len(set(ids).intersection(self._member.members())) or 1
-
-    def _parts(
-        self, options: Any, whole: tuple[Any, str], part: tuple[Any, str], counts: Counts | None, more: dict[str, Any]
-    ) -> tuple[Any, Tensors]:
-        """A tensor with a part for each member, and one part. The whole is None if this member needs none."""
-        (whole_value, whole_name), (part_value, part_name) = whole, part
-        parts = tensors_of(part_value, part_name, written=part_name == "out")
-        wholes = None
-        if whole_value is not None:
-            _check_lists(part_value, whole_value, part_name, whole_name)
-            wholes = tensors_of(whole_value, whole_name, written=whole_name == "out")
-        world = None
-        if counts is not None:
-            _check_one(parts)
-            lengths = _lengths(counts, "counts")
-            if wholes is not None:
-                _check_dtypes(wholes, parts)
-                _check_counts(lengths, wholes, "counts")
-            world = len(lengths)
-            options.counts = _c_numbers(lengths or [0])
-        elif wholes is not None:
-            world = _world_of(wholes, parts)
-        options.world = world or self._world(more)
-        return wholes, parts
 
     def _start(
         self,

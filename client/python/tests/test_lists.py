@@ -82,7 +82,8 @@ def test_arrays_may_be_used_while_a_thread_imports_torch(pair: Members, monkeypa
 
 def swap_memory(tensor: np.ndarray) -> None:
     """Has the array forget its memory, which something else may get then."""
-    tensor.__setstate__((1, tensor.shape, tensor.dtype, np.False_, np.full(tensor.shape, 2, tensor.dtype).tobytes()))
+    memory = np.full(tensor.shape, 2, tensor.dtype).tobytes()
+    tensor.__setstate__((1, tensor.shape, tensor.dtype, False, memory))  # type: ignore[arg-type]
 
 
 # What may happen between two calls with one list. Each keeps the list and its tensors the same objects, but for the first.
