@@ -34,7 +34,7 @@ SUSPICIOUS = 1 << 32
 TENSORS = "a numpy array, a torch tensor, or another object with DLPack or a writable buffer, such as array.array"
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Elements:
     """Contiguous elements in host memory. The address is valid as long as `owner` is alive.
 
@@ -177,7 +177,7 @@ def elements_of(value: Any, name: str, written: bool) -> Elements:
     return Elements(found.address, math.prod(found.shape), found.dtype, found.shape, found.owner)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Tensors:
     """The tensors on one side of an op, column by column: those of a list, or one.
 
