@@ -6,6 +6,7 @@ Numpy arrays and torch tensors come first, and fast. _buffer.py does the rest.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import math
 import operator
@@ -33,6 +34,7 @@ SUSPICIOUS = 1 << 32
 TENSORS = "a numpy array, a torch tensor, or another object with DLPack or a writable buffer, such as array.array"
 
 
+@dataclasses.dataclass(eq=False)
 class Elements:
     """Contiguous elements in host memory. The address is valid as long as `owner` is alive.
 
@@ -40,17 +42,12 @@ class Elements:
     the elements a place in host memory.
     """
 
-    __slots__ = ("address", "copier", "count", "dtype", "owner", "shape")
-
-    def __init__(
-        self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any, copier: Any = None
-    ) -> None:
-        self.address = address
-        self.count = count
-        self.dtype = dtype  # a key of _native.DTYPES
-        self.shape = shape
-        self.owner = owner
-        self.copier = copier
+    address: int
+    count: int
+    dtype: str  # a key of _native.DTYPES
+    shape: tuple[int, ...]
+    owner: Any
+    copier: Any = None
 
 
 @functools.lru_cache(maxsize=64)
@@ -180,6 +177,7 @@ def elements_of(value: Any, name: str, written: bool) -> Elements:
     return Elements(found.address, math.prod(found.shape), found.dtype, found.shape, found.owner)
 
 
+@dataclasses.dataclass(eq=False)
 class Tensors:
     """The tensors on one side of an op, column by column: those of a list, or one.
 
@@ -190,28 +188,14 @@ class Tensors:
     all are in host memory.
     """
 
-    __slots__ = ("_shapes", "addresses", "counts", "dtypes", "elements", "name", "owners", "several")
-
-    def __init__(
-        self,
-        name: str,
-        several: bool,
-        addresses: list[int],
-        counts: list[int],
-        dtypes: list[str],
-        owners: tuple[Any, ...],
-        shapes: list[tuple[int, ...]] | None = None,
-        elements: list[Elements] | None = None,
-    ) -> None:
-        """shapes: None: those of the owners."""
-        self.name = name
-        self.several = several
-        self.addresses = addresses
-        self.counts = counts
-        self.dtypes = dtypes
-        self.owners = owners
-        self._shapes = shapes
-        self.elements = elements
+    name: str
+    several: bool
+    addresses: list[int]
+    counts: list[int]
+    dtypes: list[str]
+    owners: tuple[Any, ...]
+    own_shapes: list[tuple[int, ...]] | None = None  # None: those of the owners
+    elements: list[Elements] | None = None
 
     @staticmethod
     def one(name: str, of: Elements) -> Tensors:
@@ -227,7 +211,7 @@ class Tensors:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return list(map(_SHAPE, self.owners)) if self._shapes is None else self._shapes
+        return list(map(_SHAPE, self.owners)) if self.own_shapes is None else self.own_shapes
 
     def name_of(self, i: int) -> str:
         return f"{self.name}[{i}]" if self.several else self.name
