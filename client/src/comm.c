@@ -371,15 +371,6 @@ lh_status lh_world(lh_comm* comm, lh_world_info* info) {
   return lhi_give("lh_world", "LH_WORLD_INFO_INIT", &own, sizeof own, LHI_WORLD_FIRST_BYTES, info);
 }
 
-lh_status lh_pending(lh_comm* comm, uint32_t* count_out) {
-  lh_world_info info = LH_WORLD_INFO_INIT;
-  lh_status status;
-  if (count_out == NULL) return lhi_refuse("lh_pending", "count_out is NULL");
-  status = lh_world(comm, &info);
-  if (status == LH_OK) *count_out = info.pending;
-  return status;
-}
-
 lh_status lhi_ask(const char* call, lh_comm* comm, const struct lhi_op_type* type,
                   const struct lh_ipc_request* request, int64_t deadline_ns,
                   union lhi_answer* answer) {
@@ -544,21 +535,16 @@ static lh_status step_start(const char* call, lh_comm* comm, lh_op** op_out) {
   return status;
 }
 
-static lh_status step(const char* call, lh_comm* comm, int64_t timeout_ms) {
+lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms) {
+  static const char kCall[] = "lh_begin_step";
   lh_op* op = NULL;
-  lh_status status = lhi_check_comm(comm, call);
-  if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
-  if (status == LH_OK) status = step_start(call, comm, &op);
+  lh_status status = lhi_check_comm(comm, kCall);
+  if (status == LH_OK) status = lhi_check_timeout(kCall, timeout_ms);
+  if (status == LH_OK) status = step_start(kCall, comm, &op);
   /* With LH_OK there is always an op. clang's analyser cannot see that. */
   if (status != LH_OK || op == NULL) return status;
-  return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL, NULL);
+  return lhi_finish(kCall, op, &comm->parked_step, timeout_ms, NULL, NULL);
 }
-
-lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms) {
-  return step("lh_begin_step", comm, timeout_ms);
-}
-
-lh_status lh_admit(lh_comm* comm, int64_t timeout_ms) { return step("lh_admit", comm, timeout_ms); }
 
 lh_status lh_begin_step_start(lh_comm* comm, lh_op** op_out) {
   lh_status status;

@@ -223,12 +223,11 @@ TEST_F(ClientTest, JoinsSeesTheWorldStepsAndLeaves) {
     server.WorldChanged(LocalId(1), changed);
     handler.epoch = 5;
   });
-  uint32_t pending = 0;
-  while (pending != 4) ASSERT_EQ(lh_pending(comm_, &pending), LH_OK);
+  while (world.pending != 4) ASSERT_EQ(lh_world(comm_, &world), LH_OK);
   ASSERT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
   ASSERT_EQ(lh_world(comm_, &world), LH_OK);
   EXPECT_EQ(world.epoch, 5u);
-  ASSERT_EQ(lh_admit(comm_, kPatienceMs), LH_OK);
+  ASSERT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK);
   ASSERT_EQ(lh_leave(comm_, kPatienceMs), LH_OK);
   EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_FAILED_PRECONDITION);
   EXPECT_TRUE(Says("has left")) << lh_last_error();
@@ -1172,7 +1171,6 @@ TEST_F(ClientTest, NullIsRefusedEverywhere) {
     EXPECT_EQ(lh_join(client_, &join, &comm_), LH_INVALID_ARGUMENT);
   }
   EXPECT_EQ(lh_world(nullptr, &world), LH_INVALID_ARGUMENT);
-  EXPECT_EQ(lh_pending(nullptr, &count), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step(nullptr, 0), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step_start(nullptr, &op), LH_INVALID_ARGUMENT);

@@ -1163,11 +1163,26 @@ TEST_F(CollectiveTest, TheCppHeaderHasEveryCollective) {
                            LH_WIRE_SEND_RECV,  LH_WIRE_BARRIER};
   for (size_t i = 0; i < std::size(kinds); ++i) EXPECT_EQ(peerd_.Op(i).u.op.kind, kinds[i]) << i;
   EXPECT_EQ(peerd_.Op(9).u.op.root, 2u);
+  // And the beginning of each, which does not wait.
+  lh_gather_options gather = LH_GATHER_OPTIONS_INIT;
+  lh_scatter_options scatter = LH_SCATTER_OPTIONS_INIT;
+  lh_all_to_all_options all = LH_ALL_TO_ALL_OPTIONS_INIT;
+  lh_send_options send = LH_SEND_OPTIONS_INIT;
+  lh_recv_options recv = LH_RECV_OPTIONS_INIT;
+  gather.world = scatter.world = all.world = kWorld;
+  Op started[] = {comm.GatherStart(gather), comm.ScatterStart(scatter), comm.AllToAllStart(all),
+                  comm.SendStart(send), comm.RecvStart(recv)};
+  for (size_t i = 0; i < std::size(started); ++i) {
+    EXPECT_EQ(peerd_.Op(std::size(kinds) + i).u.op.kind, kinds[5 + i]) << i;
+    EXPECT_EQ(WaitAny(client_, {&started[i]}, 20000), 0u);
+    started[i].Wait();
+  }
+  const size_t before = std::size(kinds) + std::size(started);
   peerd_.hold = true;
   Op op = comm.AllReduceStart(w, w, 8);
   op.Cancel();
   (void)peerd_.Cancel(0);
-  peerd_.Answer(peerd_.Op(std::size(kinds)), LH_ABORTED, "cancelled");
+  peerd_.Answer(peerd_.Op(before), LH_ABORTED, "cancelled");
   EXPECT_THROW(op.Wait(), Error);
 }
 

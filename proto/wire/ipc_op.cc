@@ -277,7 +277,7 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
   taken.terms.weight = op.weight;
   if (!(desc.weighted ? std::isfinite(op.weight) && op.weight >= 0 : op.weight == 0)) {
     return Refuse(op, "weight is " + std::to_string(op.weight) + ", not " +
-                          (desc.weighted ? "a number from 0 on" : "0 without weighted"));
+                          (desc.weighted ? "a finite number, 0 or more" : "0 without weighted"));
   }
   if (!desc.weighted) taken.terms.weight = 1;
   fault = FaultIn(desc);

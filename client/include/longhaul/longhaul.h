@@ -323,9 +323,12 @@ LH_API void lh_comm_free(lh_comm* comm);
 
 typedef struct lh_world_info {
   uint32_t struct_size;
-  uint32_t rank;       /* of this member: 0 to size - 1; may change with the epoch */
-  uint32_t size;       /* all members, those in the background included */
-  uint32_t pending;    /* as lh_pending() */
+  uint32_t rank; /* of this member: 0 to size - 1; may change with the epoch */
+  uint32_t size; /* all members, those in the background included */
+  /* Newcomers that the next step boundary may admit, as peerd last reported them. A newcomer that
+   * the members' hosts cannot reach does not count. When lh_begin_step() returns, the newcomers
+   * that it admitted are no longer counted. */
+  uint32_t pending;
   uint64_t epoch;      /* number of the agreed membership; rises with every change */
   uint64_t member_id;  /* of this member; unique in the run, never changes */
   uint32_t background; /* 1: this member's input is not in the results yet (LH_BACKGROUND) */
@@ -342,10 +345,6 @@ typedef struct lh_world_info {
  * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:
  * peerd died. */
 LH_API lh_status lh_world(lh_comm* comm, lh_world_info* info);
-/* Gives the number of newcomers that the next step boundary may admit, as peerd last reported it. A
- * newcomer that the members' hosts cannot reach does not count. When lh_begin_step() returns, the
- * newcomers that it admitted are no longer counted. Errors: as lh_world(). */
-LH_API lh_status lh_pending(lh_comm* comm, uint32_t* count_out);
 /* Gives the ids of all members of the current epoch, in rank order. Writes at most `capacity` ids
  * to `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing
  * while the ids were read, or peerd does not answer. */
@@ -388,8 +387,6 @@ LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* in
  * peerd drains. */
 LH_API lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms);
 LH_API lh_status lh_begin_step_start(lh_comm* comm, lh_op** op_out);
-/* The same as lh_begin_step(). */
-LH_API lh_status lh_admit(lh_comm* comm, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------ operations */
 
