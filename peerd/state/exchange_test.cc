@@ -276,13 +276,17 @@ class Cluster {
     return sources;
   }
   void Start(bool unequal_too = false) { Start(Sources(), unequal_too); }
-  void Start(std::vector<StateSource> sources, bool unequal_too = false) {
+  void StartInBackground(std::vector<StateSource> sources) {
+    Start(std::move(sources), /*unequal_too=*/false, /*background=*/true);
+  }
+  void Start(std::vector<StateSource> sources, bool unequal_too = false, bool background = false) {
     at(0).exchange->StartTransfer({.local = kLocal,
                                    .group = kGroup,
                                    .root = root,
                                    .state = states[0].state,
                                    .sources = std::move(sources),
-                                   .unequal_too = unequal_too},
+                                   .unequal_too = unequal_too,
+                                   .background = background},
                                   world.Now());
   }
   bool Ended() { return at(0).results.contains(kLocal); }
@@ -825,6 +829,70 @@ TEST_P(ExchangeSeeds, UnchangedHolderThatMightChangeServesAll) {
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(6 * kMiB + 1));
   cluster.Serve(1, /*may_change=*/true);
   cluster.Start();
+  cluster.ExpectFetched();
+}
+
+// The trainers of the sources are at their next boundary, where all wait for the fetching member.
+TEST_P(ExchangeSeeds, InTheBackgroundATransferEndsAtOnceWhenItsStateIsOverAtAllSources) {
+  Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(24 * kMiB));
+  cluster.Serve(1, /*may_change=*/true);
+  cluster.Serve(2, /*may_change=*/true);
+  cluster.StartInBackground(cluster.Sources());
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
+  const Tick over = cluster.world.Now();
+  for (const int i : {1, 2}) {
+    cluster.at(i).exchange->server()->EndServe(kGroup, MemberOf(i));
+    // The next state is offered already.
+    cluster.at(i).exchange->server()->Serve(kGroup, MemberOf(i), Hash128{1, 2});
+  }
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }));
+  EXPECT_LT(cluster.world.Now() - over, Millis(500));
+  EXPECT_THAT(cluster.result().error, HasSubstr("no source is left"));
+  EXPECT_THAT(cluster.result().error, HasSubstr("m102 does not have the state any more"));
+  EXPECT_GE(cluster.result().bytes, 6 * kMiB);
+}
+
+TEST_P(ExchangeSeeds, InTheBackgroundATransferOfAStateThatIsOverEndsAtOnce) {
+  Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(4 * kMiB));
+  for (const int i : {1, 2}) {
+    cluster.Serve(i, /*may_change=*/true);
+    cluster.at(i).exchange->server()->EndServe(kGroup, MemberOf(i));
+  }
+  const Tick start = cluster.world.Now();
+  cluster.StartInBackground(cluster.Sources());
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }));
+  EXPECT_LT(cluster.world.Now() - start, Millis(500));
+  EXPECT_EQ(cluster.result().error,
+            "no source is left, the digests of the state are missing; m101 does not have the state "
+            "any more, m102 does not have the state any more");
+}
+
+TEST_P(ExchangeSeeds, InTheBackgroundASourceOnTheSameHostThatIsOverEndsTheTransferAtOnce) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(24 * kMiB));
+  State here(OneTensor(24 * kMiB));
+  here.Fill(2);
+  StateServer* const server = cluster.at(0).exchange->server();
+  server->Register(kGroup, MemberId(5), here.state);
+  server->Serve(kGroup, MemberId(5), cluster.root, /*may_change=*/true);
+  cluster.StartInBackground({{MemberId(5), cluster.at(0).id}});
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 4 * kMiB; }));
+  const Tick over = cluster.world.Now();
+  server->EndServe(kGroup, MemberId(5));
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }));
+  EXPECT_LT(cluster.world.Now() - over, Millis(500));
+  EXPECT_THAT(cluster.result().error, HasSubstr("m5 does not have the state any more"));
+}
+
+TEST_P(ExchangeSeeds, InTheBackgroundASourceThatIsToldLaterOrServesAgainIsAsked) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
+  cluster.Serve(1, /*may_change=*/true);
+  cluster.at(1).exchange->server()->EndServe(kGroup, MemberOf(1));
+  cluster.at(1).exchange->server()->Serve(kGroup, MemberOf(1), cluster.root);
+  cluster.at(1).exchange->server()->EndServe(kGroup, MemberOf(1));
+  cluster.StartInBackground(cluster.Sources());
+  cluster.Pass(Millis(400));
+  EXPECT_FALSE(cluster.Ended());
+  cluster.Serve(1, /*may_change=*/true);
   cluster.ExpectFetched();
 }
 

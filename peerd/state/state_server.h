@@ -28,6 +28,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -79,7 +80,9 @@ class StateServer {
   // the trainer may write to the tensors meanwhile.
   void Serve(const GroupKey& group, MemberId member, const Hash128& root, bool may_change = false);
   // Refuses all open asks for digests and chunks. The kernel may still read pieces that are on
-  // their way: see Reading().
+  // their way: see Reading(). If the tensors could change, the state is over: all further asks for
+  // this root are refused as over, until it is served again or the tensors of another root are
+  // over.
   void EndServe(const GroupKey& group, MemberId member);
   // From now on gives out a kept state of a registered member. The state has this root, and must
   // not change until EndServeKept() or Unregister(). If Serve() gives out the same root, the
@@ -93,6 +96,8 @@ class StateServer {
 
   // For a transfer on this host: returns the member's state that has this root, or nullptr.
   const MemoryState* Find(const GroupKey& group, MemberId member, const Hash128& root) const;
+  // For a transfer on this host: returns whether the member's state of this root is over.
+  bool Over(const GroupKey& group, MemberId member, const Hash128& root) const;
   const Manifest* FindManifest(const GroupKey& group, MemberId member) const;
 
   // Takes CHUNK_REQUEST and CHUNK_CANCEL. InvalidArgument: the peer broke the protocol; close the
@@ -116,6 +121,7 @@ class StateServer {
     bool on = false;  // after Serve(), before EndServe()
     Hash128 root;
     bool may_change = false;
+    std::optional<Hash128> over;              // the root for which asks are refused as over
     std::shared_ptr<const MemoryState> kept;  // nullptr: nothing is kept
     Hash128 kept_root;
     // Encoded when a peer first asks for them:

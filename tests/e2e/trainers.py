@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import queue
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +34,17 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"did not happen in {PATIENCE_S} s: {what}"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 for a program that cannot choose one by itself.
+
+    It is below the ports that the kernel gives to whoever asks for any. So no other test gets it before the program.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Trainer:
@@ -120,8 +133,8 @@ def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
 
 def assemble(trainers: list[Trainer], sockets: list[str], run: str, group: int = 0) -> None:
     """Makes all trainers members of one group. Each uses the peerd at its own socket."""
-    for trainer, socket in zip(trainers, sockets):
-        trainer.start("assemble", socket=socket, run=run, group=group, size=len(trainers))
+    for trainer, path in zip(trainers, sockets):
+        trainer.start("assemble", socket=path, run=run, group=group, size=len(trainers))
     for trainer in trainers:
         answer = trainer.finish()
         assert "error" not in answer, answer

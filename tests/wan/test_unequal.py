@@ -19,7 +19,7 @@ import pytest
 from testbed import Wan, why_not
 from trainers import PATIENCE_S, Trainer, all_do, check, trainers_of, until
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")]
 
 POINTS = int(os.environ.get("LONGHAUL_UNEQUAL_KILLS", "2"))
 SEED = int(os.environ.get("LONGHAUL_SEED", "1"))
