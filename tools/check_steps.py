@@ -81,8 +81,11 @@ def one(command: list[str]) -> Step:
 TEST_TIMEOUTS = "300,900,1800,3600"
 
 
-def bazel_test(*flags: str, without: tuple[str, ...] = (), planted: bool = False) -> Step:
+def bazel_test(*flags: str, without: tuple[str, ...] = (), planted: bool = False, programs: bool = False) -> Step:
     """A step that runs Bazel's tests and counts test targets.
+
+    Only what tests need is built: `//...` would also compile each library a second time, for shared objects that nobody
+    uses. programs: every program of the tree is built, too.
 
     without: tags of tests that are left out. planted: tests of planted bugs are left out, too, while nothing differs
     from the main line that such a bug could hide in.
@@ -92,12 +95,23 @@ def bazel_test(*flags: str, without: tuple[str, ...] = (), planted: bool = False
         tags = list(without)
         if planted and not again and not changed_files(PLANTED):
             tags.append("planted")
-        command = [*BAZEL, "test", "--noshow_progress", "--keep_going", f"--test_timeout={TEST_TIMEOUTS}", *flags]
+        log.write_bytes(b"")
+        if programs:
+            query = [*BAZEL, "query", "--noshow_progress", 'kind("cc_binary rule", //...)']
+            code, output = run(name, query, log, append=True)
+            targets = re.findall(r"^//\S+$", output, re.M)
+            build_flags = [flag for flag in flags if not flag.startswith("--test_")]
+            if code == 0:
+                code, _ = run(name, [*BAZEL, "build", "--noshow_progress", *build_flags, *targets], log, append=True)
+            if code != 0:
+                return Result(0, 1)
+        command = [*BAZEL, "test", "--noshow_progress", "--keep_going", "--build_tests_only"]
+        command += [f"--test_timeout={TEST_TIMEOUTS}", *flags]
         if tags:
             command.append("--test_tag_filters=" + ",".join(f"-{tag}" for tag in tags))
         if again:
             command.append("--nocache_test_results")
-        code, output = run(name, [*command, "//..."], log)
+        code, output = run(name, [*command, "//..."], log, append=True)
         result = Result(0, 0)
         for target, cached, verdict, seconds in re.findall(
             r"^(//\S+) +(\(cached\) )?(PASSED|FAILED TO BUILD|FAILED|FLAKY|TIMEOUT|NO STATUS)\b(?:.*? in ([\d.]+)s)?",
@@ -382,8 +396,8 @@ STEPS: dict[str, Entry] = {
     "ruff-format": Entry(one([PYTHON, "-m", "ruff", "format", "--check", *PYTHON_SOURCES]), "processor", 5),
     "mypy": Entry(mypy, "processor", 90),
     "unit": Entry(bazel_test(*OPT, "--test_size_filters=small,medium", without=("full", "planted")), "processor", 600),
-    "bazel": Entry(bazel_test(*OPT, without=("full",), planted=True), "processor", 600),
-    "bazel-full": Entry(bazel_test(*OPT), "processor", 1500),
+    "bazel": Entry(bazel_test(*OPT, without=("full",), planted=True, programs=True), "processor", 600),
+    "bazel-full": Entry(bazel_test(*OPT, programs=True), "processor", 1500),
     "tidy": Entry(clang_tidy(everything=False), "processor", 120),
     "tidy-all": Entry(clang_tidy(everything=True), "processor", 3600),
     "python": Entry(pytest("client/python/tests", markers=BESIDE_OTHERS, workers=WORKERS), "waiting", 300),

@@ -124,24 +124,10 @@ OpTable::OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCou
     : group_(std::move(group)), self_(self), history_(history), counters_(counters) {}
 
 OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* counters)
-    : group_(other.group_),
-      self_(other.self_),
-      history_(history),
-      counters_(counters),
-      ops_(other.ops_),
-      lingering_(other.lingering_),
-      finishing_(other.finishing_),
-      tags_(other.tags_),
-      missed_(other.missed_),
-      unmatched_(other.unmatched_),
-      early_(other.early_),
-      lost_(other.lost_),
-      expected_(other.expected_),
-      latency_us_(other.latency_us_),
-      attempt_(other.attempt_),
-      frozen_(other.frozen_),
-      settled_(other.settled_),
-      resumed_(other.resumed_) {
+    : OpTable(other) {
+  history_ = history;
+  counters_ = counters;
+  by_ordinal_.clear();
   for (auto& [key, op] : ops_) {
     if (op.ordinal) by_ordinal_.emplace(op.ordinal, &op);
   }

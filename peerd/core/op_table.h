@@ -86,7 +86,6 @@ class OpTable {
   OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCounters* counters);
   // A copy of `other` that refers to copies of its history and counters.
   OpTable(const OpTable& other, const EpochHistory* history, OpCounters* counters);
-  OpTable(const OpTable&) = delete;
   OpTable& operator=(const OpTable&) = delete;
 
   // ---- local members. The member must be in the committed epoch. A post that is refused is
@@ -159,6 +158,8 @@ class OpTable {
   void AddTo(Digester* digest) const;
 
  private:
+  OpTable(const OpTable&) = default;
+
   // Unique among the group's ops in flight at this peer.
   struct OpKey {
     Epoch boundary;
@@ -395,8 +396,8 @@ class OpTable {
 
   const GroupKey group_;
   const PeerId self_;
-  const EpochHistory* const history_;
-  OpCounters* const counters_;
+  const EpochHistory* history_;
+  OpCounters* counters_;
 
   std::map<OpKey, Op> ops_;             // not answered
   std::multimap<OpKey, Op> lingering_;  // answered; those of one key in order of their ordinals

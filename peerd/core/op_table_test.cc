@@ -137,6 +137,7 @@ class OpTableTest : public testing::Test {
     Settled();
     return out_;
   }
+  static uint64_t DigestOf(const OpTable& table) { return Digester().Add(table).value(); }
   // Acts as a driver that puts results into the targets at once.
   void Settled() {
     for (size_t i = 0; finishes_ && i < out_.size(); ++i) {
@@ -145,6 +146,8 @@ class OpTableTest : public testing::Test {
       ops_.OnFinished({kGroup, finish->ordinal}, now_, &out_);
     }
     ops_.CheckInvariants();
+    if (!copies_) return;
+    EXPECT_EQ(DigestOf(OpTable(ops_, &history_, &counters_)), DigestOf(ops_)) << "a copy differs";
   }
   // Runs the first op of the test until it is answered and lingers.
   void LingerSmall(uint64_t tag) {
@@ -166,6 +169,7 @@ class OpTableTest : public testing::Test {
   Tick now_{1000};
   Actions out_;
   bool finishes_ = true;  // false: the test says when
+  bool copies_ = true;    // false: copies take long, because the READYs are long
 };
 
 TEST_F(OpTableTest, TellsHowLongAnOpWaitedAndHowLongItsBytesWentThrough) {
@@ -592,6 +596,7 @@ TEST_F(OpTableTest, WhatLinksCostDecides) {
 
 class CarriedInputTest : public OpTableTest {
  protected:
+  CarriedInputTest() { copies_ = false; }
   // The peers are far apart, as the epoch says.
   void EnterFar(size_t peers = 3) {
     auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
@@ -1015,7 +1020,7 @@ class SignedOpTest : public OpTableTest {
     readies.own = Sha256("mine");
     readies.others[PeerId(2)] = {PeerId(2), Sha256(""), ""};
     readies.others[PeerId(3)] = {PeerId(3), Sha256(of_3), ""};
-    return DigestOf(readies, PeerId(1), refused);
+    return peerd::DigestOf(readies, PeerId(1), refused);
   }
   Actions& DoneWith(uint64_t peer, std::optional<Hash128> readies_digest, bool refused = false) {
     out_.clear();
@@ -1099,6 +1104,22 @@ TEST_F(SignedOpTest, ADoneWithoutADigestBreaksTheLink) {
   Signed(1);
   Ready(SignedBy(2, 7, Large()));
   EXPECT_EQ(Get<BreakLink>(DoneWith(2, std::nullopt)).size(), 1u);
+}
+
+TEST_F(SignedOpTest, ACopyGoesOnCountingTheReadiesOfAName) {
+  EnterSigned();
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).at(0).sign, 0u);
+  Signed(1);
+  Ready(SignedBy(2, 7, Large()));
+  Ready(SignedBy(3, 7, Large()));
+  Complete(1);
+  DoneWith(2, ReadiesDigestOf(""));
+  DoneWith(3, ReadiesDigestOf(""));
+  OpTable copy(ops_, &history_, &counters_);
+  EXPECT_EQ(DigestOf(copy), DigestOf(ops_));
+  Actions out;
+  copy.Post({PostOf(1, 7, Large()), MemberId(1), Epoch(1)}, now_, &out);
+  EXPECT_EQ(Get<SendReady>(out).at(0).sign, 1u);
 }
 
 TEST_F(SignedOpTest, WhoRefusesGivesItsEvidenceWhenOpsAreFrozen) {

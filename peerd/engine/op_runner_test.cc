@@ -62,9 +62,9 @@ class Narrow final : public Transport {
   void SetDetectMs(uint32_t) override {}
   TransportStats GetStats() const override { return {}; }
   std::vector<LinkStats> GetLinkStats() const override { return {}; }
-  std::vector<LinkWait> PopWaits() override { return {}; }
-  std::vector<LinkDelivery> PopDeliveries() override { return {}; }
-  Arrivals PopArrivals() override { return {}; }
+  std::vector<std::pair<LinkKey, LinkWait>> PopWaits() override { return {}; }
+  std::vector<std::pair<LinkKey, RateSample>> PopRates() override { return {}; }
+  HostSample PopArrivals() override { return {}; }
   bool StartProbe(const LinkKey&) override { return false; }
   std::optional<LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}

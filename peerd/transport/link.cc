@@ -7,7 +7,6 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "peerd/io/sockets.h"
-#include "peerd/transport/lane_count.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -30,21 +29,6 @@ constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
 constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
-// A lane at a low pace holds what it was given for long, and the op waits for it. So a link at a
-// limit uses only as many lanes as may send so many bytes in a second each, but at least half of
-// those that it would use otherwise.
-constexpr uint64_t kPacedLaneRate = 1 << 20;
-// A slower lane would look as if it were broken. If a link uses so many lanes, TCP has to find its
-// rate without a limit.
-constexpr uint64_t kLanePaceMin = 256 << 10;
-
-// PopWait(): how many data lanes it looks at, and from when on a wait is unusual.
-constexpr uint32_t kLanesLookedAtMax = 32;
-constexpr int64_t kWaitUsMin = Millis(100);
-
-// A link that sent less than this since the last measurement was limited by its sender, unless more
-// segments wait.
-constexpr uint64_t kMeasuredBytesMin = 1 << 20;
 // In units of detect_ms: how long data lanes count as busy after the last segment, and how often an
 // idle data lane is pinged.
 constexpr int64_t kBusyDetects = 2;
@@ -68,7 +52,8 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
       heard_(ring->Now()),
       last_serial_(LH_LANES_MAX),
       zero_copy_(options_.zero_copy),
-      congestion_(options_.congestion) {
+      congestion_(options_.congestion),
+      path_(options_.id, options_.paths) {
   if (control.tls != nullptr) {
     secret_ = {control.tls->aead(), control.tls->Export("EXPORTER-longhaul-data-lanes")};
   }
@@ -78,12 +63,6 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
   control_->StartReceiving();
   last_ping_ = ring->Now();
   SendPing(last_ping_);
-}
-
-Link::~Link() {
-  if (options_.host_lanes != nullptr) options_.host_lanes->Remove(options_.id);
-  if (options_.host_pace != nullptr) options_.host_pace->Remove(options_.id);
-  if (options_.receive_pace != nullptr) options_.receive_pace->Remove(options_.id);
 }
 
 std::unique_ptr<Lane> Link::MakeControl(LaneSocket control) {
@@ -180,7 +159,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
                   .sealed_bytes_max = options_.sealed_bytes_max},
       this);
   last_serial_[index] = serial;
-  schedule_.Add(index);
+  path_.AddLane(index);
   ++data_lanes_;
   quiet_told_ = false;
   if (data_were_complete_ && !first) owner_->OnLinkLaneBack(this, data.lane->name());
@@ -189,7 +168,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
     data.lane->SetLongWay();
     if (!congestion_.empty()) data.lane->SetCongestion(congestion_);
-    schedule_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
+    path_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
   }
   if (news) Probed(options_.probed_rate);
   if (!delivering_) return;
@@ -226,7 +205,7 @@ void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> paylo
 
 bool Link::MustPart(size_t payload_bytes) const {
   if (payload_bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) return true;
-  return payload_bytes > kUnpartedBytesMax && schedule_.long_way() && data_lanes_ > 0;
+  return payload_bytes > kUnpartedBytesMax && path_.long_way() && data_lanes_ > 0;
 }
 
 void Link::SendForListener(const FrameHeader& header, std::span<const uint8_t> payload,
@@ -308,14 +287,12 @@ void Link::PullAll() {
   }
 }
 
-uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
+uint32_t Link::lanes_used() const { return path_.lanes().used(ring_->Now()); }
 
 // Plans a PING behind the last segments before a pause. If their packets are lost, TCP notices it
 // by packets that follow. Without such packets TCP waits for two round trips or more.
 void Link::RanDry(DataLane* data, Tick now) {
-  schedule_.QueueEmptied();
-  if (options_.host_lanes != nullptr) options_.host_lanes->QueueEmptied(options_.id);
-  if (options_.host_pace != nullptr) options_.host_pace->QueueEmptied(options_.id);
+  path_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
@@ -340,83 +317,53 @@ Tick Link::Nudge(Tick now) {
 
 LinkUse Link::BestUse() const {
   const bool copied = options_.zero_copy == ZeroCopyGate::Use::kNever;
-  if (copied && !schedule_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
+  if (copied && !path_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
   // Lanes that are up and not used carry nothing.
-  const uint32_t of_use = schedule_.lanes_of_use();
+  const uint32_t of_use = path_.lanes().lanes_of_use();
   const uint32_t lanes = of_use == 0 ? data_lanes_ : std::min(data_lanes_, of_use);
-  return {std::max(lanes * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
+  return {std::max(lanes * kWindowBytesPerLane, kWindowBytesMin), path_.long_way()};
 }
 
 void Link::Probed(uint64_t bytes_per_second) {
-  if (schedule_.Probed(bytes_per_second)) TellLaneCount();
-}
-
-// While other links are busy, too, all use the number of lanes that is found for the host.
-void Link::CountWithOthers() {
-  const HostLanes* const host = options_.host_lanes;
-  if (host == nullptr || !schedule_.long_way()) return;
-  const uint32_t before = schedule_.lanes_of_use();
-  uint32_t each = host->lanes();
-  if (pace_ != 0 && !host->needed()) {
-    const auto enough = static_cast<uint32_t>(std::min(pace_ / kPacedLaneRate, uint64_t{each}));
-    each = std::max(enough, (each + 1) / 2);
-  }
-  schedule_.SetCrowded(each, host->found());
-  const uint32_t lanes = schedule_.lanes_of_use();
-  if (lanes > before && lanes > data_.size()) TellLaneCount();
+  if (path_.Probed(bytes_per_second)) TellLaneCount();
 }
 
 void Link::TellLaneCount() {
-  owner_->OnLinkLaneCount(this, schedule_.lanes_of_use(), schedule_.rate());
+  owner_->OnLinkLaneCount(this, path_.lanes().lanes_of_use(), path_.lanes().rate());
 }
 
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
   const Tick now = ring_->Now();
   const uint32_t index = lane->index();
-  // Only the first segment of a batch counts as a new request.
-  if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
-  CountWithOthers();
+  const uint32_t before = path_.lanes().lanes_of_use();
+  path_.Asks(index, bytes_max == kAnyBytes, now);
+  const uint32_t lanes = path_.lanes().lanes_of_use();
+  if (lanes > before && lanes > data_.size()) TellLaneCount();
   const OutgoingSegment* const next = queue_.Next();
   const bool part = next != nullptr && next->header.type == FrameType::kPart;
-  if (next != nullptr && !part && !schedule_.Uses(index)) return false;
+  if (next != nullptr && !part && !path_.lanes().Uses(index)) return false;
   // The limit is for segments that may be sent again. A link that is ending sends none again.
   if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
   if (next == nullptr) {
-    if (schedule_.long_way()) RanDry(&data_[index], now);
+    if (path_.long_way()) RanDry(&data_[index], now);
     return false;
   }
   const uint32_t bytes = next->header.payload_bytes;
   if (part) {
-    if (bytes_max != kAnyBytes || schedule_.Rests(index, now)) return false;
+    if (bytes_max != kAnyBytes || path_.lanes().Rests(index, now)) return false;
     lane->SetPace(0);  // parts are few, and frames wait for them
     Give(index, now, segment);
     return true;
   }
-  const LaneSchedule::Verdict verdict = schedule_.Judge(index, bytes, queue_.size(), now);
+  const LaneSchedule::Verdict verdict = path_.Judge(index, bytes, queue_.size(), now);
   if (verdict == LaneSchedule::Verdict::kRest) owner_->OnLinkLaneRests(this);
   if (verdict != LaneSchedule::Verdict::kCarry || bytes > bytes_max) return false;
   Give(index, now, segment);
-  if (schedule_.long_way()) TellHost(index, bytes, now);
-  if (schedule_.Gave(index, bytes, now)) TellLaneCount();
+  const LinkPath::Given given = path_.Gave(index, bytes, now);
+  if (given.host_lanes_changed) owner_->OnHostLaneCount();
+  if (given.lane_rate) lane->SetPace(*given.lane_rate);
+  if (given.lanes_changed) TellLaneCount();
   return true;
-}
-
-// This lane, on a long way, has got a segment.
-void Link::TellHost(uint32_t index, uint32_t bytes, Tick now) {
-  const int64_t rtt_us = schedule_.rtt_us();
-  if (HostLanes* const lanes = options_.host_lanes;
-      lanes != nullptr && lanes->Sent(options_.id, rtt_us, bytes, now)) {
-    owner_->OnHostLaneCount();
-  }
-  uint64_t rate = told_rate_;
-  if (HostPace* const pace = options_.host_pace; pace != nullptr) {
-    pace->Sent(options_.id, rtt_us, bytes, now);
-    const uint64_t part = pace->RateOf(options_.id, now);
-    if (part != 0) rate = rate == 0 ? part : std::min(rate, part);
-  }
-  pace_ = rate;
-  const uint64_t each = rate / std::max(schedule_.used(now), 1u);
-  data_[index].lane->SetPace(rate == 0 ? 0 : std::max(each, kLanePaceMin));
 }
 
 // Takes the next segment off the queue, for this lane.
@@ -485,13 +432,10 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
     case FrameType::kAck:
       return OnAcked(header);
     case FrameType::kPace:
-      told_rate_ = header.offset;
-      if (options_.receive_pace != nullptr) {
-        options_.receive_pace->OnTold(options_.id,
-                                      {.wait_us = header.stamp,
-                                       .repeated = header.acked,
-                                       .tries = (header.flags & kFlagTriesLanes) != 0});
-      }
+      path_.OnTold({.wait_us = header.stamp,
+                    .repeated = header.acked,
+                    .tries = (header.flags & kFlagTriesLanes) != 0},
+                   header.offset);
       return absl::OkStatus();
     case FrameType::kResume:
       return OnResume(header);
@@ -720,7 +664,7 @@ void Link::LoseControl() {
 void Link::LoseData(uint32_t index) {
   DataLane& lost = lost_.emplace_back(std::exchange(data_[index], DataLane{}));
   lost.barren = Barren(lost) && HeardOfLate();
-  schedule_.Remove(index);
+  path_.LoseLane(index);
   --data_lanes_;
   data_lost_ = ring_->Now();
 }
@@ -948,7 +892,7 @@ void Link::Tune(const StreamTuning& tuning) {
 
 void Link::SetCongestion(const std::string& congestion) {
   congestion_ = congestion;
-  if (!schedule_.long_way()) return;
+  if (!path_.long_way()) return;
   for (const DataLane& data : data_) {
     if (data.lane != nullptr) data.lane->SetCongestion(congestion);
   }
@@ -960,155 +904,64 @@ LaneStats Link::stats() const {
   return sum;
 }
 
-LinkDelivery Link::PopDelivery() {
-  LinkDelivery sum{.link = options_.key, .lanes_growing = schedule_.growing()};
-  // A few bytes measure nothing: the end of an op uses few lanes, and is slow if packets are lost.
-  const uint64_t bytes = stats().bytes_sent;
-  const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
-  sum.bytes_sent = fresh;
-  sum.limited_by_sender = fresh < kMeasuredBytesMin && queue_.empty();
-  for (DataLane& data : data_) {
-    const uint64_t sent = data.segments.sent();
-    const bool used = sent != std::exchange(data.sent_measured, sent);
-    if (!data.lane || !used) continue;
-    const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane) continue;
-    sum.bytes_per_second += lane->bytes_per_second;
-    // A lane that was dialled again has a new socket, which counts from 0.
-    const uint64_t told = std::exchange(data.repeated_told, lane->bytes_repeated);
-    const uint64_t repeated = lane->bytes_repeated - (told <= lane->bytes_repeated ? told : 0);
-    sum.bytes_repeated += repeated;
-    repeated_ += repeated;
-    sum.limited_by_sender = sum.limited_by_sender || lane->limited_by_sender;
-    if (sum.rtt_us == 0 || (lane->rtt_us != 0 && lane->rtt_us < sum.rtt_us)) {
-      sum.rtt_us = lane->rtt_us;
-    }
+std::vector<LinkMeter::Lane> Link::MeteredLanes() const {
+  std::vector<LinkMeter::Lane> lanes;
+  lanes.reserve(data_.size());
+  for (const DataLane& data : data_) {
+    if (data.lane == nullptr) continue;
+    lanes.push_back({data.index, data.segments.sent(), data.segments.segments().empty()});
   }
-  return sum;
+  return lanes;
 }
 
-LinkWait Link::PopWait(Tick now, int64_t* us) {
-  LinkWait wait{.link = options_.key,
-                .silent_us = now - last_heard(),
-                .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us_, 0, UINT32_MAX))};
-  wait.waiting_bytes = queue_.bytes();
-  uint32_t looked_at = 0;
-  for (DataLane& data : data_) {
-    const bool idle = data.segments.segments().empty();
-    if (!data.lane || idle || looked_at == kLanesLookedAtMax) {
-      data.stalled_since = kNever;
-      continue;
-    }
-    ++looked_at;
-    const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane) continue;
-    wait.waiting_bytes += lane->bytes_waiting;
-    const uint64_t seen = std::exchange(data.acked_seen, lane->bytes_acked);
-    if (lane->bytes_waiting == 0) {
-      data.stalled_since = kNever;
-      continue;
-    }
-    wait.bytes_per_second += lane->bytes_per_second;
-    // The last acknowledgement says since when the lane stalls, unless the lane was idle then.
-    if (seen != lane->bytes_acked) {
-      data.stalled_since = now + -lane->unheard_us;
-    } else if (data.stalled_since == kNever) {
-      data.stalled_since = now;
-    }
-    if (now - data.stalled_since < wait.stalled_us) continue;
-    wait.stalled_us = now - data.stalled_since;
-    wait.lane = data.lane->index() + 1;
-  }
-  *us = wait.stalled_us;
-  if (wait.bytes_per_second != 0) {
-    const double needed_s =
-        static_cast<double>(wait.waiting_bytes) / static_cast<double>(wait.bytes_per_second);
-    *us = std::max(*us, static_cast<int64_t>(std::min(needed_s, 1e6) * 1e6));
-  }
+std::optional<TcpDelivery> Link::AskTcp(uint32_t lane) const {
+  const Lane* const asked = lane == LinkMeter::kControlLane ? control_.get()
+                            : lane < data_.size()           ? data_[lane].lane.get()
+                                                            : nullptr;
+  return asked == nullptr ? std::nullopt : asked->Delivery();
+}
+
+RateSample Link::PopRate() {
+  return path_.meter().PopRate(MeteredLanes(), stats().bytes_sent, !queue_.empty(),
+                               [this](uint32_t lane) { return AskTcp(lane); });
+}
+
+LinkWait Link::PopWait(Tick now) {
+  const LinkWait wait{.silent_us = now - last_heard(),
+                      .waiting_bytes = queue_.bytes(),
+                      .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us_, 0, UINT32_MAX))};
   // A PING comes every third of detect_ms, so a shorter silence says nothing.
-  if (const int64_t interval = Millis(detect_ms_) / kPingsPerDetect; wait.silent_us > interval) {
-    *us = std::max(*us, wait.silent_us);
-  }
-  if (*us < kWaitUsMin) *us = 0;
-  return wait;
+  return path_.meter().PopWait(wait, MeteredLanes(), Millis(detect_ms_) / kPingsPerDetect, now,
+                               [this](uint32_t lane) { return AskTcp(lane); });
 }
 
-void Link::PopArrivals(Arrivals* sum) {
-  uint64_t arrived = 0;
-  uint64_t queued = 0;
-  for (DataLane& data : data_) {
-    if (!data.lane) continue;
-    const uint64_t sent = data.segments.sent();
-    const bool used = sent != std::exchange(data.sent_seen, sent);
-    const bool arrived_before = std::exchange(data.all_arrived, data.segments.segments().empty());
-    if (!used && arrived_before) continue;
-    const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane || lane->bytes_arrived <= data.arrived_seen) continue;
-    sum->rtt_us = std::max(sum->rtt_us, lane->rtt_us);
-    const uint64_t bytes = lane->bytes_arrived - data.arrived_seen;
-    arrived += bytes;
-    // A lane that was opened while queues were full does not know the shortest round trip.
-    schedule_.SawRtt(lane->rtt_us);
-    queued += bytes * QueuedUs(*lane);
-    data.arrived_seen = lane->bytes_arrived;
-  }
-  sum->bytes += arrived;
-  sum->queued_us += queued;
-  if (arrived == 0) return;
-  const uint64_t shared = SharedQueuedUs(arrived, queued);
-  sum->shared_queued_us += shared;
-  schedule_.Arrived(arrived, shared / arrived);
-}
-
-std::optional<TcpDelivery> Link::ControlDelivery() const {
-  return control_ == nullptr ? std::nullopt : control_->Delivery();
+HostPaths::LinkSample Link::PopSample() {
+  const LinkArrivals arrived =
+      path_.meter().PopArrivals(MeteredLanes(), [this](uint32_t lane) { return AskTcp(lane); });
+  HostPaths::LinkSample sample = path_.SampleOf(arrived, ring_->Now());
+  sample.relayed = static_cast<bool>(options_.relay);
+  sample.rtt_us = rtt_us_;
+  if (sample.long_way) sample.taken = path_.meter().PopTaken(stats().bytes_taken);
+  return sample;
 }
 
 int64_t Link::shortest_rtt_us() const {
-  const std::optional<TcpDelivery> control = ControlDelivery();
+  const std::optional<TcpDelivery> control = AskTcp(LinkMeter::kControlLane);
   return control && control->rtt_us != 0 ? control->rtt_us : rtt_us_;
 }
 
-// For how long packets of this lane wait in queues of the path.
-uint64_t Link::QueuedUs(const TcpDelivery& lane) const {
-  return static_cast<uint64_t>(std::max<int64_t>(lane.usual_rtt_us - schedule_.rtt_us(), 0));
-}
-
-// `bytes` waited in queues for `queued_us`, added up. Returns how much of that counts as time in
-// queues that all lanes share. The control lane carries little, so its packets wait only there. If
-// packets of data lanes wait clearly longer, the network limits each connection. Queues on the way
-// back, which other hosts fill, do not matter then. (The measurement of the control lane is
-// rougher, since an acknowledgement may wait for a frame to travel with.)
-uint64_t Link::SharedQueuedUs(uint64_t bytes, uint64_t queued_us) {
-  const std::optional<TcpDelivery> control = ControlDelivery();
-  if (!control || control->usual_rtt_us == 0) return queued_us;
-  const uint64_t of_control = QueuedUs(*control);
-  // It follows changes as slowly as the measurement of the control lane.
-  usual_queued_us_ = (3 * usual_queued_us_ + queued_us / bytes) / 4;
-  const int64_t rtt_us = schedule_.rtt_us();
-  if (usual_queued_us_ > of_control && !QueuesAreShort(usual_queued_us_ - of_control, rtt_us)) {
-    return 0;
-  }
-  return QueuesAreShort(of_control, rtt_us) ? std::min(queued_us, bytes * of_control) : queued_us;
-}
-
-uint64_t Link::PopTaken() {
-  const uint64_t taken = stats().bytes_taken;
-  return taken - std::exchange(taken_seen_, taken);
-}
-
-void Link::TellPace(uint64_t wait_us, bool tries, uint64_t rate) {
+void Link::TellPace(const HostPaths::Pace& pace) {
   if (control_ == nullptr || !alive()) return;
   // The answer to a PING brings an acknowledgement at once, so TCP knows the round trip of the
-  // control lane (SharedQueuedUs()).
+  // control lane (LinkMeter).
   SendPing(ring_->Now());
   if (control_ == nullptr || !alive()) return;
   // If the peer does not read, PINGs will tell.
   (void)control_->SendNewest({.type = FrameType::kPace,
-                              .flags = tries ? kFlagTriesLanes : uint8_t{0},
-                              .offset = std::min(rate, LH_COUNT_MAX * 8 - 1),
-                              .stamp = wait_us,
-                              .acked = repeated_});
+                              .flags = pace.tries ? kFlagTriesLanes : uint8_t{0},
+                              .offset = std::min(pace.rate, LH_COUNT_MAX * 8 - 1),
+                              .stamp = pace.wait_us,
+                              .acked = path_.meter().repeated()});
 }
 
 int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }

@@ -10,7 +10,7 @@
 //                        link may be destroyed.
 //
 // The data lanes pull segments from one queue. A lane that has room takes the next segment, unless
-// LaneSchedule leaves the segment to other lanes.
+// LinkPath leaves the segment to other lanes.
 //
 // An established link outlives its lanes. The side that dialled the link also dials its lost lanes.
 // Serials of lanes grow, so both ends can tell a new connection from an earlier one:
@@ -45,14 +45,11 @@
 #include <utility>
 #include <vector>
 
-#include "peerd/transport/black_hole.h"
-#include "peerd/transport/host_lanes.h"
-#include "peerd/transport/host_pace.h"
+#include "peerd/paths/black_hole.h"
+#include "peerd/paths/link_path.h"
 #include "peerd/transport/lane.h"
-#include "peerd/transport/lane_schedule.h"
 #include "peerd/transport/numbered_frames.h"
 #include "peerd/transport/parted_frames.h"
-#include "peerd/transport/receive_pace.h"
 #include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/unacked_segments.h"
@@ -117,11 +114,9 @@ struct LinkOptions {
   ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long path, find out how many data lanes are of use. Otherwise all are used.
   bool count_lanes = false;
-  HostLanes* host_lanes = nullptr;      // of all links together; nullptr: this link counts alone
-  HostPace* host_pace = nullptr;        // of all links together; nullptr: nothing limits them
-  ReceivePace* receive_pace = nullptr;  // of what all links bring; nullptr: nothing limits that
-  std::string congestion;               // of data lanes on a long path; "": as they are
-  uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
+  HostPaths* paths = nullptr;  // of all links together; outlives the link
+  std::string congestion;      // of data lanes on a long path; "": as they are
+  uint64_t probed_rate = 0;    // bytes a second that a probe of this path measured; 0: no probe did
   uint64_t sealed_bytes_max = kSealedBytesMax;  // see LaneOptions
 };
 
@@ -129,7 +124,6 @@ class Link final : public LaneOwner {
  public:
   // `control`: the control lane.
   Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner);
-  ~Link() override;
 
   const LinkOptions& options() const { return options_; }
   const LinkKey& key() const { return options_.key; }
@@ -215,39 +209,27 @@ class Link final : public LaneOwner {
   void Tune(const StreamTuning& tuning);
   // The congestion control of data lanes, if the path is long.
   void SetCongestion(const std::string& congestion);
-  bool long_way() const { return schedule_.long_way(); }
-  // As in LaneCount, while no other link is busy.
-  bool tries_lanes() const { return schedule_.tries(); }
-  // This link alone tries another number of lanes.
-  bool in_trial() const { return schedule_.in_trial(); }
+  bool long_way() const { return path_.long_way(); }
   // One way. 0: unknown, or the path is short.
   uint32_t latency_us() const {
-    return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;
+    return path_.long_way() ? static_cast<uint32_t>(path_.lanes().rtt_us() / 2) : 0;
   }
   int64_t rtt_us() const { return rtt_us_; }
   // As in LinkStats.
   int64_t shortest_rtt_us() const;
-  // The shortest round trip that was seen, without queues.
-  int64_t path_rtt_us() const { return schedule_.rtt_us(); }
   // True if a round trip was measured, and no recent one took long.
   bool short_way() const;
   LaneStats stats() const;
   // Returns how many segments were put on a lane and are not acknowledged.
   size_t unacked() const { return unacked_; }
   // Returns what the data lanes that were used since the last call have delivered.
-  LinkDelivery PopDelivery();
-  // Returns how long this link keeps us waiting, and on which lane. `*us`: the longest of the
-  // silence, the stall, and the time that TCP needs for what waits; 0 if nothing is unusual.
-  LinkWait PopWait(Tick now, int64_t* us);
-  // Adds to `sum` what has arrived at the peer since the last call, apart from the last bytes on
-  // lanes that were lost. Asks only about lanes that were used since then. Raises the round trip to
-  // the shortest one of each of these lanes.
-  void PopArrivals(Arrivals* sum);
-  // Returns how many bytes have come on data lanes since the last call.
-  uint64_t PopTaken();
-  // Tells the peer for how long our packets wait on the way to it, and how fast it may send (0:
-  // there is no limit), in bytes per second.
-  void TellPace(uint64_t wait_us, bool tries, uint64_t rate);
+  RateSample PopRate();
+  // Returns how long this link keeps us waiting, and on which lane.
+  LinkWait PopWait(Tick now);
+  // Returns what has come and gone since the last call, see LinkMeter::PopArrivals().
+  HostPaths::LinkSample PopSample();
+  // Tells the peer for how long our packets wait on the way to it, and how fast it may send.
+  void TellPace(const HostPaths::Pace& pace);
   // Returns for how long segments have waited for a lane without a break. 0: none waits.
   int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
@@ -260,19 +242,9 @@ class Link final : public LaneOwner {
     uint32_t index = 0;
     uint64_t serial = 0;
     UnackedSegments segments;
-    uint64_t sent_measured = 0;  // segments.sent() at the last PopDelivery()
-    uint64_t repeated_told = 0;  // by TCP on this lane's socket, at the last PopDelivery()
-    // As PopArrivals() saw the lane last.
-    uint64_t sent_seen = 0;     // segments.sent()
-    uint64_t arrived_seen = 0;  // of TCP
-    bool all_arrived = true;    // no segment was under way
-    uint64_t sent_dry = 0;      // segments.sent() when the queue was last found empty
+    uint64_t sent_dry = 0;  // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;
     Tick sent_first;  // when the first segment was put on the lane
-    // As PopWait() saw the lane last: what TCP had delivered, and since when it has had bytes and
-    // delivered none of them. kNever: it had none.
-    uint64_t acked_seen = 0;
-    Tick stalled_since = kNever;
     // Only for a lost lane:
     bool barren = false;    // nothing that it carried ever arrived (black_hole.h)
     bool told = false;      // LANE_LOST was sent
@@ -327,8 +299,6 @@ class Link final : public LaneOwner {
   void Give(uint32_t index, Tick now, OutgoingSegment* segment);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
-  void CountWithOthers();
-  void TellHost(uint32_t index, uint32_t bytes, Tick now);
   void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
@@ -342,10 +312,9 @@ class Link final : public LaneOwner {
   void LoseStalled(Tick now, uint32_t detect_ms);
   void TuneLanes(uint32_t detect_ms);
   void SendPing(Tick now);
-  // Nothing: there is no control lane now, or TCP tells nothing of it.
-  std::optional<TcpDelivery> ControlDelivery() const;
-  uint64_t QueuedUs(const TcpDelivery& lane) const;
-  uint64_t SharedQueuedUs(uint64_t bytes, uint64_t queued_us);
+  // As LinkMeter asks.
+  std::optional<TcpDelivery> AskTcp(uint32_t lane) const;
+  std::vector<LinkMeter::Lane> MeteredLanes() const;
   void PingDataLanes(Tick now, uint32_t detect_ms);
   int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();
@@ -368,14 +337,8 @@ class Link final : public LaneOwner {
   bool open_ = false;
   bool delivering_ = false;
   uint64_t next_serial_ = 1;
-  LaneStats gone_;                // of lanes that have ended
-  Tick heard_;                    // when something was last heard on a lane that was lost
-  uint64_t bytes_measured_ = 0;   // bytes sent until the last PopDelivery()
-  uint64_t repeated_ = 0;         // by TCP on data lanes, as PopDelivery() saw it
-  uint64_t taken_seen_ = 0;       // at the last PopTaken()
-  uint64_t usual_queued_us_ = 0;  // for which a byte lately waited in queues
-  uint64_t pace_ = 0;             // what we may send now, in bytes per second; 0: no limit
-  uint64_t told_rate_ = 0;  // by the peer, of what we may send, in bytes per second; 0: no limit
+  LaneStats gone_;  // of lanes that have ended
+  Tick heard_;      // when something was last heard on a lane that was lost
 
   // nullptr while the control lane is lost.
   std::unique_ptr<Lane> control_;
@@ -407,8 +370,8 @@ class Link final : public LaneOwner {
   SegmentQueue queue_;
   Tick waiting_since_;  // when a segment last came into the empty queue
   std::string congestion_;
-  LaneSchedule schedule_;  // for the lanes in data_
-  size_t next_lane_ = 0;   // the lane that was offered a segment last
+  LinkPath path_;         // for the lanes in data_
+  size_t next_lane_ = 0;  // the lane that was offered a segment last
 
   // Frames for the listener that came before Deliver(), or behind a frame of which parts are
   // missing.

@@ -252,7 +252,7 @@ class Attack {
       default:
         victim_->GetStats();
         victim_->GetLinkStats();
-        victim_->PopDeliveries();
+        victim_->PopRates();
         victim_->PopArrivals();
         victim_->PopWaits();
         victim_->PopProbe();

@@ -98,7 +98,7 @@ inline constexpr uint8_t kFlagStarted = 2;
 inline constexpr uint8_t kFlagGivenUp = 1;     // CLOSE
 inline constexpr uint8_t kFlagOptional = 1;    // WANT_LANES
 inline constexpr uint8_t kFlagTriesLanes = 1;  // PACE
-// LANE_LOST: nothing that the lost lane carried ever arrived (peerd/transport/black_hole.h calls it
+// LANE_LOST: nothing that the lost lane carried ever arrived (peerd/paths/black_hole.h calls it
 // barren). RESUME: the same is true of the control lane that this one replaces.
 inline constexpr uint8_t kFlagBarren = 1;
 

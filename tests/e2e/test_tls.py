@@ -22,6 +22,8 @@ from longhaul.testing import LocalCluster, find_binary, start_tethered
 
 # The connections of the tests end all the time.
 AGE_S = 1
+# How long trainers compute between two ops. Without a pause they would take the processors from all other tests.
+COMPUTE_S = 0.003
 
 
 def run(program: str, *arguments: object, code: int = 0) -> str:
@@ -238,6 +240,7 @@ class Trainers:
             self.ops += 1
             if tensor[0] > 0:
                 break
+            self._stop.wait(COMPUTE_S)
         comm.leave()
 
     def __enter__(self) -> Trainers:

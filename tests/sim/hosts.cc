@@ -685,6 +685,12 @@ void PeerHost::OnActions(std::vector<peerd::Action>* actions) {
       }
     }
   }
+  if (context_.planted == Planted::kIndexForgotten) {
+    for (peerd::Action& action : *actions) {
+      auto* const ready = std::get_if<peerd::SendReady>(&action);
+      if (ready != nullptr && ready->sign) ready->sign = 0;
+    }
+  }
   if (context_.planted == Planted::kResultForgotten) {
     for (peerd::Action& action : *actions) {
       auto* const ready = std::get_if<peerd::SendReady>(&action);

@@ -100,9 +100,9 @@ class ModelTransport final : public peerd::Transport {
   void SetDetectMs(uint32_t detect_ms) override { model_.detect_ms = detect_ms; }
   peerd::TransportStats GetStats() const override { return {}; }
   std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
-  std::vector<peerd::LinkWait> PopWaits() override { return {}; }
-  std::vector<peerd::LinkDelivery> PopDeliveries() override { return {}; }
-  peerd::Arrivals PopArrivals() override { return {}; }
+  std::vector<std::pair<peerd::LinkKey, peerd::LinkWait>> PopWaits() override { return {}; }
+  std::vector<std::pair<peerd::LinkKey, peerd::RateSample>> PopRates() override { return {}; }
+  peerd::HostSample PopArrivals() override { return {}; }
   bool StartProbe(const peerd::LinkKey&) override { return false; }
   std::optional<peerd::LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}

@@ -23,8 +23,6 @@ import pytest
 from testbed import Wan, uniform, why_not
 from why_trainer import main as trainer_main
 
-pytestmark = pytest.mark.alone
-
 ROUNDS = int(os.environ.get("LONGHAUL_WHY_ROUNDS", "0"))
 HOSTS = 3
 PATIENCE_S = 120

@@ -203,7 +203,9 @@ class Layering(unittest.TestCase):
         self.caught("peerd/engine/a.cc", '"peerd/ipc/ipc_server.h"')
         self.caught("peerd/engine/a.cc", '"peerd/daemon/daemon.h"')
         self.caught("peerd/control/a.cc", '"peerd/core/peer_core.h"')
-        self.caught("peerd/probe/a.cc", '"peerd/transport/transport.h"')
+        self.allowed("peerd/transport/a.cc", '"peerd/paths/host_paths.h"')
+        self.caught("peerd/paths/a.cc", '"peerd/transport/transport.h"')
+        self.caught("peerd/paths/a.cc", '"peerd/io/sockets.h"')
 
     def test_coordinator_has_one_way_up(self) -> None:
         self.allowed("coordinator/loop/a.cc", '"coordinator/store/store.h"')

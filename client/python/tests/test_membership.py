@@ -157,6 +157,13 @@ def test_members_are_known_by_id_also_when_they_have_left(cluster: LocalCluster,
     assert comm.member(gone).name == str(os.getpid())
 
 
+def test_a_member_of_a_cohort_has_a_name_of_its_own(cluster: LocalCluster) -> None:
+    for name, shown in (("shard-0", "shard-0"), (None, str(os.getpid()))):
+        with lh.join("named", peerd=cluster.socket(0), cohort=("host-a", 1), name=name) as comm:
+            info = comm.member(comm.member_id)
+            assert (info.name, info.cohort) == (shown, "host-a")
+
+
 def test_the_shards_of_a_host_agree_on_the_hosts_of_their_ops(cluster: LocalCluster) -> None:
     """Two hosts with two shards each. The groups of the shards lose a host one after the other."""
 
