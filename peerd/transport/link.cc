@@ -271,7 +271,7 @@ void Link::PutNumberedOnLane(bool may_wait) {
 
 void Link::SendSegment(const OutgoingSegment& segment) {
   if (!alive()) {
-    owner_->OnLinkSegmentsDropped({segment.cookie});
+    owner_->OnLinkSegmentsDropped(segment.header.type, {segment.cookie});
     return;
   }
   if (queue_.empty()) waiting_since_ = ring_->Now();
@@ -377,9 +377,9 @@ void Link::Give(uint32_t index, Tick now, OutgoingSegment* segment) {
   ++unacked_;
 }
 
-void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
-  std::vector<uint64_t> dropped = queue_.Drop(cookies);
-  if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
+void Link::DropSegments(FrameType type, const std::unordered_set<uint64_t>& cookies) {
+  std::vector<uint64_t> dropped = queue_.Drop(type, cookies);
+  if (!dropped.empty()) owner_->OnLinkSegmentsDropped(type, std::move(dropped));
 }
 
 int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
@@ -395,7 +395,9 @@ int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
 
 int Link::FindBuffer(const uint8_t* data, size_t bytes) { return owner_->FindBuffer(data, bytes); }
 
-void Link::OnLaneSegmentSent(uint64_t cookie) { owner_->OnLinkSegmentSent(cookie); }
+void Link::OnLaneSegmentSent(FrameType type, uint64_t cookie) {
+  options_.segments.Of(type)->OnSegmentSent(cookie);
+}
 
 // ------------------------------------------------------------------------------ receiving
 
@@ -530,11 +532,13 @@ absl::Status Link::HandOn() {
 
 absl::StatusOr<uint8_t*> Link::OnLaneData(Lane*, const FrameHeader& header) {
   if (header.type == FrameType::kPart) return parts_in_.Place(header);
-  return owner_->OnLinkData(this, header);
+  return options_.segments.Of(header.type)->OnDataHeader(key(), header);
 }
 
 absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
-  if (header.type != FrameType::kPart) return owner_->OnLinkDataReceived(this, header);
+  if (header.type != FrameType::kPart) {
+    return options_.segments.Of(header.type)->OnDataReceived(key(), header);
+  }
   parts_in_.Received(header);
   return HandOn();
 }
@@ -552,7 +556,7 @@ absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
 void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
   if (!alive()) return;
   if (header.type == FrameType::kPart) return parts_in_.Abandoned(header);
-  owner_->OnLinkDataAbandoned(this, header);
+  options_.segments.Of(header.type)->OnDataAbandoned(key(), header);
 }
 
 // ------------------------------------------------------------------------------ lanes go
@@ -748,12 +752,16 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
 // Repeated segments go first, because other peers wait for them.
 void Link::Repeat(const UnackedSegments& lost) {
   std::vector<OutgoingSegment> repeated;
+  uint64_t segments = 0;
   for (OutgoingSegment segment : lost.segments()) {
-    if (segment.cookie != kPartCookie) {
-      segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
+    if (const FrameType type = segment.header.type; type != FrameType::kPart) {
+      segment.cookie = options_.segments.Of(type)->OnSegmentRepeat(segment.owner);
+      if (segment.cookie == 0) continue;
+      ++segments;
     }
-    if (segment.cookie != 0) repeated.push_back(segment);
+    repeated.push_back(segment);
   }
+  owner_->OnLinkSegmentsRepeated(segments);
   if (queue_.empty()) waiting_since_ = ring_->Now();
   queue_.PushFront(repeated);
 }
@@ -1045,7 +1053,11 @@ void Link::Abort() {
 }
 
 void Link::DropQueue() {
-  if (!queue_.empty()) owner_->OnLinkSegmentsDropped(queue_.DropAll());
+  (void)queue_.DropAll(FrameType::kPart);
+  for (const FrameType type : {FrameType::kData, FrameType::kChunkData}) {
+    std::vector<uint64_t> dropped = queue_.DropAll(type);
+    if (!dropped.empty()) owner_->OnLinkSegmentsDropped(type, std::move(dropped));
+  }
 }
 
 void Link::CheckEnded() {

@@ -68,17 +68,13 @@ class LinkOwner {
   virtual void OnWantLanes(Link* link, bool optional, uint32_t lanes) = 0;
   virtual absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
-  virtual absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) = 0;
-  virtual absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) = 0;
-  virtual void OnLinkDataAbandoned(Link* link, const FrameHeader& header) = 0;
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
-  virtual void OnLinkSegmentSent(uint64_t cookie) = 0;
-  // A segment on a lost lane has not arrived. Returns a cookie to send it again; 0: drop it.
-  virtual uint64_t OnLinkSegmentRepeat(uint64_t owner) = 0;
+  // So many segments of a lost data lane are sent again.
+  virtual void OnLinkSegmentsRepeated(uint64_t segments) = 0;
   // So many control frames are sent again on a new control lane.
   virtual void OnLinkFramesRepeated(uint64_t frames) = 0;
-  // These segments were never put on a lane. Tell their owners later, not from within this call.
-  virtual void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) = 0;
+  // These segments were never put on a lane. Tell their listener later, not from within this call.
+  virtual void OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) = 0;
   // The peer closes the link. Work() is due now.
   virtual void OnLinkClosing(Link* link) = 0;
   // A lane is lost, and the link is alive. Work() is due. If we dialled the link, a new lane has to
@@ -107,6 +103,7 @@ class LinkOwner {
 
 struct LinkOptions {
   LinkKey key;
+  SegmentListeners segments;
   uint64_t id = 0;  // NewLinkId() of the HELLO that made the link
   SocketAddress remote;
   PeerId relay;  // the peer at `remote` that the link goes through; 0: none, the link is straight
@@ -187,7 +184,7 @@ class Link final : public LaneOwner {
   void SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
                    bool may_wait = false);
   void SendSegment(const OutgoingSegment& segment);
-  void DropSegments(const std::unordered_set<uint64_t>& cookies);
+  void DropSegments(FrameType type, const std::unordered_set<uint64_t>& cookies);
   // Stops receiving the payloads that `key` names. Returns how many calls of `done` follow: one for
   // each lane with such a receive in flight.
   int Detach(const ReceiveKey& key, const std::function<void()>& done);
@@ -262,7 +259,7 @@ class Link final : public LaneOwner {
   void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) override;
   bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
-  void OnLaneSegmentSent(uint64_t cookie) override;
+  void OnLaneSegmentSent(FrameType type, uint64_t cookie) override;
   void OnLaneClosing(Lane* lane, bool given_up) override;
   void OnLanePeerEnded(Lane* lane) override;
   void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) override;
