@@ -63,7 +63,6 @@
 
 #include "absl/status/statusor.h"
 #include "peerd/collective/plan.h"
-#include "peerd/collective/screen.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/op_desc.h"
 #include "proto/wire/shares.h"
@@ -189,9 +188,6 @@ struct AttemptSpec {
   uint64_t window_bytes = 8 << 20;
   // A tensor of at most this size is taken to be in the caches, together with its scratch buffer.
   uint64_t cached_bytes_max = kCachedBytesMax;
-  // Set: the attempt looks at the inputs that it can see (screen.h), which takes a further pass
-  // over them. It must outlive the attempt.
-  Seen* seen = nullptr;
 
   bool reduces() const { return Reduces(desc.kind); }
   bool gathers() const { return Gathers(desc.kind); }

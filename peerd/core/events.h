@@ -168,11 +168,6 @@ struct AttemptFinished {
   GroupKey group;
   OpOrdinal ordinal;
 };
-// The screen of contributions has found this in an op that is about to be finished. The core sets
-// `held_back`.
-struct InputSuspected {
-  control::ContributionSuspect suspect;
-};
 // Answer to StopAttempt: nothing more is written to the op's buffers, and the inputs are as they
 // were posted.
 struct AttemptStopped {
@@ -210,11 +205,10 @@ struct DrainRequested {
 };
 struct TimePassed {};
 
-using Event =
-    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
-                 LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel, LinkUp, LinkDown,
-                 PeerTried, PeerReady, PeerDone, ReadySigned, AttemptComplete, AttemptFinished,
-                 AttemptStopped, InputSuspected, TransferMeasured, TransferEnded, ManifestCompared,
-                 DrainRequested, TimePassed>;
+using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
+                           LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel,
+                           LinkUp, LinkDown, PeerTried, PeerReady, PeerDone, ReadySigned,
+                           AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured,
+                           TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

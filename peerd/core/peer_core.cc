@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/digest.h"
-#include "base/rarely.h"
 #include "peerd/core/epoch_follower.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/local_members.h"
@@ -25,10 +24,6 @@ constexpr int64_t kDeathGrace = 2;
 // How long a newcomer's data port is tried, in halves of detect_ms: long enough for TCP to repeat a
 // SYN.
 constexpr int64_t kTryHalfDetects = 3;
-
-// A peer is reported at most once in this time for its contributions. A trainer that diverges sends
-// NaN in every op.
-constexpr int64_t kSuspectIntervalUs = Seconds(10);
 
 // A fault in progress, for its log line and FaultOver.
 struct OpenFault {
@@ -64,12 +59,10 @@ struct Group {
   uint32_t pending = 0;  // members that wait for admission
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
-  // Peers whose contributions were reported.
-  Rarely<PeerId> suspects{kSuspectIntervalUs, LH_MEMBERS_MAX};
 
   LH_STATE(Group, LH_FIELD(epochs), LH_FIELD(ops), LH_FIELD(deferred),
            LH_FIELD(fault, rule::Aside{}), LH_FIELD(agreed), LH_FIELD(pending),
-           LH_FIELD(bytes_sent), LH_FIELD(bytes_received), LH_FIELD(suspects, rule::Aside{}));
+           LH_FIELD(bytes_sent), LH_FIELD(bytes_received));
 };
 
 }  // namespace
@@ -129,7 +122,6 @@ class PeerCore::Impl {
   void On(const ReadySigned& event);
   void On(const AttemptFinished& event);
   void On(const AttemptStopped& event);
-  void On(const InputSuspected& event);
   void On(const TransferMeasured& event) {
     syncs_.Measured(event.local, event.bytes_left, event.bytes_total);
   }
@@ -611,21 +603,6 @@ void PeerCore::Impl::On(const AttemptFinished& event) {
 
 void PeerCore::Impl::On(const AttemptStopped& event) {
   if (Group* const group = FindGroup(event.group)) group->ops.OnStopped(event, now_, &out_);
-}
-
-void PeerCore::Impl::On(const InputSuspected& event) {
-  control::ContributionSuspect suspect = event.suspect;
-  Group* const group = FindGroup(suspect.group);
-  if (group == nullptr) return;
-  const std::optional<uint64_t> held_back = group->suspects.Take(suspect.peer, now_);
-  if (!held_back) return;
-  suspect.held_back = *held_back;
-  out_.push_back(LogLine{"contribution suspect group=" + ToString(suspect.group) +
-                         " peer=" + ToString(suspect.peer) + " tag=" + std::to_string(suspect.tag) +
-                         " nan=" + std::to_string(suspect.nan) +
-                         " inf=" + std::to_string(suspect.inf) + " norms=\"" + suspect.norms +
-                         "\" held_back=" + std::to_string(suspect.held_back)});
-  Send(std::move(suspect));
 }
 
 // ------------------------------------------------------------------------------ sweep
