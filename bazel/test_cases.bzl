@@ -16,6 +16,8 @@ def cc_test_cases(name, srcs, deps):
         srcs = srcs,
         # Nothing names the cases; they register themselves. Or main() is among them.
         alwayslink = True,
+        # Otherwise a build of all targets compiles them once more, for a shared object that nobody uses.
+        linkstatic = True,
         visibility = ["//visibility:private"],
         deps = deps + ["//bazel:sanitizer_defaults"],
     )

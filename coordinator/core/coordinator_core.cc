@@ -112,7 +112,6 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::FetchDone& message);
   Violation Handle(PeerId peer, const control::LinkReport& message);
   Violation Handle(PeerId peer, const control::PeerTried& message);
-  Violation Handle(PeerId peer, const control::ContributionSuspect& message);
 
   bool HasKeyOfPeer(const control::Hello& hello) const;
   // Returns why this coordinator may not serve the peer; "": it may.
@@ -728,13 +727,6 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::FetchDone& d
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::PeerTried& tried) {
   if (FindGroup(tried.group) == nullptr) return std::nullopt;
   On(tried.group, [&](Group& group, GroupOutput*) { group.Tried(peer, tried); });
-  return std::nullopt;
-}
-
-Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::ContributionSuspect& suspect) {
-  if (FindGroup(suspect.group) == nullptr) return std::nullopt;
-  On(suspect.group,
-     [&](Group& group, GroupOutput* out) { group.Suspect(peer, suspect, now_, out); });
   return std::nullopt;
 }
 

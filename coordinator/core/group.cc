@@ -534,32 +534,6 @@ void Group::NoteFault(const Fault& fault) {
   if (!fault_) fault_ = fault;
 }
 
-void Group::Suspect(PeerId reporter, const control::ContributionSuspect& suspect, Tick now,
-                    GroupOutput* out) {
-  // A peer can tell its own members apart, and not those of another peer.
-  const bool named_members = reporter == suspect.peer && !suspect.members.empty();
-  const auto told = [&](const MemberRecord& member) {
-    const bool named = !named_members || std::find(suspect.members.begin(), suspect.members.end(),
-                                                   member.member) != suspect.members.end();
-    return member.peer == suspect.peer && IsAdmitted(member) && named;
-  };
-  std::vector<MemberId> members;
-  for (const MemberRecord& member : record_.members) {
-    if (told(member)) members.push_back(member.member);
-  }
-  // Removed meanwhile, or a report about strangers.
-  if (members.empty() || !AdmittedPeers(record_).contains(reporter)) return;
-  const std::optional<uint64_t> held_back = suspects_.Take({reporter, suspect.peer}, now);
-  if (!held_back) return;
-  Note("contribution_suspect", members.size() == 1 ? members[0] : MemberId{}, suspect.peer,
-       "contribution suspect reporter=" + ToString(reporter) + " peer=" + ToString(suspect.peer) +
-           " members=" + List(members) + " tag=" + std::to_string(suspect.tag) +
-           " nan=" + std::to_string(suspect.nan) + " inf=" + std::to_string(suspect.inf) +
-           " held_back=" + std::to_string(suspect.held_back + *held_back) + " host=\"" +
-           Clean(PeerOf(suspect.peer).host) + "\" norms=\"" + Clean(suspect.norms) + "\"",
-       out);
-}
-
 void Group::Note(std::string kind, MemberId member, PeerId peer, std::string text,
                  GroupOutput* out) const {
   const Epoch epoch = preparation_ ? preparation_->epoch : record_.committed;

@@ -46,7 +46,6 @@
 
 #include "base/digest.h"
 #include "base/ids.h"
-#include "base/rarely.h"
 #include "base/tick.h"
 #include "coordinator/core/ballot.h"
 #include "coordinator/core/config.h"
@@ -77,12 +76,6 @@ struct GroupOutput {
   std::vector<EventRecord> notices;
   std::vector<Removed> removed;  // only members that belong to a cohort
 };
-
-// At most one event in this time says that one peer suspects the contributions of another one, and
-// at most so many such pairs of a group have events in that time. Peers hold reports back, too; but
-// a hostile one need not.
-inline constexpr int64_t kSuspectIntervalUs = Seconds(10);
-inline constexpr size_t kSuspectsMax = 1024;
 
 class Group {
  public:
@@ -119,9 +112,6 @@ class Group {
   // A peer's verdict on an op differs from another's: the next epoch freezes ops, and from then on
   // the group signs its READYs. If signatures prove that a peer lies, it is removed.
   Violation Dispute(PeerId peer, const control::Dispute& dispute, GroupOutput* out);
-  // A peer has found an input to an op that looks wrong: tells operators, in bounded number.
-  void Suspect(PeerId reporter, const control::ContributionSuspect& suspect, Tick now,
-               GroupOutput* out);
   // A peer has tried a newcomer's data port.
   void Tried(PeerId peer, const control::PeerTried& tried);
   void Evict(MemberId member, const std::string& reason, GroupOutput* out);
@@ -389,8 +379,6 @@ class Group {
   uint32_t assembly_present_ = 0;  // how many had come when they were told last
   // Who has left the assembly, and why: the last kNamesShownMax of them. For people.
   std::vector<std::pair<std::string, std::string>> left_assembly_;
-  // Reports about contributions that became events, by reporter and suspect; only for operators.
-  Rarely<std::pair<PeerId, PeerId>> suspects_{kSuspectIntervalUs, kSuspectsMax};
   Tick last_step_ = kNever;  // when the last ballot was decided; only for operators
 };
 

@@ -104,41 +104,12 @@ class StatePeer final : public Peer {
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override {
-    if (!StateExchange::IsOurs(header)) return Peer::OnControlFrame(link, header, payload);
+    if (!IsOfTransfer(header.type)) return Peer::OnControlFrame(link, header, payload);
     if (header.type == FrameType::kChunkRequest) ++requests;
     if (mute) return absl::OkStatus();
     return exchange->OnControlFrame(link, header, payload, ring->Now());
   }
-  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
-    if (!StateExchange::IsOurs(header)) return Peer::OnDataHeader(link, header);
-    const absl::StatusOr<uint8_t*> place = exchange->OnDataHeader(link, header);
-    if (place.ok() && *place != nullptr && fresh.data() <= *place &&
-        *place < fresh.data() + fresh.size()) {
-      EXPECT_TRUE(hasher->Touched(*place, header.payload_bytes)) << "the network makes its pages";
-    }
-    return place;
-  }
-  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
-    if (!StateExchange::IsOurs(header)) return Peer::OnDataReceived(link, header);
-    state_bytes += header.payload_bytes;
-    return exchange->OnDataReceived(link, header);
-  }
-  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
-    if (!StateExchange::IsOurs(header)) return Peer::OnDataAbandoned(link, header);
-    exchange->OnDataAbandoned(link, header);
-  }
-  void OnSegmentSent(uint64_t cookie) override {
-    if (!StateExchange::IsOurs(cookie)) return Peer::OnSegmentSent(cookie);
-    exchange->OnSegmentSent(cookie);
-  }
-  uint64_t OnSegmentRepeat(uint64_t owner) override {
-    if (!StateExchange::IsOurs(owner)) return Peer::OnSegmentRepeat(owner);
-    return exchange->OnSegmentRepeat(owner);
-  }
-  void OnReceivesDetached(uint64_t cookie) override {
-    if (!StateExchange::IsOurs(cookie)) return Peer::OnReceivesDetached(cookie);
-    exchange->OnReceivesDetached(cookie);
-  }
+  SegmentListeners Segments() override { return {.ops = this, .states = &states_}; }
   void AfterTurn() override {
     hasher->Run();
     exchange->Work(ring->Now());
@@ -158,6 +129,38 @@ class StatePeer final : public Peer {
   bool mute = false;  // answers no ask
   uint64_t state_bytes = 0;
   std::span<const uint8_t> fresh;  // the inbox if it is memory of its own
+
+ private:
+  // Looks at what comes for the exchange.
+  struct States final : SegmentListener {
+    explicit States(StatePeer* owner) : peer(owner) {}
+    absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
+      const absl::StatusOr<uint8_t*> place = peer->exchange->OnDataHeader(link, header);
+      const std::span<const uint8_t> fresh = peer->fresh;
+      if (place.ok() && *place != nullptr && fresh.data() <= *place &&
+          *place < fresh.data() + fresh.size()) {
+        EXPECT_TRUE(peer->hasher->Touched(*place, header.payload_bytes))
+            << "the network makes its pages";
+      }
+      return place;
+    }
+    absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
+      peer->state_bytes += header.payload_bytes;
+      return peer->exchange->OnDataReceived(link, header);
+    }
+    void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
+      peer->exchange->OnDataAbandoned(link, header);
+    }
+    void OnSegmentSent(uint64_t cookie) override { peer->exchange->OnSegmentSent(cookie); }
+    uint64_t OnSegmentRepeat(uint64_t owner) override {
+      return peer->exchange->OnSegmentRepeat(owner);
+    }
+    void OnReceivesDetached(uint64_t cookie) override {
+      peer->exchange->OnReceivesDetached(cookie);
+    }
+    StatePeer* const peer;
+  };
+  States states_{this};
 };
 
 // A state and its memory.

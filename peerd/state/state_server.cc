@@ -370,7 +370,7 @@ void StateServer::End(const std::shared_ptr<Answer>& answer) {
   }
   owners_.erase(answer->owner);
   if (!answer->out.empty()) {
-    transport_->DropSegments({answer->out.begin(), answer->out.end()});
+    transport_->DropSegments(FrameType::kChunkData, {answer->out.begin(), answer->out.end()});
   }
 }
 

@@ -48,9 +48,6 @@
 
 namespace longhaul::peerd {
 
-// Cookies and owners of segments of shared state have this bit. Those of ops do not have it.
-inline constexpr uint64_t kStateCookie = uint64_t{1} << 63;
-
 // The most bytes of an answer in one frame. An op may have to wait for such a frame on a lane.
 inline constexpr uint32_t kPieceBytes = 256 << 10;
 
@@ -203,8 +200,8 @@ class StateServer {
   // By owner: answers whose segments may be sent again. By cookie: segments in the transport.
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;
-  uint64_t next_owner_ = kStateCookie + 1;
-  uint64_t next_cookie_ = kStateCookie + 1;
+  uint64_t next_owner_ = 1;
+  uint64_t next_cookie_ = 1;
   Stats stats_;
   // Holds `this`, and nullptr after the end of this object. Callbacks of the hasher look at it.
   std::shared_ptr<StateServer*> self_;

@@ -124,7 +124,7 @@ constexpr bool IsFloat8(DType dtype) {
 }
 
 // How the kinds of ops differ (kinds.h), beside their phases (peerd/collective/attempt.h) and who
-// owns which part of the whole tensor (OpTable::CutsOf).
+// owns which part of the whole tensor (peerd/core/op_terms.h).
 constexpr const lh_kind& FactsOf(OpKind kind) { return *lh_kind_of(static_cast<int>(kind)); }
 constexpr bool Reduces(OpKind kind) { return FactsOf(kind).reduces != 0; }
 constexpr bool Gathers(OpKind kind) { return FactsOf(kind).gathers != 0; }

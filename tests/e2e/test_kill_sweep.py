@@ -67,20 +67,14 @@ def test_survivors_agree_on_every_collective_whenever_a_host_is_killed() -> None
     """
     rng = random.Random(SEED)
     span = 0.0
-    loading = False
     seen: collections.Counter[str] = collections.Counter()
     with LocalCluster(peers=2) as cluster, ExitStack() as stack:
-        survivors = trainers_of(stack, 3)
-        victim = trainers_of(stack, 1)[0]
-        all_do([*survivors, victim], "load_torch")
+        *survivors, victim = trainers_of(stack, 4, torch=True)
         holder = survivors[-1]
         rounds = max(1, SWEEP_OPS // ROUND_OPS)
         for point in range(-1, rounds):
             peer = cluster.add_peer()
             trainers = [*survivors, victim]
-            if loading:
-                victim.finish()
-                loading = False
             assemble(trainers, [cluster.socket(i) for i in (0, 1, 1, peer)], f"sweep-{point}")
             ids = [trainer.do("member")["member"] for trainer in trainers]
             kind = ("stopped", "starting", "started")[point % 3]
@@ -112,9 +106,7 @@ def test_survivors_agree_on_every_collective_whenever_a_host_is_killed() -> None
                     assert "error" not in answer or (trainer, answer["error"]) == (victim, "Unavailable"), answer
                 if rng.random() < 0.15:
                     victim.kill()
-                    victim = trainers_of(stack, 1)[0]
-                    victim.start("load_torch")
-                    loading = True
+                    (victim,) = trainers_of(stack, 1, torch=True)
                 else:
                     victim.do("forget")
                 holder.do("start_random", tags=sorted(plan.held))

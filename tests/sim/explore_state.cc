@@ -268,7 +268,6 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void ForgetGroup(const GroupKey&) override {}
   // Events of ops and of states.
   std::vector<peerd::Event> PopEvents() override { return std::exchange(events_, {}); }
-  peerd::SegmentListener* segments() override { Checker::Fail("a segment, which nobody sends"); }
 
   // ---- StatePort
   void SetDetectMs(uint32_t) override {}

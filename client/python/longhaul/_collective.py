@@ -159,8 +159,9 @@ def _set_slices(options: Any, sources: Tensors | None, targets: Tensors | None, 
     if targets is not None:
         fields[1::4] = first if targets is known else _numbers(targets.addresses)
     fields[2::4] = _numbers(counts)
-    codes = map(_native.DTYPES.__getitem__, known.dtypes)
-    fields[3::4] = _numbers(codes)  # and lh_slice.zero
+    kinds = set(known.dtypes)
+    codes = _numbers(map(_native.DTYPES.__getitem__, kinds if len(kinds) == 1 else known.dtypes))
+    fields[3::4] = codes * len(counts) if len(kinds) == 1 else codes  # and lh_slice.zero
     options.slices = (_native.Slice * len(counts)).from_buffer(fields)
     options.slice_count = len(counts)
 

@@ -122,9 +122,10 @@ def test_a_missing_peerd_is_named() -> None:
         lh.join(peerd="/nonexistent/peerd.sock", timeout=0.2)
 
 
-def test_joining_again_reaches_a_peerd_that_was_started_anew(cluster: LocalCluster) -> None:
-    flags = ["--coordinator_timeout_ms=20000"]
-    with LocalCluster(peers=1, coordinator=cluster.coordinator, peerd_flags=flags) as other:
+def test_joining_again_reaches_a_peerd_that_was_started_anew() -> None:
+    # The dead member is removed after four times detect_ms, because no other member misses it.
+    timeouts = ["--detect-ms=500"], ["--coordinator_timeout_ms=20000"]
+    with LocalCluster(peers=1, coordinator_flags=timeouts[0], peerd_flags=timeouts[1]) as other:
         path = other.socket(0)
         first = lh.join("anew", peerd=path)
         other.kill_peer(0)
