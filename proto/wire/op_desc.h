@@ -198,9 +198,9 @@ struct OpDesc {
   ReduceOp reduce = ReduceOp::kSum;
   OnFault on_fault = OnFault::kRetry;
   Quantization quantization = Quantization::kNone;
+  Algorithm algorithm = Algorithm::kAuto;
   // With fewer members of weight 1 the op ends with kTooFewMembers. 0: any number; never 1.
   uint16_t min_world = 0;
-  Algorithm algorithm = Algorithm::kAuto;
   uint64_t count = 0;  // elements; of one part if the op is in parts; 0 if `unequal`
   // The number of members that the tensors are laid out for, if the op is in parts. Otherwise 0.
   uint16_t world = 0;
@@ -261,7 +261,7 @@ struct OpTerms {
   //   all-to-all      gives: parts of all    gets: parts of all
   std::vector<uint64_t> gives;
   std::vector<uint64_t> gets;
-  friend bool operator==(const OpTerms&, const OpTerms&) = default;
+  LH_FIELDS(OpTerms, LH_FIELD(weight), LH_FIELD(gives), LH_FIELD(gets));
 };
 
 // The bytes of these terms in a READY.
@@ -271,7 +271,7 @@ size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms);
 struct OtherOffer {
   MemberId member;
   OpDesc desc;
-  friend bool operator==(const OtherOffer&, const OtherOffer&) = default;
+  LH_FIELDS(OtherOffer, LH_FIELD(member), LH_FIELD(desc));
 };
 
 // Returns whether the tensors of such an op travel inside READY frames.
