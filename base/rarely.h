@@ -42,13 +42,11 @@ class Rarely {
     entry.last = now;
     return std::exchange(entry.held_back, 0);
   }
-  friend bool operator==(const Rarely&, const Rarely&) = default;
 
  private:
   struct Entry {
     Tick last;
     uint64_t held_back = 0;
-    friend bool operator==(const Entry&, const Entry&) = default;
   };
   int64_t interval_us_;
   size_t keys_max_;

@@ -79,8 +79,7 @@ void Assembly::Tell(const EpochState& epochs, const GroupStep& step) {
   const uint32_t size = AssemblySize(epochs.record);
   if (size == 0) left_.clear();
   const auto waits = [](const MemberRecord& m) { return m.members > 0 && !IsAdmitted(m); };
-  const auto present =
-      static_cast<uint32_t>(std::count_if(members.begin(), members.end(), waits));
+  const auto present = static_cast<uint32_t>(std::count_if(members.begin(), members.end(), waits));
   // Each newcomer changes the text of all others. So in a large assembly only every so many
   // newcomers are told, and the number of messages stays below 64 for each member.
   const bool few = present > present_ && present < present_ + 1 + size / 64;

@@ -34,7 +34,7 @@ class Assembly {
   // Sends Text() to the members that wait, if it has changed.
   void Tell(const EpochState& epochs, const GroupStep& step);
 
-  LH_FIELDS(Assembly, LH_FIELD(told_), LH_FIELD(present_), LH_FIELD(left_));
+  LH_STATE(Assembly, LH_FIELD(told_), LH_FIELD(present_), LH_FIELD(left_));
 
  private:
   std::string told_;

@@ -31,7 +31,7 @@ class Ballot {
   const std::set<MemberId>& electorate() const { return electorate_; }
   const std::set<MemberId>& voted() const { return voted_; }
 
-  LH_FIELDS(Ballot, LH_FIELD(electorate_), LH_FIELD(voted_));
+  LH_STATE(Ballot, LH_FIELD(electorate_), LH_FIELD(voted_));
 
  private:
   std::set<MemberId> electorate_;

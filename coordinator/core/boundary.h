@@ -22,8 +22,8 @@ struct Boundary {
   bool admission_tried = false;
   Tick first_vote = kNever;  // when the first vote came
   std::set<MemberId> ready;  // voters that are to come out of the background
-  LH_FIELDS(Boundary, LH_FIELD(ballot), LH_FIELD(admission_tried), LH_FIELD(first_vote),
-            LH_FIELD(ready));
+  LH_STATE(Boundary, LH_FIELD(ballot), LH_FIELD(admission_tried), LH_FIELD(first_vote),
+           LH_FIELD(ready));
 
   // The next boundary, at which the survivors of this record vote.
   static Boundary Of(const GroupRecord& record) { return {Ballot(Survivors(record))}; }

@@ -29,10 +29,11 @@ constexpr char kUnknownGroup[] = "the coordinator does not know the group (any m
 
 }  // namespace
 
-// Owns the peers (peers.h) and the groups. Each group is a state machine of its own (group.h), which
-// knows of peers only what the PeerDirectory tells. An event touches some groups. At the end of a
-// step each of these advances. Then one Persist with all changes goes before all other actions.
-class CoordinatorCore::Impl : public PeerDirectory {
+// Owns the peers (peers.h) and the groups. Each group is a state machine of its own (group.h),
+// which knows of peers only what the PeerDirectory tells. An event touches some groups. At the end
+// of a step each of these advances. Then one Persist with all changes goes before all other
+// actions.
+class CoordinatorCore::Impl {
  public:
   Impl(CoreConfig config, Records records);
 
@@ -47,21 +48,37 @@ class CoordinatorCore::Impl : public PeerDirectory {
   std::optional<PaceView> PaceOf(const GroupKey& group) const;
   void CheckInvariants() const;
 
-  bool Attached(PeerId peer) const override { return peers_.Attached(peer); }
-  bool HeardWithin(PeerId peer, int64_t us) const override {
-    return peers_.UnheardFor(peer, now_) <= us;
-  }
-  bool Draining(PeerId peer) const override { return peers_.Draining(peer); }
-  bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override {
-    return HasBegun({run, peer, cohort}, groups_);
-  }
-  control::LinkCost CostOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
-                           const Shares* present) const override {
-    return links_.Cost(ring, blocked, present, now_);
-  }
-  Tick Now() const override { return now_; }
+  LH_STATE(Impl, LH_FIELD(config_), LH_FIELD(started_), LH_FIELD(store_), LH_FIELD(peers_),
+           LH_FIELD(runs_), LH_FIELD(groups_), LH_FIELD(empty_since_), LH_FIELD(runs_created_),
+           LH_FIELD(links_), LH_FIELD(ring_requests_), LH_FIELD(ordering_),
+           LH_FIELD(durable_, rule::Aside{}), LH_FIELD(now_, rule::Aside{}),
+           LH_FIELD(touched_, rule::Aside{}), LH_FIELD(cohorts_, rule::Aside{}),
+           LH_FIELD(actions_, rule::Aside{}));
 
  private:
+  // What groups may ask, while one of their methods runs.
+  class Directory : public PeerDirectory {
+   public:
+    explicit Directory(const Impl* core) : core_(core) {}
+    bool Attached(PeerId peer) const override { return core_->peers_.Attached(peer); }
+    bool HeardWithin(PeerId peer, int64_t us) const override {
+      return core_->peers_.UnheardFor(peer, core_->now_) <= us;
+    }
+    bool Draining(PeerId peer) const override { return core_->peers_.Draining(peer); }
+    bool CohortBegun(const std::string& run, PeerId peer,
+                     const std::string& cohort) const override {
+      return HasBegun({run, peer, cohort}, core_->groups_);
+    }
+    control::LinkCost CostOf(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
+                             const Shares* present) const override {
+      return core_->links_.Cost(ring, blocked, present, core_->now_);
+    }
+    Tick Now() const override { return core_->now_; }
+
+   private:
+    const Impl* const core_;
+  };
+
   void Start();
   void Handle(const SessionOpened& event);
   void Handle(const SessionClosed& event);
@@ -111,7 +128,21 @@ class CoordinatorCore::Impl : public PeerDirectory {
   }
   // Runs `call(group, step)` on the group, emits its output, and returns what `call` returns.
   template <class Call>
-  auto On(const GroupKey& key, Call call);
+  auto On(const GroupKey& key, Call call) {
+    touched_.insert(key);
+    GroupOutput output;
+    const Directory directory(this);
+    const GroupStep step{now_, directory, &output};
+    Group& group = groups_.at(key);
+    if constexpr (std::is_void_v<decltype(call(group, step))>) {
+      call(group, step);
+      Emit(key, std::move(output));
+    } else {
+      auto result = call(group, step);
+      Emit(key, std::move(output));
+      return result;
+    }
+  }
 
   void AdvanceTouched();
   void Emit(const GroupKey& key, GroupOutput output);
@@ -137,18 +168,12 @@ class CoordinatorCore::Impl : public PeerDirectory {
   };
   std::optional<Ordering> ordering_;
 
-  Records durable_;  // what the Persist actions so far have stored
+  Records durable_;  // what the Persist actions so far have stored: the records above
   // These are used within one step.
   Tick now_;
   std::set<GroupKey> touched_;
   Cohorts cohorts_;
   std::vector<Action> actions_;
-
- public:
-  // What decides the next steps. `durable_` is the same as the records in these fields.
-  LH_FIELDS(Impl, LH_FIELD(config_), LH_FIELD(started_), LH_FIELD(store_), LH_FIELD(peers_),
-            LH_FIELD(runs_), LH_FIELD(groups_), LH_FIELD(empty_since_), LH_FIELD(runs_created_),
-            LH_FIELD(links_), LH_FIELD(ring_requests_), LH_FIELD(ordering_));
 };
 
 CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
@@ -194,9 +219,8 @@ void CoordinatorCore::Impl::Start() {
   for (const auto& [run, record] : runs_) empty_since_[run] = now_;
   if (runs_.empty()) return;
   Note("restart", PeerId{},
-       "coordinator restarted runs=" + std::to_string(runs_.size()) +
-           " groups=" + std::to_string(groups_.size()) +
-           " peers=" + std::to_string(peers_.all().size()));
+       "coordinator restarted runs=" + std::to_string(runs_.size()) + " groups=" +
+           std::to_string(groups_.size()) + " peers=" + std::to_string(peers_.all().size()));
   AdvanceTouched();
 }
 
@@ -366,11 +390,10 @@ void CoordinatorCore::Impl::Forget(PeerId peer) {
 void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms) {
   peers_.SetDead(peer);
   for (const GroupKey& key : GroupsOf(peer)) {
-    On(key, [&](Group& group, const GroupStep& step) {
-      group.PeerDied(peer, reason, silent_ms, step);
-    });
+    On(key,
+       [&](Group& group, const GroupStep& step) { group.PeerDied(peer, reason, silent_ms, step); });
   }
-  if (!Attached(peer) && GroupsOf(peer).empty()) Forget(peer);
+  if (!peers_.Attached(peer) && GroupsOf(peer).empty()) Forget(peer);
 }
 
 // Removes the peer if neither the coordinator nor an accuser hears it: then the peer is dead, and
@@ -380,13 +403,14 @@ void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason, uin
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   const bool quiet = peers_.Quiet(peer, now_);
   const bool succeeded = peers_.Succeeded(peer);
-  if (Attached(peer) && !quiet) return;
+  if (peers_.Attached(peer) && !quiet) return;
   for (const GroupKey& key : GroupsOf(peer)) {
-    const Accusations accusations = groups_.at(key).AccusationsNow(*this);
+    const Directory directory(this);
+    const Accusations accusations = groups_.at(key).AccusationsNow(directory);
     const bool by_all = accusations.AccusedByAll(peer);
     if (!by_all && (!accusations.Accused(peer) || !(quiet || succeeded))) continue;
     const Peer& dead = *peers_.Find(peer);
-    const bool attached = Attached(peer);
+    const bool attached = peers_.Attached(peer);
     const std::string here = attached
                                  ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
                              : dead.closed ? "its stream closed"
@@ -401,22 +425,6 @@ void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
 }
 
 // ------------------------------------------------------------------------------ messages
-
-template <class Call>
-auto CoordinatorCore::Impl::On(const GroupKey& key, Call call) {
-  touched_.insert(key);
-  GroupOutput output;
-  const GroupStep step{now_, *this, &output};
-  Group& group = groups_.at(key);
-  if constexpr (std::is_void_v<decltype(call(group, step))>) {
-    call(group, step);
-    Emit(key, std::move(output));
-  } else {
-    auto result = call(group, step);
-    Emit(key, std::move(output));
-    return result;
-  }
-}
 
 template <class Message>
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const Message& message) {
@@ -448,7 +456,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   if (HasGroup(join.group)) {
     const Group& group = groups_.at(join.group);
     if (const MemberId known = group.FindRequest(peer, join.request)) {
-      Send(peer, group.PendingOf(known, *this));
+      Send(peer, group.PendingOf(known, Directory(this)));
       return std::nullopt;
     }
   }
@@ -486,7 +494,7 @@ std::string CoordinatorCore::Impl::RefuseGroup(const GroupKey& key) const {
 std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& join) const {
   const std::string what =
       "join of " + ToString(join.group) + " at " + ToString(peer) + " refused: ";
-  if (Draining(peer)) return what + "the peer is draining; join at another host";
+  if (peers_.Draining(peer)) return what + "the peer is draining; join at another host";
   if (const std::string full = RefuseGroup(join.group); !full.empty()) return what + full;
   const auto group = groups_.find(join.group);
   size_t members = 0;
@@ -686,8 +694,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
 
 void CoordinatorCore::Impl::EndIsolation() {
   const int64_t us = peers_.EndIsolation(now_);
-  Note("isolated", PeerId{},
-       "peers are heard again isolated_ms=" + std::to_string(us / Millis(1)));
+  Note("isolated", PeerId{}, "peers are heard again isolated_ms=" + std::to_string(us / Millis(1)));
   for (auto& [key, group] : groups_) group.PostponeSilence(us + kLease * Millis(config_.detect_ms));
 }
 
@@ -897,7 +904,7 @@ Overview CoordinatorCore::Impl::GetOverview() const {
   Overview overview;
   overview.incarnation = config_.incarnation;
   for (const auto& [key, group] : groups_) {
-    GroupView view = group.View(*this);
+    GroupView view = group.View(Directory(this));
     if (peers_.isolated()) {
       view.waiting_for = "the coordinator hears no peer, so nobody is removed for silence" +
                          (view.waiting_for.empty() ? "" : "; " + view.waiting_for);
@@ -953,7 +960,7 @@ void CoordinatorCore::Impl::CheckInvariants() const {
     if (!peer.drain_reason.empty()) now.drains.emplace(id, DrainRecord{id, peer.drain_reason});
   }
   for (const auto& [key, group] : groups_) {
-    group.CheckInvariants(*this);
+    group.CheckInvariants(Directory(this));
     LH_CHECK(group.record().group == key) << ToString(key);
     LH_CHECK(group.record().members.size() <= LH_MEMBERS_MAX) << ToString(key);
     LH_CHECK(runs_.contains(key.run)) << ToString(key);

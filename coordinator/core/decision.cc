@@ -104,17 +104,15 @@ Decision DecideIdle(const Known& known) {
   if (admitted) decision.raised = known.boundary.ready;
   // A better ring gets an epoch of its own, and only if all peers are attached, so that the members
   // do not wait long for it.
-  decision.reorder =
-      !decision.Changes() && !known.better_ring.empty() &&
-      std::all_of(known.better_ring.begin(), known.better_ring.end(),
-                  [&known](PeerId peer) { return known.peers.Attached(peer); });
+  decision.reorder = !decision.Changes() && !known.better_ring.empty() &&
+                     std::all_of(known.better_ring.begin(), known.better_ring.end(),
+                                 [&known](PeerId peer) { return known.peers.Attached(peer); });
   if (decision.Changes()) {
     decision.act = Act::kPrepare;
   } else if (admitted) {
     decision.act = Act::kAnswerVotes;
   } else if (AssemblySize(group) > 0) {
-    decision.why =
-        "waiting for more members: " + known.assembly.Text(known.epochs, known.peers);
+    decision.why = "waiting for more members: " + known.assembly.Text(known.epochs, known.peers);
   } else if (CountPending(group) > 0) {
     decision.why =
         "waiting for a pending member whose peer is attached and "

@@ -45,7 +45,7 @@ class Disputes {
                              const VictimOf& victim_of, EpochState* epochs, const GroupStep& step);
   void ForgetIf(const std::function<bool(PeerId)>& stranger);
 
-  LH_FIELDS(Disputes, LH_FIELD(said_), LH_FIELD(sent_), LH_FIELD(unproven_));
+  LH_STATE(Disputes, LH_FIELD(said_), LH_FIELD(sent_), LH_FIELD(unproven_));
 
  private:
   // Returns false if the peer has sent too many disputes in this attempt.

@@ -62,8 +62,8 @@ struct EpochState {
   // The first fault that the next freezing epoch repairs. A later one follows from the first, or is
   // repaired with it, so it is not noted.
   std::optional<FaultReport> fault;
-  LH_FIELDS(EpochState, LH_FIELD(record), LH_FIELD(issued), LH_FIELD(preparation),
-            LH_FIELD(must_freeze), LH_FIELD(fault));
+  LH_STATE(EpochState, LH_FIELD(record), LH_FIELD(issued), LH_FIELD(preparation),
+           LH_FIELD(must_freeze), LH_FIELD(fault));
 
   MemberRecord* Find(MemberId member) { return FindMember(record, member); }
   const MemberRecord* Find(MemberId member) const { return FindMember(record, member); }

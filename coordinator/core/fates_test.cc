@@ -49,8 +49,8 @@ TEST(Fates, DoneAtAllCommits) {
 
 TEST(Fates, NotDoneSomewhereIsRedoneByAll) {
   const std::vector<FatesRecord> fates = FatesOf({{kA, {Op(1, true, {At(kB, 5), At(kC, 9)})}},
-                                                {kB, {Op(5, false, {At(kA, 1)})}},
-                                                {kC, {Op(9, true, {At(kA, 1), At(kB, 5)})}}});
+                                                  {kB, {Op(5, false, {At(kA, 1)})}},
+                                                  {kC, {Op(9, true, {At(kA, 1), At(kB, 5)})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo);
@@ -145,8 +145,8 @@ TEST(Fates, AnAbortedOpIsMissedByWhoHasNotAnnouncedIt) {
 
 TEST(Fates, AnOpWhoseReadyHadNotArrivedIsNotMissed) {
   const std::vector<FatesRecord> fates = FatesOf({{kA, {Aborting(1, 7, {})}},
-                                                {kB, {Aborting(5, 7, {At(kA, 1)})}},
-                                                {kC, {Aborting(9, 7, {})}}});
+                                                  {kB, {Aborting(5, 7, {At(kA, 1)})}},
+                                                  {kC, {Aborting(9, 7, {})}}});
   for (const FatesRecord& record : fates) EXPECT_TRUE(record.missed.empty());
   EXPECT_EQ(fates.size(), 3u);
 }
@@ -294,8 +294,8 @@ TEST(FatesOfCancelled, ItIsTooLateWhenAPeerIsDone) {
 }
 
 TEST(FatesOfCancelled, WhatAllAreDoneWithIsKept) {
-  const std::vector<FatesRecord> fates =
-      FatesOf({{kA, {Cancelled(Named(1, true, {At(kB, 5)}))}}, {kB, {Named(5, true, {At(kA, 1)})}}});
+  const std::vector<FatesRecord> fates = FatesOf(
+      {{kA, {Cancelled(Named(1, true, {At(kB, 5)}))}}, {kB, {Named(5, true, {At(kA, 1)})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
 }
@@ -312,8 +312,8 @@ TEST(FatesOfCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNe
     if (at_the_next) of_a.push_back(Named(2, false, {}));
     const std::vector<FatesRecord> fates =
         FatesOf({{kA, of_a},
-               {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
-               {kC, {Named(9, c_is_done, {At(kA, 1), At(kB, 5)})}}});
+                 {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
+                 {kC, {Named(9, c_is_done, {At(kA, 1), At(kB, 5)})}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
     if (at_the_next) {
       EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
@@ -364,8 +364,8 @@ TEST(FatesOfCancelled, AnOpThatAbortsOnFaultsDoesSoThoughOnePeerIsDone) {
 
 TEST(FatesOfCancelled, OpsOfOneTagWithDifferentSetsAreDifferentOps) {
   const std::vector<FatesRecord> fates = FatesOf({{kA, {Cancelled(Named(1, false, {}, 11))}},
-                                                {kB, {Named(5, false, {}, 22)}},
-                                                {kC, {Named(9, false, {}, 11)}}});
+                                                  {kB, {Named(5, false, {}, 22)}},
+                                                  {kC, {Named(9, false, {}, 11)}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kC, 9), Fate::kAbort);
@@ -485,9 +485,9 @@ TEST(Fates, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
   EXPECT_GT(missed, 1000u);
 }
 
-// FatesOf() runs on the thread that hears all peers. If its time were not linear in the reports, the
-// coordinator would hear no peer for seconds. The length of the reports grows with the number of
-// pairs of peers.
+// FatesOf() runs on the thread that hears all peers. If its time were not linear in the reports,
+// the coordinator would hear no peer for seconds. The length of the reports grows with the number
+// of pairs of peers.
 TEST(Fates, AbortsOfManyPeersTakeOnePassOfTheReports) {
   constexpr uint64_t kPeers = 1024;
   constexpr uint64_t kOps = 4;

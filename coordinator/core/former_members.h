@@ -23,7 +23,7 @@ class FormerMembers {
   // The answer to a peer that names a member that the group does not have.
   control::Removed AnswerFor(MemberId member, const GroupKey& group, Tick now) const;
 
-  LH_FIELDS(FormerMembers, LH_FIELD(gone_));
+  LH_STATE(FormerMembers, LH_FIELD(gone_));
 
  private:
   struct Gone {

@@ -270,7 +270,8 @@ void Group::Evict(MemberId member, const std::string& reason, const GroupStep& s
 
 void Group::PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms,
                      const GroupStep& step) {
-  FaultReport fault = step.Fault(silent_ms == 0 ? "peer_died" : "silence", "coordinator", silent_ms);
+  FaultReport fault =
+      step.Fault(silent_ms == 0 ? "peer_died" : "silence", "coordinator", silent_ms);
   // If a peer has reported that it lost its link to the dead peer, that report counts as the fault.
   for (const auto& [link, loss] : reports_.losses()) {
     if (link.second == peer && loss.fault.since <= fault.since) fault = loss.fault;
@@ -304,8 +305,7 @@ void Group::RingFound(const std::vector<PeerId>& ring, Epoch asked_in, const Rin
   if (asked_in != record().committed || epochs_.preparation || !FitsRing(ring)) {
     return LinkMeasured(step.now);
   }
-  const std::string found =
-      ring_choice_.Found(ring, Ring(), score, present, CostNow(step.peers));
+  const std::string found = ring_choice_.Found(ring, Ring(), score, present, CostNow(step.peers));
   if (!found.empty()) epochs_.Note("ring", MemberId{}, PeerId{}, found, step);
 }
 
@@ -428,6 +428,19 @@ void Group::TryNewcomers(const GroupStep& step) {
   newcomers_.Try(epochs_, Triers(epochs_, step.peers, reports_.heard_of_late_us()), step);
 }
 
+LinkRepair Group::Links(const GroupStep& step) {
+  const auto remove = [this, &step](PeerId peer, const std::string& reason, PeerId reporter) {
+    const std::string told =
+        epochs_.Staying().contains(peer)
+            ? Clean(reason)
+            : newcomers_.Refusal(epochs_.PeerOf(peer), reason, /*held=*/true, step.now);
+    RemovePeer(peer, Removal::kUnreachable, told, step.Fault("unreachable", ToString(reporter)),
+               step);
+  };
+  const auto waiting = [this, &step] { return newcomers_.Waiting(epochs_, step.peers); };
+  return {&epochs_, &reports_, step, {remove, waiting}};
+}
+
 // ------------------------------------------------------------------------------
 // messages
 
@@ -457,8 +470,8 @@ void Group::SendAgreed(const GroupStep& step) {
   if (peers.empty() || !state) return;
   for (const PeerId peer : BackgroundPeers(record())) {
     if (!peers.contains(peer)) continue;
-    step.Send(peer, control::StateAgreed{record().group, state->revision, state->manifest,
-                                         state->state});
+    step.Send(peer,
+              control::StateAgreed{record().group, state->revision, state->manifest, state->state});
   }
 }
 
@@ -507,16 +520,6 @@ void Group::RemovePeer(PeerId peer, Removal why, const std::string& reason,
     if (member.peer == peer) members.push_back(member.member);
   }
   for (MemberId member : members) Remove(member, why, reason, fault, step);
-}
-
-void Group::RemoveUnreachable(PeerId peer, const std::string& reason, PeerId reporter,
-                              const GroupStep& step) {
-  const std::string told =
-      epochs_.Staying().contains(peer)
-          ? Clean(reason)
-          : newcomers_.Refusal(epochs_.PeerOf(peer), reason, /*held=*/true, step.now);
-  RemovePeer(peer, Removal::kUnreachable, told,
-             step.Fault("unreachable", ToString(reporter)), step);
 }
 
 void Group::ForgetStrangers() {
@@ -581,8 +584,8 @@ bool Group::AdmittedOrPrepared(const MemberRecord& member) const {
 Tick Group::SilenceDue() const {
   Tick next = kNever;
   for (const MemberRecord& member : record().members) {
-    next = std::min({next, VoteDue(member, epochs_, boundary_, sync_),
-                     OfferDue(member, epochs_, sync_)});
+    next = std::min(
+        {next, VoteDue(member, epochs_, boundary_, sync_), OfferDue(member, epochs_, sync_)});
   }
   return epochs_.preparation ? std::min(next, NextDeadline(*epochs_.preparation)) : next;
 }
@@ -605,9 +608,8 @@ GroupView Group::View(const PeerDirectory& peers) const {
   view.first_vote = boundary_.first_vote;
   view.last_step = last_step_;
   for (const MemberRecord& m : record().members) {
-    view.members.push_back({m.member, m.peer, m.name, m.joined,
-                            boundary_.ballot.HasVoted(m.member), m.cohort, std::nullopt,
-                            InBackground(m)});
+    view.members.push_back({m.member, m.peer, m.name, m.joined, boundary_.ballot.HasVoted(m.member),
+                            m.cohort, std::nullopt, InBackground(m)});
   }
   view.blocked = record().blocked;
   view.fault_epoch = fault_epoch_;

@@ -65,7 +65,7 @@
 
 namespace longhaul::coordinator {
 
-class Group : private LinkRepair::Owner {
+class Group {
  public:
   Group(GroupRecord record, std::string run_secret, const CoreConfig& config);
 
@@ -184,12 +184,13 @@ class Group : private LinkRepair::Owner {
 
   void CheckInvariants(const PeerDirectory& peers) const;
 
-  // Without what is the same in all groups of a coordinator, and what only operators see.
-  LH_FIELDS(Group, LH_FIELD(run_secret_, rule::Secret{kSecretBytes, kSecretBytes}),
-            LH_FIELD(epochs_), LH_FIELD(boundary_), LH_FIELD(sync_), LH_FIELD(agreed_for_),
-            LH_FIELD(reports_), LH_FIELD(disputes_), LH_FIELD(newcomers_), LH_FIELD(assembly_),
-            LH_FIELD(former_), LH_FIELD(ring_choice_), LH_FIELD(pending_told_),
-            LH_FIELD(fault_epoch_), LH_FIELD(last_fault_));
+  LH_STATE(Group, LH_FIELD(run_secret_, rule::Secret{kSecretBytes, kSecretBytes}),
+           LH_FIELD(detect_ms_, rule::Aside{}), LH_FIELD(incarnation_, rule::Aside{}),
+           LH_FIELD(epochs_), LH_FIELD(boundary_), LH_FIELD(sync_), LH_FIELD(agreed_for_),
+           LH_FIELD(reports_), LH_FIELD(disputes_), LH_FIELD(newcomers_), LH_FIELD(assembly_),
+           LH_FIELD(former_), LH_FIELD(ring_choice_), LH_FIELD(pending_told_),
+           LH_FIELD(fault_epoch_), LH_FIELD(last_fault_), LH_FIELD(last_step_, rule::Aside{}),
+           LH_FIELD(contributions_, rule::Aside{}));
 
  private:
   // ---- deciding and applying (group_epochs.cc)
@@ -210,17 +211,13 @@ class Group : private LinkRepair::Owner {
               const FaultReport& fault, const GroupStep& step);
   void RemovePeer(PeerId peer, control::Removal why, const std::string& reason,
                   const FaultReport& fault, const GroupStep& step);
-  void RemoveUnreachable(PeerId peer, const std::string& reason, PeerId reporter,
-                         const GroupStep& step) override;
-  std::set<MemberId> Waiting(const GroupStep& step) const override {
-    return newcomers_.Waiting(epochs_, step.peers);
-  }
   // Forgets what is known of peers that are no longer in the group. If one comes back, everything
   // is tried again.
   void ForgetStrangers();
 
   // ---- the rest
-  LinkRepair Links(const GroupStep& step) { return {&epochs_, &reports_, this, step}; }
+  // Valid as long as the step.
+  LinkRepair Links(const GroupStep& step);
   void ResolveUnreachable(const GroupStep& step);
   // Begins trials of newcomers, and ends those that are decided.
   void TryNewcomers(const GroupStep& step);

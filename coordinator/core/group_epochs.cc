@@ -46,9 +46,8 @@ void Group::Prepare(const Decision& decision, const GroupStep& step) {
   Preparation next = PreparationFor(decision, gain, epochs_, step.now);
   next.id = PreparationId(incarnation_, group.group, next.epoch);
   Links(step).ChooseRing(Better(), &next);
-  next.cost =
-      step.peers.CostOf(next.ring, next.blocked,
-                        next.ring == Ring() ? ring_choice_.NewShares(step.now) : nullptr);
+  next.cost = step.peers.CostOf(next.ring, next.blocked,
+                                next.ring == Ring() ? ring_choice_.NewShares(step.now) : nullptr);
   const std::set<PeerId> staying = PeersOf(group, next.survivors);
   const auto before = BlockedAmong(group, {staying.begin(), staying.end()});
   if (!next.freeze && ChangesWays(staying, before, next.blocked)) {
@@ -79,8 +78,8 @@ void Group::Prepare(const Decision& decision, const GroupStep& step) {
   open = std::move(next);
   for (const auto& [peer, answer] : open->answers) SendPrepare(peer, step);
   epochs_.Note("prepare", MemberId{}, PeerId{},
-               "epoch prepared epoch=" + ToString(open->epoch) + " members=" +
-                   std::to_string(open->survivors.size() + open->joiners.size()) +
+               "epoch prepared epoch=" + ToString(open->epoch) +
+                   " members=" + std::to_string(open->survivors.size() + open->joiners.size()) +
                    " freeze=" + (open->freeze ? "1 " : "0 ") + open->cause,
                step);
 }

@@ -94,7 +94,7 @@ void LinkRepair::GraceOver(LinkEnds link) {
       } else if (often) {
         // The pair loses its link again and again on every way. Perhaps one of the two breaks the
         // protocol. All others would stand still with them.
-        return owner_->RemoveUnreachable(VictimOf(again), again.at(link), link.first, step_);
+        return calls_.remove(VictimOf(again), again.at(link), link.first);
       }
     } else if (silent && CanRouteAround(RoutesNow(), {{link, text}})) {
       // A link that broke can probably be rebuilt at once. A link that was silent for detect_ms may
@@ -144,7 +144,7 @@ void LinkRepair::GoAround(MissingLinks missing) {
 // Once in a series of preparations, further pending members are taken into the preparation if they
 // can be the relays. Returns whether that helps.
 bool LinkRepair::WidenFor(const MissingLinks& missing, const Routes& routes) {
-  std::set<MemberId> waiting = owner_->Waiting(step_);
+  std::set<MemberId> waiting = calls_.waiting();
   if (waiting.empty() || epochs_->preparation->widened) return false;
   std::set<PeerId> peers = PeersOf(epochs_->record, waiting);
   peers.insert(routes.peers.begin(), routes.peers.end());
@@ -171,7 +171,7 @@ void LinkRepair::RemoveVictim(const Routes& routes, MissingLinks* missing) {
     }
     return true;
   });
-  owner_->RemoveUnreachable(victim, reason, reporter, step_);
+  calls_.remove(victim, reason, reporter);
 }
 
 Routes LinkRepair::RoutesOf(const std::set<PeerId>& peers) const {

@@ -7,8 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/ids.h"
 #include "coordinator/core/epoch_state.h"
@@ -21,23 +24,17 @@ namespace longhaul::coordinator {
 
 class LinkRepair {
  public:
-  // The group. Its methods take effect at once.
-  class Owner {
-   public:
+  // Calls of the group, which take effect at once.
+  struct Calls {
     // Removes the members of a peer because of a link that is missing. `reporter`: the peer that
     // reported it. If the peer is a newcomer, the group has waited for it.
-    virtual void RemoveUnreachable(PeerId peer, const std::string& reason, PeerId reporter,
-                                   const GroupStep& step) = 0;
+    std::function<void(PeerId peer, const std::string& reason, PeerId reporter)> remove;
     // The pending members that the open preparation does not admit, but could.
-    virtual std::set<MemberId> Waiting(const GroupStep& step) const = 0;
-    friend bool operator==(const Owner&, const Owner&) = default;
-
-   protected:
-    ~Owner() = default;
+    std::function<std::set<MemberId>()> waiting;
   };
 
-  LinkRepair(EpochState* epochs, LinkReports* reports, Owner* owner, const GroupStep& step)
-      : epochs_(epochs), reports_(reports), owner_(owner), step_(step) {}
+  LinkRepair(EpochState* epochs, LinkReports* reports, const GroupStep& step, Calls calls)
+      : epochs_(epochs), reports_(reports), step_(step), calls_(std::move(calls)) {}
 
   // Takes a peer's report.
   Violation Lost(PeerId peer, const control::LinkLost& lost);
@@ -72,8 +69,8 @@ class LinkRepair {
 
   EpochState* const epochs_;
   LinkReports* const reports_;
-  Owner* const owner_;
   const GroupStep& step_;
+  const Calls calls_;
 };
 
 }  // namespace longhaul::coordinator

@@ -133,7 +133,7 @@ void LinkReports::ForgetReportsOf(const std::function<bool(PeerId)>& stranger) {
 }
 
 void LinkReports::ForgetPairsOf(const std::function<bool(PeerId)>& stranger,
-                              const std::function<bool(const control::BlockedPair&)>& blocked) {
+                                const std::function<bool(const control::BlockedPair&)>& blocked) {
   std::erase_if(retries_, [&](const auto& entry) { return !blocked(entry.first); });
   std::erase_if(strikes_, [&](const auto& entry) {
     return stranger(entry.first.a) || stranger(entry.first.b);

@@ -153,8 +153,8 @@ class LinkReports {
   // The coordinator itself was held up for `us`. Moves all deadlines of reports by that time.
   void Postpone(int64_t us);
 
-  LH_FIELDS(LinkReports, LH_FIELD(losses_), LH_FIELD(accusations_), LH_FIELD(strikes_),
-            LH_FIELD(retries_));
+  LH_STATE(LinkReports, LH_FIELD(detect_us_, rule::Aside{}), LH_FIELD(losses_),
+           LH_FIELD(accusations_), LH_FIELD(strikes_), LH_FIELD(retries_));
 
  private:
   // How often a pair has lost its link recently.

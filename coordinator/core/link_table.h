@@ -101,7 +101,7 @@ class LinkTable {
   ShareProblem Capacities(const std::vector<PeerId>& ring, Tick now) const;
   size_t size() const { return size_; }
 
-  LH_FIELDS(LinkTable, LH_FIELD(links_), LH_FIELD(size_), LH_FIELD(hosts_));
+  LH_STATE(LinkTable, LH_FIELD(links_), LH_FIELD(size_), LH_FIELD(hosts_));
 
  private:
   struct Host {

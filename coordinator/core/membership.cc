@@ -83,9 +83,8 @@ std::set<PeerId> PeersOf(const GroupRecord& group, const std::set<MemberId>& mem
 std::set<PeerId> AdmittedPeers(const GroupRecord& group) { return PeersOf(group, Admitted(group)); }
 
 std::set<PeerId> BackgroundPeers(const GroupRecord& group) {
-  return PeersOf(group, Those(group, [](const MemberRecord& m) {
-                   return IsAdmitted(m) && InBackground(m);
-                 }));
+  return PeersOf(
+      group, Those(group, [](const MemberRecord& m) { return IsAdmitted(m) && InBackground(m); }));
 }
 
 std::vector<PeerId> RingOf(const GroupRecord& group) {

@@ -70,10 +70,10 @@ void Newcomers::Try(const EpochState& epochs, const std::set<PeerId>& asked,
     const uint64_t trial =
         trials_.Begin(newcomer, asked, step.now + kTrialHalfDetects * detect_us_ / 2);
     for (const PeerId peer : asked) {
-      step.Send(peer, control::TryPeer{epochs.record.group,
-                                       trial,
-                                       {newcomer, record.endpoints, record.lanes, record.host,
-                                        record.key}});
+      step.Send(peer, control::TryPeer{
+                          epochs.record.group,
+                          trial,
+                          {newcomer, record.endpoints, record.lanes, record.host, record.key}});
     }
   }
 }
@@ -151,9 +151,9 @@ std::set<MemberId> Newcomers::Founders(const EpochState& epochs, const PeerDirec
 }
 
 uint32_t Newcomers::CountComing(const GroupRecord& group) const {
-  return static_cast<uint32_t>(std::count_if(
-      group.members.begin(), group.members.end(),
-      [&](const MemberRecord& m) { return !IsAdmitted(m) && MayAdmit(m, group); }));
+  return static_cast<uint32_t>(
+      std::count_if(group.members.begin(), group.members.end(),
+                    [&](const MemberRecord& m) { return !IsAdmitted(m) && MayAdmit(m, group); }));
 }
 
 std::set<PeerId> Newcomers::Untried(const EpochState& epochs, const PeerDirectory& peers) const {

@@ -71,7 +71,8 @@ class Newcomers {
   // The peers of pending members that are not tried yet because of a pause.
   std::vector<PeerId> Pausing(const EpochState& epochs, const PeerDirectory& peers) const;
 
-  LH_FIELDS(Newcomers, LH_FIELD(trials_), LH_FIELD(pauses_), LH_FIELD(pause_over_));
+  LH_STATE(Newcomers, LH_FIELD(detect_us_, rule::Aside{}), LH_FIELD(trials_), LH_FIELD(pauses_),
+           LH_FIELD(pause_over_));
 
  private:
   bool MayAdmit(const MemberRecord& member, const GroupRecord& group) const;

@@ -36,7 +36,7 @@ class Pauses {
   // The address was reached.
   void Forget(const Endpoints& endpoints) { pauses_.erase(endpoints); }
 
-  LH_FIELDS(Pauses, LH_FIELD(pauses_));
+  LH_STATE(Pauses, LH_FIELD(detect_us_, rule::Aside{}), LH_FIELD(pauses_));
 
  private:
   struct Pause {

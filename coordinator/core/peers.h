@@ -36,10 +36,10 @@ struct Peer {
   // without a stream.
   bool awaited() const { return !drain_reason.empty() && dead_at != kNever; }
   std::map<GroupKey, control::GroupLoad> loads;
-  std::vector<control::FetchLoad> fetches;  // only for the overview, and so not among the fields
+  std::vector<control::FetchLoad> fetches;  // only for the overview
   LH_FIELDS(Peer, LH_FIELD(session), LH_FIELD(closed), LH_FIELD(ended), LH_FIELD(dead_at),
             LH_FIELD(quiet_at), LH_FIELD(record), LH_FIELD(draining), LH_FIELD(drain_reason),
-            LH_FIELD(loads));
+            LH_FIELD(loads), LH_FIELD(fetches, rule::Aside{}));
 };
 
 class Peers {
@@ -129,7 +129,8 @@ class Peers {
   std::vector<PeerId> OthersAt(const std::vector<std::string>& endpoints, PeerId but) const;
   void CheckInvariants(const HasMembers& has_members) const;
 
-  LH_FIELDS(Peers, LH_FIELD(sessions_), LH_FIELD(peers_), LH_FIELD(isolated_since_));
+  LH_STATE(Peers, LH_FIELD(detect_us_, rule::Aside{}), LH_FIELD(sessions_), LH_FIELD(peers_),
+           LH_FIELD(isolated_since_));
 
  private:
   struct Session {

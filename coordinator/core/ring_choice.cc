@@ -10,8 +10,8 @@ namespace longhaul::coordinator {
 namespace {
 
 // Fractions of `interval_ms`. A search is scheduled for interval_ms / kSearchWait after a link was
-// measured, because other measurements follow soon. Two searches are at least interval_ms / kSearchEvery
-// apart.
+// measured, because other measurements follow soon. Two searches are at least interval_ms /
+// kSearchEvery apart.
 constexpr int64_t kSearchWait = 60;
 constexpr int64_t kSearchEvery = 10;
 // Link costs are compared with the told ones this long after a link was measured, and at least this

@@ -74,9 +74,10 @@ class RingChoice {
   Epoch ordered_epoch() const { return ordered_epoch_; }
   const std::string& ordered_gain() const { return ordered_gain_; }
 
-  LH_FIELDS(RingChoice, LH_FIELD(better_), LH_FIELD(gain_), LH_FIELD(told_), LH_FIELD(shares_at_),
-            LH_FIELD(due_), LH_FIELD(not_before_), LH_FIELD(telling_due_),
-            LH_FIELD(telling_not_before_), LH_FIELD(ordered_epoch_), LH_FIELD(ordered_gain_));
+  LH_STATE(RingChoice, LH_FIELD(interval_ms_, rule::Aside{}), LH_FIELD(better_), LH_FIELD(gain_),
+           LH_FIELD(told_), LH_FIELD(shares_at_), LH_FIELD(due_), LH_FIELD(not_before_),
+           LH_FIELD(telling_due_), LH_FIELD(telling_not_before_), LH_FIELD(ordered_epoch_),
+           LH_FIELD(ordered_gain_));
 
  private:
   // No search falls due before `until`.

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "coordinator/core/records.h"
 #include "coordinator/core/link_reports.h"
+#include "coordinator/core/records.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
@@ -32,14 +32,14 @@ bool ChooseRelays(const std::vector<PeerId>& by_age, const FailedRelays& failed,
                   control::BlockedPairs* blocked);
 
 // Returns true if the group can go on with all of these peers, although the ends of the missing
-// links and of the blocked pairs cannot reach each other. Returns false also if a newcomer has no link to
-// two or more peers that are at least half of the others. `but`: blocked pairs to treat as if their
-// ends could reach each other.
+// links and of the blocked pairs cannot reach each other. Returns false also if a newcomer has no
+// link to two or more peers that are at least half of the others. `but`: blocked pairs to treat as
+// if their ends could reach each other.
 bool CanRouteAround(const Routes& routes, const MissingLinks& missing,
                     const control::BlockedPairs& but = {});
 
-// Chooses the peer to remove, among the ends of missing links: a newcomer before an established peer;
-// then the peer in most pairs without a link; then the peer that joined last. It makes no
+// Chooses the peer to remove, among the ends of missing links: a newcomer before an established
+// peer; then the peer in most pairs without a link; then the peer that joined last. It makes no
 // difference which end reported the loss: a pair counts once.
 PeerId ChooseVictim(const Routes& routes, const MissingLinks& missing, const GroupRecord& record);
 

@@ -23,7 +23,6 @@ class SuspectContributions {
  public:
   void Suspect(PeerId reporter, const control::ContributionSuspect& suspect,
                const EpochState& epochs, const GroupStep& step);
-  friend bool operator==(const SuspectContributions&, const SuspectContributions&) = default;
 
  private:
   // The reports that became events, by reporter and reported peer.

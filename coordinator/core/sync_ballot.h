@@ -91,8 +91,8 @@ class SyncBallot {
   void CheckInvariants(const std::set<MemberId>& voters,
                        const std::set<MemberId>& electorate) const;
 
-  LH_FIELDS(SyncBallot, LH_FIELD(held_), LH_FIELD(offers_), LH_FIELD(first_offer_),
-            LH_FIELD(last_end_), LH_FIELD(fetching_), LH_FIELD(refused_), LH_FIELD(aborted_));
+  LH_STATE(SyncBallot, LH_FIELD(held_), LH_FIELD(offers_), LH_FIELD(first_offer_),
+           LH_FIELD(last_end_), LH_FIELD(fetching_), LH_FIELD(refused_), LH_FIELD(aborted_));
 
  private:
   struct Fetching {

@@ -67,7 +67,7 @@ class Trials {
   // When the first trial's time is up.
   Tick NextDeadline() const;
 
-  LH_FIELDS(Trials, LH_FIELD(last_), LH_FIELD(running_), LH_FIELD(reached_));
+  LH_STATE(Trials, LH_FIELD(last_), LH_FIELD(running_), LH_FIELD(reached_));
 
  private:
   struct Trial {
