@@ -35,11 +35,12 @@ struct Peer {
   // Whether the peer may still come back; it then has to hear the operator's order. Only for a peer
   // without a stream.
   bool awaited() const { return !drain_reason.empty() && dead_at != kNever; }
+  // What its heartbeats tell: for the overview, and no decision.
   std::map<GroupKey, control::GroupLoad> loads;
-  std::vector<control::FetchLoad> fetches;  // only for the overview
+  std::vector<control::FetchLoad> fetches;
   LH_FIELDS(Peer, LH_FIELD(session), LH_FIELD(closed), LH_FIELD(ended), LH_FIELD(dead_at),
             LH_FIELD(quiet_at), LH_FIELD(record), LH_FIELD(draining), LH_FIELD(drain_reason),
-            LH_FIELD(loads), LH_FIELD(fetches, rule::Aside{}));
+            LH_FIELD(loads, rule::Aside{}), LH_FIELD(fetches, rule::Aside{}));
 };
 
 class Peers {

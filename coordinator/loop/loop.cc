@@ -187,9 +187,9 @@ class CoordinatorLoop::Impl {
   }
 
   absl::Status Keep(const TokenChange& change) {
-    const absl::Status kept = Stored([&] { return store_->ChangeTokens(change); });
-    if (!kept.ok()) Fail(kept);
-    return kept;
+    const absl::Status stored = Stored([&] { return store_->ChangeTokens(change); });
+    if (!stored.ok()) Fail(stored);
+    return stored;
   }
 
   EventLog& events() { return events_; }
