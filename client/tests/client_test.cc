@@ -1899,6 +1899,20 @@ TEST_F(IpcClientStateTest, AStepAndItsSyncAreOneCall) {
             (std::vector<std::string>{"join 1 run/3 tester", "step 1", "sync 1 revision 12"}));
 }
 
+TEST_F(IpcClientStateTest, AStepAndItsSyncMayBeWaitedForLater) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  const lh_sync_options options = Options();
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_begin_step_sync_start(comm_, &options, &op), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_sync_info(op, &info_), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.passed, 1u);
+  EXPECT_EQ(info_.revision, 12u);
+  EXPECT_EQ(harness_->Events(),
+            (std::vector<std::string>{"join 1 run/3 tester", "step 1", "sync 1 revision 12"}));
+  lh_op_free(op);
+}
+
 TEST_F(IpcClientStateTest, ABoundaryMayBePassedAndTheSyncFail) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.epoch = 9; });

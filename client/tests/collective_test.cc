@@ -1123,5 +1123,60 @@ TEST_F(CollectiveTest, TheCppHeaderHasEveryCollective) {
   EXPECT_THROW(op.Wait(), Error);
 }
 
+TEST_F(CollectiveTest, TheCppHeaderStartsEveryCollective) {
+  Comm comm(std::exchange(comm_, nullptr));
+  std::vector<float> whole(8);
+  std::vector<float> other(8);
+  const auto filled = [&](auto options) {
+    options.dtype = LH_FLOAT32;
+    options.count = 2;
+    if constexpr (requires { options.source; }) options.source = whole.data();
+    if constexpr (requires { options.target; }) options.target = other.data();
+    if constexpr (requires { options.world; }) options.world = kWorld;
+    return options;
+  };
+  size_t count = 0;
+  const auto ends = [&](uint8_t kind, Op op) {
+    const lh_ipc_request request = peerd_.Op(count++);
+    EXPECT_EQ(request.u.op.kind, kind);
+    EXPECT_FALSE(op.Finished()) << int{kind};
+    peerd_.Answer(request);
+    EXPECT_TRUE(op.Wait(20000)) << int{kind};
+    EXPECT_EQ(op.Info().world_size, 1u) << int{kind};
+  };
+  ends(LH_WIRE_ALL_REDUCE,
+       comm.AllReduceStart(filled(lh_all_reduce_options LH_ALL_REDUCE_OPTIONS_INIT)));
+  ends(LH_WIRE_REDUCE, comm.ReduceStart(filled(lh_reduce_options LH_REDUCE_OPTIONS_INIT)));
+  ends(LH_WIRE_REDUCE_SCATTER,
+       comm.ReduceScatterStart(filled(lh_reduce_scatter_options LH_REDUCE_SCATTER_OPTIONS_INIT)));
+  ends(LH_WIRE_ALL_GATHER,
+       comm.AllGatherStart(filled(lh_all_gather_options LH_ALL_GATHER_OPTIONS_INIT)));
+  ends(LH_WIRE_BROADCAST,
+       comm.BroadcastStart(filled(lh_broadcast_options LH_BROADCAST_OPTIONS_INIT)));
+  ends(LH_WIRE_GATHER, comm.GatherStart(filled(lh_gather_options LH_GATHER_OPTIONS_INIT)));
+  ends(LH_WIRE_SCATTER, comm.ScatterStart(filled(lh_scatter_options LH_SCATTER_OPTIONS_INIT)));
+  ends(LH_WIRE_ALL_TO_ALL,
+       comm.AllToAllStart(filled(lh_all_to_all_options LH_ALL_TO_ALL_OPTIONS_INIT)));
+  ends(LH_WIRE_SEND_RECV, comm.SendStart(filled(lh_send_options LH_SEND_OPTIONS_INIT)));
+  ends(LH_WIRE_SEND_RECV, comm.RecvStart(filled(lh_recv_options LH_RECV_OPTIONS_INIT)));
+  ends(LH_WIRE_BARRIER, comm.BarrierStart());
+}
+
+TEST_F(CollectiveTest, WaitAnyTellsWhichOfTheOpsHasEnded) {
+  Comm comm(std::exchange(comm_, nullptr));
+  lh_barrier_options options = LH_BARRIER_OPTIONS_INIT;
+  Op first = comm.BarrierStart(options);
+  options.tag = 1;
+  Op second = comm.BarrierStart(options);
+  const lh_ipc_request requests[] = {peerd_.Op(0), peerd_.Op(1)};
+  EXPECT_THROW(WaitAny(client_, {&first, &second}, 0), Error);
+  peerd_.Answer(requests[1]);
+  EXPECT_EQ(WaitAny(client_, {&first, &second}, 20000), 1u);
+  EXPECT_TRUE(second.Finished());
+  EXPECT_FALSE(first.Finished());
+  peerd_.Answer(requests[0]);
+  EXPECT_EQ(WaitAny(client_, {&first}, 20000), 0u);
+}
+
 }  // namespace
 }  // namespace longhaul

@@ -257,12 +257,6 @@ Violation Group::Take(PeerId peer, const control::Dispute& dispute, const GroupS
   return std::nullopt;
 }
 
-Violation Group::Take(PeerId peer, const control::ContributionSuspect& suspect,
-                      const GroupStep& step) {
-  contributions_.Suspect(peer, suspect, epochs_, step);
-  return std::nullopt;
-}
-
 void Group::Evict(MemberId member, const std::string& reason, const GroupStep& step) {
   if (epochs_.Find(member) == nullptr) return;
   Remove(member, Removal::kEvicted, Clean(reason), step.Fault("evict", "operator"), step);

@@ -8,7 +8,6 @@
 //   link_reports.h, accusations.h, link_repair.h, routes.h   links that are lost or missing
 //   ring_choice.h               a better ring
 //   disputes.h                  ops whose verdicts differ
-//   suspect_contributions.h     inputs to ops that look wrong
 //   former_members.h            removed members
 //   decision.h                  what is next
 // group.cc takes inputs and removes members; group_epochs.cc prepares and commits epochs.
@@ -58,7 +57,6 @@
 #include "coordinator/core/link_reports.h"
 #include "coordinator/core/newcomers.h"
 #include "coordinator/core/ring_choice.h"
-#include "coordinator/core/suspect_contributions.h"
 #include "coordinator/core/sync_ballot.h"
 #include "coordinator/solver/ring_solver.h"
 #include "proto/control/messages.h"
@@ -92,8 +90,6 @@ class Group {
   // A peer's verdict on an op differs from another's: the next epoch freezes ops, and from then on
   // the group signs its READYs. If signatures prove that a peer lies, it is removed.
   Violation Take(PeerId peer, const control::Dispute& dispute, const GroupStep& step);
-  // A peer has found an input to an op that looks wrong: tells operators, in bounded number.
-  Violation Take(PeerId peer, const control::ContributionSuspect& suspect, const GroupStep& step);
   void Evict(MemberId member, const std::string& reason, const GroupStep& step);
   // The peer is dead: removes all its members. `silent_ms`: how long it had not been heard; 0: its
   // death did not show by silence.
@@ -189,8 +185,7 @@ class Group {
            LH_FIELD(epochs_), LH_FIELD(boundary_), LH_FIELD(sync_), LH_FIELD(agreed_for_),
            LH_FIELD(reports_), LH_FIELD(disputes_), LH_FIELD(newcomers_), LH_FIELD(assembly_),
            LH_FIELD(former_), LH_FIELD(ring_choice_), LH_FIELD(pending_told_),
-           LH_FIELD(fault_epoch_), LH_FIELD(last_fault_), LH_FIELD(last_step_, rule::Aside{}),
-           LH_FIELD(contributions_, rule::Aside{}));
+           LH_FIELD(fault_epoch_), LH_FIELD(last_fault_), LH_FIELD(last_step_, rule::Aside{}));
 
  private:
   // ---- deciding and applying (group_epochs.cc)
@@ -255,7 +250,6 @@ class Group {
 
   // ---- only for operators
   Tick last_step_ = kNever;  // when the last ballot was decided
-  SuspectContributions contributions_;
 };
 
 }  // namespace longhaul::coordinator

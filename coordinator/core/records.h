@@ -225,8 +225,7 @@ struct SyncRecord {
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
 // refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, isolated, ready,
-// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish, cancel, dispute,
-// contribution_suspect.
+// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish, cancel, dispute.
 struct EventRecord {
   std::string kind;
   GroupKey group;    // an empty run: the event is not about one group

@@ -471,7 +471,6 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     if (event.kind == "sync_failed") metrics_->OnSyncFailed();
     if (event.kind == "sync_refused") metrics_->OnSyncRefused();
     if (event.kind == "state_corrupt") metrics_->OnStateCorrupt();
-    if (event.kind == "contribution_suspect") metrics_->OnContributionSuspect();
     if (event.kind == "abort") {
       preparing_since_.erase(event.group);
       metrics_->OnPreparationAborted();

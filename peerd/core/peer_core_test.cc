@@ -330,32 +330,6 @@ TEST_F(PeerCoreTest, HeartbeatsTellHowFarAFetchIs) {
   EXPECT_TRUE(beat().empty());
 }
 
-TEST_F(PeerCoreTest, SuspectContributionsAreReportedOnceInTenSecondsForEachPeer) {
-  EnterTwo();
-  control::ContributionSuspect suspect;
-  suspect.group = kGroup;
-  suspect.peer = PeerId(2);
-  suspect.tag = 7;
-  suspect.nan = 5;
-  const auto reports = [&](uint64_t peer) {
-    suspect.peer = PeerId(peer);
-    return Sent<control::ContributionSuspect>(Give(InputSuspected{suspect}));
-  };
-  ASSERT_EQ(reports(2).size(), 1u);
-  EXPECT_EQ(reports(2).size(), 0u);
-  ASSERT_EQ(reports(1).size(), 1u);
-  now_ = now_ + Seconds(9);
-  EXPECT_EQ(reports(2).size(), 0u);
-  now_ = now_ + Seconds(1);
-  const auto late = reports(2);
-  ASSERT_EQ(late.size(), 1u);
-  EXPECT_EQ(late[0].tag, 7u);
-  EXPECT_EQ(late[0].nan, 5u);
-  EXPECT_EQ(late[0].held_back, 2u);
-  suspect.group = {"other", 0};
-  EXPECT_EQ(reports(3).size(), 0u);
-}
-
 TEST_F(PeerCoreTest, PendingCountsReachTheMembers) {
   EnterTwo();
   EXPECT_EQ(Get<WorldChanged>(Say(control::PendingCount{kGroup, 3})).at(0).world.pending, 3u);

@@ -39,9 +39,9 @@
 #include "peerd/io/unmapper.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
-#include "peerd/probe/host_watch.h"
-#include "peerd/probe/link_watch.h"
-#include "peerd/probe/probe_plan.h"
+#include "peerd/paths/host_watch.h"
+#include "peerd/paths/link_watch.h"
+#include "peerd/paths/probe_plan.h"
 #include "peerd/state/hash_pool.h"
 #include "peerd/state/state_exchange.h"
 #include "peerd/transport/transport.h"
@@ -181,7 +181,6 @@ absl::Status DaemonImpl::Open() {
   OpRunner::Options runner;
   runner.self = self_;
   runner.scratch_limit = options_.scratch_limit;
-  runner.screen_factor = options_.screen_factor;
   runner.unmap = [this](void* data, size_t bytes) { unmapper_.Unmap(data, bytes); };
   ops_ = std::make_unique<OpRunner>(transport_.get(), runner);
 
@@ -192,6 +191,7 @@ absl::Status DaemonImpl::Open() {
   states.kept = {options_.keep_state, Millis(options_.keep_state_for_ms)};
   states_ = std::make_unique<StateRunner>(
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
+  transport_->SetSegmentListeners({.ops = ops_->segments(), .states = states_->segments()});
 
   LH_RETURN_IF_ERROR(address_.Refresh(options_.coordinators));
   metrics_ = std::make_unique<PeerMetrics>([this] { ring_->Wake(); });
@@ -383,19 +383,19 @@ void DaemonImpl::LookAtHost(Tick now) {
   look_due_ = now + kLookUs;
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
-  const Arrivals arrivals = transport_->PopArrivals();
-  host_watch_.Add(now, arrivals.bytes, stats.bytes_taken, arrivals.rtt_us,
+  const HostSample host = transport_->PopArrivals();
+  host_watch_.Add(now, host.bytes, stats.bytes_taken, host.arrivals.rtt_us,
                   std::exchange(op_ended_, false),
-                  {.up_full = arrivals.up_full,
-                   .down_full = arrivals.down_full,
-                   .network_limits = arrivals.network_limits});
-  host_watch_.SetSpare(arrivals.up_spare, arrivals.down_spare);
+                  {.up_full = host.up_full,
+                   .down_full = host.down_full,
+                   .network_limits = host.network_limits});
+  host_watch_.SetSpare(host.up_spare, host.down_spare);
   if (host_watch_.network_limits()) {
     link_watch_.ClearHeld();
     return;
   }
-  for (const Arrivals::Waiting& link : arrivals.waiting) {
-    if (host_watch_.Holds(link.us, link.rtt_us, arrivals.waiting.size(), arrivals.links)) {
+  for (const HostSample::Waiting& link : host.waiting) {
+    if (host_watch_.Holds(link.us, link.rtt_us, host.waiting.size(), host.links)) {
       link_watch_.SetHeld(link.peer);
     }
   }
@@ -409,17 +409,14 @@ void DaemonImpl::WatchLinks() {
   for (const auto& [group, traffic] : ops_->Traffic()) {
     engine_->core().SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }
-  const std::vector<LinkDelivery> deliveries = transport_->PopDeliveries();
+  auto rates = transport_->PopRates();
   uint64_t sent = 0;
-  for (const LinkDelivery& seen : deliveries) sent += seen.bytes_sent;
-  for (const LinkDelivery& seen : deliveries) {
-    const bool crowded = sent - seen.bytes_sent > seen.bytes_sent / 8;
-    link_watch_.Add(
-        seen.link.peer,
-        {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing, crowded},
-        now);
-    repeated_.bytes += seen.bytes_repeated;
-    repeated_by_peer_[seen.link.peer] += seen.bytes_repeated;
+  for (const auto& [link, rate] : rates) sent += rate.bytes_sent;
+  for (auto& [link, rate] : rates) {
+    rate.crowded = sent - rate.bytes_sent > rate.bytes_sent / 8;
+    link_watch_.Add(link.peer, rate, now);
+    repeated_.bytes += rate.bytes_repeated;
+    repeated_by_peer_[link.peer] += rate.bytes_repeated;
   }
   TellWorstLanes();
   // Hello has to be the first message of a stream, so nothing is reported before Welcome.
@@ -451,10 +448,10 @@ void DaemonImpl::TellWorstLanes() {
     return static_cast<uint32_t>(std::clamp<int64_t>(us / 1000, 0, UINT32_MAX));
   };
   std::map<std::string, control::WorstLane> worst;
-  for (const LinkWait& wait : transport_->PopWaits()) {
-    worst[wait.link.run] = {wait.link.peer,      wait.lane,          ms(wait.silent_us),
-                            ms(wait.stalled_us), wait.waiting_bytes, wait.bytes_per_second,
-                            wait.rtt_us};
+  for (const auto& [link, wait] : transport_->PopWaits()) {
+    worst[link.run] = {link.peer,           wait.lane,          ms(wait.silent_us),
+                       ms(wait.stalled_us), wait.waiting_bytes, wait.bytes_per_second,
+                       wait.rtt_us};
   }
   engine_->core().SetWorstLanes(std::move(worst));
 }
@@ -468,17 +465,16 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
       });
       // The rate is only a lower bound on a path with long round trips, where ops search for the
       // number of lanes that they need, and on a link that uses more lanes than a probe.
-      const bool fewer = probe->rtt_us >= kLongWayUs ||
-                         (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
-      link_watch_.Add(probe->link.peer,
-                      {probe->bytes_per_second, /*limited_by_sender=*/false, probe->rtt_us, fewer},
-                      now);
+      RateSample rate = probe->rate;
+      rate.few_connections = rate.rtt_us >= kLongWayUs ||
+                             (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
+      link_watch_.Add(probe->link.peer, rate, now);
     }
     // Every probe is logged. Probes are few, and an operator wants to know what uses the link.
     Log(LogLevel::kInfo,
-        absl::StrCat("link probed peer=", ToString(probe->link.peer),
-                     " bytes_per_second=", probe->bytes_per_second, " rtt_us=", probe->rtt_us,
-                     " sent=", probe->bytes_sent, " repeated=", probe->bytes_repeated,
+        absl::StrCat("link probed peer=", ToString(probe->link.peer), " bytes_per_second=",
+                     probe->rate.bytes_per_second, " rtt_us=", probe->rate.rtt_us,
+                     " sent=", probe->rate.bytes_sent, " repeated=", probe->rate.bytes_repeated,
                      " took_ms=", (probe->ended - probe->begun) / 1000) +
             (probe->error.empty() ? "" : LogField("error", probe->error)));
   }

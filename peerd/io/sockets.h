@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/tcp.h"
 
 namespace longhaul::peerd {
 
@@ -50,23 +51,6 @@ struct StreamTuning {
   // Largest payload of a packet, in both directions. Takes effect only before connect(). 0: the
   // system's default.
   uint32_t segment_bytes_max = 0;
-};
-
-// What a connection of 25 Mbit/s sends in 10 ms.
-inline constexpr int kUnsentBytes = 32 << 10;
-
-// What TCP has measured of one connection, in the sending direction.
-struct TcpDelivery {
-  uint64_t bytes_per_second = 0;   // the rate at which data was acknowledged lately; 0: unknown
-  bool limited_by_sender = false;  // the rate is low only because the sender had too little to send
-  uint32_t rtt_us = 0;             // the shortest round trip; 0: unknown
-  uint64_t bytes_acked = 0;        // arrived, up to the first gap
-  uint64_t bytes_arrived = 0;      // arrived, also behind gaps; exact to a packet
-  uint64_t bytes_sent = 0;         // sent; a byte that was sent again counts again
-  uint64_t bytes_repeated = 0;     // sent again
-  uint32_t usual_rtt_us = 0;       // the mean of late round trips, as TCP smooths it
-  uint64_t bytes_waiting = 0;      // not sent, or not acknowledged
-  int64_t unheard_us = 0;          // since the last acknowledgement
 };
 
 // Every descriptor is close-on-exec and non-blocking; only listeners block. Threads: the owner of

@@ -59,7 +59,7 @@ struct PeerSnapshot {
   std::vector<CounterTotal> totals;  // of all parts of peerd; equal names are added up
 };
 
-// What TCP sent again on data lanes, summed up from LinkDelivery::bytes_repeated.
+// What TCP sent again on data lanes, summed up from RateSample::bytes_repeated.
 struct RepeatedBytes {
   uint64_t bytes = 0;
 };

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "peerd/transport/lane_count.h"
+#include "peerd/paths/lane_count.h"
 #include "peerd/transport/repair.h"
 
 namespace longhaul::peerd {

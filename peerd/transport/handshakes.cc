@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "peerd/transport/congestion_choice.h"
+#include "peerd/paths/congestion_choice.h"
 
 namespace longhaul::peerd {
 

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bytes.h"
 #include "base/check.h"
-#include "peerd/transport/black_hole.h"
+#include "peerd/paths/black_hole.h"
 
 namespace longhaul::peerd {
 namespace {

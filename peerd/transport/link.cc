@@ -7,19 +7,10 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "peerd/io/sockets.h"
-#include "peerd/transport/lane_count.h"
 
 namespace longhaul::peerd {
 namespace {
 
-// Frames that are kept until the link is delivered. Later ones are bounded by what the peer sends
-// ahead (parted_frames.h).
-constexpr size_t kHeldBytesMax = 1 << 20;
-// A longer payload of a frame goes in parts on a long path, since it does not fit into what a
-// control lane that was idle sends at once.
-constexpr size_t kUnpartedBytesMax = 9 << 10;
-// Frames that may be held back. The members of this peer cannot cause more.
-constexpr size_t kWaitingBytesMax = kControlQueueBytesMax;
 // How many bytes of its own input an op may have queued on a link (LinkUse::window_bytes). The
 // window is large on a long path, where so much may be in flight, and for zero-copy sends. It is
 // small if the kernel copies: bytes that wait longer than they stay in the cache are read from
@@ -30,21 +21,6 @@ constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
 constexpr int64_t kNudgeUsMin = Millis(5);
 // PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
-// A lane at a low pace holds what it was given for long, and the op waits for it. So a link at a
-// limit uses only as many lanes as may send so many bytes in a second each, but at least half of
-// those that it would use otherwise.
-constexpr uint64_t kPacedLaneRate = 1 << 20;
-// A slower lane would look as if it were broken. If a link uses so many lanes, TCP has to find its
-// rate without a limit.
-constexpr uint64_t kLanePaceMin = 256 << 10;
-
-// PopWait(): how many data lanes it looks at, and from when on a wait is unusual.
-constexpr uint32_t kLanesLookedAtMax = 32;
-constexpr int64_t kWaitUsMin = Millis(100);
-
-// A link that sent less than this since the last measurement was limited by its sender, unless more
-// segments wait.
-constexpr uint64_t kMeasuredBytesMin = 1 << 20;
 // In units of detect_ms: how long data lanes count as busy after the last segment, and how often an
 // idle data lane is pinged.
 constexpr int64_t kBusyDetects = 2;
@@ -66,24 +42,18 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
       options_(std::move(options)),
       owner_(owner),
       heard_(ring->Now()),
+      // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first
+      // PING.
+      control_(ring, ToString(options_.remote), /*established=*/!options_.dialled, this),
       last_serial_(LH_LANES_MAX),
       zero_copy_(options_.zero_copy),
-      congestion_(options_.congestion) {
+      congestion_(options_.congestion),
+      path_(options_.id, options_.paths) {
   if (control.tls != nullptr) {
     secret_ = {control.tls->aead(), control.tls->Export("EXPORTER-longhaul-data-lanes")};
   }
-  control_ = MakeControl(std::move(control));
-  // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first PING.
-  established_ = !options_.dialled;
-  control_->StartReceiving();
   last_ping_ = ring->Now();
-  SendPing(last_ping_);
-}
-
-Link::~Link() {
-  if (options_.host_lanes != nullptr) options_.host_lanes->Remove(options_.id);
-  if (options_.host_pace != nullptr) options_.host_pace->Remove(options_.id);
-  if (options_.receive_pace != nullptr) options_.receive_pace->Remove(options_.id);
+  control_.Begin(MakeControl(std::move(control)));
 }
 
 std::unique_ptr<Lane> Link::MakeControl(LaneSocket control) {
@@ -110,8 +80,7 @@ std::optional<LaneKeys> Link::KeysOf(uint32_t index, uint64_t serial) const {
 
 template <class F>
 void Link::ForEachLane(F f) const {
-  if (control_ != nullptr) f(control_.get());
-  for (const auto& lane : old_controls_) f(lane.get());
+  control_.ForEachLane(f);
   for (const DataLane& data : data_) {
     if (data.lane != nullptr) f(data.lane.get());
   }
@@ -121,26 +90,19 @@ void Link::ForEachLane(F f) const {
 }
 
 uint32_t Link::lanes() const {
-  return (alive() && established_ && control_ != nullptr ? 1 : 0) + data_lanes_;
+  return (alive() && established() && has_control() ? 1 : 0) + data_lanes_;
 }
 
 // ------------------------------------------------------------------------------ lanes come
 
 bool Link::FitsControl(uint64_t serial) const {
-  return alive() && established_ && !closing() && serial > control_serial_;
+  return alive() && established() && !closing() && serial > control_.serial();
 }
 
 void Link::ResumeControl(LaneSocket control, uint64_t serial) {
   LH_CHECK(FitsControl(serial));
-  if (control_ != nullptr) LoseLane(control_.get(), "replaced by a new connection of the peer");
-  control_serial_ = serial;
-  control_ = MakeControl(std::move(control));
-  frames_.BeginLane();
-  control_->StartReceiving();
-  FrameHeader resume{.type = FrameType::kResume};
-  resume.flags = control_barren_ ? kFlagBarren : 0;
-  Acknowledge(&resume);
-  SendOnLane(resume);
+  if (has_control()) LoseLane(control_.lane(), "replaced by a new connection of the peer");
+  control_.Resume(MakeControl(std::move(control)), serial, control_barren_);
 }
 
 bool Link::HasDataLane(uint32_t index) const {
@@ -148,7 +110,7 @@ bool Link::HasDataLane(uint32_t index) const {
 }
 
 bool Link::FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const {
-  if (!alive() || !established_ || closing() || count == 0 || count > LH_LANES_MAX ||
+  if (!alive() || !established() || closing() || count == 0 || count > LH_LANES_MAX ||
       index >= count || serial <= last_serial_[index]) {
     return false;
   }
@@ -180,7 +142,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
                   .sealed_bytes_max = options_.sealed_bytes_max},
       this);
   last_serial_[index] = serial;
-  schedule_.Add(index);
+  path_.AddLane(index);
   ++data_lanes_;
   quiet_told_ = false;
   if (data_were_complete_ && !first) owner_->OnLinkLaneBack(this, data.lane->name());
@@ -189,18 +151,17 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
     data.lane->SetLongWay();
     if (!congestion_.empty()) data.lane->SetCongestion(congestion_);
-    schedule_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
+    path_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
   }
   if (news) Probed(options_.probed_rate);
-  if (!delivering_) return;
+  if (!control_.delivering()) return;
   data.lane->StartReceiving();
   data.lane->Pull();
 }
 
 void Link::Deliver() {
-  if (!alive() || delivering_) return;
-  delivering_ = true;
-  if (const absl::Status status = HandOn(); !status.ok()) {
+  if (!alive() || control_.delivering()) return;
+  if (const absl::Status status = control_.Deliver(); !status.ok()) {
     Break(std::string(status.message()), true);
   }
   for (size_t i = 0; i < data_.size() && alive(); ++i) {
@@ -210,89 +171,15 @@ void Link::Deliver() {
 
 // ------------------------------------------------------------------------------ sending
 
-void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait) {
-  if (!alive()) return;
-  if (!IsNumbered(header.type)) return SendOnLane(header);
-  if (!IsForListener(header.type)) return SendNumbered(header, payload, may_wait);
-  if (waiting_.empty() && !parts_out_.full()) return SendForListener(header, payload, may_wait);
-  waiting_bytes_ += kFrameHeaderBytes + payload.size();
-  if (waiting_bytes_ > kWaitingBytesMax) {
-    return BreakAs(absl::StrCat("link to ", ToString(options_.remote),
-                                ": the other side does not say that frames have come"),
-                   false, false);
-  }
-  waiting_.push_back({header, {payload.begin(), payload.end()}, may_wait});
-}
-
-bool Link::MustPart(size_t payload_bytes) const {
-  if (payload_bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) return true;
-  return payload_bytes > kUnpartedBytesMax && schedule_.long_way() && data_lanes_ > 0;
-}
-
-void Link::SendForListener(const FrameHeader& header, std::span<const uint8_t> payload,
-                           bool may_wait) {
-  if (!MayBeParted(header.type) || !MustPart(payload.size())) {
-    parts_out_.Sent(payload.size());
-    return SendNumbered(header, payload, may_wait);
-  }
-  const PartedSender::Split split =
-      parts_out_.SplitFrame(header, payload, std::max<uint32_t>(data_lanes_, 1));
-  parts_out_.Sent(payload.size());
-  SendNumbered(split.header, split.payload, false);
-  if (!alive()) return;
+void Link::SendParts(const std::vector<OutgoingSegment>& parts) {
   if (queue_.empty()) waiting_since_ = ring_->Now();
-  for (const OutgoingSegment& part : split.parts) queue_.Push(part);
+  for (const OutgoingSegment& part : parts) queue_.Push(part);
   PullAll();
-}
-
-// What this end has received, for a frame that says so.
-void Link::Acknowledge(FrameHeader* header) const {
-  header->acked = frames_.received();
-  header->offset = parts_in_.delivered();
-}
-
-absl::Status Link::OnAcked(const FrameHeader& header) {
-  absl::Status status = frames_.OnAcked(header.acked);
-  if (status.ok()) status = parts_out_.OnDelivered(header.offset);
-  while (status.ok() && alive() && !waiting_.empty() && !parts_out_.full()) {
-    const WaitingFrame frame = std::move(waiting_.front());
-    waiting_.pop_front();
-    waiting_bytes_ -= kFrameHeaderBytes + frame.payload.size();
-    SendForListener(frame.header, frame.payload, frame.may_wait);
-  }
-  return status;
-}
-
-void Link::SendOnLane(const FrameHeader& header) {
-  if (control_ == nullptr) return;
-  // Only the newest of these frames matters. The peer decides how many PINGs we have to answer, and
-  // need not read the answers. So a new frame replaces one that waits.
-  const bool newest = header.type == FrameType::kPing || header.type == FrameType::kPong ||
-                      header.type == FrameType::kAck;
-  if (newest ? control_->SendNewest(header) : control_->SendFrame(header, {})) return;
-  BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
-}
-
-void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload,
-                        bool may_wait) {
-  if (!frames_.Keep(header, payload)) {
-    BreakAs(absl::StrCat("control lane to ", ToString(options_.remote),
-                         ": the other side does not acknowledge what it is sent"),
-            false, false);
-    return;
-  }
-  PutNumberedOnLane(may_wait);
-}
-
-void Link::PutNumberedOnLane(bool may_wait) {
-  if (control_ == nullptr || !frames_.resumed()) return;
-  if (control_->SendFrames(frames_.TakeForLane(), may_wait)) return;
-  BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
 }
 
 void Link::SendSegment(const OutgoingSegment& segment) {
   if (!alive()) {
-    owner_->OnLinkSegmentsDropped({segment.cookie});
+    owner_->OnLinkSegmentsDropped(segment.header.type, {segment.cookie});
     return;
   }
   if (queue_.empty()) waiting_since_ = ring_->Now();
@@ -308,17 +195,15 @@ void Link::PullAll() {
   }
 }
 
-uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
+uint32_t Link::lanes_used() const { return path_.lanes().used(ring_->Now()); }
 
 // Plans a PING behind the last segments before a pause. If their packets are lost, TCP notices it
 // by packets that follow. Without such packets TCP waits for two round trips or more.
 void Link::RanDry(DataLane* data, Tick now) {
-  schedule_.QueueEmptied();
-  if (options_.host_lanes != nullptr) options_.host_lanes->QueueEmptied(options_.id);
-  if (options_.host_pace != nullptr) options_.host_pace->QueueEmptied(options_.id);
+  path_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
-  data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
+  data->nudge_at = now + std::max(rtt_us() / 4, kNudgeUsMin);
   owner_->OnLinkDue(this, data->nudge_at);
 }
 
@@ -340,83 +225,53 @@ Tick Link::Nudge(Tick now) {
 
 LinkUse Link::BestUse() const {
   const bool copied = options_.zero_copy == ZeroCopyGate::Use::kNever;
-  if (copied && !schedule_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
+  if (copied && !path_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
   // Lanes that are up and not used carry nothing.
-  const uint32_t of_use = schedule_.lanes_of_use();
+  const uint32_t of_use = path_.lanes().lanes_of_use();
   const uint32_t lanes = of_use == 0 ? data_lanes_ : std::min(data_lanes_, of_use);
-  return {std::max(lanes * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
+  return {std::max(lanes * kWindowBytesPerLane, kWindowBytesMin), path_.long_way()};
 }
 
 void Link::Probed(uint64_t bytes_per_second) {
-  if (schedule_.Probed(bytes_per_second)) TellLaneCount();
-}
-
-// While other links are busy, too, all use the number of lanes that is found for the host.
-void Link::CountWithOthers() {
-  const HostLanes* const host = options_.host_lanes;
-  if (host == nullptr || !schedule_.long_way()) return;
-  const uint32_t before = schedule_.lanes_of_use();
-  uint32_t each = host->lanes();
-  if (pace_ != 0 && !host->needed()) {
-    const auto enough = static_cast<uint32_t>(std::min(pace_ / kPacedLaneRate, uint64_t{each}));
-    each = std::max(enough, (each + 1) / 2);
-  }
-  schedule_.SetCrowded(each, host->found());
-  const uint32_t lanes = schedule_.lanes_of_use();
-  if (lanes > before && lanes > data_.size()) TellLaneCount();
+  if (path_.Probed(bytes_per_second)) TellLaneCount();
 }
 
 void Link::TellLaneCount() {
-  owner_->OnLinkLaneCount(this, schedule_.lanes_of_use(), schedule_.rate());
+  owner_->OnLinkLaneCount(this, path_.lanes().lanes_of_use(), path_.lanes().rate());
 }
 
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
   const Tick now = ring_->Now();
   const uint32_t index = lane->index();
-  // Only the first segment of a batch counts as a new request.
-  if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
-  CountWithOthers();
+  const uint32_t before = path_.lanes().lanes_of_use();
+  path_.Asks(index, bytes_max == kAnyBytes, now);
+  const uint32_t lanes = path_.lanes().lanes_of_use();
+  if (lanes > before && lanes > data_.size()) TellLaneCount();
   const OutgoingSegment* const next = queue_.Next();
   const bool part = next != nullptr && next->header.type == FrameType::kPart;
-  if (next != nullptr && !part && !schedule_.Uses(index)) return false;
+  if (next != nullptr && !part && !path_.lanes().Uses(index)) return false;
   // The limit is for segments that may be sent again. A link that is ending sends none again.
   if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
   if (next == nullptr) {
-    if (schedule_.long_way()) RanDry(&data_[index], now);
+    if (path_.long_way()) RanDry(&data_[index], now);
     return false;
   }
   const uint32_t bytes = next->header.payload_bytes;
   if (part) {
-    if (bytes_max != kAnyBytes || schedule_.Rests(index, now)) return false;
+    if (bytes_max != kAnyBytes || path_.lanes().Rests(index, now)) return false;
     lane->SetPace(0);  // parts are few, and frames wait for them
     Give(index, now, segment);
     return true;
   }
-  const LaneSchedule::Verdict verdict = schedule_.Judge(index, bytes, queue_.size(), now);
+  const LaneSchedule::Verdict verdict = path_.Judge(index, bytes, queue_.size(), now);
   if (verdict == LaneSchedule::Verdict::kRest) owner_->OnLinkLaneRests(this);
   if (verdict != LaneSchedule::Verdict::kCarry || bytes > bytes_max) return false;
   Give(index, now, segment);
-  if (schedule_.long_way()) TellHost(index, bytes, now);
-  if (schedule_.Gave(index, bytes, now)) TellLaneCount();
+  const LinkPath::Given given = path_.Gave(index, bytes, now);
+  if (given.host_lanes_changed) owner_->OnHostLaneCount();
+  if (given.lane_rate) lane->SetPace(*given.lane_rate);
+  if (given.lanes_changed) TellLaneCount();
   return true;
-}
-
-// This lane, on a long way, has got a segment.
-void Link::TellHost(uint32_t index, uint32_t bytes, Tick now) {
-  const int64_t rtt_us = schedule_.rtt_us();
-  if (HostLanes* const lanes = options_.host_lanes;
-      lanes != nullptr && lanes->Sent(options_.id, rtt_us, bytes, now)) {
-    owner_->OnHostLaneCount();
-  }
-  uint64_t rate = told_rate_;
-  if (HostPace* const pace = options_.host_pace; pace != nullptr) {
-    pace->Sent(options_.id, rtt_us, bytes, now);
-    const uint64_t part = pace->RateOf(options_.id, now);
-    if (part != 0) rate = rate == 0 ? part : std::min(rate, part);
-  }
-  pace_ = rate;
-  const uint64_t each = rate / std::max(schedule_.used(now), 1u);
-  data_[index].lane->SetPace(rate == 0 ? 0 : std::max(each, kLanePaceMin));
 }
 
 // Takes the next segment off the queue, for this lane.
@@ -430,9 +285,9 @@ void Link::Give(uint32_t index, Tick now, OutgoingSegment* segment) {
   ++unacked_;
 }
 
-void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
-  std::vector<uint64_t> dropped = queue_.Drop(cookies);
-  if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
+void Link::DropSegments(FrameType type, const std::unordered_set<uint64_t>& cookies) {
+  std::vector<uint64_t> dropped = queue_.Drop(type, cookies);
+  if (!dropped.empty()) owner_->OnLinkSegmentsDropped(type, std::move(dropped));
 }
 
 int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
@@ -448,51 +303,20 @@ int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
 
 int Link::FindBuffer(const uint8_t* data, size_t bytes) { return owner_->FindBuffer(data, bytes); }
 
-void Link::OnLaneSegmentSent(uint64_t cookie) { owner_->OnLinkSegmentSent(cookie); }
+void Link::OnLaneSegmentSent(FrameType type, uint64_t cookie) {
+  options_.segments.Of(type)->OnSegmentSent(cookie);
+}
 
 // ------------------------------------------------------------------------------ receiving
 
-absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const uint8_t> payload) {
-  if (!IsNumbered(header.type)) return HandleFrame(header, payload);
-  absl::Status status = frames_.OnReceived();
-  if (status.ok()) status = HandleFrame(header, payload);
-  if (status.ok() && alive() && frames_.AckIsDue(kFrameHeaderBytes + payload.size())) {
-    SendAck();
-  }
-  return status;
-}
-
-void Link::SendAck() {
-  FrameHeader ack{.type = FrameType::kAck};
-  Acknowledge(&ack);
-  SendOnLane(ack);
-}
-
-absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
+absl::Status Link::OnControlFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   switch (header.type) {
-    case FrameType::kPing: {
-      FrameHeader pong{.type = FrameType::kPong};
-      pong.stamp = header.stamp;
-      Acknowledge(&pong);
-      SendOnLane(pong);
-      return alive() ? OnAcked(header) : absl::OkStatus();
-    }
-    case FrameType::kPong:
-      OnPong(header);
-      return alive() ? OnAcked(header) : absl::OkStatus();
-    case FrameType::kAck:
-      return OnAcked(header);
     case FrameType::kPace:
-      told_rate_ = header.offset;
-      if (options_.receive_pace != nullptr) {
-        options_.receive_pace->OnTold(options_.id,
-                                      {.wait_us = header.stamp,
-                                       .repeated = header.acked,
-                                       .tries = (header.flags & kFlagTriesLanes) != 0});
-      }
+      path_.OnTold({.wait_us = header.stamp,
+                    .repeated = header.acked,
+                    .tries = (header.flags & kFlagTriesLanes) != 0},
+                   header.offset);
       return absl::OkStatus();
-    case FrameType::kResume:
-      return OnResume(header);
     case FrameType::kLaneLost:
       return OnLaneLost(header);
     case FrameType::kWantLanes:
@@ -506,93 +330,26 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
                           static_cast<uint32_t>(header.offset));
       return absl::OkStatus();
     default:
-      return TakeIn(header, payload);
+      return owner_->OnLinkFrame(this, header, payload);
   }
 }
 
-absl::Status Link::OnResume(const FrameHeader& header) {
-  const absl::StatusOr<uint64_t> repeated = frames_.OnResume(header.acked);
-  if (!repeated.ok()) return repeated.status();
-  control_acked_ = frames_.acked();
-  control_since_ = ring_->Now();
-  if ((header.flags & kFlagBarren) != 0) OnBarrenLane(LaneKind::kControl);
-  owner_->OnLinkFramesRepeated(*repeated);
-  owner_->OnLinkLaneBack(this, control_->name());
-  PutNumberedOnLane(/*may_wait=*/false);
-  // Frames that were held back may go on.
-  return alive() ? OnAcked(header) : absl::OkStatus();
-}
-
-void Link::OnPong(const FrameHeader& header) {
-  const int64_t us = ring_->Now().us - static_cast<int64_t>(header.stamp);
-  if (us >= 0 && us <= Seconds(60)) {
-    rtt_us_ = std::max<int64_t>(us, 1);
-    rtt_high_us_ = std::max(rtt_us_, rtt_high_us_ * 7 / 8);
-  }
-  if (established_) return;
-  established_ = true;
-  owner_->OnLinkEstablished(this);
-}
-
-absl::Status Link::TakeIn(const FrameHeader& header, std::span<const uint8_t> payload) {
-  if (header.type != FrameType::kParted) {
-    if (delivering_ && held_.empty()) return owner_->OnLinkFrame(this, header, payload);
-    return Hold(header, payload, false);
-  }
-  const absl::StatusOr<FrameHeader> frame = parts_in_.Announced(header, payload);
-  absl::Status status = frame.status();
-  if (status.ok()) status = Hold(*frame, {}, true);
-  if (status.ok() && delivering_) status = HandOn();
-  return status;
-}
-
-// Keeps the frame until Deliver(), since the peer may know before us that the link is complete; or
-// until the frames before it are whole.
-absl::Status Link::Hold(const FrameHeader& header, std::span<const uint8_t> payload, bool parted) {
-  held_bytes_ += kFrameHeaderBytes + payload.size();
-  if (held_bytes_ > (delivering_ ? LH_PARTED_HELD_BYTES_MAX : kHeldBytesMax)) {
-    return absl::InvalidArgumentError(delivering_ ? "too many frames behind one that is not whole"
-                                                  : "too many frames before the link is complete");
-  }
-  held_.push_back({header, {payload.begin(), payload.end()}, parted});
-  return absl::OkStatus();
-}
-
-// Hands on the frames that were held, up to the first one that is not whole.
-absl::Status Link::HandOn() {
-  bool parted = false;
-  while (alive() && !held_.empty()) {
-    HeldFrame& frame = held_.front();
-    if (frame.parted) {
-      std::optional<std::vector<uint8_t>> payload = parts_in_.TakeNext();
-      if (!payload) break;
-      if (payload->size() != frame.header.payload_bytes) {
-        return absl::InvalidArgumentError(absl::StrCat("a frame of ", frame.header.payload_bytes,
-                                                       " bytes has parts of ", payload->size()));
-      }
-      parted = true;
-      frame.payload = *std::move(payload);
-    } else {
-      held_bytes_ -= frame.payload.size();
-    }
-    held_bytes_ -= kFrameHeaderBytes;
-    const HeldFrame whole = std::move(frame);
-    held_.pop_front();
-    LH_RETURN_IF_ERROR(owner_->OnLinkFrame(this, whole.header, whole.payload));
-  }
-  if (parted && alive()) SendAck();
-  return absl::OkStatus();
+void Link::OnControlResumed(uint64_t repeated, bool barren) {
+  if (barren) OnBarrenLane(LaneKind::kControl);
+  owner_->OnLinkFramesRepeated(repeated);
+  owner_->OnLinkLaneBack(this, control_.lane()->name());
 }
 
 absl::StatusOr<uint8_t*> Link::OnLaneData(Lane*, const FrameHeader& header) {
-  if (header.type == FrameType::kPart) return parts_in_.Place(header);
-  return owner_->OnLinkData(this, header);
+  if (header.type == FrameType::kPart) return control_.OnPart(header);
+  return options_.segments.Of(header.type)->OnDataHeader(key(), header);
 }
 
 absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
-  if (header.type != FrameType::kPart) return owner_->OnLinkDataReceived(this, header);
-  parts_in_.Received(header);
-  return HandOn();
+  if (header.type != FrameType::kPart) {
+    return options_.segments.Of(header.type)->OnDataReceived(key(), header);
+  }
+  return control_.OnPartReceived(header);
 }
 
 absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
@@ -607,8 +364,8 @@ absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
 
 void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
   if (!alive()) return;
-  if (header.type == FrameType::kPart) return parts_in_.Abandoned(header);
-  owner_->OnLinkDataAbandoned(this, header);
+  if (header.type == FrameType::kPart) return control_.OnPartAbandoned(header);
+  options_.segments.Of(header.type)->OnDataAbandoned(key(), header);
 }
 
 // ------------------------------------------------------------------------------ lanes go
@@ -624,9 +381,9 @@ void Link::OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) {
 // `lane` is in use, and its connection has become useless.
 void Link::LoseLane(Lane* lane, const std::string& reason) {
   if (!alive()) return lane->Abort();
-  const bool control = lane == control_.get();
+  const bool control = lane == control_.lane();
   // The dialer does not know yet whether the link exists.
-  if (control && !established_) return BreakAs(reason, false, false);
+  if (control && !established()) return BreakAs(reason, false, false);
   heard_ = std::max(heard_, lane->last_heard());
   lane->Abort();
   if (control) {
@@ -701,33 +458,28 @@ bool Link::HeardOfLate() const {
   const auto heard = [&](const Lane* lane) {
     return lane != nullptr && ring_->Now() - lane->last_heard() <= Millis(detect_ms_) / 2;
   };
-  return heard(control_.get()) || std::any_of(data_.begin(), data_.end(), [&](const DataLane& d) {
+  return heard(control_.lane()) || std::any_of(data_.begin(), data_.end(), [&](const DataLane& d) {
            return heard(d.lane.get());
          });
 }
 
 void Link::LoseControl() {
-  old_controls_.push_back(std::move(control_));
-  control_lost_ = ring_->Now();
-  control_barren_ = frames_.sent() > frames_.acked() && frames_.acked() == control_acked_ &&
-                    WaitsLong(control_since_) && HeardOfLate();
+  control_.Lose();
+  control_barren_ = control_.nothing_arrived() && WaitsLong(control_.since()) && HeardOfLate();
 }
 
 void Link::LoseData(uint32_t index) {
   DataLane& lost = lost_.emplace_back(std::exchange(data_[index], DataLane{}));
   lost.barren = Barren(lost) && HeardOfLate();
-  schedule_.Remove(index);
+  path_.LoseLane(index);
   --data_lanes_;
   data_lost_ = ring_->Now();
 }
 
 void Link::OnLaneEnded(Lane* lane) {
-  const auto control = std::find_if(old_controls_.begin(), old_controls_.end(),
-                                    [lane](const auto& old) { return old.get() == lane; });
-  if (control != old_controls_.end()) {
+  if (std::unique_ptr<Lane> control = control_.TakeEnded(lane)) {
     gone_.Add(lane->stats());
-    owner_->OnLinkLaneEnded(std::move(*control));
-    old_controls_.erase(control);
+    owner_->OnLinkLaneEnded(std::move(control));
   }
   const auto data = std::find_if(lost_.begin(), lost_.end(),
                                  [lane](const DataLane& lost) { return lost.lane.get() == lane; });
@@ -750,7 +502,7 @@ void Link::SendLaneLost(const DataLane& lost, uint64_t received) {
   frame.group = lost.index;
   frame.stamp = lost.serial;
   frame.offset = received;
-  SendNumbered(frame, {}, /*may_wait=*/false);
+  control_.Send(frame, {}, /*may_wait=*/false);
 }
 
 absl::Status Link::OnLaneLost(const FrameHeader& header) {
@@ -790,26 +542,30 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
     return absl::InvalidArgumentError(
         absl::StrCat("LANE_LOST of lane ", index, " serial ", serial, ", which was never dialled"));
   }
-  if (frames_.acked() >= unknown_lost_answered_) unknown_lost_ = 0;
+  if (control_.acked() >= unknown_lost_answered_) unknown_lost_ = 0;
   if (++unknown_lost_ > kUnknownLostMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "LANE_LOST of ", unknown_lost_, " lanes that are not known here, no answer acknowledged"));
   }
   last_serial_[index] = std::max(last_serial_[index], serial);
   SendLaneLost({.index = index, .serial = serial}, 0);
-  unknown_lost_answered_ = frames_.sent();
+  unknown_lost_answered_ = control_.sent();
   return absl::OkStatus();
 }
 
 // Repeated segments go first, because other peers wait for them.
 void Link::Repeat(const UnackedSegments& lost) {
   std::vector<OutgoingSegment> repeated;
+  uint64_t segments = 0;
   for (OutgoingSegment segment : lost.segments()) {
-    if (segment.cookie != kPartCookie) {
-      segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
+    if (const FrameType type = segment.header.type; type != FrameType::kPart) {
+      segment.cookie = options_.segments.Of(type)->OnSegmentRepeat(segment.owner);
+      if (segment.cookie == 0) continue;
+      ++segments;
     }
-    if (segment.cookie != 0) repeated.push_back(segment);
+    repeated.push_back(segment);
   }
+  owner_->OnLinkSegmentsRepeated(segments);
   if (queue_.empty()) waiting_since_ = ring_->Now();
   queue_.PushFront(repeated);
 }
@@ -832,7 +588,8 @@ void Link::ForgiveSilence(int64_t us) {
 // RFC 6298, grows likewise). The maximum is four detect_ms.
 int64_t Link::Patience(uint32_t detect_ms) const {
   const int64_t detect = Millis(detect_ms);
-  return std::min(4 * detect, detect + 4 * std::max<int64_t>(0, rtt_high_us_ - kUsualRttUs));
+  return std::min(4 * detect,
+                  detect + 4 * std::max<int64_t>(0, control_.rtt_high_us() - kUsualRttUs));
 }
 
 // TCP doubles its waiting time with each repetition: after an outage of 0.7 s it may be silent for
@@ -843,7 +600,7 @@ void Link::TuneLanes(uint32_t detect_ms) {
   ForEachLane([ms](Lane* lane) { lane->SetUserTimeout(ms); });
 }
 
-bool Link::short_way() const { return rtt_us_ > 0 && rtt_high_us_ <= kUsualRttUs; }
+bool Link::short_way() const { return rtt_us() > 0 && control_.rtt_high_us() <= kUsualRttUs; }
 
 Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
@@ -857,14 +614,14 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   TuneLanes(detect_ms);
   if (now - last_ping_ >= interval) {
     last_ping_ = now;
-    SendPing(now);
+    control_.SendPing();
     PingDataLanes(now, detect_ms);
   }
   const Tick nudge = Nudge(now);
   if (!alive()) return kNever;
   Tick next = std::min({nudge, last_ping_ + interval, last_heard() + Patience(detect_ms)});
   if (closing()) next = std::min(next, closing_since_ + interval);
-  if (control_ == nullptr) next = std::min(next, control_lost_ + 2 * detect);
+  if (!has_control()) next = std::min(next, control_.lost_at() + 2 * detect);
   if (data_were_complete_ && data_lanes_ == 0) next = std::min(next, data_lost_ + 2 * detect);
   return next;
 }
@@ -877,7 +634,7 @@ bool Link::BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_e
     BreakAs(absl::StrCat(closing_lane_, ": closed by the other side"), false, false);
   } else if (const int64_t patience = Patience(detect_ms); now - last_heard() >= patience) {
     BreakAs(absl::StrCat("silent for ", patience / 1000, " ms"), false, false);
-  } else if (control_ == nullptr && now - control_lost_ >= 2 * detect) {
+  } else if (!has_control() && now - control_.lost_at() >= 2 * detect) {
     BreakAs(absl::StrCat("control lane to ", remote, " was lost and not replaced in ",
                          2 * uint64_t{detect_ms}, " ms", error),
             false, true);
@@ -900,22 +657,15 @@ void Link::LoseStalled(Tick now, uint32_t detect_ms) {
   const auto check = [&](Lane* lane) {
     if (now - lane->last_heard() >= patience + lane->quiet_us()) stalled.push_back(lane);
   };
-  if (control_ != nullptr) check(control_.get());
+  if (has_control()) check(control_.lane());
   for (const DataLane& data : data_) {
-    if (delivering_ && data.lane != nullptr) check(data.lane.get());
+    if (control_.delivering() && data.lane != nullptr) check(data.lane.get());
   }
   for (Lane* lane : stalled) {
     LoseLane(lane, absl::StrCat(lane->name(), ": silent for ", patience / 1000,
                                 " ms while other lanes are heard"));
     if (!alive()) return;
   }
-}
-
-void Link::SendPing(Tick now) {
-  FrameHeader ping{.type = FrameType::kPing};
-  ping.stamp = static_cast<uint64_t>(now.us);
-  Acknowledge(&ping);
-  SendOnLane(ping);
 }
 
 // While segments come and go, data lanes are pinged as often as the control lane. After a while
@@ -940,7 +690,7 @@ void Link::Tune(const StreamTuning& tuning) {
 
 void Link::SetCongestion(const std::string& congestion) {
   congestion_ = congestion;
-  if (!schedule_.long_way()) return;
+  if (!path_.long_way()) return;
   for (const DataLane& data : data_) {
     if (data.lane != nullptr) data.lane->SetCongestion(congestion);
   }
@@ -952,155 +702,63 @@ LaneStats Link::stats() const {
   return sum;
 }
 
-LinkDelivery Link::PopDelivery() {
-  LinkDelivery sum{.link = options_.key, .lanes_growing = schedule_.growing()};
-  // A few bytes measure nothing: the end of an op uses few lanes, and is slow if packets are lost.
-  const uint64_t bytes = stats().bytes_sent;
-  const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
-  sum.bytes_sent = fresh;
-  sum.limited_by_sender = fresh < kMeasuredBytesMin && queue_.empty();
-  for (DataLane& data : data_) {
-    const uint64_t sent = data.segments.sent();
-    const bool used = sent != std::exchange(data.sent_measured, sent);
-    if (!data.lane || !used) continue;
-    const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane) continue;
-    sum.bytes_per_second += lane->bytes_per_second;
-    // A lane that was dialled again has a new socket, which counts from 0.
-    const uint64_t told = std::exchange(data.repeated_told, lane->bytes_repeated);
-    const uint64_t repeated = lane->bytes_repeated - (told <= lane->bytes_repeated ? told : 0);
-    sum.bytes_repeated += repeated;
-    repeated_ += repeated;
-    sum.limited_by_sender = sum.limited_by_sender || lane->limited_by_sender;
-    if (sum.rtt_us == 0 || (lane->rtt_us != 0 && lane->rtt_us < sum.rtt_us)) {
-      sum.rtt_us = lane->rtt_us;
-    }
+std::vector<LinkMeter::Lane> Link::MeteredLanes() const {
+  std::vector<LinkMeter::Lane> lanes;
+  lanes.reserve(data_.size());
+  for (const DataLane& data : data_) {
+    if (data.lane == nullptr) continue;
+    lanes.push_back({data.index, data.segments.sent(), data.segments.segments().empty()});
   }
-  return sum;
+  return lanes;
 }
 
-LinkWait Link::PopWait(Tick now, int64_t* us) {
-  LinkWait wait{.link = options_.key,
-                .silent_us = now - last_heard(),
-                .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us_, 0, UINT32_MAX))};
-  wait.waiting_bytes = queue_.bytes();
-  uint32_t looked_at = 0;
-  for (DataLane& data : data_) {
-    const bool idle = data.segments.segments().empty();
-    if (!data.lane || idle || looked_at == kLanesLookedAtMax) {
-      data.stalled_since = kNever;
-      continue;
-    }
-    ++looked_at;
-    const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane) continue;
-    wait.waiting_bytes += lane->bytes_waiting;
-    const uint64_t seen = std::exchange(data.acked_seen, lane->bytes_acked);
-    if (lane->bytes_waiting == 0) {
-      data.stalled_since = kNever;
-      continue;
-    }
-    wait.bytes_per_second += lane->bytes_per_second;
-    // The last acknowledgement says since when the lane stalls, unless the lane was idle then.
-    if (seen != lane->bytes_acked) {
-      data.stalled_since = now + -lane->unheard_us;
-    } else if (data.stalled_since == kNever) {
-      data.stalled_since = now;
-    }
-    if (now - data.stalled_since < wait.stalled_us) continue;
-    wait.stalled_us = now - data.stalled_since;
-    wait.lane = data.lane->index() + 1;
-  }
-  *us = wait.stalled_us;
-  if (wait.bytes_per_second != 0) {
-    const double needed_s =
-        static_cast<double>(wait.waiting_bytes) / static_cast<double>(wait.bytes_per_second);
-    *us = std::max(*us, static_cast<int64_t>(std::min(needed_s, 1e6) * 1e6));
-  }
+std::optional<TcpDelivery> Link::AskTcp(uint32_t lane) const {
+  const Lane* const asked = lane == LinkMeter::kControlLane ? control_.lane()
+                            : lane < data_.size()           ? data_[lane].lane.get()
+                                                            : nullptr;
+  return asked == nullptr ? std::nullopt : asked->Delivery();
+}
+
+RateSample Link::PopRate() {
+  return path_.meter().PopRate(MeteredLanes(), stats().bytes_sent, !queue_.empty(),
+                               [this](uint32_t lane) { return AskTcp(lane); });
+}
+
+LinkWait Link::PopWait(Tick now) {
+  const LinkWait wait{
+      .silent_us = now - last_heard(),
+      .waiting_bytes = queue_.bytes(),
+      .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us(), 0, UINT32_MAX))};
   // A PING comes every third of detect_ms, so a shorter silence says nothing.
-  if (const int64_t interval = Millis(detect_ms_) / kPingsPerDetect; wait.silent_us > interval) {
-    *us = std::max(*us, wait.silent_us);
-  }
-  if (*us < kWaitUsMin) *us = 0;
-  return wait;
+  return path_.meter().PopWait(wait, MeteredLanes(), Millis(detect_ms_) / kPingsPerDetect, now,
+                               [this](uint32_t lane) { return AskTcp(lane); });
 }
 
-void Link::PopArrivals(Arrivals* sum) {
-  uint64_t arrived = 0;
-  uint64_t queued = 0;
-  for (DataLane& data : data_) {
-    if (!data.lane) continue;
-    const uint64_t sent = data.segments.sent();
-    const bool used = sent != std::exchange(data.sent_seen, sent);
-    const bool arrived_before = std::exchange(data.all_arrived, data.segments.segments().empty());
-    if (!used && arrived_before) continue;
-    const std::optional<TcpDelivery> lane = data.lane->Delivery();
-    if (!lane || lane->bytes_arrived <= data.arrived_seen) continue;
-    sum->rtt_us = std::max(sum->rtt_us, lane->rtt_us);
-    const uint64_t bytes = lane->bytes_arrived - data.arrived_seen;
-    arrived += bytes;
-    // A lane that was opened while queues were full does not know the shortest round trip.
-    schedule_.SawRtt(lane->rtt_us);
-    queued += bytes * QueuedUs(*lane);
-    data.arrived_seen = lane->bytes_arrived;
-  }
-  sum->bytes += arrived;
-  sum->queued_us += queued;
-  if (arrived == 0) return;
-  const uint64_t shared = SharedQueuedUs(arrived, queued);
-  sum->shared_queued_us += shared;
-  schedule_.Arrived(arrived, shared / arrived);
-}
-
-std::optional<TcpDelivery> Link::ControlDelivery() const {
-  return control_ == nullptr ? std::nullopt : control_->Delivery();
+HostPaths::LinkSample Link::PopSample() {
+  const LinkArrivals arrived =
+      path_.meter().PopArrivals(MeteredLanes(), [this](uint32_t lane) { return AskTcp(lane); });
+  HostPaths::LinkSample sample = path_.SampleOf(arrived, ring_->Now());
+  sample.relayed = static_cast<bool>(options_.relay);
+  sample.rtt_us = rtt_us();
+  if (sample.long_way) sample.taken = path_.meter().PopTaken(stats().bytes_taken);
+  return sample;
 }
 
 int64_t Link::shortest_rtt_us() const {
-  const std::optional<TcpDelivery> control = ControlDelivery();
-  return control && control->rtt_us != 0 ? control->rtt_us : rtt_us_;
+  const std::optional<TcpDelivery> control = AskTcp(LinkMeter::kControlLane);
+  return control && control->rtt_us != 0 ? control->rtt_us : rtt_us();
 }
 
-// For how long packets of this lane wait in queues of the path.
-uint64_t Link::QueuedUs(const TcpDelivery& lane) const {
-  return static_cast<uint64_t>(std::max<int64_t>(lane.usual_rtt_us - schedule_.rtt_us(), 0));
-}
-
-// `bytes` waited in queues for `queued_us`, added up. Returns how much of that counts as time in
-// queues that all lanes share. The control lane carries little, so its packets wait only there. If
-// packets of data lanes wait clearly longer, the network limits each connection. Queues on the way
-// back, which other hosts fill, do not matter then. (The measurement of the control lane is
-// rougher, since an acknowledgement may wait for a frame to travel with.)
-uint64_t Link::SharedQueuedUs(uint64_t bytes, uint64_t queued_us) {
-  const std::optional<TcpDelivery> control = ControlDelivery();
-  if (!control || control->usual_rtt_us == 0) return queued_us;
-  const uint64_t of_control = QueuedUs(*control);
-  // It follows changes as slowly as the measurement of the control lane.
-  usual_queued_us_ = (3 * usual_queued_us_ + queued_us / bytes) / 4;
-  const int64_t rtt_us = schedule_.rtt_us();
-  if (usual_queued_us_ > of_control && !QueuesAreShort(usual_queued_us_ - of_control, rtt_us)) {
-    return 0;
-  }
-  return QueuesAreShort(of_control, rtt_us) ? std::min(queued_us, bytes * of_control) : queued_us;
-}
-
-uint64_t Link::PopTaken() {
-  const uint64_t taken = stats().bytes_taken;
-  return taken - std::exchange(taken_seen_, taken);
-}
-
-void Link::TellPace(uint64_t wait_us, bool tries, uint64_t rate) {
-  if (control_ == nullptr || !alive()) return;
+void Link::TellPace(const HostPaths::Pace& pace) {
   // The answer to a PING brings an acknowledgement at once, so TCP knows the round trip of the
-  // control lane (SharedQueuedUs()).
-  SendPing(ring_->Now());
-  if (control_ == nullptr || !alive()) return;
-  // If the peer does not read, PINGs will tell.
-  (void)control_->SendNewest({.type = FrameType::kPace,
-                              .flags = tries ? kFlagTriesLanes : uint8_t{0},
-                              .offset = std::min(rate, LH_COUNT_MAX * 8 - 1),
-                              .stamp = wait_us,
-                              .acked = repeated_});
+  // control lane (LinkMeter).
+  control_.SendPing();
+  SendControl({.type = FrameType::kPace,
+               .flags = pace.tries ? kFlagTriesLanes : uint8_t{0},
+               .offset = std::min(pace.rate, LH_COUNT_MAX * 8 - 1),
+               .stamp = pace.wait_us,
+               .acked = path_.meter().repeated()},
+              {});
 }
 
 int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }
@@ -1136,7 +794,7 @@ void Link::OnLanePeerEnded(Lane*) { MaybeClosed(); }
 
 void Link::MaybeClosed() {
   if (!alive() || !closing()) return;
-  if (control_ != nullptr && !control_->peer_ended()) return;
+  if (has_control() && !control_.lane()->peer_ended()) return;
   for (const DataLane& data : data_) {
     if (data.lane != nullptr && !data.lane->peer_ended()) return;
   }
@@ -1145,7 +803,7 @@ void Link::MaybeClosed() {
 
 void Link::OnUnknownThere(const std::string& lane) {
   if (!alive()) return;
-  if (control_ != nullptr) {
+  if (has_control()) {
     MarkClosing(lane);
   } else {
     BreakGivenUp(lane);
@@ -1162,9 +820,10 @@ void Link::Break(const std::string& reason, bool protocol) { BreakAs(reason, pro
 void Link::BreakAs(const std::string& reason, bool protocol, bool tell) {
   if (!alive()) return;
   state_ = State::kBroken;
-  if (tell && control_ != nullptr) control_->Finish(kFlagGivenUp);
+  control_.Close();
+  if (tell && has_control()) control_.lane()->Finish(kFlagGivenUp);
   ForEachLane([&](Lane* lane) {
-    if (!tell || lane != control_.get()) lane->Abort();
+    if (!tell || lane != control_.lane()) lane->Abort();
   });
   DropQueue();
   owner_->OnLinkBroken(this, reason, protocol);
@@ -1174,10 +833,11 @@ void Link::BreakAs(const std::string& reason, bool protocol, bool tell) {
 void Link::Finish() {
   if (!alive()) return;
   state_ = State::kFinishing;
+  control_.Close();
   for (const DataLane& data : data_) {
     if (data.lane != nullptr) data.lane->Finish();
   }
-  if (control_ != nullptr) control_->Finish();
+  if (has_control()) control_.lane()->Finish();
   // Without data lanes nothing can carry queued segments.
   if (data_lanes_ == 0) DropQueue();
   CheckEnded();
@@ -1186,13 +846,18 @@ void Link::Finish() {
 void Link::Abort() {
   if (state_ == State::kEnded) return;
   state_ = State::kBroken;
+  control_.Close();
   ForEachLane([](Lane* lane) { lane->Abort(); });
   DropQueue();
   CheckEnded();
 }
 
 void Link::DropQueue() {
-  if (!queue_.empty()) owner_->OnLinkSegmentsDropped(queue_.DropAll());
+  (void)queue_.DropAll(FrameType::kPart);
+  for (const FrameType type : {FrameType::kData, FrameType::kChunkData}) {
+    std::vector<uint64_t> dropped = queue_.DropAll(type);
+    if (!dropped.empty()) owner_->OnLinkSegmentsDropped(type, std::move(dropped));
+  }
 }
 
 void Link::CheckEnded() {

@@ -10,7 +10,7 @@
 //                        link may be destroyed.
 //
 // The data lanes pull segments from one queue. A lane that has room takes the next segment, unless
-// LaneSchedule leaves the segment to other lanes.
+// LinkPath leaves the segment to other lanes.
 //
 // An established link outlives its lanes. The side that dialled the link also dials its lost lanes.
 // Serials of lanes grow, so both ends can tell a new connection from an earlier one:
@@ -21,9 +21,7 @@
 //                  LANE_LOST with the number of segments that came in whole. The other end loses
 //                  the lane too, sends LANE_LOST likewise, and puts the segments that did not
 //                  arrive at the front of its queue.
-//   control lane   Numbered frames are kept until the other end has acknowledged them. On a control
-//                  lane that replaces a lost one, each end first sends RESUME with the number of
-//                  frames received. The other end then sends the rest.
+//   control lane   See control_channel.h.
 //
 // The link breaks when
 //   - nothing was heard on any lane for Patience() (detect_ms, more if round trips are long),
@@ -35,7 +33,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -45,14 +42,10 @@
 #include <utility>
 #include <vector>
 
-#include "peerd/transport/black_hole.h"
-#include "peerd/transport/host_lanes.h"
-#include "peerd/transport/host_pace.h"
+#include "peerd/paths/black_hole.h"
+#include "peerd/paths/link_path.h"
+#include "peerd/transport/control_channel.h"
 #include "peerd/transport/lane.h"
-#include "peerd/transport/lane_schedule.h"
-#include "peerd/transport/numbered_frames.h"
-#include "peerd/transport/parted_frames.h"
-#include "peerd/transport/receive_pace.h"
 #include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/unacked_segments.h"
@@ -71,17 +64,13 @@ class LinkOwner {
   virtual void OnWantLanes(Link* link, bool optional, uint32_t lanes) = 0;
   virtual absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
-  virtual absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) = 0;
-  virtual absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) = 0;
-  virtual void OnLinkDataAbandoned(Link* link, const FrameHeader& header) = 0;
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
-  virtual void OnLinkSegmentSent(uint64_t cookie) = 0;
-  // A segment on a lost lane has not arrived. Returns a cookie to send it again; 0: drop it.
-  virtual uint64_t OnLinkSegmentRepeat(uint64_t owner) = 0;
+  // So many segments of a lost data lane are sent again.
+  virtual void OnLinkSegmentsRepeated(uint64_t segments) = 0;
   // So many control frames are sent again on a new control lane.
   virtual void OnLinkFramesRepeated(uint64_t frames) = 0;
-  // These segments were never put on a lane. Tell their owners later, not from within this call.
-  virtual void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) = 0;
+  // These segments were never put on a lane. Tell their listener later, not from within this call.
+  virtual void OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) = 0;
   // The peer closes the link. Work() is due now.
   virtual void OnLinkClosing(Link* link) = 0;
   // A lane is lost, and the link is alive. Work() is due. If we dialled the link, a new lane has to
@@ -110,6 +99,7 @@ class LinkOwner {
 
 struct LinkOptions {
   LinkKey key;
+  SegmentListeners segments;
   uint64_t id = 0;  // NewLinkId() of the HELLO that made the link
   SocketAddress remote;
   PeerId relay;  // the peer at `remote` that the link goes through; 0: none, the link is straight
@@ -120,26 +110,23 @@ struct LinkOptions {
   ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long path, find out how many data lanes are of use. Otherwise all are used.
   bool count_lanes = false;
-  HostLanes* host_lanes = nullptr;      // of all links together; nullptr: this link counts alone
-  HostPace* host_pace = nullptr;        // of all links together; nullptr: nothing limits them
-  ReceivePace* receive_pace = nullptr;  // of what all links bring; nullptr: nothing limits that
-  std::string congestion;               // of data lanes on a long path; "": as they are
-  uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
+  HostPaths* paths = nullptr;  // of all links together; outlives the link
+  std::string congestion;      // of data lanes on a long path; "": as they are
+  uint64_t probed_rate = 0;    // bytes a second that a probe of this path measured; 0: no probe did
   uint64_t sealed_bytes_max = kSealedBytesMax;  // see LaneOptions
 };
 
-class Link final : public LaneOwner {
+class Link final : public LaneOwner, private ControlChannelOwner {
  public:
   // `control`: the control lane.
   Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner);
-  ~Link() override;
 
   const LinkOptions& options() const { return options_; }
   const LinkKey& key() const { return options_.key; }
   bool alive() const { return state_ == State::kAlive; }
   bool ended() const { return state_ == State::kEnded; }
   bool finishing() const { return state_ == State::kFinishing; }
-  bool established() const { return established_; }
+  bool established() const { return control_.established(); }
   bool open() const { return open_ && alive(); }
   // The peer is closing the link. A lane that ends now is not lost.
   bool closing() const { return !closing_lane_.empty(); }
@@ -147,7 +134,7 @@ class Link final : public LaneOwner {
   // Returns a serial for a new lane. Only the side that dialled the link does this.
   uint64_t NewSerial() { return next_serial_++; }
 
-  bool has_control() const { return control_ != nullptr; }
+  bool has_control() const { return control_.lane() != nullptr; }
   // Whether a control lane with this serial would be newer than every earlier one.
   bool FitsControl(uint64_t serial) const;
   // The lane must be sealed if the link is.
@@ -164,7 +151,7 @@ class Link final : public LaneOwner {
   void AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial);
   bool small_packets() const { return black_hole_.small(); }
   bool HasDataLane(uint32_t index) const;
-  uint32_t data_lanes() const { return data_lanes_; }
+  uint32_t data_lanes() const override { return data_lanes_; }
   // All announced data lanes are up, and at least one was announced.
   bool data_complete() const { return !data_.empty() && data_lanes_ == data_.size(); }
   // The data lanes were complete once, and at least one is up.
@@ -191,9 +178,11 @@ class Link final : public LaneOwner {
 
   // `may_wait` concerns numbered frames only, see Lane::SendFrames().
   void SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
-                   bool may_wait = false);
+                   bool may_wait = false) {
+    control_.Send(header, payload, may_wait);
+  }
   void SendSegment(const OutgoingSegment& segment);
-  void DropSegments(const std::unordered_set<uint64_t>& cookies);
+  void DropSegments(FrameType type, const std::unordered_set<uint64_t>& cookies);
   // Stops receiving the payloads that `key` names. Returns how many calls of `done` follow: one for
   // each lane with such a receive in flight.
   int Detach(const ReceiveKey& key, const std::function<void()>& done);
@@ -218,39 +207,27 @@ class Link final : public LaneOwner {
   void Tune(const StreamTuning& tuning);
   // The congestion control of data lanes, if the path is long.
   void SetCongestion(const std::string& congestion);
-  bool long_way() const { return schedule_.long_way(); }
-  // As in LaneCount, while no other link is busy.
-  bool tries_lanes() const { return schedule_.tries(); }
-  // This link alone tries another number of lanes.
-  bool in_trial() const { return schedule_.in_trial(); }
+  bool long_way() const override { return path_.long_way(); }
   // One way. 0: unknown, or the path is short.
   uint32_t latency_us() const {
-    return schedule_.long_way() ? static_cast<uint32_t>(schedule_.rtt_us() / 2) : 0;
+    return path_.long_way() ? static_cast<uint32_t>(path_.lanes().rtt_us() / 2) : 0;
   }
-  int64_t rtt_us() const { return rtt_us_; }
+  int64_t rtt_us() const { return control_.rtt_us(); }
   // As in LinkStats.
   int64_t shortest_rtt_us() const;
-  // The shortest round trip that was seen, without queues.
-  int64_t path_rtt_us() const { return schedule_.rtt_us(); }
   // True if a round trip was measured, and no recent one took long.
   bool short_way() const;
   LaneStats stats() const;
   // Returns how many segments were put on a lane and are not acknowledged.
   size_t unacked() const { return unacked_; }
   // Returns what the data lanes that were used since the last call have delivered.
-  LinkDelivery PopDelivery();
-  // Returns how long this link keeps us waiting, and on which lane. `*us`: the longest of the
-  // silence, the stall, and the time that TCP needs for what waits; 0 if nothing is unusual.
-  LinkWait PopWait(Tick now, int64_t* us);
-  // Adds to `sum` what has arrived at the peer since the last call, apart from the last bytes on
-  // lanes that were lost. Asks only about lanes that were used since then. Raises the round trip to
-  // the shortest one of each of these lanes.
-  void PopArrivals(Arrivals* sum);
-  // Returns how many bytes have come on data lanes since the last call.
-  uint64_t PopTaken();
-  // Tells the peer for how long our packets wait on the way to it, and how fast it may send (0:
-  // there is no limit), in bytes per second.
-  void TellPace(uint64_t wait_us, bool tries, uint64_t rate);
+  RateSample PopRate();
+  // Returns how long this link keeps us waiting, and on which lane.
+  LinkWait PopWait(Tick now);
+  // Returns what has come and gone since the last call, see LinkMeter::PopArrivals().
+  HostPaths::LinkSample PopSample();
+  // Tells the peer for how long our packets wait on the way to it, and how fast it may send.
+  void TellPace(const HostPaths::Pace& pace);
   // Returns for how long segments have waited for a lane without a break. 0: none waits.
   int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
@@ -263,58 +240,41 @@ class Link final : public LaneOwner {
     uint32_t index = 0;
     uint64_t serial = 0;
     UnackedSegments segments;
-    uint64_t sent_measured = 0;  // segments.sent() at the last PopDelivery()
-    uint64_t repeated_told = 0;  // by TCP on this lane's socket, at the last PopDelivery()
-    // As PopArrivals() saw the lane last.
-    uint64_t sent_seen = 0;     // segments.sent()
-    uint64_t arrived_seen = 0;  // of TCP
-    bool all_arrived = true;    // no segment was under way
-    uint64_t sent_dry = 0;      // segments.sent() when the queue was last found empty
+    uint64_t sent_dry = 0;  // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;
     Tick sent_first;  // when the first segment was put on the lane
-    // As PopWait() saw the lane last: what TCP had delivered, and since when it has had bytes and
-    // delivered none of them. kNever: it had none.
-    uint64_t acked_seen = 0;
-    Tick stalled_since = kNever;
     // Only for a lost lane:
     bool barren = false;    // nothing that it carried ever arrived (black_hole.h)
     bool told = false;      // LANE_LOST was sent
     bool answered = false;  // LANE_LOST was received
   };
 
-  absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
-                           std::span<const uint8_t> payload) override;
+  absl::Status OnLaneFrame(Lane*, const FrameHeader& header,
+                           std::span<const uint8_t> payload) override {
+    return control_.OnFrame(header, payload);
+  }
   absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneAcked(Lane* lane, uint64_t segments) override;
   void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) override;
   bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
-  void OnLaneSegmentSent(uint64_t cookie) override;
+  void OnLaneSegmentSent(FrameType type, uint64_t cookie) override;
   void OnLaneClosing(Lane* lane, bool given_up) override;
   void OnLanePeerEnded(Lane* lane) override;
   void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) override;
   void OnLaneEnded(Lane* lane) override;
 
+  void OnControlAnswered() override { owner_->OnLinkEstablished(this); }
+  absl::Status OnControlFrame(const FrameHeader& header, std::span<const uint8_t> payload) override;
+  void OnControlResumed(uint64_t repeated, bool barren) override;
+  void OnControlStuck(const std::string& reason) override { BreakAs(reason, false, false); }
+  void SendParts(const std::vector<OutgoingSegment>& parts) override;
+
   std::unique_ptr<Lane> MakeControl(LaneSocket control);
   std::optional<LaneKeys> KeysOf(uint32_t index, uint64_t serial) const;
-  absl::Status HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload);
-  absl::Status OnResume(const FrameHeader& header);
   absl::Status OnLaneLost(const FrameHeader& header);
   absl::Status OnUnknownLaneLost(uint32_t index, uint64_t serial);
-  void OnPong(const FrameHeader& header);
-  absl::Status OnAcked(const FrameHeader& header);
-  void SendAck();
-  void Acknowledge(FrameHeader* header) const;
-  // A frame for the listener came.
-  absl::Status TakeIn(const FrameHeader& header, std::span<const uint8_t> payload);
-  absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload, bool parted);
-  absl::Status HandOn();
-  void SendForListener(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
-  bool MustPart(size_t payload_bytes) const;
-  void SendOnLane(const FrameHeader& header);
-  void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
-  void PutNumberedOnLane(bool may_wait);
   void SendLaneLost(const DataLane& lost, uint64_t received);
   // A barren lane (black_hole.h: nothing that it carried ever arrived) was lost, here or at the
   // peer. (The dialer decides the size of packets both
@@ -330,8 +290,6 @@ class Link final : public LaneOwner {
   void Give(uint32_t index, Tick now, OutgoingSegment* segment);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
-  void CountWithOthers();
-  void TellHost(uint32_t index, uint32_t bytes, Tick now);
   void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
@@ -344,11 +302,9 @@ class Link final : public LaneOwner {
   bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
   void LoseStalled(Tick now, uint32_t detect_ms);
   void TuneLanes(uint32_t detect_ms);
-  void SendPing(Tick now);
-  // Nothing: there is no control lane now, or TCP tells nothing of it.
-  std::optional<TcpDelivery> ControlDelivery() const;
-  uint64_t QueuedUs(const TcpDelivery& lane) const;
-  uint64_t SharedQueuedUs(uint64_t bytes, uint64_t queued_us);
+  // As LinkMeter asks.
+  std::optional<TcpDelivery> AskTcp(uint32_t lane) const;
+  std::vector<LinkMeter::Lane> MeteredLanes() const;
   void PingDataLanes(Tick now, uint32_t detect_ms);
   int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();
@@ -367,29 +323,13 @@ class Link final : public LaneOwner {
   LinkOwner* const owner_;
   std::optional<Secret> secret_;  // of a sealed link
   State state_ = State::kAlive;
-  bool established_ = false;
   bool open_ = false;
-  bool delivering_ = false;
   uint64_t next_serial_ = 1;
-  LaneStats gone_;                // of lanes that have ended
-  Tick heard_;                    // when something was last heard on a lane that was lost
-  uint64_t bytes_measured_ = 0;   // bytes sent until the last PopDelivery()
-  uint64_t repeated_ = 0;         // by TCP on data lanes, as PopDelivery() saw it
-  uint64_t taken_seen_ = 0;       // at the last PopTaken()
-  uint64_t usual_queued_us_ = 0;  // for which a byte lately waited in queues
-  uint64_t pace_ = 0;             // what we may send now, in bytes per second; 0: no limit
-  uint64_t told_rate_ = 0;  // by the peer, of what we may send, in bytes per second; 0: no limit
+  LaneStats gone_;  // of lanes that have ended
+  Tick heard_;      // when something was last heard on a lane that was lost
 
-  // nullptr while the control lane is lost.
-  std::unique_ptr<Lane> control_;
-  uint64_t control_serial_ = 0;
-  Tick control_lost_;
-  Tick control_since_;           // when this control lane came into use
-  uint64_t control_acked_ = 0;   // frames that were acknowledged at that time
-  bool control_barren_ = false;  // the control lane before it was barren, see black_hole.h
-  std::vector<std::unique_ptr<Lane>> old_controls_;  // lost ones that have not ended
-
-  NumberedFrames frames_;
+  ControlChannel control_;
+  bool control_barren_ = false;  // the control lane before this one was barren, see black_hole.h
 
   std::vector<DataLane> data_;         // by index; a lane that is nullptr is missing
   std::vector<uint64_t> last_serial_;  // by index: the newest serial that was in use or lost
@@ -410,28 +350,8 @@ class Link final : public LaneOwner {
   SegmentQueue queue_;
   Tick waiting_since_;  // when a segment last came into the empty queue
   std::string congestion_;
-  LaneSchedule schedule_;  // for the lanes in data_
-  size_t next_lane_ = 0;   // the lane that was offered a segment last
-
-  // Frames for the listener that came before Deliver(), or behind a frame of which parts are
-  // missing.
-  struct HeldFrame {
-    FrameHeader header;
-    std::vector<uint8_t> payload;
-    bool parted = false;  // the payload comes in parts
-  };
-  std::deque<HeldFrame> held_;
-  size_t held_bytes_ = 0;
-  PartedReceiver parts_in_;
-  PartedSender parts_out_;
-  // Frames for the listener that are held back (PartedSender::full()).
-  struct WaitingFrame {
-    FrameHeader header;
-    std::vector<uint8_t> payload;
-    bool may_wait = false;
-  };
-  std::deque<WaitingFrame> waiting_;
-  size_t waiting_bytes_ = 0;
+  LinkPath path_;         // for the lanes in data_
+  size_t next_lane_ = 0;  // the lane that was offered a segment last
 
   // The first lane on which the peer sent CLOSE. Other lanes may still bring what was queued on
   // them.
@@ -445,8 +365,6 @@ class Link final : public LaneOwner {
   // The last PING on every data lane told the peer how much longer than usual this end may be
   // silent.
   bool quiet_told_ = false;
-  int64_t rtt_us_ = 0;
-  int64_t rtt_high_us_ = 0;  // the highest recent round trip; falls by an eighth with each PONG
 };
 
 }  // namespace longhaul::peerd

@@ -8,18 +8,15 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "peerd/paths/host_paths.h"
 #include "peerd/transport/admission.h"
 #include "peerd/transport/alarm.h"
-#include "peerd/transport/congestion_choice.h"
 #include "peerd/transport/dialling.h"
 #include "peerd/transport/event_queue.h"
 #include "peerd/transport/handshakes.h"
-#include "peerd/transport/host_lanes.h"
-#include "peerd/transport/host_pace.h"
 #include "peerd/transport/link.h"
 #include "peerd/transport/pinned_memory.h"
 #include "peerd/transport/probing.h"
-#include "peerd/transport/receive_pace.h"
 #include "peerd/transport/repair.h"
 #include "peerd/transport/resolver.h"
 #include "peerd/transport/run_table.h"
@@ -41,6 +38,7 @@ class TransportImpl final : public Transport,
       : options_(std::move(options)),
         ring_(ring),
         listener_(listener),
+        paths_(/*counts_lanes=*/options_.lanes == 0),
         events_(ring, [this] { OnEventsRun(); }),
         alarm_(ring, [this](Tick due) { Work(due); }),
         resolver_(ring),
@@ -58,6 +56,7 @@ class TransportImpl final : public Transport,
 
   absl::Status Start();
 
+  void SetSegmentListeners(const SegmentListeners& listeners) override { segments_ = listeners; }
   std::string listen_address() const override { return admission_.address(); }
   void OpenLinks(const std::string& run, uint32_t group, Epoch epoch, const std::string& token,
                  const std::vector<LinkRequest>& links, Tick deadline) override;
@@ -76,16 +75,16 @@ class TransportImpl final : public Transport,
   uint32_t LatencyUs(const LinkKey& link) const override;
   uint64_t StateBytes(const LinkKey& link) const override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
-  void DropSegments(const std::vector<uint64_t>& cookies) override;
+  void DropSegments(FrameType type, const std::vector<uint64_t>& cookies) override;
   void BreakLink(const LinkKey& link, const std::string& reason) override;
   void AddMemory(const uint8_t* data, size_t bytes) override { memory_.Add(data, bytes); }
   void RemoveMemory(const uint8_t* data) override { memory_.Remove(data); }
   void SetDetectMs(uint32_t detect_ms) override;
   TransportStats GetStats() const override;
   std::vector<LinkStats> GetLinkStats() const override;
-  std::vector<LinkWait> PopWaits() override;
-  std::vector<LinkDelivery> PopDeliveries() override;
-  Arrivals PopArrivals() override;
+  std::vector<std::pair<LinkKey, LinkWait>> PopWaits() override;
+  std::vector<std::pair<LinkKey, RateSample>> PopRates() override;
+  HostSample PopArrivals() override;
   bool StartProbe(const LinkKey& key) override { return probing_.Start(key); }
   std::optional<LinkProbe> PopProbe() override { return probing_.PopResult(); }
   void Close() override;
@@ -97,10 +96,7 @@ class TransportImpl final : public Transport,
   void OnWantLanes(Link* link, bool optional, uint32_t lanes) override;
   absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                            std::span<const uint8_t> payload) override;
-  absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) override;
-  absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) override;
-  void OnLinkDataAbandoned(Link* link, const FrameHeader& header) override;
-  uint64_t OnLinkSegmentRepeat(uint64_t owner) override;
+  void OnLinkSegmentsRepeated(uint64_t segments) override { stats_.segments_repeated += segments; }
   void OnLinkFramesRepeated(uint64_t frames) override { stats_.frames_repeated += frames; }
   void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) override;
   void OnLinkSmallPackets(Link* link) override;
@@ -111,8 +107,7 @@ class TransportImpl final : public Transport,
   void OnLinkLaneRests(Link*) override { ++stats_.lane_rests; }
   void OnLinkLaneEnded(std::unique_ptr<Lane> lane) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override { return memory_.Find(data, bytes); }
-  void OnLinkSegmentSent(uint64_t cookie) override { listener_->OnSegmentSent(cookie); }
-  void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) override;
+  void OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) override;
   void OnLinkClosing(Link*) override { alarm_.Set(ring_->Now()); }
   void OnLinkBroken(Link* link, const std::string& reason, bool protocol) override;
   void OnLinkEnded(Link* link) override;
@@ -152,32 +147,18 @@ class TransportImpl final : public Transport,
   void RetireLink(Peering* p);
   void CancelDials(Peering* p, const char* why);
   ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
-  void ChooseCongestion(const HostLanes::Busy& busy, uint64_t bytes_repeated);
-
-  // A link on a long way on which bytes have moved. `arrived`: at the peer.
-  struct Moved {
-    Link* link;
-    uint64_t arrived;
-    uint64_t queued_us;  // for which they waited in queues that all lanes share, added up
-    uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
-  };
-  // `us`: the time in which the bytes arrived.
-  void TellPaces(const std::vector<Moved>& moved, int64_t us, Tick now);
 
   TransportOptions options_;
   Ring* const ring_;
   TransportListener* const listener_;
+  SegmentListeners segments_;
   bool closing_ = false;
 
   struct Retired {
     std::unique_ptr<Link> link;
     Tick abort_at;
   };
-  HostLanes host_lanes_;
-  HostPace host_pace_;
-  ReceivePace receive_pace_;
-  std::optional<CongestionChoice> congestion_;  // nothing: an option decides
-  CongestionChoice::Sample queues_;             // of long ways, since the last sample
+  HostPaths paths_;
   RunTable runs_;
   std::vector<Retired> retired_;
   EventQueue events_;
@@ -194,9 +175,7 @@ class TransportImpl final : public Transport,
   PinnedMemory memory_;
 
   TransportStats stats_;
-  LaneStats gone_;        // of links that have ended
-  uint64_t arrived_ = 0;  // as PopArrivals() returned it last
-  Tick arrived_at_;       // and when
+  LaneStats gone_;  // of links that have ended
 };
 
 // ------------------------------------------------------------------------------ start and end
@@ -213,7 +192,7 @@ absl::Status TransportImpl::Start() {
   }
   LH_RETURN_IF_ERROR(handshakes_.CheckCongestion(address.family()));
   if (options_.congestion.empty()) {
-    congestion_.emplace(handshakes_.default_congestion(), handshakes_.other_congestion());
+    paths_.ChooseCongestion(handshakes_.default_congestion(), handshakes_.other_congestion());
   }
   return admission_.Listen(address);
 }
@@ -517,24 +496,6 @@ absl::Status TransportImpl::OnLinkFrame(Link* link, const FrameHeader& header,
   return listener_->OnControlFrame(link->key(), header, payload);
 }
 
-absl::StatusOr<uint8_t*> TransportImpl::OnLinkData(Link* link, const FrameHeader& header) {
-  return listener_->OnDataHeader(link->key(), header);
-}
-
-absl::Status TransportImpl::OnLinkDataReceived(Link* link, const FrameHeader& header) {
-  return listener_->OnDataReceived(link->key(), header);
-}
-
-void TransportImpl::OnLinkDataAbandoned(Link* link, const FrameHeader& header) {
-  listener_->OnDataAbandoned(link->key(), header);
-}
-
-uint64_t TransportImpl::OnLinkSegmentRepeat(uint64_t owner) {
-  const uint64_t cookie = listener_->OnSegmentRepeat(owner);
-  if (cookie != 0) ++stats_.segments_repeated;
-  return cookie;
-}
-
 void TransportImpl::OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) {
   Peering* p = PeeringOf(link);
   LH_CHECK(p != nullptr);
@@ -574,9 +535,10 @@ void TransportImpl::OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) {
 }
 
 void TransportImpl::OnHostLaneCount() {
-  Log(LogLevel::kInfo, absl::StrCat("data lanes of all busy links links=", host_lanes_.links(),
-                                    " used_by_each=", host_lanes_.lanes(),
-                                    " before_mbit_per_s=", host_lanes_.rate() * 8 / 1000000));
+  const HostLanes& lanes = paths_.lanes();
+  Log(LogLevel::kInfo, absl::StrCat("data lanes of all busy links links=", lanes.links(),
+                                    " used_by_each=", lanes.lanes(),
+                                    " before_mbit_per_s=", lanes.rate() * 8 / 1000000));
 }
 
 // Asks the side that dials for data lanes. 0: as many as it chooses.
@@ -592,9 +554,9 @@ void TransportImpl::OnLinkLaneEnded(std::unique_ptr<Lane> lane) {
   events_.DestroyLater(std::move(lane));
 }
 
-void TransportImpl::OnLinkSegmentsDropped(std::vector<uint64_t> cookies) {
-  events_.Later([this, cookies = std::move(cookies)] {
-    for (const uint64_t cookie : cookies) listener_->OnSegmentSent(cookie);
+void TransportImpl::OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) {
+  events_.Later([this, type, cookies = std::move(cookies)] {
+    for (const uint64_t cookie : cookies) segments_.Of(type)->OnSegmentSent(cookie);
   });
 }
 
@@ -679,6 +641,7 @@ std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) co
 void TransportImpl::Adopt(Peering* p, LaneSocket socket, const LaneHello& hello,
                           const SocketAddress& remote, bool dialled) {
   LinkOptions options{.key = p->key,
+                      .segments = segments_,
                       .id = NewLinkId(hello),
                       .remote = remote,
                       .relay = hello.relay,
@@ -687,10 +650,8 @@ void TransportImpl::Adopt(Peering* p, LaneSocket socket, const LaneHello& hello,
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
                       .count_lanes = options_.lanes == 0,
-                      .host_lanes = &host_lanes_,
-                      .host_pace = &host_pace_,
-                      .receive_pace = &receive_pace_,
-                      .congestion = congestion_ ? congestion_->in_use() : "",
+                      .paths = &paths_,
+                      .congestion = paths_.congestion(),
                       .probed_rate = p->probed_rate,
                       .sealed_bytes_max = options_.sealed_bytes_max};
   const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(socket.fd);
@@ -729,7 +690,7 @@ void TransportImpl::OnAdmitted(Peering* p, LaneSocket socket, const LaneHello& h
 void TransportImpl::OnProbed(const LinkProbe& probe) {
   Peering* p = runs_.Find(probe.link);
   if (p == nullptr || !probe.error.empty()) return;
-  p->probed_rate = probe.bytes_per_second;
+  p->probed_rate = probe.rate.bytes_per_second;
   if (p->link != nullptr) p->link->Probed(p->probed_rate);
 }
 
@@ -754,13 +715,13 @@ void TransportImpl::SendSegment(const LinkKey& key, const FrameHeader& header, c
   if (Link* link = runs_.FindOpen(key)) {
     link->SendSegment({.header = header, .data = data, .cookie = cookie, .owner = owner});
   } else {
-    OnLinkSegmentsDropped({cookie});
+    OnLinkSegmentsDropped(header.type, {cookie});
   }
 }
 
-void TransportImpl::DropSegments(const std::vector<uint64_t>& cookies) {
+void TransportImpl::DropSegments(FrameType type, const std::vector<uint64_t>& cookies) {
   const std::unordered_set<uint64_t> wanted(cookies.begin(), cookies.end());
-  ForEachLink([&](Link* link) { link->DropSegments(wanted); });
+  ForEachLink([&](Link* link) { link->DropSegments(type, wanted); });
 }
 
 void TransportImpl::WantDataLanes(const LinkKey& key) {
@@ -799,8 +760,9 @@ void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key
   // Begins with one more than there are receives, so that it cannot reach zero before all are
   // counted.
   const auto left = std::make_shared<int>(1);
-  const std::function<void()> done = [this, left, cookie] {
-    if (--*left == 0) events_.Later([this, cookie] { listener_->OnReceivesDetached(cookie); });
+  SegmentListener* const listener = segments_.Of(key.type);
+  const std::function<void()> done = [this, left, listener, cookie] {
+    if (--*left == 0) events_.Later([listener, cookie] { listener->OnReceivesDetached(cookie); });
   };
   ForEachLink([&](Link* link) {
     if (link->key().run == run) *left += link->Detach(key, done);
@@ -855,8 +817,8 @@ TransportStats TransportImpl::GetStats() const {
   stats.probes = probing_.probes();
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
-  stats.pace = host_pace_.rate();
-  stats.receive_pace = receive_pace_.rate();
+  stats.pace = paths_.pace();
+  stats.receive_pace = paths_.receive_pace();
   stats.tunnels = tunnels_.count();
   stats.bytes_carried = tunnels_.bytes();
   stats.bytes_sent = sum.bytes_sent;
@@ -889,147 +851,63 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
   return result;
 }
 
-std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
-  std::vector<LinkDelivery> result;
-  uint64_t repeated = 0;
+std::vector<std::pair<LinkKey, RateSample>> TransportImpl::PopRates() {
+  std::vector<std::pair<LinkKey, RateSample>> result;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
-      const LinkDelivery delivery = peer.link->PopDelivery();
-      if (peer.link->long_way()) {
-        repeated += delivery.bytes_repeated;
-        host_pace_.Repeated(peer.link->options().id, delivery.bytes_sent, delivery.bytes_repeated);
-      }
-      if (delivery.bytes_per_second != 0 || delivery.bytes_repeated != 0)
-        result.push_back(delivery);
+      const RateSample rate = peer.link->PopRate();
+      if (peer.link->long_way()) paths_.Carried(peer.link->options().id, rate);
+      if (rate.bytes_per_second != 0 || rate.bytes_repeated != 0)
+        result.emplace_back(peer.key, rate);
     }
   }
-  const HostLanes::Busy busy = host_lanes_.PopBusy();
-  if (host_lanes_.Repeated(busy.bytes, repeated)) OnHostLaneCount();
-  if (congestion_) ChooseCongestion(busy, repeated);
+  const HostPaths::News news = paths_.MeasureRates(ring_->Now());
+  if (news.lanes_changed) OnHostLaneCount();
+  if (!news.congestion_changed) return result;
+  ForEachLink([this](Link* link) {
+    if (link->alive()) link->SetCongestion(paths_.congestion());
+  });
   return result;
 }
 
-Arrivals TransportImpl::PopArrivals() {
-  Arrivals result{.bytes = arrived_};
-  const bool crowded = options_.lanes == 0 && host_lanes_.searches();
-  bool settled = !crowded || !host_lanes_.tries();
+HostSample TransportImpl::PopArrivals() {
   const Tick now = ring_->Now();
-  std::vector<Moved> moved;
-  double round_trips = 0;
+  std::vector<HostSample::Waiting> waiting;
+  size_t links = 0;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      const Arrivals before{.bytes = result.bytes,
-                            .queued_us = result.queued_us,
-                            .shared_queued_us = result.shared_queued_us};
-      peer.link->PopArrivals(&result);
-      if (peer.link->long_way()) {
-        const uint64_t bytes = result.bytes - before.bytes;
-        const uint64_t queued_us = result.shared_queued_us - before.shared_queued_us;
-        queues_.arrived += bytes;
-        queues_.queued_us += result.queued_us - before.queued_us;
-        queues_.rtt_us = std::max(queues_.rtt_us, peer.link->rtt_us());
-        if (bytes != 0) {
-          round_trips += static_cast<double>(peer.link->lanes_used()) * Seconds(1) /
-                         static_cast<double>(std::max<int64_t>(1, peer.link->path_rtt_us()));
-          queues_.round_trips = std::max(queues_.round_trips, round_trips);
-        }
-        host_pace_.Arrived(peer.link->options().id, bytes,
-                           {.shared_us = queued_us, .any_us = result.queued_us - before.queued_us});
-        settled &= crowded || bytes == 0 || !peer.link->tries_lanes();
-        const uint64_t taken = peer.link->PopTaken();
-        // TCP sees only the path to a relay.
-        if (const bool straight = !peer.link->options().relay; straight && bytes + taken != 0) {
-          receive_pace_.Received(peer.link->options().id, peer.link->path_rtt_us(), taken, now);
-          moved.push_back({peer.link.get(), bytes, queued_us});
-        }
-      }
-      ++result.links;
+      paths_.Arrived(peer.link->PopSample(), now);
+      ++links;
       const int64_t us = peer.link->waiting_us();
       if (us == 0) continue;
       const int64_t rtt_us = std::clamp<int64_t>(peer.link->rtt_us(), 0, UINT32_MAX);
-      result.waiting.push_back({peer.key.peer, us, static_cast<uint32_t>(rtt_us)});
+      waiting.push_back({peer.key.peer, us, static_cast<uint32_t>(rtt_us)});
     }
   }
-  const uint64_t bytes = result.bytes - std::exchange(arrived_, result.bytes);
-  const uint64_t queued_us = bytes == 0 ? 0 : result.shared_queued_us / bytes;
-  host_lanes_.Arrived(bytes, queued_us, now);
-  const auto log = [](const char* of, const std::string& why, uint64_t rate) {
-    if (why.empty()) return;
-    Log(LogLevel::kInfo,
-        absl::StrCat("pace of ", of, " mbit_per_s=", rate * 8 / 1000000) + LogField("why", why));
-  };
-  const std::string why = host_pace_.Measure(settled, now);
-  log("long ways", why, host_pace_.rate());
-  const std::string why_in = receive_pace_.Measure(now);
-  log("senders on long ways", why_in, receive_pace_.rate());
-  host_lanes_.SetPace(host_pace_.rate());
-  result.up_spare = host_pace_.spare();
-  result.down_spare = receive_pace_.spare();
-  result.up_full = host_pace_.PopFull();
-  result.network_limits = host_pace_.PopNetworkLimits();
-  result.down_full = receive_pace_.PopFull();
-  TellPaces(moved, now - std::exchange(arrived_at_, now), now);
+  HostSample result = paths_.Measure(now);
+  result.waiting = std::move(waiting);
+  result.links = links;
+  for (const auto& [name, run] : runs_.all()) {
+    for (const auto& [id, peer] : run.peers) {
+      if (peer.link == nullptr) continue;
+      const auto pace = paths_.PopPace(peer.link->options().id, now);
+      if (pace) peer.link->TellPace(*pace);
+    }
+  }
   return result;
 }
 
-void TransportImpl::TellPaces(const std::vector<Moved>& moved, int64_t us, Tick now) {
-  // In the queue of this host, packets of all links wait equally long. If packets of one link wait
-  // longer than packets of another, they wait on their way. If only one link sends, and little, the
-  // queue of this host is empty. If it sends much, nobody knows where its packets wait.
-  std::optional<uint64_t> shortest;
-  int links = 0;
-  uint64_t arrived = 0;
-  for (const Moved& m : moved) {
-    if (m.arrived == 0) continue;
-    ++links;
-    arrived += m.arrived;
-    shortest = std::min(shortest.value_or(m.wait_us()), m.wait_us());
-  }
-  // If more time has passed since the last call, it includes a pause of the traffic.
-  if (links == 1 && us > 0 && us < Seconds(1) &&
-      host_pace_.IsLittle(arrived * Seconds(1) / static_cast<uint64_t>(us))) {
-    shortest = 0;
-  }
-  for (const Moved& m : moved) {
-    const uint64_t longer = m.arrived != 0 ? m.wait_us() - *shortest : 0;
-    // While one search counts for all links, those of single links rest, perhaps in a trial.
-    const bool tries = options_.lanes == 0 &&
-                       (host_lanes_.searches() ? host_lanes_.in_trial() : m.link->in_trial());
-    m.link->TellPace(longer, tries, receive_pace_.RateOf(m.link->options().id, now));
-  }
-}
-
-// `bytes_repeated`: on long ways since the last call.
-void TransportImpl::ChooseCongestion(const HostLanes::Busy& busy, uint64_t bytes_repeated) {
-  CongestionChoice::Sample sample = std::exchange(queues_, {});
-  sample.us = busy.us;
-  sample.bytes = busy.bytes;
-  sample.bytes_repeated = bytes_repeated;
-  const std::string why = congestion_->Add(sample, ring_->Now());
-  if (why.empty()) return;
-  Log(LogLevel::kInfo,
-      absl::StrCat("congestion control of long ways used=", congestion_->in_use()) +
-          LogField("why", why));
-  ForEachLink([this](Link* link) {
-    if (link->alive()) link->SetCongestion(congestion_->in_use());
-  });
-}
-
-std::vector<LinkWait> TransportImpl::PopWaits() {
-  std::vector<LinkWait> result;
+std::vector<std::pair<LinkKey, LinkWait>> TransportImpl::PopWaits() {
+  std::vector<std::pair<LinkKey, LinkWait>> result;
   for (const auto& [name, run] : runs_.all()) {
-    std::optional<LinkWait> worst;
-    int64_t worst_us = 0;
+    std::optional<std::pair<LinkKey, LinkWait>> worst;
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      int64_t us = 0;
-      LinkWait wait = peer.link->PopWait(ring_->Now(), &us);
-      if (us <= worst_us) continue;
-      worst_us = us;
-      worst = std::move(wait);
+      const LinkWait wait = peer.link->PopWait(ring_->Now());
+      if (wait.us > (worst ? worst->second.us : 0)) worst = {peer.key, wait};
     }
     if (worst) result.push_back(*std::move(worst));
   }

@@ -130,36 +130,36 @@ Tick Probing::Work(Tick now) {
   }
   if (probe_->streams.empty()) return next;
   SumUp(now);
-  const LinkProbe& result = probe_->result;
-  const int64_t us_max = std::clamp(16 * int64_t{result.rtt_us}, kProbeUsMax, 2 * kProbeUsMax);
+  RateSample& rate = probe_->result.rate;
+  const int64_t us_max = std::clamp(16 * int64_t{rate.rtt_us}, kProbeUsMax, 2 * kProbeUsMax);
   const uint64_t planned = probe_->started * (kProbeBytesMax / probe_->connections);
   const bool arrived = probe_->dials.empty() && probe_->acked >= planned;
   if (!probe_->meter.settled() && !arrived && now - probe_->first < us_max) {
     return std::min(next, now + kLookUs);
   }
-  if (arrived && result.bytes_per_second == 0) {
+  if (arrived && rate.bytes_per_second == 0) {
     // Everything arrived before the rate could be watched. So the rate is at least this.
     const auto us = static_cast<uint64_t>(std::max(now - probe_->first, kLookUs / 4));
-    probe_->result.bytes_per_second = probe_->acked * 1000000 / us;
+    rate.bytes_per_second = probe_->acked * 1000000 / us;
   }
-  End(result.bytes_per_second == 0 ? "too little arrived in its time" : "");
+  End(rate.bytes_per_second == 0 ? "too little arrived in its time" : "");
   return next;
 }
 
 void Probing::SumUp(Tick now) {
-  LinkProbe& result = probe_->result;
+  RateSample& rate = probe_->result.rate;
   TcpDelivery sum = probe_->gone;
   for (ProbeStream* stream : probe_->streams) {
     const TcpDelivery& seen = stream->delivery();
     AddBytes(seen, &sum);
-    if (result.rtt_us == 0 || (seen.rtt_us != 0 && seen.rtt_us < result.rtt_us)) {
-      result.rtt_us = seen.rtt_us;
+    if (rate.rtt_us == 0 || (seen.rtt_us != 0 && seen.rtt_us < rate.rtt_us)) {
+      rate.rtt_us = seen.rtt_us;
     }
   }
   probe_->acked = sum.bytes_acked;
-  result.bytes_sent = sum.bytes_sent;
-  result.bytes_repeated = sum.bytes_repeated;
-  if (const Link* link = runs_->FindOpen(result.link)) {
+  rate.bytes_sent = sum.bytes_sent;
+  rate.bytes_repeated = sum.bytes_repeated;
+  if (const Link* link = runs_->FindOpen(probe_->result.link)) {
     const uint64_t arrived = link->arrived_bytes();
     // If there are fewer bytes than before, a lane was replaced.
     const uint64_t more = arrived - std::min(arrived, probe_->link_arrived_before);
@@ -168,8 +168,8 @@ void Probing::SumUp(Tick now) {
   }
   // Counts the bytes that have arrived, not those acknowledged: acknowledgements jump where packets
   // were lost.
-  probe_->meter.Add(now, sum.bytes_arrived + probe_->link_arrived, result.rtt_us);
-  result.bytes_per_second = probe_->meter.bytes_per_second();
+  probe_->meter.Add(now, sum.bytes_arrived + probe_->link_arrived, rate.rtt_us);
+  rate.bytes_per_second = probe_->meter.bytes_per_second();
 }
 
 void Probing::End(std::string error) {
@@ -177,7 +177,7 @@ void Probing::End(std::string error) {
   result_->error = std::move(error);
   result_->ended = ring_->Now();
   ++(result_->error.empty() ? probes_ : failed_);
-  bytes_ += result_->bytes_sent;
+  bytes_ += result_->rate.bytes_sent;
   const std::set<LaneDial*> dials = std::move(probe_->dials);
   const std::vector<ProbeStream*> streams = std::move(probe_->streams);
   probe_.reset();

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "peerd/io/ring.h"
+#include "peerd/paths/rate_meter.h"
 #include "peerd/transport/alarm.h"
 #include "peerd/transport/event_queue.h"
 #include "peerd/transport/handshakes.h"
 #include "peerd/transport/probe_stream.h"
-#include "peerd/transport/rate_meter.h"
 #include "peerd/transport/run_table.h"
 #include "peerd/transport/transport.h"
 

@@ -33,7 +33,7 @@ struct Frame {
 };
 
 // One peer: a transport, and a listener that records its calls.
-class Peer : public TransportListener {
+class Peer : public TransportListener, public SegmentListener {
  public:
   void OnLinkUp(const LinkKey& link) override {
     EXPECT_TRUE(inside) << "called from within a call";
@@ -105,6 +105,8 @@ class Peer : public TransportListener {
     EXPECT_TRUE(inside);
     ++detached[cookie];
   }
+
+  virtual SegmentListeners Segments() { return {.ops = this, .states = this}; }
 
   // Called after each turn of the ring.
   virtual void AfterTurn() {}
@@ -233,6 +235,7 @@ class PeerWorld {
       auto transport = MakeTransport(options, peer->ring, peer.get());
       EXPECT_TRUE(transport.ok()) << transport.status();
       peer->transport = *std::move(transport);
+      peer->transport->SetSegmentListeners(peer->Segments());
       peers.push_back(std::move(peer));
     }
   }

@@ -26,6 +26,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,6 +36,7 @@
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
+#include "peerd/paths/samples.h"
 #include "peerd/transport/lane_encryption.h"
 #include "peerd/transport/refused_callers.h"
 #include "proto/wire/frame.h"
@@ -61,12 +63,12 @@ struct ReceiveKey {
   }
 };
 
-// The code that sends and receives segments.
+// The code that sends and receives the segments of one type.
 class SegmentListener {
  public:
   virtual ~SegmentListener() = default;
-  // Returns where header.payload_bytes bytes of a DATA or CHUNK_DATA frame go. nullptr: they are
-  // read and thrown away (a stale attempt). InvalidArgument closes the link.
+  // Returns where header.payload_bytes bytes of the frame go. nullptr: they are read and thrown
+  // away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
   virtual absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) = 0;
   // The lane was lost before the payload was whole. Nothing writes to the place any more. The
@@ -81,8 +83,17 @@ class SegmentListener {
   virtual void OnReceivesDetached(uint64_t cookie) = 0;
 };
 
-class TransportListener : public SegmentListener {
+// Who gets which segments: DATA and CHUNK_DATA. Links call them, and nobody in between.
+struct SegmentListeners {
+  SegmentListener* ops = nullptr;
+  SegmentListener* states = nullptr;
+
+  SegmentListener* Of(FrameType type) const { return type == FrameType::kChunkData ? states : ops; }
+};
+
+class TransportListener {
  public:
+  virtual ~TransportListener() = default;
   virtual void OnLinkUp(const LinkKey& link) = 0;
   // From now on nothing comes from the link. Its queued frames and segments are dropped. Their
   // OnSegmentSent() still comes, once the kernel has let go of the memory. `silent_ms`: for how
@@ -229,75 +240,19 @@ struct LinkStats {
   uint64_t bytes_received = 0;
 };
 
-// From this round trip time on a path counts as long: it leaves the site.
-inline constexpr uint32_t kLongWayUs = 5000;
-
 // The limits of a probe. A probe ends sooner if its rate does not rise any more. If the round trip
 // is long, it may take up to twice kProbeUsMax.
 inline constexpr int64_t kProbeUsMax = Millis(1500);
 inline constexpr uint64_t kProbeBytesMax = uint64_t{8} << 20;
 inline constexpr uint32_t kProbeConnectionsMax = 16;
 
-// What TCP has measured of one link, in the direction away from us.
-struct LinkDelivery {
-  LinkKey link;
-  uint64_t bytes_per_second = 0;   // of all lanes that were used; 0: no lane was used
-  bool limited_by_sender = false;  // there was too little to send for a full measurement
-  uint32_t rtt_us = 0;             // the shortest; 0: unknown
-  bool lanes_growing = false;      // the search for the best number of lanes goes on
-  uint64_t bytes_repeated = 0;     // sent again by TCP since the last call
-  uint64_t bytes_sent = 0;         // given to TCP since the last call
-};
-
-// What has arrived at other peers over all links together, and which links are behind.
-struct Arrivals {
-  uint64_t bytes = 0;   // since the start; never falls
-  uint32_t rtt_us = 0;  // the longest of the links that were used since the last call; 0: unknown
-  // The time that each byte since the last call waited in queues of the path, added up.
-  uint64_t queued_us = 0;
-  // The same without queues that hold the packets of one connection only. Networks that limit each
-  // connection have such queues.
-  uint64_t shared_queued_us = 0;
-  // A link for whose lanes segments have waited without a break.
-  struct Waiting {
-    PeerId peer;
-    int64_t us = 0;
-    uint32_t rtt_us = 0;
-  };
-  std::vector<Waiting> waiting;
-  size_t links = 0;  // that are up
-  // What this host could send and receive in all on long ways, in bytes per second, though it moves
-  // less. 0: that is not known (HostPace::spare()).
-  uint64_t up_spare = 0;
-  uint64_t down_spare = 0;
-  // Whether the queue in front of this host's access link, and that on the way to this host, may
-  // have been full since the last call (HostPace::PopFull()). Nothing: that was not measured.
-  std::optional<bool> up_full;
-  std::optional<bool> down_full;
-  bool network_limits = false;  // HostPace::PopNetworkLimits(), of what this host sends
-};
-
-// How long a link keeps us waiting for the peer, and on which of its lanes.
-struct LinkWait {
-  LinkKey link;
-  uint32_t lane = 0;              // 0: the control lane; data lanes count from 1
-  int64_t silent_us = 0;          // since something was last heard on any lane
-  int64_t stalled_us = 0;         // for how long the lane has had bytes, and no acknowledgement
-  uint64_t waiting_bytes = 0;     // of the whole link: not sent, or not acknowledged by TCP
-  uint64_t bytes_per_second = 0;  // at which TCP delivers on the whole link; 0: unknown
-  uint32_t rtt_us = 0;            // of the last PING; 0: unknown
-};
-
 // What a probe has measured, in the direction away from us.
 struct LinkProbe {
   LinkKey link;
   Tick begun;
   Tick ended;
-  uint64_t bytes_per_second = 0;  // 0: nothing was measured, `error` says why
-  uint32_t rtt_us = 0;            // the shortest; 0: unknown
-  uint64_t bytes_sent = 0;        // repeated bytes are counted again
-  uint64_t bytes_repeated = 0;    // the part of bytes_sent that TCP sent again
-  std::string error;
+  RateSample rate;    // if its rate is 0, nothing was measured
+  std::string error;  // says why
 };
 
 // Links and whole frames: everything but moving the bytes of tensors.
@@ -357,13 +312,18 @@ class Transport : public Links {
   // If the transport is not closed(), the ring must not be run any more, only destroyed.
   ~Transport() override = default;
 
+  // Names the listeners for segments, which must outlive the transport. Must be called before links
+  // are asked for.
+  virtual void SetSegmentListeners(const SegmentListeners& listeners) = 0;
+
   // Returns the bound address with its port.
   virtual std::string listen_address() const = 0;
 
   // Queues a DATA or CHUNK_DATA frame. `data` stays mapped until OnSegmentSent(cookie), which comes
   // exactly once, even if the link is not up. If the segment is lost with its lane, it is read
   // again. So memory and bytes stay as they are until the receiver has the segment, or until
-  // OnSegmentRepeat(owner) has returned 0. The caller chooses `owner`, and never uses it again.
+  // OnSegmentRepeat(owner) has returned 0. The caller chooses `cookie` and `owner`, which mean
+  // nothing to the other listener, and never uses an `owner` again.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                            uint64_t cookie, uint64_t owner) = 0;
   // Builds data lanes for a link that is up without them. If this fails, the link stays as it is,
@@ -376,21 +336,22 @@ class Transport : public Links {
   // From now on the payload of these segments is thrown away. OnReceivesDetached(cookie) follows,
   // never from within this call. After it nothing writes to memory named for them.
   virtual void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) = 0;
-  // Drops the segments with these cookies that are still queued. OnSegmentSent() follows for each.
-  virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
+  // Drops the segments of this type with these cookies that are still queued. OnSegmentSent()
+  // follows for each.
+  virtual void DropSegments(FrameType type, const std::vector<uint64_t>& cookies) = 0;
 
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
-  // Returns the straight links whose data lanes were used since the last call. Each such lane costs
-  // a system call.
-  virtual std::vector<LinkDelivery> PopDeliveries() = 0;
+  // Returns what the straight links carried whose data lanes were used since the last call. Each
+  // such lane costs a system call.
+  virtual std::vector<std::pair<LinkKey, RateSample>> PopRates() = 0;
   // Returns what the data lanes of all links have delivered. Each lane that was used since the last
   // call costs a system call.
-  virtual Arrivals PopArrivals() = 0;
+  virtual HostSample PopArrivals() = 0;
   // Returns, for each run, the link that keeps us waiting longest; nothing for a run without such a
   // link. Each lane on which segments are under way costs a system call, up to 32 lanes of a link.
   // What stalls is found by comparison with the last call, so call this at regular times.
-  virtual std::vector<LinkWait> PopWaits() = 0;
+  virtual std::vector<std::pair<LinkKey, LinkWait>> PopWaits() = 0;
 
   // Starts to measure the rate of a link that is up. Dials as many connections as the link has data
   // lanes (at most kProbeConnectionsMax) and sends at most kProbeBytesMax over them, which the peer
@@ -400,7 +361,7 @@ class Transport : public Links {
   // Returns the result of the last probe, once, when the probe is over.
   virtual std::optional<LinkProbe> PopProbe() = 0;
 
-  // Stops listening and closes every lane in order. From now on the listener gets only
+  // Stops listening and closes every lane in order. From now on the listeners get only
   // OnSegmentSent() and OnReceivesDetached(). Run the ring until closed() or a deadline.
   virtual void Close() = 0;
   virtual bool closed() const = 0;

@@ -128,25 +128,26 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   world->Open(0, 1);
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   Transport& sender = *world->at(0).transport;
-  EXPECT_TRUE(sender.PopDeliveries().empty()) << "nothing was sent";
+  EXPECT_TRUE(sender.PopRates().empty()) << "nothing was sent";
   constexpr uint32_t kBytes = 200000;
   for (int i = 0; i < 2; ++i) world->at(i).memory.resize(16 * kBytes);
   for (int i = 0; i < 16; ++i) world->at(0).Send(PeerId(2), i * kBytes, kBytes, 1000 + i);
   ASSERT_TRUE(world->Until([&] { return world->at(1).segments == 16; }));
-  const std::vector<LinkDelivery> seen = sender.PopDeliveries();
+  const std::vector<std::pair<LinkKey, RateSample>> seen = sender.PopRates();
   ASSERT_EQ(seen.size(), 1u);
-  EXPECT_EQ(seen[0].link, (LinkKey{kRun, PeerId(2)}));
+  EXPECT_EQ(seen[0].first, (LinkKey{kRun, PeerId(2)}));
+  const RateSample& rate = seen[0].second;
   if (world->fake != nullptr) {
-    EXPECT_TRUE(seen[0].bytes_per_second == 5000000 || seen[0].bytes_per_second == 10000000)
+    EXPECT_TRUE(rate.bytes_per_second == 5000000 || rate.bytes_per_second == 10000000)
         << "one or both of two lanes";
-    EXPECT_TRUE(seen[0].limited_by_sender);
-    EXPECT_EQ(seen[0].rtt_us, 700u);
+    EXPECT_TRUE(rate.limited_by_sender);
+    EXPECT_EQ(rate.rtt_us, 700u);
   } else {
-    EXPECT_GT(seen[0].bytes_per_second, 0u);
-    EXPECT_GT(seen[0].rtt_us, 0u);
+    EXPECT_GT(rate.bytes_per_second, 0u);
+    EXPECT_GT(rate.rtt_us, 0u);
   }
-  EXPECT_TRUE(sender.PopDeliveries().empty());
-  EXPECT_TRUE(world->at(1).transport->PopDeliveries().empty()) << "it sent nothing";
+  EXPECT_TRUE(sender.PopRates().empty());
+  EXPECT_TRUE(world->at(1).transport->PopRates().empty()) << "it sent nothing";
 }
 
 TEST_P(TransportTest, CountsWhatHasArrivedOverAllLinks) {
@@ -164,7 +165,7 @@ TEST_P(TransportTest, CountsWhatHasArrivedOverAllLinks) {
   for (int i = 0; i < 16; ++i) {
     world->at(0).Send(PeerId(2 + i % 2), i * kBytes, kBytes, 1000 + i);
   }
-  Arrivals there;
+  HostSample there;
   ASSERT_TRUE(world->Until([&] {
     there = sender.PopArrivals();
     return world->at(1).segments + world->at(2).segments == 16 &&
@@ -192,7 +193,7 @@ TEST_P(TransportTest, TellsOnceWhatTcpHasSentAgain) {
     const int before = world->at(1).segments;
     world->at(0).Send(PeerId(2), 0, 4 << 20, 1000);
     EXPECT_TRUE(world->Until([&] { return world->at(1).segments == before + 1; }));
-    return world->at(0).transport->PopDeliveries().at(0).bytes_repeated;
+    return world->at(0).transport->PopRates().at(0).second.bytes_repeated;
   };
   // One segment goes over one of two lanes; which one is left to chance.
   uint64_t told = 0;
@@ -212,7 +213,7 @@ TEST_P(TransportTest, AFewBytesSayNothingAgainstALink) {
     const int before = world->at(1).segments;
     world->at(0).Send(PeerId(2), 0, bytes, 1000);
     EXPECT_TRUE(world->Until([&] { return world->at(1).segments == before + 1; }));
-    return world->at(0).transport->PopDeliveries().at(0).limited_by_sender;
+    return world->at(0).transport->PopRates().at(0).second.limited_by_sender;
   };
   EXPECT_TRUE(limited_after(32 << 10));
   EXPECT_FALSE(limited_after(2 << 20));
@@ -236,11 +237,11 @@ TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
     ASSERT_TRUE(world->Until([&] { return (probe = transport.PopProbe()).has_value(); }));
     EXPECT_EQ(probe->link, link);
     EXPECT_EQ(probe->error, "");
-    EXPECT_GT(probe->bytes_per_second, 0u);
-    EXPECT_GT(probe->rtt_us, 0u);
-    EXPECT_GE(probe->bytes_sent, uint64_t{1} << 20);
+    EXPECT_GT(probe->rate.bytes_per_second, 0u);
+    EXPECT_GT(probe->rate.rtt_us, 0u);
+    EXPECT_GE(probe->rate.bytes_sent, uint64_t{1} << 20);
     EXPECT_EQ(transport.GetStats().probes, 1u);
-    EXPECT_EQ(transport.GetStats().probe_bytes, probe->bytes_sent);
+    EXPECT_EQ(transport.GetStats().probe_bytes, probe->rate.bytes_sent);
     EXPECT_EQ(transport.GetStats().lanes_up, 3u);
   }
   EXPECT_EQ(world->at(0).transport->GetStats().lanes_lost, 0u);
@@ -263,7 +264,7 @@ TEST_P(TransportTest, AProbeOfAPeerThatGoesAwayEnds) {
   ASSERT_TRUE(
       world->Until([&] { return (probe = world->at(0).transport->PopProbe()).has_value(); }));
   // The probe may have ended before the peer went away.
-  EXPECT_EQ(probe->error.empty(), probe->bytes_per_second != 0);
+  EXPECT_EQ(probe->error.empty(), probe->rate.bytes_per_second != 0);
 }
 
 TEST_P(TransportTest, ATransportThatIsClosedDuringAProbeLeavesNothingBehind) {
@@ -623,7 +624,7 @@ TEST_P(TransportTest, DroppedSegmentsComeBackAtOnceUnlessTheyHaveBegun) {
     world->at(0).Send(PeerId(2), i << 20, 1 << 20, i);
     cookies.push_back(i);
   }
-  world->at(0).transport->DropSegments(cookies);
+  world->at(0).transport->DropSegments(FrameType::kData, cookies);
   EXPECT_TRUE(world->at(0).sent.empty()) << "returned from within the call";
   ASSERT_TRUE(world->Until([&] { return world->at(0).sent == world->at(0).started; }));
   for (int i = 0; i < 100; ++i) world->Step();
@@ -760,16 +761,16 @@ TEST_P(LongWay, NothingIsLimitedWhereTheNetworkLimitsEachConnection) {
   for (const uint32_t shared_us : {0, 30000}) {
     world_->fake->SetDelivery(
         {.bytes_per_second = 1000000, .rtt_us = 10000, .usual_rtt_us = 10000 + shared_us});
-    Arrivals arrivals;
+    HostSample host;
     std::optional<bool> full;
     for (int i = 0; i < 120; ++i) {
       if (i % 60 == 0) world_->fake->AdvanceTime(Seconds(1));  // a pause ends a burst
       Send(Millis(50));
-      arrivals = sender.PopArrivals();
-      if (arrivals.up_full) full = full.value_or(false) || *arrivals.up_full;
+      host = sender.PopArrivals();
+      if (host.up_full) full = full.value_or(false) || *host.up_full;
     }
-    EXPECT_GT(arrivals.queued_us, 0u);
-    EXPECT_LT(arrivals.shared_queued_us, arrivals.queued_us / 4) << shared_us;
+    EXPECT_GT(host.arrivals.queued_us, 0u);
+    EXPECT_LT(host.arrivals.shared_queued_us, host.arrivals.queued_us / 4) << shared_us;
     EXPECT_EQ(stats(GetParam()).pace, 0u) << "lanes wait longer than the control lane";
     EXPECT_EQ(full, false) << shared_us;
   }
@@ -916,7 +917,7 @@ TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
   ASSERT_TRUE(sender.StartProbe({kRun, world_->at(1 - GetParam()).id}));
   std::optional<LinkProbe> probe;
   ASSERT_TRUE(world_->Until([&] { return (probe = sender.PopProbe()).has_value(); }));
-  ASSERT_GT(probe->bytes_per_second, 400000000u) << probe->error;
+  ASSERT_GT(probe->rate.bytes_per_second, 400000000u) << probe->error;
   ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up == 65 && stats(1).lanes_up == 65; }));
   EXPECT_EQ(stats(GetParam()).lanes_used, 64u);
   EXPECT_EQ(stats(1 - GetParam()).lanes_used, 8u) << "it has probed nothing";
@@ -1755,7 +1756,9 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
             kRun, {.op = OpOrdinal(1 + random.Below(3)), .attempt = Epoch(1)}, cookie++);
         break;
       case 2:
-        world.at(from).transport->DropSegments({cookie - 1, cookie - 2, cookie - 3});
+        for (const FrameType type : {FrameType::kData, FrameType::kChunkData}) {
+          world.at(from).transport->DropSegments(type, {cookie - 1, cookie - 2, cookie - 3});
+        }
         break;
       case 3:
         world.at(from).SendReady(

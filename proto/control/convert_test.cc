@@ -215,16 +215,12 @@ class Generator {
     dispute.what = Words();
     return dispute;
   }
-  ContributionSuspect MakeContributionSuspect() {
-    return {Group(), Any(), Make<PeerId>(), {Make<MemberId>()}, Any(), Any(), Words(), Any()};
-  }
   TryPeer MakeTryPeer() { return {Group(), Any(), {Make<PeerId>(), {"10.0.0.1:29700"}, 4}}; }
 
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),      MakeJoin(),        MakeLeave(),     MakeVote(),
-            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(),  MakeHeartbeat(),
-            MakeDraining(),   MakeSyncVote(),    MakeFetchDone(), MakeLinkReport(),
-            MakePeerTried(),  MakeCancelOp(),    MakeDispute(),   MakeContributionSuspect()};
+    return {MakeHello(),       MakeJoin(),       MakeLeave(),     MakeVote(),     MakeEpochReady(),
+            MakeEpochFailed(), MakeLinkLost(),   MakeHeartbeat(), MakeDraining(), MakeSyncVote(),
+            MakeFetchDone(),   MakeLinkReport(), MakePeerTried(), MakeCancelOp(), MakeDispute()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),

@@ -457,29 +457,9 @@ struct Dispute {
              LH_FIELD(statements, rule::List{0, LH_MEMBERS_MAX}), LH_FIELD(what, kText));
 };
 
-// The reporting peer screens contributions (--screen-contributions of peerd), and the input of
-// `peer` to an op looks wrong. The op has gone its way. The coordinator decides nothing by this
-// message: it tells operators. The reporter may be wrong, or lie.
-struct ContributionSuspect {
-  GroupKey group;
-  uint64_t tag = 0;  // of the op
-  PeerId peer;       // may be the reporter itself
-  // The members with values that are not finite, if `peer` is the reporter. A peer cannot tell the
-  // members of another peer apart.
-  std::vector<MemberId> members;
-  uint64_t nan = 0;
-  uint64_t inf = 0;
-  std::string norms;  // for people; "": the norm is not suspect
-  // What the reporter has found about `peer` since its last report, and not reported.
-  uint64_t held_back = 0;
-  LH_MESSAGE(ContributionSuspect, contribution_suspect, LH_FIELD(group), LH_FIELD(tag),
-             LH_FIELD(peer, rule::Needed{}), LH_FIELD(members, rule::List{0, LH_LOCAL_MEMBERS_MAX}),
-             LH_FIELD(nan), LH_FIELD(inf), LH_FIELD(norms, kText), LH_FIELD(held_back));
-};
-
-using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport, PeerTried,
-                                 CancelOp, Dispute, ContributionSuspect>;
+using PeerMessage =
+    std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost, Heartbeat, Draining,
+                 SyncVote, FetchDone, LinkReport, PeerTried, CancelOp, Dispute>;
 
 // ---------------------------------------------------------------- coordinator to peer
 

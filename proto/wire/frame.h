@@ -98,7 +98,7 @@ inline constexpr uint8_t kFlagStarted = 2;
 inline constexpr uint8_t kFlagGivenUp = 1;     // CLOSE
 inline constexpr uint8_t kFlagOptional = 1;    // WANT_LANES
 inline constexpr uint8_t kFlagTriesLanes = 1;  // PACE
-// LANE_LOST: nothing that the lost lane carried ever arrived (peerd/transport/black_hole.h calls it
+// LANE_LOST: nothing that the lost lane carried ever arrived (peerd/paths/black_hole.h calls it
 // barren). RESUME: the same is true of the control lane that this one replaces.
 inline constexpr uint8_t kFlagBarren = 1;
 
@@ -247,6 +247,7 @@ enum class ChunkRefusal : uint32_t {
   kNotHere = 1,  // the source does not serve this state: not yet, or not any more
   kChanged = 2,  // the source's copy of the chunk has other bits by now
   kBusy = 3,     // the source serves too many transfers: ask again later
+  kOver = 4,     // the source's trainer goes on from this state, and the source keeps no copy of it
 };
 
 // The payload of a CHUNK_REFUSED, 4 bytes: code u32

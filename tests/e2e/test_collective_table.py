@@ -247,7 +247,7 @@ def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callab
                 yield "unexpected keyword argument", TypeError, functools.partial(call, **{option: value})
         for option in ("participants", "min_world") if kind in ("send", "recv") else ():
             yield "unexpected keyword argument", TypeError, functools.partial(call, **{option: [me]})
-        yield "tag is -1; give a number from 0", wrong, functools.partial(call, tag=-1)
+        yield "tag is -1; give a whole number from 0", wrong, functools.partial(call, tag=-1)
         yield "timeout has no meaning", wrong, functools.partial(call, async_op=True, timeout=1)
         if kind in ("send", "recv"):
             continue

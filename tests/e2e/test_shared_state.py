@@ -750,8 +750,8 @@ def test_a_run_goes_on_from_the_newest_checkpoint(cluster: LocalCluster, tmp_pat
 
 def test_a_source_that_dies_half_way_is_replaced() -> None:
     size = 32 << 20
-    # Each of two sources sends at most 2 MiB per second, so the transfer takes eight seconds. One is killed before.
-    with LocalCluster(peers=3, peerd_flags=["--state-rate=2097152"]) as cluster, group_of(cluster, 3) as group:
+    # Each of two sources sends at most 5 MiB per second, so the transfer takes three seconds. One is killed before.
+    with LocalCluster(peers=3, peerd_flags=["--state-rate=5242880"]) as cluster, group_of(cluster, 3) as group:
         states = [lh.State({"w": np.full(size, rank == 2, np.uint8)}) for rank in range(3)]
         started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms[:2], states)]
 
@@ -775,8 +775,8 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
 
 
 def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
-    # The source sends at most 1 MiB per second, so the fetch can be seen for 16 seconds.
-    size = 16 << 20
+    # The source sends at most 1 MiB per second, so the fetch can be seen for 6 seconds.
+    size = 6 << 20
     with LocalCluster(peers=2, peerd_flags=["--state-rate=1048576"]) as cluster, group_of(cluster, 2) as group:
 
         def fetches() -> list[dict[str, Any]]:

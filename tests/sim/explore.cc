@@ -225,6 +225,11 @@ ExploreScenario Silences(ExploreScenario scenario) {
   return scenario;
 }
 
+ExploreScenario Signs(ExploreScenario scenario) {
+  scenario.signs = true;
+  return scenario;
+}
+
 ExploreScenario Closed(int attempts, bool drops, ExploreScenario scenario) {
   scenario.closed_attempts = attempts;
   scenario.drops = drops;
@@ -244,6 +249,9 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
             Inside(2, {PostOrGiveUp(1)})}),
       GoesBack(Make("two_tags", 2, {Inside(0, {Post(1), Post(2)}), Inside(1, {Post(2), Post(1)})})),
       Make("tag_again", 2, {Inside(0, {Post(1), Post(1)}), Inside(1, {Post(1), Post(1)})}),
+      // The second READY of a name is signed with another index than the first.
+      Signs(Make("signed", 2,
+                 {Inside(0, {PostRing(1), Post(1)}), Inside(1, {PostRing(1), Post(1)})})),
       Make("tag_again_or_abort", 3,
            {Inside(0, {Post(1), PostOrAbort(1)}), Inside(1, {Post(1), PostOrAbort(1)}),
             Inside(2, {Post(1), PostOrAbort(1)})}),

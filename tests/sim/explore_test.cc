@@ -51,6 +51,7 @@ constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
     {"one_mesh_op", 2, 60, 50000},
+    {"signed", 1, 1, 1},         // early: no other scenario shows index_forgotten
     {"cancel", 1, 100, 110000},  // early: no other scenario shows cancel_forgotten
     {"abort_on_fault", 2, 20, 30000},
     {"given_up", 1, 100, 100000},

@@ -3,7 +3,7 @@
 //
 // A Harness owns the thread, the ring, the server and its socket. The test's thread calls the
 // Harness; Run() carries work over to the reactor thread. Failures are LH_CHECKs. The ring is
-// io_uring, or epoll in a test that is compiled with LONGHAUL_TEST_ON_EPOLL.
+// io_uring, or epoll where the environment has LONGHAUL_TEST_ON_EPOLL.
 #pragma once
 
 #include <dirent.h>
@@ -213,11 +213,7 @@ class Harness {
 
  private:
   void Main(std::promise<void>* ready) {
-#ifdef LONGHAUL_TEST_ON_EPOLL
-    auto ring = MakeEpollRing();
-#else
-    auto ring = MakeUringRing(256);
-#endif
+    auto ring = getenv("LONGHAUL_TEST_ON_EPOLL") ? MakeEpollRing() : MakeUringRing(256);
     LH_CHECK(ring.ok()) << ring.status().ToString();
     Ring* const r = ring->get();
     r->SetPoll(poll_us_);

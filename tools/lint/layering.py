@@ -104,7 +104,7 @@ LAYERS = [
     ),
     Layer(
         r"peerd/transport/",
-        r"peerd/(io|transport)/|proto/wire/|base/|absl/|openssl/",
+        r"peerd/(io|paths|transport)/|proto/wire/|base/|absl/|openssl/",
         "lanes know no ops",
     ),
     Layer(
@@ -118,9 +118,10 @@ LAYERS = [
         "the socket turns bytes into events, and knows neither links nor decisions",
     ),
     Layer(
-        r"peerd/probe/",
-        r"peerd/probe/|proto/control/messages\.h|base/",
-        "what to probe is decided from measurements alone",
+        r"peerd/paths/",
+        r"peerd/paths/|proto/control/messages\.h|proto/wire/limits\.h|base/(log|tcp)\.h|"
+        rf"{_BASE_VALUES}|absl/functional/|{_ABSL_VALUES}",
+        "samples come in and settings go out: what paths carry is judged without sockets, links or ops",
     ),
     Layer(
         r"peerd/control/",

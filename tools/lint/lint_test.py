@@ -60,6 +60,32 @@ class Cycles(unittest.TestCase):
         a["client/p/_b.py"] = "from ._c import C\n"
         self.assertEqual(findings(cycles.check, a), [])
 
+    def test_circles_through_packages_are_found(self) -> None:
+        packages = {"client/p/__init__.py": "from ._a import A\n", "client/p/q/__init__.py": "from ._x import X\n"}
+        for down in ("from .q._x import X", "from .q import _x", "from p.q._x import X", "import p.q._x"):
+            for up in ("from .._a import A", "from .. import _a", "from p._a import A"):
+                a = {**packages, "client/p/_a.py": f"\n{down}\n", "client/p/q/_x.py": f"{up}\n"}
+                self.assertEqual(findings(cycles.check, a), ["client/p/_a.py:2"], (down, up))
+                a["client/p/q/_x.py"] = ""
+                self.assertEqual(findings(cycles.check, a), [], down)
+
+    def test_imports_count_wherever_they_are(self) -> None:
+        for text in (
+            "\ndef f():\n    from .q._x import X\n",
+            "\nif TYPE_CHECKING:\n    from .q._x import X\n",
+            "\ntry:\n    from .q._x import (\n        X,\n    )\nexcept ImportError:\n    pass\n",
+        ):
+            a = {"client/p/_a.py": text, "client/p/q/_x.py": "from .. import (\n    _a,\n)\n"}
+            self.assertEqual(findings(cycles.check, a), ["client/p/_a.py:3"], text)
+
+    def test_what_a_package_offers_is_of_its_init(self) -> None:
+        a = {"client/p/__init__.py": "from ._a import A\n", "client/p/_a.py": "from . import A\n"}
+        self.assertEqual(findings(cycles.check, a), ["client/p/__init__.py:1"])
+        # A text of the same form is no import, and a module of the standard library is no neighbour in a package.
+        a["client/p/_a.py"] = '"""\nfrom . import A\n"""\nimport json\n'
+        a["client/p/json.py"] = "from ._a import B\n"
+        self.assertEqual(findings(cycles.check, a), [])
+
     def test_a_module_of_the_same_directory_is_meant(self) -> None:
         a = {"bench/ring.py": "from wan import Wan\n", "bench/wan.py": "", "tests/wan/wan.py": "import ring\n"}
         self.assertEqual(findings(cycles.check, a), [])
@@ -177,7 +203,9 @@ class Layering(unittest.TestCase):
         self.caught("peerd/engine/a.cc", '"peerd/ipc/ipc_server.h"')
         self.caught("peerd/engine/a.cc", '"peerd/daemon/daemon.h"')
         self.caught("peerd/control/a.cc", '"peerd/core/peer_core.h"')
-        self.caught("peerd/probe/a.cc", '"peerd/transport/transport.h"')
+        self.allowed("peerd/transport/a.cc", '"peerd/paths/host_paths.h"')
+        self.caught("peerd/paths/a.cc", '"peerd/transport/transport.h"')
+        self.caught("peerd/paths/a.cc", '"peerd/io/sockets.h"')
 
     def test_coordinator_has_one_way_up(self) -> None:
         self.allowed("coordinator/loop/a.cc", '"coordinator/store/store.h"')

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import Members, wait_for_open_ops, wait_until
+from fake_copier import FakeCopier
 from test_faults_of_members import admit
 
 import longhaul as lh
 from longhaul import codec
 from longhaul.testing import LocalCluster
-from longhaul.torch._fake_copier import FakeCopier
 
 QUANTS = {
     "bf16": lh.Quant("bf16"),

@@ -1,0 +1,47 @@
+#include "peerd/paths/host_watch.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "peerd/paths/news.h"
+
+namespace longhaul::peerd {
+
+void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
+                    const Queues& queues) {
+  up_.Add(at, arrived, rtt_us);
+  down_.Add(at, received, rtt_us);
+  up_full_ |= queues.up_full.value_or(false);
+  op_network_limits_ |= queues.network_limits;
+  if (queues.down_full) down_full_ = down_full_.value_or(false) || *queues.down_full;
+  if (!op_ended) return;
+  const bool limits = std::exchange(op_network_limits_, false);
+  const bool full = std::exchange(up_full_, false);
+  if (full || limits) network_limits_ = !full;
+  up_.OpEnded();
+  op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
+  down_.OpEnded(op_counts_);
+}
+
+bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {
+  const int64_t stretch = std::max(kHeld, kHeldRoundTrips * int64_t{rtt_us});
+  const double part = kHeldPart * static_cast<double>(waiting) / static_cast<double>(links);
+  return waiting_us >= 2 * stretch && up_.Slack(stretch, part);
+}
+
+bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
+  const uint64_t up_now = network_limits_ ? control::kNoLimitBytesPerSecond : up();
+  if (up_now == 0 && down() == 0) return false;
+  if (!IsNews(up_now, said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {
+    return false;
+  }
+  said_up_ = report->up_bytes_per_second = up_now;
+  said_down_ = report->down_bytes_per_second = down();
+  said_at_ = now;
+  return true;
+}
+
+void HostWatch::SayAgain() { said_at_ = kNotSaid; }
+
+}  // namespace longhaul::peerd

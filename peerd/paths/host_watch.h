@@ -1,0 +1,90 @@
+// Knows how much this host sends and receives in all over its links together, and when the
+// coordinator must be told. All links of a host share its access link, so these two rates say what
+// a tensor may be divided by, while the rates of links measured at the same time do not.
+//
+// Plain value: no clock, no thread.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "base/tick.h"
+#include "peerd/paths/traffic_meter.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::peerd {
+
+class HostWatch {
+ public:
+  // A link's segments must wait for so long, and for so many of its round trips, until the link can
+  // count as held. They wait as long before that: at the start of an op, TCP is slow.
+  static constexpr int64_t kHeld = Millis(400);
+  static constexpr int64_t kHeldRoundTrips = 4;
+  static constexpr double kHeldPart = 0.85;
+
+  // What was seen of queues since the last Add().
+  struct Queues {
+    std::optional<bool> up_full;    // HostSample::up_full
+    std::optional<bool> down_full;  // HostSample::down_full
+    bool network_limits = false;    // HostSample::network_limits
+  };
+  // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
+  // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
+  // `op_ended`: an op of a local member has ended since the last call.
+  void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
+           const Queues& queues);
+  // The host could send and receive so many bytes a second though it moves less
+  // (HostSample::up_spare). 0: unknown.
+  void SetSpare(uint64_t up, uint64_t down) {
+    up_spare_ = up;
+    down_spare_ = down;
+  }
+  // The most that this host was lately seen to send and receive. 0: unknown. A host that others
+  // hold back sends and receives little, and would get a small share, with which it would send and
+  // receive even less. So what it could do counts, if that is known, and an op in which its queue
+  // was never full says nothing of what it can receive. Where the network limits each connection,
+  // what the host sends says nothing of what it can send, so that is unknown.
+  uint64_t up() const { return network_limits_ ? 0 : Most(up_, up_spare_); }
+  uint64_t down() const { return Most(down_, down_spare_); }
+  // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
+  bool network_limits() const { return network_limits_; }
+  // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
+  // what it carries. `waiting`: how many of the host's `links` have segments waiting.
+  //
+  // All links could share what the host can send. A link is held if the host sends in all clearly
+  // less than the part that the waiting links would have then. If the last of several links is left
+  // alone and TCP is slow to make use of that, the link still carries its part.
+  bool Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const;
+  // Puts the rates into the report if they must be reported: the last report is kReportRepeat old,
+  // or a rate has changed since then by more than a twentieth. Returns whether it did.
+  bool PopReport(Tick now, control::LinkReport* report);
+  // Makes the next PopReport() put them in. Call it when a coordinator has greeted.
+  void SayAgain();
+
+ private:
+  static constexpr Tick kNotSaid{INT64_MIN / 2};
+
+  static uint64_t Most(const TrafficMeter& meter, uint64_t spare) {
+    return meter.bytes_per_second() == 0 ? 0 : std::max(meter.bytes_per_second(), spare);
+  }
+
+  // An acknowledgement may have waited in the queue of the peer's host.
+  TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
+  // The bytes behind a lost packet come when TCP has sent the packet again.
+  TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
+  uint64_t up_spare_ = 0;
+  uint64_t down_spare_ = 0;
+  bool up_full_ = false;            // in the present op
+  bool op_network_limits_ = false;  // in the present op
+  bool network_limits_ = false;     // network_limits()
+  std::optional<bool> down_full_;   // in the present op; not set: as in the op before
+  bool op_counts_ = true;           // the op before counted for down_
+  // The figures of the last report, and its time.
+  uint64_t said_up_ = 0;
+  uint64_t said_down_ = 0;
+  Tick said_at_ = kNotSaid;
+};
+
+}  // namespace longhaul::peerd

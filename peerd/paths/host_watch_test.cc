@@ -1,0 +1,129 @@
+#include "peerd/paths/host_watch.h"
+
+#include <optional>
+
+#include "gtest/gtest.h"
+#include "peerd/paths/news.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr uint64_t kMega = 1000000;
+
+class HostWatchTest : public ::testing::Test {
+ protected:
+  // The host sends and receives at these rates for `ms`.
+  void Move(uint64_t up, uint64_t down, int64_t ms) {
+    Op(up, down, ms, std::nullopt, /*ends=*/false);
+  }
+  void Op(uint64_t up, uint64_t down, int64_t ms, std::optional<bool> down_full, bool ends = true) {
+    Op(up, down, ms, HostWatch::Queues{.down_full = down_full}, ends);
+  }
+  void Op(uint64_t up, uint64_t down, int64_t ms, const HostWatch::Queues& queues,
+          bool ends = true) {
+    for (int64_t t = 0; t < ms; t += 100) {
+      now_ = now_ + Millis(100);
+      arrived_ += up / 10;
+      received_ += down / 10;
+      watch_.Add(now_, arrived_, received_, 40000, ends && t + 100 >= ms, queues);
+    }
+  }
+  bool Report() {
+    report_ = {};
+    return watch_.PopReport(now_, &report_);
+  }
+
+  HostWatch watch_;
+  Tick now_{Seconds(1000)};
+  uint64_t arrived_ = 0;
+  uint64_t received_ = 0;
+  control::LinkReport report_;
+};
+
+TEST_F(HostWatchTest, SaysWhatHasChanged) {
+  EXPECT_FALSE(Report()) << "nothing is known";
+  Move(100 * kMega, 50 * kMega, 4000);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, watch_.up());
+  EXPECT_EQ(report_.down_bytes_per_second, watch_.down());
+  EXPECT_NEAR(static_cast<double>(watch_.up()), 100e6, 7e6);
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 50e6, 6e6);
+  Move(100 * kMega, 50 * kMega, 1000);
+  EXPECT_FALSE(Report()) << "it was said";
+  Move(100 * kMega, 60 * kMega, 1000);
+  EXPECT_TRUE(Report());
+}
+
+TEST_F(HostWatchTest, WhatTheHostCouldDoCountsIfItDoesLess) {
+  watch_.SetSpare(80 * kMega, 70 * kMega);
+  EXPECT_FALSE(Report()) << "nothing was measured";
+  Move(50 * kMega, 50 * kMega, 4000);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, 80 * kMega);
+  EXPECT_EQ(report_.down_bytes_per_second, 70 * kMega);
+  watch_.SetSpare(30 * kMega, 0);
+  EXPECT_TRUE(Report());
+  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6);
+  EXPECT_NEAR(static_cast<double>(report_.down_bytes_per_second), 50e6, 6e6);
+}
+
+TEST_F(HostWatchTest, WhatArrivesWhileOthersHoldTheHostBackIsNotWhatItCanReceive) {
+  Op(50 * kMega, 50 * kMega, 3000, true);
+  const uint64_t before = watch_.down();
+  for (int op = 0; op < 10; ++op) {
+    Op(50 * kMega, 30 * kMega, 3000, false);
+    Op(kMega, kMega, 100, std::nullopt);  // too short to be measured
+  }
+  EXPECT_EQ(watch_.down(), before);
+  for (int op = 0; op < 4; ++op) {
+    Op(50 * kMega, 30 * kMega, 1500, true, /*ends=*/false);
+    Op(50 * kMega, 30 * kMega, 1500, false);
+  }
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6) << "its queue was full in each op";
+}
+
+TEST_F(HostWatchTest, WhereTheNetworkLimitsEachConnectionNothingIsKnownOfWhatTheHostCanSend) {
+  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false, .network_limits = true});
+  EXPECT_EQ(watch_.up(), 0u);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
+  EXPECT_TRUE(watch_.network_limits());
+  Op(40 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false});
+  EXPECT_EQ(watch_.up(), 0u) << "others held it back, which is no news";
+  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = true, .network_limits = true});
+  EXPECT_TRUE(Report());
+  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6) << "its queue was full";
+  EXPECT_FALSE(watch_.network_limits());
+}
+
+TEST_F(HostWatchTest, WithoutNewsOfItsQueueWhatTheHostReceivesCounts) {
+  Op(50 * kMega, 50 * kMega, 3000, std::nullopt);
+  for (int op = 0; op < 4; ++op) Op(50 * kMega, 30 * kMega, 3000, std::nullopt);
+  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6);
+}
+
+TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {
+  Move(100 * kMega, 50 * kMega, 1000);
+  EXPECT_TRUE(Report());
+  now_ = now_ + (kReportRepeat + -1);
+  EXPECT_FALSE(Report());
+  now_ = now_ + 1;
+  EXPECT_TRUE(Report());
+  watch_.SayAgain();
+  EXPECT_TRUE(Report()) << "another coordinator";
+}
+
+TEST_F(HostWatchTest, ALinkIsHeldIfItCarriesLessThanItsPartWhileItsSegmentsWait) {
+  Move(90 * kMega, 50 * kMega, 1000);
+  EXPECT_FALSE(watch_.Holds(Millis(1000), 40000, 1, 3)) << "the host sends all it can";
+  Move(30 * kMega, 50 * kMega, 500);
+  EXPECT_FALSE(watch_.Holds(Millis(1000), 40000, 1, 3)) << "it carries a third";
+  EXPECT_TRUE(watch_.Holds(Millis(1000), 40000, 2, 3)) << "two links together carry too little";
+  Move(20 * kMega, 50 * kMega, 500);
+  EXPECT_TRUE(watch_.Holds(Millis(1000), 40000, 1, 3));
+  EXPECT_FALSE(watch_.Holds(Millis(700), 40000, 1, 3)) << "perhaps it only starts";
+  EXPECT_FALSE(watch_.Holds(Millis(1000), 200000, 1, 3)) << "it starts slowly";
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
