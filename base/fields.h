@@ -9,7 +9,7 @@
 // Everything that must know the fields uses this list:
 // - FaultIn() below, which checks a value against the rules
 // - proto/control/convert.cc, which converts to and from the protobuf message with the same names
-// - base/fields_json.h, the text in stores, journals and logs
+// - base/fields_json.h, the text in stores and logs
 // - base/digest.h, digests
 // The macro also defines ==. List every field, in the order of their declaration: the compiler
 // refuses a list in which one is missing. (Of a class with private members it compares sizes only,
@@ -70,7 +70,7 @@ struct Bytes {
   size_t min;
   size_t max;
 };
-// String of secret bytes: min to max of them. The bytes appear in no log, journal or digest.
+// String of secret bytes: min to max of them. The bytes appear in no log and no digest.
 struct Secret {
   size_t min;
   size_t max;

@@ -38,7 +38,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUPPLIER = "Organization: Longhaul"
-PROGRAMS = ["out/bin/longhaul-coordinator", "out/bin/longhaul-peerd", "out/bin/lhctl", "out/bin/lh-replay"]
+PROGRAMS = ["out/bin/longhaul-coordinator", "out/bin/longhaul-peerd", "out/bin/lhctl"]
 LIBRARIES = ["out/lib/liblonghaul.so.0"]
 
 Json = dict[str, Any]

@@ -288,7 +288,7 @@ def test_the_daemons_need_only_system_calls_that_their_units_allow(tmp_path: pat
             f'#!/bin/sh\nexec {sys.executable} -IS {confined} {tmp_path}/{daemon}.bpf {find_binary(daemon)} "$@"\n'
         )
         wrapper.chmod(0o755)
-    flags = [f"--store=sqlite:{tmp_path}/coordinator.db", f"--journal={tmp_path}/journal"]
+    flags = [f"--store=sqlite:{tmp_path}/coordinator.db"]
     with (
         LocalCluster(peers=2, binaries=tmp_path, log_dir=tmp_path / "logs", coordinator_flags=flags) as cluster,
         ThreadPoolExecutor(2) as pool,

@@ -1,4 +1,4 @@
-#include "coordinator/core/judge.h"
+#include "coordinator/core/fates.h"
 
 #include <algorithm>
 #include <set>
@@ -131,7 +131,7 @@ bool DiffersAboutFaults(const OpsOfName& name, const std::set<PeerId>& missed) {
 
 }  // namespace
 
-std::vector<FatesRecord> Judge(const Reports& reports) {
+std::vector<FatesRecord> FatesOf(const Reports& reports) {
   std::map<PeerId, VerdictByOrdinal> verdicts;
   for (const auto& [peer, ops] : reports) {
     VerdictByOrdinal& by_ordinal = verdicts[peer];

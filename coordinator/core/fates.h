@@ -1,4 +1,4 @@
-// Decides the fate of each frozen op from the reports of the surviving peers. Pure functions.
+// Decides the fate of each frozen op from the reports of the surviving peers. Pure function.
 #pragma once
 
 #include <map>
@@ -20,6 +20,6 @@ using Reports = std::map<PeerId, std::vector<control::OpReport>>;
 //
 // docs/life_of_an_op.md ("A fault") tells why the rules are safe, and why all peers get the same
 // fate for one op.
-std::vector<FatesRecord> Judge(const Reports& reports);
+std::vector<FatesRecord> FatesOf(const Reports& reports);
 
 }  // namespace longhaul::coordinator

@@ -1,4 +1,4 @@
-#include "coordinator/core/judge.h"
+#include "coordinator/core/fates.h"
 
 #include <algorithm>
 #include <ctime>
@@ -38,58 +38,58 @@ Fate FateOf(const std::vector<FatesRecord>& fates, PeerId peer, uint64_t ordinal
   return Fate::kRedo;
 }
 
-TEST(Judge, NothingReportedNothingJudged) { EXPECT_TRUE(Judge({{kA, {}}, {kB, {}}}).empty()); }
+TEST(Fates, NothingReportedNoFate) { EXPECT_TRUE(FatesOf({{kA, {}}, {kB, {}}}).empty()); }
 
-TEST(Judge, DoneAtAllCommits) {
+TEST(Fates, DoneAtAllCommits) {
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {Op(1, true, {At(kB, 5)})}}, {kB, {Op(5, true, {At(kA, 1)})}}});
+      FatesOf({{kA, {Op(1, true, {At(kB, 5)})}}, {kB, {Op(5, true, {At(kA, 1)})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
 }
 
-TEST(Judge, NotDoneSomewhereIsRedoneByAll) {
-  const std::vector<FatesRecord> fates = Judge({{kA, {Op(1, true, {At(kB, 5), At(kC, 9)})}},
-                                                {kB, {Op(5, false, {At(kA, 1)})}},
-                                                {kC, {Op(9, true, {At(kA, 1), At(kB, 5)})}}});
+TEST(Fates, NotDoneSomewhereIsRedoneByAll) {
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {Op(1, true, {At(kB, 5), At(kC, 9)})}},
+                                                  {kB, {Op(5, false, {At(kA, 1)})}},
+                                                  {kC, {Op(9, true, {At(kA, 1), At(kB, 5)})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo);
 }
 
-TEST(Judge, SettledAtOneCommitsAtTheOther) {
+TEST(Fates, SettledAtOneCommitsAtTheOther) {
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {Op(1, true, {At(kB, 5)})}}, {kB, {Op(6, false, {})}}});
+      FatesOf({{kA, {Op(1, true, {At(kB, 5)})}}, {kB, {Op(6, false, {})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
   EXPECT_EQ(FateOf(fates, kB, 6), Fate::kRedo);
 }
 
-TEST(Judge, WhoDoesNotSurviveCountsForNothing) {
-  const std::vector<FatesRecord> fates = Judge(
+TEST(Fates, WhoDoesNotSurviveCountsForNothing) {
+  const std::vector<FatesRecord> fates = FatesOf(
       {{kA, {Op(1, true, {At(kB, 5), At(kC, 9)})}}, {kB, {Op(5, true, {At(kA, 1), At(kC, 9)})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
 }
 
-TEST(Judge, NotDoneWithoutMatchesIsRedone) {
-  const std::vector<FatesRecord> fates = Judge({{kA, {Op(1, false, {})}}, {kB, {}}});
+TEST(Fates, NotDoneWithoutMatchesIsRedone) {
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {Op(1, false, {})}}, {kB, {}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
 }
 
-TEST(Judge, AbortTakesThePlaceOfRedoOnly) {
+TEST(Fates, AbortTakesThePlaceOfRedoOnly) {
   OpReport not_done = Op(1, false, {At(kB, 5)});
   OpReport done_elsewhere_not = Op(5, true, {At(kA, 1)});
   OpReport all_done = Op(6, true, {At(kA, 2)});
   for (OpReport* op : {&not_done, &done_elsewhere_not, &all_done}) op->abort_on_fault = true;
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {not_done, Op(2, true, {At(kB, 6)})}}, {kB, {done_elsewhere_not, all_done}}});
+      FatesOf({{kA, {not_done, Op(2, true, {At(kB, 6)})}}, {kB, {done_elsewhere_not, all_done}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 6), Fate::kCommit);
 }
 
-TEST(Judge, OneFatePerReportedOpInItsOrder) {
+TEST(Fates, OneFatePerReportedOpInItsOrder) {
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {Op(4, false, {}), Op(2, true, {}), Op(3, false, {})}}});
+      FatesOf({{kA, {Op(4, false, {}), Op(2, true, {}), Op(3, false, {})}}});
   ASSERT_EQ(fates.size(), 1u);
   ASSERT_EQ(fates[0].fates.size(), 3u);
   EXPECT_EQ(fates[0].fates[0].ordinal, OpOrdinal(4));
@@ -107,14 +107,14 @@ OpReport Aborting(uint64_t ordinal, uint64_t tag, std::vector<control::OpMatch> 
 
 // Peer A aborts on a fault, and peer B retries. Either each has the other's READY, or neither has
 // it yet. Peer C is gone, and had not announced the op.
-TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
+TEST(Fates, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
   for (const bool matched : {true, false}) {
     OpReport retried = Aborting(5, 7, {});
     retried.abort_on_fault = false;
     std::vector<control::OpMatch> matches;
     if (matched) matches = {At(kB, 5)};
     const std::vector<FatesRecord> fates =
-        Judge({{kA, {Aborting(1, 7, matches)}}, {kB, {retried}}});
+        FatesOf({{kA, {Aborting(1, 7, matches)}}, {kB, {retried}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
     EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
     EXPECT_TRUE(Of(fates, kA).missed.empty() && Of(fates, kB).missed.empty());
@@ -123,46 +123,46 @@ TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
 
 // Peer B has announced only the earlier op of the same name. It is another op, so its `on_fault`
 // may differ.
-TEST(Judge, TheOpBeforeOfWhoIsBehindDoesNotDiffer) {
+TEST(Fates, TheOpBeforeOfWhoIsBehindDoesNotDiffer) {
   OpReport before = Aborting(5, 7, {At(kA, 1)});
   before.abort_on_fault = false;
   before.done = true;
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {Aborting(2, 7, {})}}, {kB, {before}}, {kC, {Aborting(9, 7, {})}}});
+      FatesOf({{kA, {Aborting(2, 7, {})}}, {kB, {before}}, {kC, {Aborting(9, 7, {})}}});
   EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
   EXPECT_EQ(FateOf(fates, kC, 9), Fate::kAbort);
   EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}}));
 }
 
-TEST(Judge, AnAbortedOpIsMissedByWhoHasNotAnnouncedIt) {
+TEST(Fates, AnAbortedOpIsMissedByWhoHasNotAnnouncedIt) {
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {Aborting(1, 7, {})}}, {kB, {Aborting(5, 8, {})}}, {kC, {}}});
+      FatesOf({{kA, {Aborting(1, 7, {})}}, {kB, {Aborting(5, 8, {})}}, {kC, {}}});
   EXPECT_EQ(Of(fates, kA).missed, (std::vector<control::MissedOp>{{Epoch(4), 8}}));
   EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}}));
   EXPECT_EQ(Of(fates, kC).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}, {Epoch(4), 8}}));
 }
 
-TEST(Judge, AnOpWhoseReadyHadNotArrivedIsNotMissed) {
-  const std::vector<FatesRecord> fates = Judge({{kA, {Aborting(1, 7, {})}},
-                                                {kB, {Aborting(5, 7, {At(kA, 1)})}},
-                                                {kC, {Aborting(9, 7, {})}}});
+TEST(Fates, AnOpWhoseReadyHadNotArrivedIsNotMissed) {
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {Aborting(1, 7, {})}},
+                                                  {kB, {Aborting(5, 7, {At(kA, 1)})}},
+                                                  {kC, {Aborting(9, 7, {})}}});
   for (const FatesRecord& record : fates) EXPECT_TRUE(record.missed.empty());
   EXPECT_EQ(fates.size(), 3u);
 }
 
-TEST(Judge, TheNextOpOfATagIsMissedByWhoStillWaitsForDonesOfTheOneBefore) {
+TEST(Fates, TheNextOpOfATagIsMissedByWhoStillWaitsForDonesOfTheOneBefore) {
   // A has settled its o1 and has announced o2. B's o5 is the op that A calls o1, and is done.
   OpReport before = Aborting(5, 7, {At(kA, 1)});
   before.done = true;
-  const std::vector<FatesRecord> fates = Judge({{kA, {Aborting(2, 7, {})}}, {kB, {before}}});
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {Aborting(2, 7, {})}}, {kB, {before}}});
   EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
   EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}}));
   EXPECT_TRUE(Of(fates, kA).missed.empty());
 }
 
-TEST(Judge, TheNextOpOfATagIsMissedByWhoWasKeptFromTheResultOfTheOneBefore) {
+TEST(Fates, TheNextOpOfATagIsMissedByWhoWasKeptFromTheResultOfTheOneBefore) {
   // A is done with o1 and has announced o2. B calls the first op o5; A's READY of it has arrived at
   // B, or not.
   for (const bool arrived : {true, false}) {
@@ -174,7 +174,7 @@ TEST(Judge, TheNextOpOfATagIsMissedByWhoWasKeptFromTheResultOfTheOneBefore) {
     behind.boundary = Epoch(4);
     behind.tag = 7;
     const std::vector<FatesRecord> fates =
-        Judge({{kA, {first, Aborting(2, 7, {})}}, {kB, {behind}}});
+        FatesOf({{kA, {first, Aborting(2, 7, {})}}, {kB, {behind}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
     EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
     EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
@@ -183,21 +183,21 @@ TEST(Judge, TheNextOpOfATagIsMissedByWhoWasKeptFromTheResultOfTheOneBefore) {
   }
 }
 
-TEST(Judge, WhatIsRedoneOrCommittedIsNotMissed) {
+TEST(Fates, WhatIsRedoneOrCommittedIsNotMissed) {
   OpReport redo = Aborting(1, 7, {});
   redo.abort_on_fault = false;
-  EXPECT_TRUE(Of(Judge({{kA, {redo}}, {kB, {}}}), kB).missed.empty());
+  EXPECT_TRUE(Of(FatesOf({{kA, {redo}}, {kB, {}}}), kB).missed.empty());
   OpReport done = Aborting(1, 7, {At(kB, 5)});
   done.done = true;
-  EXPECT_TRUE(Of(Judge({{kA, {done}}, {kB, {}}}), kB).missed.empty());
+  EXPECT_TRUE(Of(FatesOf({{kA, {done}}, {kB, {}}}), kB).missed.empty());
 }
 
 // Tries every combination of states that one op can have at three survivors: not yet announced,
 // announced, done, settled. The op gets the same fate at all of them.
-TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
+TEST(Fates, AgreesAtAllSurvivorsForEveryPossibleState) {
   enum State { kUnposted, kAnnounced, kDone, kSettled };
   const PeerId peers[] = {kA, kB, kC};
-  int judged = 0;
+  int decided = 0;
   for (int code = 0; code < 64; ++code) {
     const int states[] = {code & 3, (code >> 2) & 3, (code >> 4) & 3};
     bool some_done = false, some_settled = false, some_unposted = false, some_not_done = false;
@@ -220,7 +220,7 @@ TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
       reports[peers[i]].push_back(Op(10 + i, states[i] == kDone, matches));
     }
     std::set<Fate> fates;
-    for (const FatesRecord& record : Judge(reports)) {
+    for (const FatesRecord& record : FatesOf(reports)) {
       for (const control::OpFate& fate : record.fates) fates.insert(fate.fate);
       EXPECT_TRUE(record.missed.empty());
     }
@@ -231,9 +231,9 @@ TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
     if (some_not_done && !fates.empty()) {
       EXPECT_EQ(*fates.begin(), Fate::kRedo) << code;
     }
-    ++judged;
+    ++decided;
   }
-  EXPECT_GT(judged, 15);
+  EXPECT_GT(decided, 15);
 }
 
 // ---- cancelled ops
@@ -251,12 +251,12 @@ OpReport Cancelled(OpReport op) {
   return op;
 }
 
-TEST(JudgeCancelled, AllThatHaveAnnouncedAbortItAndTheOthersAreToldAsMissed) {
+TEST(FatesOfCancelled, AllThatHaveAnnouncedAbortItAndTheOthersAreToldAsMissed) {
   for (const bool arrived : {true, false}) {
     std::vector<control::OpMatch> a, b;
     if (arrived) a = {At(kB, 5)}, b = {At(kA, 1)};
     const std::vector<FatesRecord> fates =
-        Judge({{kA, {Cancelled(Named(1, false, a))}}, {kB, {Named(5, false, b)}}, {kC, {}}});
+        FatesOf({{kA, {Cancelled(Named(1, false, a))}}, {kB, {Named(5, false, b)}}, {kC, {}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
     EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
     EXPECT_TRUE(Of(fates, kA).missed.empty());
@@ -265,27 +265,27 @@ TEST(JudgeCancelled, AllThatHaveAnnouncedAbortItAndTheOthersAreToldAsMissed) {
   }
 }
 
-TEST(JudgeCancelled, OtherOpsAreJudgedAsAlways) {
+TEST(FatesOfCancelled, OtherOpsGetTheirFateAsAlways) {
   OpReport other = Named(2, false, {});
   other.tag = 8;
   OpReport kept = Named(6, true, {At(kA, 9)});
   kept.tag = 9;
   const std::vector<FatesRecord> fates =
-      Judge({{kA, {Cancelled(Named(1, false, {})), other}}, {kB, {Named(5, false, {}), kept}}});
+      FatesOf({{kA, {Cancelled(Named(1, false, {})), other}}, {kB, {Named(5, false, {}), kept}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 6), Fate::kCommit);
 }
 
-TEST(JudgeCancelled, ItIsTooLateWhenAPeerIsDone) {
+TEST(FatesOfCancelled, ItIsTooLateWhenAPeerIsDone) {
   // The peer that is done has cancelled it itself, or another one has.
   for (const bool by_the_done : {true, false}) {
     OpReport done = Named(1, true, {At(kB, 5), At(kC, 9)});
     OpReport not_done = Named(5, false, {At(kA, 1)});
     (by_the_done ? done : not_done).cancelled = true;
     const std::vector<FatesRecord> fates =
-        Judge({{kA, {done}}, {kB, {not_done}}, {kC, {Named(9, false, {At(kA, 1)})}}});
+        FatesOf({{kA, {done}}, {kB, {not_done}}, {kC, {Named(9, false, {At(kA, 1)})}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo) << by_the_done;
     EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo) << by_the_done;
     EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo) << by_the_done;
@@ -293,15 +293,15 @@ TEST(JudgeCancelled, ItIsTooLateWhenAPeerIsDone) {
   }
 }
 
-TEST(JudgeCancelled, WhatAllAreDoneWithIsKept) {
-  const std::vector<FatesRecord> fates =
-      Judge({{kA, {Cancelled(Named(1, true, {At(kB, 5)}))}}, {kB, {Named(5, true, {At(kA, 1)})}}});
+TEST(FatesOfCancelled, WhatAllAreDoneWithIsKept) {
+  const std::vector<FatesRecord> fates = FatesOf(
+      {{kA, {Cancelled(Named(1, true, {At(kB, 5)}))}}, {kB, {Named(5, true, {At(kA, 1)})}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
 }
 
 // Peer A has answered its trainers: its first op lingers, and it may have announced the next one.
-TEST(JudgeCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNextOne) {
+TEST(FatesOfCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNextOne) {
   for (int variant = 0; variant < 8; ++variant) {
     const bool at_the_next = (variant & 1) != 0;
     const bool flag_left = (variant & 2) != 0;
@@ -311,9 +311,9 @@ TEST(JudgeCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNext
     std::vector<OpReport> of_a = {first};
     if (at_the_next) of_a.push_back(Named(2, false, {}));
     const std::vector<FatesRecord> fates =
-        Judge({{kA, of_a},
-               {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
-               {kC, {Named(9, c_is_done, {At(kA, 1), At(kB, 5)})}}});
+        FatesOf({{kA, of_a},
+                 {kB, {Cancelled(Named(5, false, {At(kA, 1)}))}},
+                 {kC, {Named(9, c_is_done, {At(kA, 1), At(kB, 5)})}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
     if (at_the_next) {
       EXPECT_EQ(FateOf(fates, kA, 2), Fate::kRedo);
@@ -324,12 +324,12 @@ TEST(JudgeCancelled, ItIsTooLateWhenASmallOpIsAnsweredAlsoByAPeerThatIsAtTheNext
   }
 }
 
-TEST(JudgeCancelled, TheNextOpIsAbortedAndTheOneThatLingersIsNot) {
+TEST(FatesOfCancelled, TheNextOpIsAbortedAndTheOneThatLingersIsNot) {
   // Peer B was kept from the result of the first op, and has perhaps cancelled that one.
   for (const bool both : {false, true}) {
     OpReport behind = Named(5, false, {At(kA, 1)});
     behind.cancelled = both;
-    const std::vector<FatesRecord> fates = Judge(
+    const std::vector<FatesRecord> fates = FatesOf(
         {{kA, {Named(1, true, {At(kB, 5)}), Cancelled(Named(2, false, {}))}}, {kB, {behind}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
     EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
@@ -339,33 +339,33 @@ TEST(JudgeCancelled, TheNextOpIsAbortedAndTheOneThatLingersIsNot) {
   }
 }
 
-TEST(JudgeCancelled, MembersThatDifferInOnFaultAbortItAlike) {
+TEST(FatesOfCancelled, MembersThatDifferInOnFaultAbortItAlike) {
   for (const bool the_aborting : {true, false}) {
     OpReport aborting = Named(1, false, {At(kB, 5)});
     aborting.abort_on_fault = true;
     aborting.cancelled = the_aborting;
     OpReport retrying = Named(5, false, {At(kA, 1)});
     retrying.cancelled = !the_aborting;
-    const std::vector<FatesRecord> fates = Judge({{kA, {aborting}}, {kB, {retrying}}, {kC, {}}});
+    const std::vector<FatesRecord> fates = FatesOf({{kA, {aborting}}, {kB, {retrying}}, {kC, {}}});
     EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
     EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
     EXPECT_EQ(Of(fates, kC).missed.size(), 1u);
   }
 }
 
-TEST(JudgeCancelled, AnOpThatAbortsOnFaultsDoesSoThoughOnePeerIsDone) {
+TEST(FatesOfCancelled, AnOpThatAbortsOnFaultsDoesSoThoughOnePeerIsDone) {
   OpReport done = Named(1, true, {At(kB, 5)});
   OpReport not_done = Cancelled(Named(5, false, {At(kA, 1)}));
   done.abort_on_fault = not_done.abort_on_fault = true;
-  const std::vector<FatesRecord> fates = Judge({{kA, {done}}, {kB, {not_done}}});
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {done}}, {kB, {not_done}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
 }
 
-TEST(JudgeCancelled, OpsOfOneTagWithDifferentSetsAreDifferentOps) {
-  const std::vector<FatesRecord> fates = Judge({{kA, {Cancelled(Named(1, false, {}, 11))}},
-                                                {kB, {Named(5, false, {}, 22)}},
-                                                {kC, {Named(9, false, {}, 11)}}});
+TEST(FatesOfCancelled, OpsOfOneTagWithDifferentSetsAreDifferentOps) {
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {Cancelled(Named(1, false, {}, 11))}},
+                                                  {kB, {Named(5, false, {}, 22)}},
+                                                  {kC, {Named(9, false, {}, 11)}}});
   EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
   EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
   EXPECT_EQ(FateOf(fates, kC, 9), Fate::kAbort);
@@ -374,10 +374,10 @@ TEST(JudgeCancelled, OpsOfOneTagWithDifferentSetsAreDifferentOps) {
 }
 
 // Tries every state of one op at three survivors, and everybody who may cancel it.
-TEST(JudgeCancelled, AgreesAtAllSurvivorsForEveryPossibleState) {
+TEST(FatesOfCancelled, AgreesAtAllSurvivorsForEveryPossibleState) {
   enum State { kUnposted, kAnnounced, kDone, kSettled };
   const PeerId peers[] = {kA, kB, kC};
-  int judged = 0;
+  int decided = 0;
   for (int code = 0; code < 512; ++code) {
     const int states[] = {code & 3, (code >> 2) & 3, (code >> 4) & 3};
     const int cancels = code >> 6;
@@ -407,7 +407,7 @@ TEST(JudgeCancelled, AgreesAtAllSurvivorsForEveryPossibleState) {
     const Fate wanted = some_settled || !some_not_done ? Fate::kCommit
                         : some_done                    ? Fate::kRedo
                                                        : Fate::kAbort;
-    const std::vector<FatesRecord> fates = Judge(reports);
+    const std::vector<FatesRecord> fates = FatesOf(reports);
     for (int i = 0; i < 3; ++i) {
       if (!reports[peers[i]].empty()) {
         EXPECT_EQ(FateOf(fates, peers[i], 10 + i), wanted) << "code " << code;
@@ -415,9 +415,9 @@ TEST(JudgeCancelled, AgreesAtAllSurvivorsForEveryPossibleState) {
       const bool misses = wanted == Fate::kAbort && states[i] == kUnposted;
       EXPECT_EQ(Of(fates, peers[i]).missed.size(), misses ? 1u : 0u) << "code " << code;
     }
-    ++judged;
+    ++decided;
   }
-  EXPECT_GT(judged, 50);
+  EXPECT_GT(decided, 50);
 }
 
 // ---- many peers
@@ -442,7 +442,7 @@ bool HasAnnounced(const std::vector<OpReport>& others, PeerId other,
                      });
 }
 
-TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
+TEST(Fates, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
   size_t missed = 0;
   for (uint64_t seed = 1; seed <= 3000; ++seed) {
     Prng random(seed);
@@ -463,11 +463,11 @@ TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
         }
       }
     }
-    const std::vector<FatesRecord> judged = Judge(reports);
+    const std::vector<FatesRecord> decided = FatesOf(reports);
     std::map<PeerId, std::set<control::MissedOp>> expected;
     for (const auto& [owner, ops] : reports) {
       for (const OpReport& op : ops) {
-        if (FateOf(judged, owner, op.ordinal.value()) != Fate::kAbort) continue;
+        if (FateOf(decided, owner, op.ordinal.value()) != Fate::kAbort) continue;
         for (const auto& [other, theirs] : reports) {
           if (other == owner || HasAnnounced(theirs, other, ops, owner, op)) continue;
           expected[other].insert({op.boundary, op.tag, op.set});
@@ -475,7 +475,7 @@ TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
       }
     }
     for (const auto& [peer, ops] : reports) {
-      const std::vector<control::MissedOp> told = Of(judged, peer).missed;
+      const std::vector<control::MissedOp> told = Of(decided, peer).missed;
       const std::set<control::MissedOp>& wanted = expected[peer];
       ASSERT_EQ(told, (std::vector<control::MissedOp>{wanted.begin(), wanted.end()}))
           << "seed " << seed << " " << ToString(peer);
@@ -485,10 +485,10 @@ TEST(Judge, MissedIsWhatOnePairAfterTheOtherHasNotAnnounced) {
   EXPECT_GT(missed, 1000u);
 }
 
-// Judge() runs on the thread that hears all peers. If its time were not linear in the reports, the
-// coordinator would hear no peer for seconds. The length of the reports grows with the number of
-// pairs of peers.
-TEST(Judge, AbortsOfManyPeersAreJudgedInOnePassOfTheReports) {
+// FatesOf() runs on the thread that hears all peers. If its time were not linear in the reports,
+// the coordinator would hear no peer for seconds. The length of the reports grows with the number
+// of pairs of peers.
+TEST(Fates, AbortsOfManyPeersTakeOnePassOfTheReports) {
   constexpr uint64_t kPeers = 1024;
   constexpr uint64_t kOps = 4;
   Reports reports;
@@ -503,7 +503,7 @@ TEST(Judge, AbortsOfManyPeersAreJudgedInOnePassOfTheReports) {
   }
   // Measures processor time, so that other processes on this machine make no difference.
   const std::clock_t begun = std::clock();
-  const std::vector<FatesRecord> fates = Judge(reports);
+  const std::vector<FatesRecord> fates = FatesOf(reports);
   const double took_s = static_cast<double>(std::clock() - begun) / CLOCKS_PER_SEC;
   EXPECT_EQ(fates.size(), kPeers);
   EXPECT_TRUE(fates.back().missed.empty());

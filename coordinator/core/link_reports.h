@@ -1,8 +1,9 @@
 // The reports of peers that lost a link, and when each report counts.
 //
-// A report says that the reporter lost its link to the suspect. Each report is used as two things:
-//   accusation  Evidence that the suspect is dead. If the coordinator does not hear an accused peer
-//               either, the peer is dead. Stands until the reporter says that all its links are up.
+// A report says that the reporter lost its link to another peer. Each report is used as two things:
+//   accusation  Evidence that the other peer is dead. If the coordinator does not hear an accused
+//               peer either, the peer is dead. Stands until the reporter says that all its links
+//               are up.
 //   loss        Evidence that the link is broken. After a grace in which a death would have shown,
 //               the link is built again or goes through a relay.
 // A pair of peers that cannot keep a link is a *blocked pair*: its link goes through a relay until
@@ -23,16 +24,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
 
-// All times of suspicion. The first four are fractions of detect_ms:
+// All times of reports. The first four are fractions of detect_ms:
 //   grace          from the report of a loss until the link is to be repaired
-//   unheard grace  the same, if the coordinator does not hear the suspect either. It is longer:
+//   unheard grace  the same, if the coordinator does not hear the accused either. It is longer:
 //                  TCP repeats what a short outage swallowed, after up to twice the outage.
 //   doubt          from the report of a silence until the accusation counts. With fewer than two
 //                  witnesses it counts sooner: after the grace or the unheard grace, as applies.
@@ -52,73 +53,73 @@ inline constexpr int64_t kBlockedRetry = Seconds(600);
 inline constexpr int64_t kSilentRetry = Seconds(30);
 inline constexpr int64_t kSilencesForgotten = 2 * kBlockedRetry;
 
-// The first report of a fault that the next freezing epoch repairs.
-struct Fault {
+// A report of a fault that the next freezing epoch repairs. Fields as in FaultRecord.
+struct FaultReport {
   std::string cause;
   std::string detector;
   uint32_t detect_ms = 0;
   Tick since;
   PeerId of = PeerId();  // the peer that was reported; 0: none
+  LH_FIELDS(FaultReport, LH_FIELD(cause), LH_FIELD(detector), LH_FIELD(detect_ms), LH_FIELD(since),
+            LH_FIELD(of));
 };
-
-inline void AddTo(const Fault& fault, Digester* digest) {
-  digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms});
-  digest->Add(fault.since).Add(fault.of);
-}
 
 // By blocked pair: the relays through which its link could not be built or kept.
 using FailedRelays = std::map<control::BlockedPair, std::set<PeerId>>;
 
-// The reporter and the suspect.
-using LostLink = std::pair<PeerId, PeerId>;
+// The reporter, and the peer to which it has no link.
+using LinkEnds = std::pair<PeerId, PeerId>;
 
-class Suspicion {
+class LinkReports {
  public:
-  explicit Suspicion(uint32_t detect_ms) : detect_us_(Millis(detect_ms)) {}
+  explicit LinkReports(uint32_t detect_ms) : detect_us_(Millis(detect_ms)) {}
 
   // ---- reports
 
   struct Evidence {
     uint32_t silent_ms = 0;  // as in the report; 0: the link broke
-    bool unheard = false;    // the coordinator does not hear the suspect, or the link had a relay
-    size_t witnesses = 0;    // how many peers would report the suspect silent if it were dead
+    bool unheard = false;    // the coordinator does not hear the accused, or the link had a relay
+    size_t witnesses = 0;    // how many peers would report the accused silent if it were dead
   };
   struct Loss {
     Tick due;  // the end of its grace
     Epoch epoch;
     std::string reason;
-    Fault fault;
+    FaultReport fault;
+    LH_FIELDS(Loss, LH_FIELD(due), LH_FIELD(epoch), LH_FIELD(reason), LH_FIELD(fault));
   };
 
   // How long ago a peer may have been heard and still be a witness, in microseconds.
   int64_t heard_of_late_us() const { return detect_us_ * kHeardOfLate[0] / kHeardOfLate[1]; }
-  // Notes an accusation. If the reporter has accused the suspect before, nothing changes.
-  void Accuse(const LostLink& link, const Evidence& evidence, Tick now);
+  // Notes an accusation. If the reporter has accused that peer before, nothing changes.
+  void Accuse(const LinkEnds& link, const Evidence& evidence, Tick now);
   // Notes a loss, and sets its `due`. Returns false, and changes nothing, if the loss is known.
-  bool Lose(const LostLink& link, const Evidence& evidence, Loss loss, Tick now);
+  bool Lose(const LinkEnds& link, const Evidence& evidence, Loss loss, Tick now);
   // The reporter says that all its links of this epoch are up. Drops its accusations, and its
   // losses of older epochs.
   void Absolve(PeerId reporter, Epoch epoch);
   // Drops the losses that a freezing preparation repairs.
-  void ForgetLosses(const std::function<bool(const LostLink&, const Loss&)>& repaired) {
+  void ForgetLosses(const std::function<bool(const LinkEnds&, const Loss&)>& repaired) {
     std::erase_if(losses_, [&](const auto& e) { return repaired(e.first, e.second); });
   }
-  void ForgetLoss(const LostLink& link) { losses_.erase(link); }
+  void ForgetLoss(const LinkEnds& link) { losses_.erase(link); }
 
-  const std::map<LostLink, Loss>& losses() const { return losses_; }
+  const std::map<LinkEnds, Loss>& losses() const { return losses_; }
   // The losses whose grace is over.
-  std::vector<LostLink> LossesDue(Tick now) const;
-  std::optional<Loss> RemoveLoss(const LostLink& link);
-  // Whether the reporter accuses the suspect, and the accusation counts at `at`.
-  bool Accuses(const LostLink& link, Tick at) const;
-  // Returns the suspects of accusations of silence that count by now. Uses each accusation only
+  std::vector<LinkEnds> LossesDue(Tick now) const;
+  std::optional<Loss> RemoveLoss(const LinkEnds& link);
+  // Whether the reporter accuses the other peer, and the accusation counts at `at`.
+  bool Accuses(const LinkEnds& link, Tick at) const;
+  // Returns the peers accused of silence whose accusation counts by now. Uses each accusation only
   // once.
   std::vector<PeerId> NewlyAccused(Tick now);
 
   // ---- blocked pairs
 
   // Adds a blocked pair that the store held. The time until its retry begins with Start().
-  void Restore(const control::BlockedPair& pair) { retries_[pair] = {kNever, kBlockedRetry}; }
+  void Restore(const control::BlockedPair& pair) {
+    retries_[control::MakeBlockedPair(pair.a, pair.b)] = {kNever, kBlockedRetry};
+  }
   void Start(Tick now);
   // Blocks a pair for `retry_us` from now. Returns false if the pair was blocked already.
   bool Block(const control::BlockedPair& pair, int64_t retry_us, Tick now);
@@ -151,7 +152,9 @@ class Suspicion {
   Tick NextDeadline() const;
   // The coordinator itself was held up for `us`. Moves all deadlines of reports by that time.
   void Postpone(int64_t us);
-  void AddTo(Digester* digest) const;
+
+  LH_STATE(LinkReports, LH_FIELD(detect_us_, rule::Aside{}), LH_FIELD(losses_),
+           LH_FIELD(accusations_), LH_FIELD(strikes_), LH_FIELD(retries_));
 
  private:
   // How often a pair has lost its link recently.
@@ -159,20 +162,22 @@ class Suspicion {
     uint32_t count = 0;
     uint32_t silences = 0;  // how often the pair was blocked because its link fell silent
     Tick last;              // when the last loss was counted
+    LH_FIELDS(Strikes, LH_FIELD(count), LH_FIELD(silences), LH_FIELD(last));
   };
   struct Retry {
     Tick since;  // kNever: until Start(); long ago: TryAgain() was called
     int64_t after_us = 0;
     std::set<PeerId> failed_relays = {};
+    LH_FIELDS(Retry, LH_FIELD(since), LH_FIELD(after_us), LH_FIELD(failed_relays));
   };
   int64_t Grace(const Evidence& evidence) const {
     return detect_us_ / (evidence.unheard ? kUnheardGraceShare : kGraceShare);
   }
 
   int64_t detect_us_;
-  std::map<LostLink, Loss> losses_;
+  std::map<LinkEnds, Loss> losses_;
   // When each accusation starts to count. Long ago: it counts, and NewlyAccused() has returned it.
-  std::map<LostLink, Tick> accusations_;
+  std::map<LinkEnds, Tick> accusations_;
   std::map<control::BlockedPair, Strikes> strikes_;
   std::map<control::BlockedPair, Retry> retries_;  // one for each blocked pair
 };
