@@ -5,8 +5,9 @@
 //   bazel run -c opt //tests/sim:explore_test -- --faults=2 --states=5000000 --sample=50 --seed=3
 //
 // Without flags, the search tries what kDefaults says: one or two faults on a path, all of them or
-// a sample. --plant=NAME plants a bug. --all_plants plants one bug after the other, and fails
-// unless each is found.
+// a sample. --every_order tries moves, too, that lead to states which are found without them.
+// --plant=NAME plants a bug. --all_plants plants one bug after the other, and fails unless each is
+// found.
 #include "tests/sim/explore.h"
 
 #include <sys/wait.h>
@@ -33,6 +34,7 @@ struct Options {
   uint64_t states = UINT64_MAX;
   uint64_t sample = 1;
   uint64_t seed = 1;
+  bool every_order = false;
   std::optional<Planted> planted;
   bool all_plants = false;
 };
@@ -174,6 +176,8 @@ bool RunAll(Planted planted) {
     explore.states_max = options.states;
     explore.seed = options.seed;
     explore.planted = planted;
+    // A planted bug may change what others see in ways that the search does not know of.
+    explore.every_order = options.every_order || planted != Planted::kNone;
     if (planted != Planted::kNone) {
       // One fault shows each planted bug, in the smallest runs.
       explore.faults = options.faults.value_or(1);
@@ -206,6 +210,8 @@ bool Parse(const char* argument) {
       if (std::strcmp(name.name, plant) == 0) options.planted = name.planted;
     }
     return options.planted.has_value();
+  } else if (std::strcmp(argument, "--every_order") == 0) {
+    options.every_order = true;
   } else if (std::strcmp(argument, "--all_plants") == 0) {
     options.all_plants = true;
   } else {
@@ -231,7 +237,7 @@ int Main(int argc, char** argv) {
     if (Parse(argv[i])) continue;
     std::fprintf(stderr,
                  "%s: unknown; there are --scenario=NAME --faults=N --states=N --sample=N --seed=N "
-                 "--plant=NAME --all_plants\n",
+                 "--every_order --plant=NAME --all_plants\n",
                  argv[i]);
     return 2;
   }
