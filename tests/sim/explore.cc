@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "base/check.h"
 #include "base/digest.h"
 #include "base/log.h"
@@ -18,30 +18,21 @@ constexpr size_t kDepthMax = 3000;
 class Search {
  public:
   Search(const ExploreScenario& scenario, const ExploreOptions& options)
-      : scenario_(scenario), options_(options) {
-    LH_CHECK(scenario.members.size() <= 8);
-  }
+      : scenario_(scenario), options_(options) {}
 
   ExploreResult Run();
 
  private:
-  // Moves, by their bits.
-  using MoveSet = uint64_t;
-
   struct Frame {
     ExploreState state;
     int faults_left = 0;
     std::vector<Move> moves;
     size_t next = 0;
-    MoveSet asleep = 0;  // what need not be tried behind the next move, if they are apart
   };
 
-  // Enters the state unless it was entered before. Moves that are `asleep` are not tried, because
-  // the search tries them before the move that leads here, and finds the same states.
-  void Enter(ExploreState state, int faults_left, MoveSet asleep);
+  // Enters the state unless it was entered before.
+  void Enter(ExploreState state, int faults_left);
   void Try(Frame* frame, const Move& move);
-  // 0: the move is always tried.
-  static MoveSet BitOf(const Move& move);
   bool Chosen(uint64_t digest, const Move& move) const;
   static void TellPath();
 
@@ -49,8 +40,7 @@ class Search {
 
   const ExploreScenario& scenario_;
   const ExploreOptions options_;
-  MoveSet owned_[ExploreState::kPeersMax + 1] = {};  // the moves of each owner
-  absl::flat_hash_map<uint64_t, MoveSet> seen_;      // and what has not been tried there
+  absl::flat_hash_set<uint64_t> seen_;
   std::vector<std::unique_ptr<Frame>> stack_;
   std::vector<Move> path_;
   ExploreResult result_;
@@ -84,48 +74,18 @@ bool Search::Chosen(uint64_t digest, const Move& move) const {
   return (draw >> 7) % options_.sample == 0;
 }
 
-Search::MoveSet Search::BitOf(const Move& move) {
-  constexpr int kPeers = ExploreState::kPeersMax;
-  const int a = move.a;
-  if (move.fault()) return 0;
-  switch (move.kind) {
-    case Move::Kind::kToPeer:
-      return MoveSet{1} << a;
-    case Move::Kind::kToCoordinator:
-      return MoveSet{1} << (kPeers + a);
-    case Move::Kind::kLocal:
-      return MoveSet{1} << (2 * kPeers + a);
-    case Move::Kind::kControl:
-      return MoveSet{1} << ((3 + a) * kPeers + move.b);
-    case Move::Kind::kData:
-      return MoveSet{1} << ((3 + kPeers + a) * kPeers + move.b);
-    case Move::Kind::kAct:
-      return MoveSet{1} << ((3 + 2 * kPeers) * kPeers + a);
-    default:
-      return 0;
-  }
-}
-
-void Search::Enter(ExploreState state, int faults_left, MoveSet asleep) {
+void Search::Enter(ExploreState state, int faults_left) {
   const uint64_t digest =
       Digester().Add(state.Digest(faults_left > 0)).Add(static_cast<uint64_t>(faults_left)).value();
-  const auto [known, fresh] = seen_.try_emplace(digest, asleep);
-  // What slept before, and is awake now.
-  const MoveSet awake = known->second & ~asleep;
-  known->second &= asleep;
-  if (!fresh && awake == 0) return;
+  if (!seen_.insert(digest).second) return;
+  if (++result_.states >= options_.states_max) result_.complete = false;
   LH_CHECK(stack_.size() < kDepthMax) << "a run does not come to its end";
-  auto frame = std::make_unique<Frame>(Frame{std::move(state), faults_left, {}, 0, known->second});
-  frame->moves = frame->state.Moves(/*faults=*/fresh && faults_left > 0);
-  if (fresh) {
-    if (++result_.states >= options_.states_max) result_.complete = false;
-    if (frame->moves.empty()) ++result_.terminal;
-    std::erase_if(frame->moves, [&](const Move& move) {
-      return (BitOf(move) & asleep) != 0 ||
-             (faults_left == 1 && move.fault() && !Chosen(digest, move));
-    });
-  } else {
-    std::erase_if(frame->moves, [&](const Move& move) { return (BitOf(move) & awake) == 0; });
+  auto frame = std::make_unique<Frame>(Frame{std::move(state), faults_left, {}, 0});
+  frame->moves = frame->state.Moves(/*faults=*/faults_left > 0);
+  if (frame->moves.empty()) ++result_.terminal;
+  if (faults_left == 1) {
+    std::erase_if(frame->moves,
+                  [&](const Move& move) { return move.fault() && !Chosen(digest, move); });
   }
   stack_.push_back(std::move(frame));
   result_.depth_max = std::max<uint64_t>(result_.depth_max, stack_.size());
@@ -133,8 +93,6 @@ void Search::Enter(ExploreState state, int faults_left, MoveSet asleep) {
 
 void Search::Try(Frame* frame, const Move& move) {
   const bool last = frame->next == frame->moves.size() && move.crash_after == 0;
-  const int faults_left = frame->faults_left - (move.fault() ? 1 : 0);
-  const MoveSet owned = owned_[frame->state.OwnerOf(move)];
   Move tried = move;
   for (;;) {
     ExploreState state = last ? std::move(frame->state) : frame->state;
@@ -147,10 +105,7 @@ void Search::Try(Frame* frame, const Move& move) {
       ++(tried.crash_after == 0 ? result_.faults[static_cast<size_t>(tried.kind)]
                                 : result_.faults_within);
     }
-    const bool apart = state.apart() && !options_.every_order;
-    const MoveSet asleep = apart ? frame->asleep & ~owned : 0;
-    if (apart) frame->asleep |= BitOf(tried);
-    Enter(std::move(state), faults_left, asleep);
+    Enter(std::move(state), frame->faults_left - (tried.fault() ? 1 : 0));
     if (tried.crash_after == 0) return;
     ++tried.crash_after;
   }
@@ -162,17 +117,7 @@ ExploreResult Search::Run() {
   SetCheckHook(&Search::TellPath);
   ExploreState start(&scenario_, options_.planted);
   start.Setup();
-  for (const Move::Kind kind : {Move::Kind::kToPeer, Move::Kind::kToCoordinator, Move::Kind::kLocal,
-                                Move::Kind::kControl, Move::Kind::kData, Move::Kind::kAct}) {
-    const size_t whose = kind == Move::Kind::kAct ? scenario_.members.size() : scenario_.peers;
-    for (uint8_t a = 0; a < whose; ++a) {
-      for (uint8_t b = 0; b < scenario_.peers; ++b) {
-        const Move move{kind, a, b, 0};
-        owned_[start.OwnerOf(move)] |= BitOf(move);
-      }
-    }
-  }
-  Enter(std::move(start), options_.faults, 0);
+  Enter(std::move(start), options_.faults);
   while (!stack_.empty()) {
     Frame& frame = *stack_.back();
     if (frame.next == frame.moves.size() || !result_.complete) {

@@ -3,12 +3,7 @@
 //
 // The search goes depth first over ExploreState, through each state once (by digest). With `sample`
 // above 1, a path that may have only one more fault tries one in `sample` of the possible last
-// faults, chosen by digest and seed.
-//
-// All other moves are tried, except those that are known to lead to a state that the search finds
-// in another way: if two moves happen apart (ExploreState::apart()), one after the other is enough.
-// So the search finds the same states with fewer moves. This is the method of sleep sets: what was
-// tried before its neighbour, and is apart from it, sleeps behind it. `every_order` turns it off.
+// faults, chosen by digest and seed. All other moves are tried.
 #pragma once
 
 #include <array>
@@ -25,7 +20,6 @@ struct ExploreOptions {
   uint64_t states_max = UINT64_MAX;
   uint64_t sample = 1;
   uint64_t seed = 1;
-  bool every_order = false;
   Planted planted = Planted::kNone;
 };
 

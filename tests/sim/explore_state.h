@@ -153,12 +153,6 @@ class ExploreState {
   std::vector<Move> Moves(bool faults) const;
   // Returns false if the receiver has fewer actions than `crash_after`. The state is useless then.
   bool Apply(const Move& move);
-  // The peer at which the move happens; peers() for the coordinator.
-  int OwnerOf(const Move& move) const;
-  // True if the last move, whatever its owner did, changed nothing that another owner's moves read
-  // or change, other than appending to queues. So two such moves of two owners lead to the same
-  // state in either order.
-  bool apart() const { return apart_; }
   // `faults`: more faults may follow.
   uint64_t Digest(bool faults) const;
 
@@ -406,7 +400,6 @@ class ExploreState {
   const ExploreScenario* scenario_;
   Planted planted_;
   bool trace_ = false;
-  bool apart_ = false;
 
   Tick now_;
   Tick last_fault_;
