@@ -319,10 +319,7 @@ class Traffic {
   explicit Traffic(PeerWorld* world) : world_(world) {
     for (auto& peer : world->peers) {
       peer->scatter = true;
-      peer->memory.resize(1 << 20);
-      for (size_t b = 0; b < peer->memory.size(); ++b) {
-        peer->memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all peers
-      }
+      peer->memory = Pattern();
     }
   }
 
@@ -377,6 +374,16 @@ class Traffic {
     int to;
     uint64_t cookie;
   };
+  // What the memory of each peer holds. It is computed once, because tests make thousands of
+  // worlds.
+  static const std::vector<uint8_t>& Pattern() {
+    static const auto& pattern = *new std::vector<uint8_t>([] {
+      std::vector<uint8_t> bytes(1 << 20);
+      for (size_t b = 0; b < bytes.size(); ++b) bytes[b] = static_cast<uint8_t>(b * 13 + b / 241);
+      return bytes;
+    }());
+    return pattern;
+  }
   std::vector<uint64_t> Frames(int from, int to) const {
     std::vector<uint64_t> ordinals;
     for (const auto& frame : world_->at(to).frames) {

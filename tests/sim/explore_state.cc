@@ -144,6 +144,10 @@ uint64_t DigestOf(const coordinator::Records& records) {
   return digest.value();
 }
 
+// Whether a clone of what has this digest is compared with it: one in eight, because digests of
+// whole cores take time. 0: the digest is not known.
+bool IsChecked(uint64_t digest) { return digest != 0 && digest % 8 == 0; }
+
 template <class Queue>
 Queue Emptied(Queue* queue) {
   return std::exchange(*queue, Queue());
@@ -1036,7 +1040,7 @@ void ExploreState::MeasureLinks() {
 
 void ExploreState::StepCoordinator(const coordinator::Event& event) {
   auto core = std::make_shared<coordinator::CoordinatorCore>(coordinator_->Clone());
-  if (core->Digest() != coordinator_digest_ && coordinator_digest_ != 0) {
+  if (IsChecked(coordinator_digest_) && core->Digest() != coordinator_digest_) {
     Checker::Fail("CoordinatorCore::Clone() makes another core");
   }
   std::vector<coordinator::Action> actions = core->Step(event, now_);
@@ -1185,7 +1189,7 @@ void ExploreState::Turn(int i, const std::function<void(peerd::Engine*)>& what,
   Peer& peer = Write(i);
   Ports ports(this, i, std::move(due));
   std::shared_ptr<peerd::Engine> engine = peer.engine->Clone(ports.all());
-  if (engine->Digest() != peer.digest && peer.digest != 0) {
+  if (IsChecked(peer.digest) && engine->Digest() != peer.digest) {
     Checker::Fail("Engine::Clone() makes another engine");
   }
   turning_ = engine.get();
