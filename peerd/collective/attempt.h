@@ -113,7 +113,7 @@ std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
 // Default of AttemptSpec::cached_bytes_max.
 inline constexpr uint64_t kCachedBytesMax = 1 << 20;
 
-// A part of the whole that belongs to a member (OpTable::CutsOf lists them). An all-reduce has
+// A part of the whole that belongs to a member (CutsOf() in the core lists them). An all-reduce has
 // none.
 //
 // In phase reduce, the part is finished at its owner. In phase gather, it begins at its owner and

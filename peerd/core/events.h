@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
@@ -109,6 +110,7 @@ struct ReadySignature {
   uint64_t index = 0;     // control::ReadyName::index
   std::string digest;     // as in control::Statement, computed here
   std::string signature;  // by the sender
+  LH_FIELDS(ReadySignature, LH_FIELD(index), LH_FIELD(digest), LH_FIELD(signature));
 };
 struct PeerReady {
   GroupKey group;
@@ -128,6 +130,10 @@ struct PeerReady {
   // Set if it is signed. The signature has not been checked.
   std::optional<ReadySignature> signature = std::nullopt;
   ReadyInput input = ReadyInput::kSegments;
+  LH_FIELDS(PeerReady, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(ordinal), LH_FIELD(attempt),
+            LH_FIELD(boundary), LH_FIELD(tag), LH_FIELD(set), LH_FIELD(desc), LH_FIELD(other_offer),
+            LH_FIELD(terms), LH_FIELD(payload), LH_FIELD(result), LH_FIELD(signature),
+            LH_FIELD(input));
 };
 struct PeerDone {
   GroupKey group;
@@ -138,6 +144,8 @@ struct PeerDone {
   bool started = false;  // not done yet: the peer has every READY, and takes segments
   std::optional<Hash128> readies_digest =
       std::nullopt;  // a digest of all READYs that the peer has got
+  LH_FIELDS(PeerDone, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(ordinal), LH_FIELD(attempt),
+            LH_FIELD(refused), LH_FIELD(started), LH_FIELD(readies_digest));
 };
 
 // The answer to the first SendReady of an op in an attempt that asks for a signature.

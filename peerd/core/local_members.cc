@@ -466,20 +466,4 @@ void LocalMembers::CheckInvariants() const {
   }
 }
 
-void LocalMembers::AddTo(Digester* digest) const {
-  digest->Add(uint64_t{members_.size()}).Add(draining_.value_or(""));
-  for (const auto& [id, local] : members_) {
-    digest->Add(id).Add(local.group).Add(local.name).Add(local.member).Add(local.boundary);
-    digest->Add(uint64_t{local.admitted} | uint64_t{local.known_admitted} << 1 |
-                uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
-                uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5 |
-                uint64_t{local.step_passed} << 6 | uint64_t{local.background} << 7 |
-                uint64_t{local.step_ready} << 8 | uint64_t{local.named} << 9);
-    digest->Add(local.cohort).Add(uint64_t{local.cohort_size});
-    digest->Add(uint64_t{local.step_deadline_ms}).Add(uint64_t{local.members}).Add(local.present);
-    digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);
-    digest->Add(local.leave_by).Add(local.removed ? local.removed->text : "-");
-  }
-}
-
 }  // namespace longhaul::peerd

@@ -123,7 +123,7 @@ constexpr bool IsFloat8(DType dtype) {
 }
 
 // The kinds of ops differ in two ways: in their phases (peerd/collective/attempt.h), and in who
-// owns which part of the whole tensor, and who gets it (OpTable::CutsOf).
+// owns which part of the whole tensor, and who gets it (peerd/core/op_terms.h).
 //
 //   kind                the whole                     inputs            results
 //   all-reduce, barrier one tensor                    added up          everybody gets the whole
