@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import class_size
 import cycles
 import definitions
 import file_lists
@@ -290,6 +291,27 @@ class Definitions(unittest.TestCase):
         )
         for other in others:
             self.assertEqual(findings(definitions.check, {"base/a.h": self.A, "peerd/a.cc": other}), [])
+
+
+class ClassSize(unittest.TestCase):
+    HEADER = "namespace n {\nclass A {\n};\nstruct B {\n};\n}  // namespace n\n"
+
+    def test_a_class_is_counted_over_all_its_files(self) -> None:
+        long = "namespace n {\nabsl::Status A::F(int x) {\n" + "  ++x;\n" * 700 + "}\n}  // namespace n\n"
+        files = {"base/a.h": self.HEADER, "base/a.cc": long, "base/a_more.cc": long.replace("A::F", "A::G")}
+        self.assertEqual(findings(class_size.check, files), ["base/a.h:1"])
+        files["base/a_more.cc"] = files["base/a_more.cc"].replace("A::G", "B::G")
+        files["base/b.h"] = self.HEADER.replace("class A", "class C").replace("struct B", "struct D")
+        self.assertEqual(findings(class_size.check, files), ["base/a.h:1"])
+        files["base/a.h"] = self.HEADER.replace("struct B {\n};\n", "")
+        files["base/b.h"] = "namespace n {\nstruct B {\n};\n}  // namespace n\n"
+        self.assertEqual(findings(class_size.check, files), [])
+
+    def test_a_file_without_classes_counts_and_tests_do_not(self) -> None:
+        long = "// A line.\n" * 1300
+        self.assertEqual(findings(class_size.check, {"base/a.cc": long}), ["base/a.cc:1"])
+        self.assertEqual(findings(class_size.check, {"client/python/longhaul/a.py": long}), ["client/python/longhaul/a.py:1"])
+        self.assertEqual(findings(class_size.check, {"base/a_test.cc": long, "tests/sim/a.cc": long}), [])
 
 
 class Purity(unittest.TestCase):
