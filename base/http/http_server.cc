@@ -27,6 +27,7 @@
 #include "base/daemon/host_port.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 
 namespace longhaul {
 namespace {
@@ -41,23 +42,6 @@ constexpr char kTooLarge[] =
     "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"
     "Content-Length: 18\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
     "request too large\n";
-
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // Both ends of one connection's bytes, for cpp-httplib. The whole request is read before the
 // library sees it: a client that sends slowly or without end never keeps the library waiting.
@@ -260,7 +244,7 @@ class Exchange : private httplib::Server {
   const std::atomic<bool>& stopping_;
 };
 
-absl::StatusOr<Fd> Listen(const HostPort& address) {
+absl::StatusOr<UniqueFd> Listen(const HostPort& address) {
   struct addrinfo hints {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
@@ -271,7 +255,7 @@ absl::StatusOr<Fd> Listen(const HostPort& address) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen for HTTP on ", ToString(address), ": ", gai_strerror(error)));
   }
-  Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int one = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   const bool listening = fd.get() >= 0 && bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 &&
@@ -297,7 +281,7 @@ uint16_t BoundPort(int fd) {
 
 class HttpServer::Impl {
  public:
-  Impl(Fd listener, Fd wake, std::string address, Handler handler)
+  Impl(UniqueFd listener, UniqueFd wake, std::string address, Handler handler)
       : listener_(std::move(listener)),
         wake_(std::move(wake)),
         address_(std::move(address)),
@@ -318,7 +302,7 @@ class HttpServer::Impl {
 
  private:
   struct Client {
-    Fd fd;
+    UniqueFd fd;
     std::atomic<bool> over{false};
     // The handler runs, or the answer is being sent. Other clients may be turned away.
     std::atomic<bool> answering{false};
@@ -384,7 +368,7 @@ class HttpServer::Impl {
 
   void Accept() {
     while (clients_.size() < kHttpConnectionsMax) {
-      Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (fd.get() < 0) {
         // No free descriptors. The listener stays readable, so wait a little to avoid a busy loop.
         accept_paused_ = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
@@ -465,8 +449,8 @@ class HttpServer::Impl {
   }
 
   pthread_attr_t attributes_;  // of workers
-  const Fd listener_;
-  const Fd wake_;
+  const UniqueFd listener_;
+  const UniqueFd wake_;
   const std::string address_;
   const Handler handler_;
   std::atomic<int> streams_{0};
@@ -490,9 +474,9 @@ const std::string& HttpServer::address() const { return impl_->address(); }
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
                                                               Handler handler) {
   LH_ASSIGN_OR_RETURN(HostPort host_port, ParseHostPort(address));
-  LH_ASSIGN_OR_RETURN(Fd listener, Listen(host_port));
+  LH_ASSIGN_OR_RETURN(UniqueFd listener, Listen(host_port));
   host_port.port = BoundPort(listener.get());
-  Fd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake.get() < 0) {
     return absl::UnavailableError(absl::StrCat("eventfd for HTTP: ", strerror(errno)));
   }

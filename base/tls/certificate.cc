@@ -67,8 +67,8 @@ absl::Status Take(const std::string& uri, const char* prefix, std::string* value
   return absl::OkStatus();
 }
 
-absl::StatusOr<Identity> Read(X509* certificate) {
-  Identity identity;
+absl::StatusOr<Subject> Read(X509* certificate) {
+  Subject identity;
   identity.name = CommonName(certificate);
   identity.fingerprint = Fingerprint(certificate);
   for (const std::string& uri : Uris(certificate)) {
@@ -97,15 +97,15 @@ std::string TimeText(const ASN1_TIME* time) {
   return text;
 }
 
-Refusal RefusalOf(int error) {
+CertificateRefusal RefusalOf(int error) {
   switch (error) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
     case X509_V_ERR_CERT_NOT_YET_VALID:
-      return Refusal::kExpired;
+      return CertificateRefusal::kExpired;
     case X509_V_ERR_CERT_REVOKED:
-      return Refusal::kRevoked;
+      return CertificateRefusal::kRevoked;
     default:
-      return Refusal::kUntrusted;
+      return CertificateRefusal::kUntrusted;
   }
 }
 
@@ -151,8 +151,8 @@ bool SignedByOne(X509_CRL* crl, const std::vector<CertificatePtr>& cas) {
   return false;
 }
 
-Verdict Refuse(Refusal refusal, std::string why) {
-  Verdict verdict;
+CertificateCheck Refuse(CertificateRefusal refusal, std::string why) {
+  CertificateCheck verdict;
   verdict.refusal = refusal;
   verdict.why = std::move(why);
   return verdict;
@@ -160,21 +160,21 @@ Verdict Refuse(Refusal refusal, std::string why) {
 
 }  // namespace
 
-const char* RefusalName(Refusal refusal) {
+const char* RefusalName(CertificateRefusal refusal) {
   switch (refusal) {
-    case Refusal::kMalformed:
+    case CertificateRefusal::kMalformed:
       return "malformed";
-    case Refusal::kUntrusted:
+    case CertificateRefusal::kUntrusted:
       return "untrusted";
-    case Refusal::kExpired:
+    case CertificateRefusal::kExpired:
       return "expired";
-    case Refusal::kRevoked:
+    case CertificateRefusal::kRevoked:
       return "revoked";
   }
   return "unknown";
 }
 
-absl::StatusOr<Identity> IdentityOf(const std::string& pem) {
+absl::StatusOr<Subject> SubjectOf(const std::string& pem) {
   const CertificatePtr certificate = ReadCertificate(Reader(pem).get());
   ERR_clear_error();
   if (certificate == nullptr) return Bad("the certificate cannot be read");
@@ -214,11 +214,12 @@ absl::StatusOr<std::shared_ptr<const Trust>> Trust::Make(const std::string& ca_p
   return std::shared_ptr<const Trust>(new Trust(std::move(impl)));
 }
 
-Verdict Trust::Check(const std::string& certificate_pem, const std::string& chain_pem) const {
+CertificateCheck Trust::Check(const std::string& certificate_pem,
+                              const std::string& chain_pem) const {
   const CertificatePtr certificate = ReadCertificate(Reader(certificate_pem).get());
   ERR_clear_error();
   if (certificate == nullptr) {
-    return Refuse(Refusal::kMalformed, "your certificate cannot be read");
+    return Refuse(CertificateRefusal::kMalformed, "your certificate cannot be read");
   }
   const StackPtr chain(sk_X509_new_null());
   const BioPtr bio = Reader(chain_pem);
@@ -226,21 +227,21 @@ Verdict Trust::Check(const std::string& certificate_pem, const std::string& chai
     CertificatePtr next = ReadCertificate(bio.get());
     if (next == nullptr) break;
     if (i == kChainMax) {
-      return Refuse(Refusal::kMalformed, "the chain of your certificate is too long");
+      return Refuse(CertificateRefusal::kMalformed, "the chain of your certificate is too long");
     }
     sk_X509_push(chain.get(), next.release());
   }
   ERR_clear_error();
-  absl::StatusOr<Identity> identity = Read(certificate.get());
+  absl::StatusOr<Subject> identity = Read(certificate.get());
   if (!identity.ok()) {
-    return Refuse(Refusal::kMalformed, std::string(identity.status().message()));
+    return Refuse(CertificateRefusal::kMalformed, std::string(identity.status().message()));
   }
   const StoreContextPtr context(X509_STORE_CTX_new());
-  Verdict verdict;
+  CertificateCheck verdict;
   verdict.identity = *std::move(identity);
   if (X509_STORE_CTX_init(context.get(), impl_->store.get(), certificate.get(), chain.get()) != 1 ||
       X509_STORE_CTX_set_default(context.get(), "ssl_client") != 1) {
-    verdict.refusal = Refusal::kUntrusted;
+    verdict.refusal = CertificateRefusal::kUntrusted;
     verdict.why = LastError();
     return verdict;
   }

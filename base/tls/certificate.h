@@ -19,7 +19,7 @@ inline constexpr char kRunUri[] = "longhaul:run:";
 // The name that stands for all runs.
 inline constexpr char kAllRuns[] = "*";
 
-struct Identity {
+struct Subject {
   std::string name;         // common name of the subject; may be empty
   std::string role;         // empty: the certificate names none
   std::string run;          // kAllRuns: every run; empty: the certificate names none
@@ -27,7 +27,7 @@ struct Identity {
 };
 
 // Why a caller was refused.
-enum class Refusal {
+enum class CertificateRefusal {
   kMalformed,  // not a certificate, or it names two roles or two runs
   kUntrusted,  // no CA of ours has issued it, or not for this use
   kExpired,    // no longer valid, or not yet
@@ -36,18 +36,18 @@ enum class Refusal {
 inline constexpr size_t kRefusals = 4;
 
 // A word for logs and labels of metrics: "malformed", "untrusted", ...
-const char* RefusalName(Refusal refusal);
+const char* RefusalName(CertificateRefusal refusal);
 
-struct Verdict {
+struct CertificateCheck {
   bool ok = false;
-  Identity identity;  // as far as the certificate could be read; proven only if ok
-  Refusal refusal = Refusal::kMalformed;  // if not ok
-  std::string why;                        // if not ok: a sentence for the caller, without secrets
+  Subject identity;  // as far as the certificate could be read; proven only if ok
+  CertificateRefusal refusal = CertificateRefusal::kMalformed;  // if not ok
+  std::string why;  // if not ok: a sentence for the caller, without secrets
 };
 
 // Reads the first certificate of `pem`. Does not check who issued the certificate.
 // InvalidArgument: there is none, or it names two roles or two runs.
-absl::StatusOr<Identity> IdentityOf(const std::string& pem);
+absl::StatusOr<Subject> SubjectOf(const std::string& pem);
 
 // CAs that issue certificates of clients, and the certificates that they have revoked. Immutable;
 // any thread may use it.
@@ -62,7 +62,7 @@ class Trust {
   Trust& operator=(const Trust&) = delete;
 
   // Checks a certificate of a client, now. `chain_pem`: CAs between it and ours; may be empty.
-  Verdict Check(const std::string& certificate_pem, const std::string& chain_pem) const;
+  CertificateCheck Check(const std::string& certificate_pem, const std::string& chain_pem) const;
 
   // Whether a CRL is past the time at which its issuer promised a newer one. Such a CRL still
   // counts.

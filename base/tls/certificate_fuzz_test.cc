@@ -16,7 +16,7 @@ void One(uint8_t which, const std::string& text) {
   const std::string back = text.substr(text.size() / 2);
   switch (which % 5) {
     case 0:
-      if (const auto identity = tls::IdentityOf(text); identity.ok()) {
+      if (const auto identity = tls::SubjectOf(text); identity.ok()) {
         LH_CHECK(identity->fingerprint.size() == 64);
       }
       return;
@@ -28,7 +28,7 @@ void One(uint8_t which, const std::string& text) {
       // A self-signed certificate is its own CA. What is behind the CAs is taken for the chain.
       const auto trust = tls::Trust::Make(text, "");
       if (!trust.ok()) return;
-      const tls::Verdict verdict = (*trust)->Check(text, text);
+      const tls::CertificateCheck verdict = (*trust)->Check(text, text);
       LH_CHECK(verdict.ok || !verdict.why.empty());
       return;
     }

@@ -30,7 +30,7 @@ std::string SeenCertificates::WhyNot(const std::string& fingerprint) {
   if (it == seen_.end() || now->trust == nullptr) return "";
   Seen& seen = it->second;
   if (seen.checked != now) {
-    const Verdict verdict = now->trust->Check(seen.certificate, seen.chain);
+    const CertificateCheck verdict = now->trust->Check(seen.certificate, seen.chain);
     seen.why_not = verdict.ok ? "" : verdict.why;
     seen.checked = std::move(now);
   }

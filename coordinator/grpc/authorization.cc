@@ -84,7 +84,7 @@ Denial Missing(Auth auth, bool has_token, const std::string& flag) {
   } else {
     text += "give --token-file, a file with a token of `lhctl token create`";
   }
-  return {Refusal::kMissing, text};
+  return {TokenRefusal::kMissing, text};
 }
 
 Caller CallerOf(const TokenRecord& token) {
@@ -96,7 +96,7 @@ Caller CallerOf(const TokenRecord& token) {
   return caller;
 }
 
-std::optional<Role> RoleOf(const tls::Identity& certificate) {
+std::optional<Role> RoleOf(const tls::Subject& certificate) {
   const auto names = NamesOf(Role());
   for (uint64_t value = names.first; value <= names.last(); ++value) {
     if (certificate.role == NameOf(static_cast<Role>(value))) return static_cast<Role>(value);
@@ -105,10 +105,10 @@ std::optional<Role> RoleOf(const tls::Identity& certificate) {
 }
 
 // Limits the caller to what its certificate allows, too.
-std::optional<Denial> Restrict(const tls::Identity& certificate, Caller* caller) {
+std::optional<Denial> Restrict(const tls::Subject& certificate, Caller* caller) {
   caller->certificate = certificate.fingerprint;
   if (!certificate.role.empty() && certificate.role != NameOf(caller->role)) {
-    return Denial{Refusal::kCertificate,
+    return Denial{TokenRefusal::kCertificate,
                   absl::StrCat("join token ", caller->token, " is for the role ",
                                NameOf(caller->role), ", and the caller's certificate for ",
                                CleanText(certificate.role, 32), "; show two of one role")};
@@ -118,7 +118,7 @@ std::optional<Denial> Restrict(const tls::Identity& certificate, Caller* caller)
   }
   if (caller->run != kAllRuns) {
     return Denial{
-        Refusal::kCertificate,
+        TokenRefusal::kCertificate,
         absl::StrCat("join token ", caller->token, " is for run ", caller->run,
                      ", and the caller's certificate for run ",
                      CleanText(certificate.run, kRunNameBytesMax), "; show two of one run")};
@@ -127,13 +127,13 @@ std::optional<Denial> Restrict(const tls::Identity& certificate, Caller* caller)
   return std::nullopt;
 }
 
-std::variant<Caller, Denial> CallerOf(const tls::Identity& certificate) {
+std::variant<Caller, Denial> CallerOf(const tls::Subject& certificate) {
   const std::optional<Role> role = RoleOf(certificate);
   if (!role || certificate.run.empty()) {
     const std::string seen = certificate.role.empty() ? "no role"
                              : !role ? "the role " + CleanText(certificate.role, 32)
                                      : "no run";
-    return Denial{Refusal::kCertificate,
+    return Denial{TokenRefusal::kCertificate,
                   absl::StrCat("the caller's certificate names ", seen,
                                ": it needs longhaul:role:trainer, longhaul:role:observer or "
                                "longhaul:role:operator, and longhaul:run:RUN (`lhctl ca issue` "
@@ -147,7 +147,7 @@ std::variant<Caller, Denial> CallerOf(const tls::Identity& certificate) {
 }
 
 Denial OtherRun(const Caller& caller, const std::string& what, const GroupKey& group) {
-  return {Refusal::kRun,
+  return {TokenRefusal::kRun,
           absl::StrCat(what, " ", ToString(group), " refused: it is a group of run ", group.run,
                        ", and the caller's ", caller.Shown(), " is for run ", caller.run)};
 }
@@ -181,13 +181,13 @@ Caller Anybody(Role role) {
   return caller;
 }
 
-absl::StatusOr<std::optional<tls::Identity>> CertificateCaller(const grpc::AuthContext& context) {
+absl::StatusOr<std::optional<tls::Subject>> CertificateCaller(const grpc::AuthContext& context) {
   const std::vector<grpc::string_ref> pem =
       context.FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
-  if (pem.empty()) return std::optional<tls::Identity>();
-  LH_ASSIGN_OR_RETURN(tls::Identity identity,
-                      tls::IdentityOf(std::string(pem.front().data(), pem.front().size())));
-  return std::optional<tls::Identity>(std::move(identity));
+  if (pem.empty()) return std::optional<tls::Subject>();
+  LH_ASSIGN_OR_RETURN(tls::Subject identity,
+                      tls::SubjectOf(std::string(pem.front().data(), pem.front().size())));
+  return std::optional<tls::Subject>(std::move(identity));
 }
 
 std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const TokenDesk& desk,
@@ -238,9 +238,9 @@ std::optional<Denial> ObjectionToRun(const Caller& caller, const control::Join& 
 
 grpc::Status ToGrpc(const Denial& denial) {
   switch (denial.refusal) {
-    case Refusal::kRole:
-    case Refusal::kRun:
-    case Refusal::kQuota:
+    case TokenRefusal::kRole:
+    case TokenRefusal::kRun:
+    case TokenRefusal::kQuota:
       return {grpc::StatusCode::PERMISSION_DENIED, denial.text};
     default:
       return {grpc::StatusCode::UNAUTHENTICATED, denial.text};
@@ -268,19 +268,19 @@ std::variant<Caller, Denial> Authorizer::Admit(const grpc::CallbackServerContext
   }
   std::variant<Caller, Denial> found;
   const auto peer = context.auth_context();
-  absl::StatusOr<std::optional<tls::Identity>> certificate = std::optional<tls::Identity>();
+  absl::StatusOr<std::optional<tls::Subject>> certificate = std::optional<tls::Subject>();
   if (peer != nullptr) certificate = CertificateCaller(*peer);
   if (certificate.ok()) {
     shown.certificate = *std::move(certificate);
     found = Identify(options_.auth, shown, *desk_, options_.flag);
   } else {
-    found = Denial{Refusal::kCertificate, std::string(certificate.status().message())};
+    found = Denial{TokenRefusal::kCertificate, std::string(certificate.status().message())};
   }
   if (const auto* caller = std::get_if<Caller>(&found)) {
     if (std::optional<Denial> lapsed = Lapsed(*caller)) {
       found = *std::move(lapsed);
     } else if (!Suffices(caller->role, needed)) {
-      found = Denial{Refusal::kRole,
+      found = Denial{TokenRefusal::kRole,
                      absl::StrCat("the caller's ", caller->Shown(), " is for the role ",
                                   NameOf(caller->role), ", and this call needs ", NameOf(needed))};
     }
@@ -298,7 +298,7 @@ std::optional<Denial> Authorizer::Lapsed(const Caller& caller) const {
   if (caller.certificate.empty() || !options_.why_not_certificate) return std::nullopt;
   const std::string why = options_.why_not_certificate(caller.certificate);
   if (why.empty()) return std::nullopt;
-  return Denial{Refusal::kRevoked, why};
+  return Denial{TokenRefusal::kRevoked, why};
 }
 
 void Authorizer::Refused(const Denial& denial, const std::string& client, const std::string& what) {

@@ -71,12 +71,12 @@ Caller Anybody(Role role);
 // The caller's certificate; nullopt: it showed none, as in clear. The port's credentials
 // (proto/control/grpc/credentials.h) have already refused certificates of other CAs, and those that
 // have expired or are revoked. InvalidArgument: it cannot be read, or contradicts itself.
-absl::StatusOr<std::optional<tls::Identity>> CertificateCaller(const grpc::AuthContext& context);
+absl::StatusOr<std::optional<tls::Subject>> CertificateCaller(const grpc::AuthContext& context);
 
 // What a call shows.
 struct Presented {
   std::optional<std::string> token;  // of "authorization"
-  std::optional<tls::Identity> certificate;
+  std::optional<tls::Subject> certificate;
 };
 // Decides who the caller is. Says nothing of what its role may do. `auth` is not kAuto.
 std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const TokenDesk& desk,
@@ -117,7 +117,7 @@ class Authorizer {
   const Options options_;
   const TokenDesk* const desk_;
   CoordinatorMetrics* const metrics_;
-  RareLog<Refusal> refusals_{Seconds(10), static_cast<size_t>(NamesOf(Refusal()).last())};
+  RareLog<TokenRefusal> refusals_{Seconds(10), static_cast<size_t>(NamesOf(TokenRefusal()).last())};
 };
 
 }  // namespace longhaul::coordinator

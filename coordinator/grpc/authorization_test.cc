@@ -25,15 +25,15 @@ class AuthorizationTest : public ::testing::Test {
     desk_.Create(order, [&](const absl::StatusOr<NewToken>& made) { token = made->token; });
     return token;
   }
-  static tls::Identity Certificate(const std::string& role, const std::string& run) {
-    tls::Identity certificate;
+  static tls::Subject Certificate(const std::string& role, const std::string& run) {
+    tls::Subject certificate;
     certificate.role = role;
     certificate.run = run;
     certificate.fingerprint = "0123456789abcdef0123";
     return certificate;
   }
   std::variant<Caller, Denial> Ask(Auth auth, std::optional<std::string> token,
-                                   std::optional<tls::Identity> certificate = std::nullopt) {
+                                   std::optional<tls::Subject> certificate = std::nullopt) {
     return Identify(auth, {std::move(token), std::move(certificate)}, desk_, "--auth");
   }
   static Caller Known(const std::variant<Caller, Denial>& asked) {
@@ -79,20 +79,20 @@ TEST_F(AuthorizationTest, ACertificateNamesItsRunAndRole) {
   EXPECT_THAT(Refused(Ask(Auth::kAny, {}, Certificate("operator", ""))).text, HasSubstr("no run"));
   for (const char* role : {"", "coordinator", "Trainer"}) {
     const Denial denial = Refused(Ask(Auth::kAny, {}, Certificate(role, "a")));
-    EXPECT_EQ(denial.refusal, Refusal::kCertificate);
+    EXPECT_EQ(denial.refusal, TokenRefusal::kCertificate);
     EXPECT_THAT(denial.text, HasSubstr("longhaul:role:trainer"));
   }
 }
 
 TEST_F(AuthorizationTest, WhatIsMissingIsNamed) {
   const auto why = [&](Auth auth, std::optional<std::string> token,
-                       std::optional<tls::Identity> certificate = std::nullopt) {
+                       std::optional<tls::Subject> certificate = std::nullopt) {
     const Denial denial = Refused(Ask(auth, std::move(token), std::move(certificate)));
-    EXPECT_EQ(denial.refusal, Refusal::kMissing);
+    EXPECT_EQ(denial.refusal, TokenRefusal::kMissing);
     EXPECT_THAT(denial.text, HasSubstr("--auth="));
     return denial.text;
   };
-  const tls::Identity certificate = Certificate("trainer", "");
+  const tls::Subject certificate = Certificate("trainer", "");
   EXPECT_THAT(why(Auth::kToken, {}), AllOf(HasSubstr("no join token"), HasSubstr("--token-file")));
   EXPECT_THAT(why(Auth::kToken, {}, certificate), HasSubstr("no join token"));
   EXPECT_THAT(why(Auth::kCertificate, Token("a")), HasSubstr("no certificate"));
@@ -102,10 +102,10 @@ TEST_F(AuthorizationTest, WhatIsMissingIsNamed) {
 }
 
 TEST_F(AuthorizationTest, WhatIsShownHasToBeRight) {
-  EXPECT_EQ(Refused(Ask(Auth::kToken, "guess")).refusal, Refusal::kMalformed);
+  EXPECT_EQ(Refused(Ask(Auth::kToken, "guess")).refusal, TokenRefusal::kMalformed);
   // A good certificate does not help a bad token.
   EXPECT_EQ(Refused(Ask(Auth::kAny, "guess", Certificate("trainer", ""))).refusal,
-            Refusal::kMalformed);
+            TokenRefusal::kMalformed);
   // What is not asked for does not matter.
   EXPECT_EQ(Known(Ask(Auth::kCertificate, "guess", Certificate("trainer", "a"))).run, "a");
   EXPECT_EQ(Known(Ask(Auth::kToken, Token("a"), Certificate("operator", "b"))).run, "a");
@@ -120,10 +120,10 @@ TEST_F(AuthorizationTest, ACallerWithBothMayDoWhatBothAllow) {
     EXPECT_EQ(Known(Ask(auth, Token("a"), Certificate("", ""))).run, "a");
     EXPECT_EQ(Known(Ask(auth, Token("a"), Certificate("trainer", "a"))).run, "a");
     Denial denial = Refused(Ask(auth, Token("a"), Certificate("trainer", "b")));
-    EXPECT_EQ(denial.refusal, Refusal::kCertificate);
+    EXPECT_EQ(denial.refusal, TokenRefusal::kCertificate);
     EXPECT_THAT(denial.text, AllOf(HasSubstr("run a"), HasSubstr("run b")));
     denial = Refused(Ask(auth, Token("a"), Certificate("operator", "a")));
-    EXPECT_EQ(denial.refusal, Refusal::kCertificate);
+    EXPECT_EQ(denial.refusal, TokenRefusal::kCertificate);
     EXPECT_THAT(denial.text, AllOf(HasSubstr("trainer"), HasSubstr("operator")));
   }
 }
@@ -170,7 +170,7 @@ TEST(ObjectionTo, EveryMessageThatNamesAGroupOfAnotherRun) {
   for (const control::PeerMessage& message : messages) {
     const std::optional<Denial> denial = ObjectionTo(OfRunA(), message);
     ASSERT_TRUE(denial) << control::Name(message);
-    EXPECT_EQ(denial->refusal, Refusal::kRun);
+    EXPECT_EQ(denial->refusal, TokenRefusal::kRun);
     EXPECT_THAT(denial->text,
                 AllOf(HasSubstr("b/0"), HasSubstr("run b"), HasSubstr("is for run a"),
                       HasSubstr(control::Name(message)), HasSubstr("join token 0123456789ab")));
@@ -202,17 +202,17 @@ TEST(ObjectionTo, JoinsAreJudgedApart) {
 }
 
 TEST(ToGrpc, SaysWhetherAnotherTokenHelps) {
-  EXPECT_EQ(ToGrpc(Denial{Refusal::kExpired, "x"}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(ToGrpc(Denial{Refusal::kRun, "x"}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
-  EXPECT_EQ(ToGrpc(Denial{Refusal::kRole, "x"}).error_message(), "x");
+  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kExpired, "x"}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kRun, "x"}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kRole, "x"}).error_message(), "x");
 }
 
 TEST_F(AuthorizationTest, RefusalsAreCountedAndOneOfAKindIsLogged) {
   const LogLines log;
   CoordinatorMetrics metrics;
   Authorizer authorizer({Auth::kToken, "--auth", Role::kTrainer}, &desk_, &metrics);
-  for (int i = 0; i < 3; ++i) authorizer.Refused({Refusal::kRun, "why"}, "client", "call refused");
-  authorizer.Refused({Refusal::kQuota, "why"}, "client", "call refused");
+  for (int i = 0; i < 3; ++i) authorizer.Refused({TokenRefusal::kRun, "why"}, "client", "call refused");
+  authorizer.Refused({TokenRefusal::kQuota, "why"}, "client", "call refused");
   const std::vector<std::string> lines = log.lines();
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(lines[0], AllOf(HasSubstr("call refused why=run"), HasSubstr("client=client")));
@@ -232,7 +232,7 @@ TEST_F(AuthorizationTest, ACallerLapsesWithItsTokenOrItsCertificate) {
   EXPECT_FALSE(authorizer.Lapsed(caller));
   why = "your certificate was revoked";
   ASSERT_TRUE(authorizer.Lapsed(caller));
-  EXPECT_EQ(authorizer.Lapsed(caller)->refusal, Refusal::kRevoked);
+  EXPECT_EQ(authorizer.Lapsed(caller)->refusal, TokenRefusal::kRevoked);
   EXPECT_EQ(authorizer.Lapsed(caller)->text, why);
   const Caller without = Known(Ask(Auth::kToken, Token("a")));
   EXPECT_FALSE(authorizer.Lapsed(without)) << "it showed no certificate that counts";
@@ -243,10 +243,10 @@ TEST_F(AuthorizationTest, ACallerLapsesWithItsTokenOrItsCertificate) {
 
 TEST_F(AuthorizationTest, EveryReasonHasASeries) {
   CoordinatorMetrics metrics;
-  const auto names = NamesOf(Refusal());
+  const auto names = NamesOf(TokenRefusal());
   for (uint64_t value = names.first; value <= names.last(); ++value) {
     EXPECT_THAT(metrics.Text(), HasSubstr(std::string("callers_refused_total{reason=\"") +
-                                          NameOf(static_cast<Refusal>(value)) + "\"} 0\n"));
+                                          NameOf(static_cast<TokenRefusal>(value)) + "\"} 0\n"));
   }
 }
 

@@ -40,7 +40,7 @@ class RefusalLog {
  public:
   RefusalLog(CoordinatorMetrics* metrics, const char* flag) : metrics_(metrics), flag_(flag) {}
 
-  void Refused(const tls::Verdict& verdict) {
+  void Refused(const tls::CertificateCheck& verdict) {
     const char* const reason = tls::RefusalName(verdict.refusal);
     metrics_->OnCertificateRefused(reason);
     if (!refusals_.Take(verdict.refusal)) return;
@@ -53,7 +53,7 @@ class RefusalLog {
  private:
   CoordinatorMetrics* const metrics_;
   const char* const flag_;
-  RareLog<tls::Refusal> refusals_{Seconds(1), tls::kRefusals};
+  RareLog<tls::CertificateRefusal> refusals_{Seconds(1), tls::kRefusals};
 };
 
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,
@@ -62,7 +62,8 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,
   if (tls.files == nullptr) return grpc::InsecureServerCredentials();
   const auto log = std::make_shared<RefusalLog>(metrics, flag);
   return control::MakeServerCredentials(
-      {tls.files, tls.seen, [log](const tls::Verdict& verdict) { log->Refused(verdict); }});
+      {tls.files, tls.seen,
+       [log](const tls::CertificateCheck& verdict) { log->Refused(verdict); }});
 }
 
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {

@@ -10,7 +10,7 @@ namespace {
 std::optional<Denial> OverQuota(const Caller& caller, const control::Join& join, size_t used,
                                 uint32_t max, const char* what) {
   if (max == 0 || used < max) return std::nullopt;
-  return Denial{Refusal::kQuota,
+  return Denial{TokenRefusal::kQuota,
                 absl::StrCat("join of ", ToString(join.group), " refused: the peers with ",
                              caller.Shown(), " have ", used, " ", what,
                              ", the most that its quota allows; let a member leave, or ask the "

@@ -101,7 +101,7 @@ class FakePort final : public SessionPort {
                                     const CoordinatorCore& core) override {
     if (core.KnowsJoin(peer_, join)) return std::nullopt;
     if (core.HoldingsOf({peer_}).members < members_max_) return std::nullopt;
-    return Denial{Refusal::kQuota, "too many"};
+    return Denial{TokenRefusal::kQuota, "too many"};
   }
 
   const PeerId peer_{1};

@@ -49,7 +49,7 @@ constexpr std::array kCauses = {"leave",  "trainer_died", "peer_died", "silence"
                                 "reset",  "unreachable",  "evict",     "step_deadline",
                                 "cohort", "restart",      "cancel",    "dispute"};
 
-// The reasons of Refusal.
+// The reasons of TokenRefusal.
 constexpr std::array kRefusals = {"missing",     "malformed", "unknown", "expired", "revoked",
                                   "certificate", "role",      "run",     "quota"};
 

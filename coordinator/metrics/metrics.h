@@ -55,7 +55,7 @@ class CoordinatorMetrics {
   // A stream named a peer whose own stream is alive, without that peer's secret.
   void OnStrangerRefused();
   void OnJoinRefused();
-  // `reason`: as NameOf(Refusal).
+  // `reason`: as NameOf(TokenRefusal).
   void OnCallerRefused(const std::string& reason);
   // A call was refused for its certificate. `reason`: as tls::RefusalName() gives it.
   void OnCertificateRefused(const std::string& reason);

@@ -20,9 +20,9 @@ absl::Status MakeDirectoryOf(const std::string& path) {
                                              "; make it, or choose another file"));
 }
 
-absl::StatusOr<Fd> LockFile(const std::string& path) {
+absl::StatusOr<UniqueFd> LockFile(const std::string& path) {
   const std::string lock_path = path + "-lock";
-  Fd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock.get() < 0) {
     return absl::UnavailableError(absl::StrCat("cannot open ", lock_path, ", the lock of store ",
                                                path, ": ", strerror(errno)));

@@ -10,23 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/unique_fd.h"
 
 namespace longhaul::coordinator {
-
-// Owns a file descriptor and closes it when destroyed.
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // Makes the directory of `path` if it is missing, with access for the owner only. The directories
 // above it must exist. Unavailable: the directory cannot be made; the text says why and what to do,
@@ -37,6 +23,6 @@ absl::Status MakeDirectoryOf(const std::string& path);
 // kernel also drops the lock when the process ends in any way. FailedPrecondition: another
 // coordinator has the lock; the text names its process. Unavailable: the file cannot be opened or
 // locked.
-absl::StatusOr<Fd> LockFile(const std::string& path);
+absl::StatusOr<UniqueFd> LockFile(const std::string& path);
 
 }  // namespace longhaul::coordinator

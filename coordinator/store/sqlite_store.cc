@@ -186,7 +186,7 @@ class Statement {
 
 class SqliteStore final : public Store {
  public:
-  SqliteStore(std::string path, Fd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  SqliteStore(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
   ~SqliteStore() override {
     for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);
     sqlite3_close(db_);
@@ -246,7 +246,7 @@ class SqliteStore final : public Store {
   absl::Status Write(const DeleteGroup& gone);
 
   const std::string path_;
-  const Fd lock_;
+  const UniqueFd lock_;
   sqlite3* db_ = nullptr;
   std::map<const char*, sqlite3_stmt*> statements_;  // by the address of its SQL literal
   Records records_;                                  // what the file holds
@@ -403,16 +403,16 @@ absl::Status SqliteStore::DropViews() {
   return Execute(sql.c_str());
 }
 
-absl::StatusOr<Fd> OpenFile(const std::string& path) {
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
   // The file holds secrets from which epoch tokens derive, so only the owner may read it.
-  Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (fd.get() >= 0) return fd;
   return absl::UnavailableError(absl::StrCat("cannot open store ", path, ": ", strerror(errno)));
 }
 
 absl::Status SqliteStore::CopyTo(const std::string& path) {
   // SQLite writes into a file that is there if it is empty. So only the owner may read this one.
-  LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));
+  LH_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path));
   absl::Status status;
   if (ftruncate(file.get(), 0) != 0) {
     status = absl::UnavailableError(strerror(errno));
@@ -607,9 +607,9 @@ absl::Status SqliteStore::Write(const DeleteGroup& gone) {
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) {
   LH_RETURN_IF_ERROR(MakeDirectoryOf(path));
   // SQLite itself would let two coordinators take turns on one file.
-  LH_ASSIGN_OR_RETURN(Fd lock, LockFile(path));
+  LH_ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path));
   {
-    LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));
+    LH_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path));
     struct stat stat {};
     if (fstat(file.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) {
       return absl::FailedPreconditionError(absl::StrCat("store ", path, " is not a regular file"));

@@ -90,7 +90,7 @@ std::optional<Denial> TokenDesk::DeadAt(const TokenRecord& record, uint64_t now_
   if (!revoked && now_s < record.expires_s) return std::nullopt;
   // The text stays the same, so that a peer that tries again and again logs it once.
   return Denial{
-      revoked ? Refusal::kRevoked : Refusal::kExpired,
+      revoked ? TokenRefusal::kRevoked : TokenRefusal::kExpired,
       absl::StrCat("join token ", record.id, revoked ? " was revoked at " : " expired at ",
                    TimeText(revoked ? record.revoked_s : record.expires_s),
                    "; ask the operator for another one")};
@@ -211,7 +211,7 @@ std::vector<TokenRecord> TokenDesk::List() const {
 std::variant<TokenRecord, Denial> TokenDesk::Check(const std::string& text) const {
   const std::optional<TokenParts> parts = ParseToken(text);
   if (!parts) {
-    return Denial{Refusal::kMalformed,
+    return Denial{TokenRefusal::kMalformed,
                   "what the caller shows is no join token: a token is \"lht_\", 12 hexadecimal "
                   "digits, \"_\" and 43 further characters, as `lhctl token create` prints it"};
   }
@@ -225,9 +225,10 @@ std::variant<TokenRecord, Denial> TokenDesk::Check(const std::string& text) cons
   // An id is no secret. So only the comparison of the hashes has to take constant time. Whoever
   // does not have the secret learns nothing about the token, not even that it exists.
   if (!SameBytes(record.hash, hash)) {
-    return Denial{Refusal::kUnknown, absl::StrCat("join token ", parts->id,
-                                                  " is not known here: it is of another "
-                                                  "coordinator, or was deleted, or is mistyped")};
+    return Denial{TokenRefusal::kUnknown,
+                  absl::StrCat("join token ", parts->id,
+                               " is not known here: it is of another "
+                               "coordinator, or was deleted, or is mistyped")};
   }
   if (std::optional<Denial> dead = DeadAt(record, Now())) return *std::move(dead);
   return record;
@@ -238,7 +239,7 @@ std::optional<Denial> TokenDesk::Lapsed(const std::string& id) const {
   MutexLock lock(&mutex_);
   const auto it = tokens_.find(id);
   if (it == tokens_.end()) {
-    return Denial{Refusal::kUnknown, absl::StrCat("join token ", id, " was deleted")};
+    return Denial{TokenRefusal::kUnknown, absl::StrCat("join token ", id, " was deleted")};
   }
   return DeadAt(it->second, now_s);
 }

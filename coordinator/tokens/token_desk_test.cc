@@ -54,10 +54,10 @@ class TokenDeskTest : public ::testing::Test {
     return order;
   }
   // Why the desk refuses the text; 0: it does not.
-  static Refusal Why(const TokenDesk& desk, const std::string& text) {
+  static TokenRefusal Why(const TokenDesk& desk, const std::string& text) {
     const auto checked = desk.Check(text);
     const auto* denial = std::get_if<Denial>(&checked);
-    return denial == nullptr ? Refusal{} : denial->refusal;
+    return denial == nullptr ? TokenRefusal{} : denial->refusal;
   }
 
   uint64_t now_ = kNow;
@@ -136,17 +136,17 @@ TEST_F(TokenDeskTest, OtherTextsAreRefusedWithoutSayingWhatIsWrong) {
        {std::string(), std::string("x"), token + "x", token.substr(0, token.size() - 1),
         "lhx" + token.substr(3), "lht_" + token, std::string(token.size(), '\0'),
         std::string(5000, 'a')}) {
-    EXPECT_EQ(Why(desk, text), Refusal::kMalformed) << text.substr(0, 80);
+    EXPECT_EQ(Why(desk, text), TokenRefusal::kMalformed) << text.substr(0, 80);
   }
   // The right id, another secret.
   std::string other = token;
   other[20] = other[20] == 'A' ? 'B' : 'A';
-  EXPECT_EQ(Why(desk, other), Refusal::kUnknown);
+  EXPECT_EQ(Why(desk, other), TokenRefusal::kUnknown);
   const std::string wrong_secret = std::get<Denial>(desk.Check(other)).text;
   // Another id.
   std::string stranger = token;
   stranger[4] = stranger[4] == '0' ? '1' : '0';
-  EXPECT_EQ(Why(desk, stranger), Refusal::kUnknown);
+  EXPECT_EQ(Why(desk, stranger), TokenRefusal::kUnknown);
   // The two cannot be told apart by their text, and no text repeats a secret.
   std::string unknown_id = std::get<Denial>(desk.Check(stranger)).text;
   unknown_id.replace(unknown_id.find(stranger.substr(4, 12)), 12, token.substr(4, 12));
@@ -158,12 +158,12 @@ TEST_F(TokenDeskTest, ATokenExpires) {
   TokenDesk desk = Desk();
   const auto made = Create(&desk, Order());
   now_ = kNow + kHour - 1;
-  EXPECT_EQ(Why(desk, made->token), Refusal{});
+  EXPECT_EQ(Why(desk, made->token), TokenRefusal{});
   EXPECT_FALSE(desk.Lapsed(made->record.id));
   now_ = kNow + kHour;
-  EXPECT_EQ(Why(desk, made->token), Refusal::kExpired);
+  EXPECT_EQ(Why(desk, made->token), TokenRefusal::kExpired);
   ASSERT_TRUE(desk.Lapsed(made->record.id));
-  EXPECT_EQ(desk.Lapsed(made->record.id)->refusal, Refusal::kExpired);
+  EXPECT_EQ(desk.Lapsed(made->record.id)->refusal, TokenRefusal::kExpired);
   EXPECT_THAT(desk.Lapsed(made->record.id)->text, HasSubstr("expired at 2001-09-09 02:46:40 UTC"));
 }
 
@@ -180,9 +180,9 @@ TEST_F(TokenDeskTest, ARevokedTokenIsRefusedFromThenOn) {
   Kept(absl::OkStatus());
   ASSERT_TRUE(revoked && revoked->ok());
   EXPECT_EQ(told, 1);
-  EXPECT_EQ(Why(desk, made->token), Refusal::kRevoked);
-  EXPECT_EQ(desk.Lapsed(made->record.id)->refusal, Refusal::kRevoked);
-  EXPECT_EQ(Why(desk, other->token), Refusal{});
+  EXPECT_EQ(Why(desk, made->token), TokenRefusal::kRevoked);
+  EXPECT_EQ(desk.Lapsed(made->record.id)->refusal, TokenRefusal::kRevoked);
+  EXPECT_EQ(Why(desk, other->token), TokenRefusal{});
   // Once more changes nothing.
   now_ += 5;
   EXPECT_TRUE(Revoke(&desk, made->record.id).ok());
@@ -198,14 +198,14 @@ TEST_F(TokenDeskTest, ARevocationThatIsNotDurableChangesNothing) {
   desk.Revoke(made->record.id, [&](const absl::Status& status) { revoked = status; });
   Kept(absl::UnavailableError("disk"));
   EXPECT_FALSE(revoked->ok());
-  EXPECT_EQ(Why(desk, made->token), Refusal{});
+  EXPECT_EQ(Why(desk, made->token), TokenRefusal{});
 }
 
 TEST_F(TokenDeskTest, ADeskOfTheSameStoreKnowsTheTokens) {
   TokenDesk first = Desk();
   const auto made = Create(&first, Order());
   TokenDesk second = Desk({*changes_[0].put});
-  EXPECT_EQ(Why(second, made->token), Refusal{});
+  EXPECT_EQ(Why(second, made->token), TokenRefusal{});
   EXPECT_EQ(second.List(), first.List());
 }
 
@@ -255,7 +255,7 @@ TEST_F(TokenDeskTest, DeadTokensMakeRoomAndLiveOnesDoNot) {
   ASSERT_TRUE(Create(&desk, Order()).ok());
   EXPECT_EQ(changes_.back().gone, std::vector<std::string>{records[7].id});
   EXPECT_EQ(desk.List().size(), kTokensMax);
-  EXPECT_EQ(desk.Lapsed(records[7].id)->refusal, Refusal::kUnknown);
+  EXPECT_EQ(desk.Lapsed(records[7].id)->refusal, TokenRefusal::kUnknown);
   // Tokens that ended long ago go with the next one that is made.
   now_ = kNow + kHour + kDeadTokenForgottenS + 1;
   ASSERT_TRUE(Create(&desk, Order()).ok());

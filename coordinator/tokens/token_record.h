@@ -61,7 +61,7 @@ struct TokenChange {
 };
 
 // Why a caller is refused: the label of the metric longhaul_coordinator_callers_refused_total.
-enum class Refusal : uint8_t {
+enum class TokenRefusal : uint8_t {
   kMissing = 1,      // the caller shows less than it has to
   kMalformed = 2,    // what it shows is no token
   kUnknown = 3,      // the coordinator did not make this token, or has deleted it
@@ -72,7 +72,7 @@ enum class Refusal : uint8_t {
   kRun = 8,          // it is for another run
   kQuota = 9,        // a join beyond the token's quota
 };
-constexpr auto NamesOf(Refusal) {
+constexpr auto NamesOf(TokenRefusal) {
   return EnumNames{1,
                    {"missing", "malformed", "unknown", "expired", "revoked", "certificate", "role",
                     "run", "quota"}};
@@ -80,7 +80,7 @@ constexpr auto NamesOf(Refusal) {
 
 // Why somebody may not do something. The text is for that caller, and holds no secret.
 struct Denial {
-  Refusal refusal = Refusal::kMissing;
+  TokenRefusal refusal = TokenRefusal::kMissing;
   std::string text;
 };
 

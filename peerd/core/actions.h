@@ -107,7 +107,7 @@ struct KeepLinks {
   std::vector<PeerId> peers;
 };
 
-// Find out whether the peer answers at its data port. PeerTried follows by `deadline`.
+// Find out whether the peer answers at its data port. AddressTried follows by `deadline`.
 struct TryAddress {
   GroupKey group;
   uint64_t trial = 0;

@@ -593,7 +593,8 @@ class Host {
     if (in_.Below(4) == 3 && !trying_.empty()) {
       const TryAddress asked = trying_.back();
       trying_.pop_back();
-      return Step(PeerTried{asked.group, asked.trial, asked.peer.peer, in_.Bool() ? "gone" : ""});
+      return Step(
+          AddressTried{asked.group, asked.trial, asked.peer.peer, in_.Bool() ? "gone" : ""});
     }
     const auto it = PickIn(&transfers_);
     if (it == transfers_.end()) return;

@@ -94,7 +94,7 @@ struct LinkDown {
 };
 // Answer to TryAddress. `error` is empty if the peer answered. Otherwise it names the address and
 // what was seen there.
-struct PeerTried {
+struct AddressTried {
   GroupKey group;
   uint64_t trial = 0;
   PeerId peer;
@@ -201,7 +201,7 @@ struct TimePassed {};
 
 using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
                            LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel,
-                           LinkUp, LinkDown, PeerTried, PeerReady, PeerDone, ReadySigned,
+                           LinkUp, LinkDown, AddressTried, PeerReady, PeerDone, ReadySigned,
                            AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured,
                            TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 

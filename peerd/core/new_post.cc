@@ -64,9 +64,9 @@ std::string ObjectionTo(const NewPost& post, const EpochHistory& history, PeerId
   return "";
 }
 
-LocalInput InputFrom(const NewPost& post, const EpochHistory& history, Tick now) {
+PostedInput InputFrom(const NewPost& post, const EpochHistory& history, Tick now) {
   const LocalPost& local = post.local;
-  LocalInput input{local.post, post.member, local.desc, local.terms, now, std::nullopt};
+  PostedInput input{local.post, post.member, local.desc, local.terms, now, std::nullopt};
   OpDesc& desc = input.desc;
   if (!HasRoot(desc.kind)) return input;
   // A rank that is not there names nobody: the caller has not heard yet that a member is gone.

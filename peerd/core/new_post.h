@@ -29,6 +29,6 @@ std::string ObjectionTo(const NewPost& post, const EpochHistory& history, PeerId
 
 // The post as an input of its op: a root that was named by its rank is named by its id. The root is
 // 0 if its rank is not there, or if the caller has taken another member for it.
-LocalInput InputFrom(const NewPost& post, const EpochHistory& history, Tick now);
+PostedInput InputFrom(const NewPost& post, const EpochHistory& history, Tick now);
 
 }  // namespace longhaul::peerd

@@ -39,7 +39,7 @@ void SetPhases(Tick complete_at, Tick moved_at, Tick posted, OpInfo* info) {
 
 bool OpState::AllEvicted() const {
   return std::all_of(inputs.begin(), inputs.end(),
-                     [](const LocalInput& input) { return input.evicted.has_value(); });
+                     [](const PostedInput& input) { return input.evicted.has_value(); });
 }
 
 bool OpState::EndsAtOnce() const {
@@ -59,7 +59,7 @@ bool OpState::NeedsMatches() const {
 
 std::vector<bool> OpState::ContributesOf() const {
   std::vector<bool> contributes;
-  for (const LocalInput& input : inputs) contributes.push_back(Contributes(input.member));
+  for (const PostedInput& input : inputs) contributes.push_back(Contributes(input.member));
   return contributes;
 }
 
@@ -67,7 +67,7 @@ std::vector<bool> OpState::ContributesOf() const {
 
 bool OpState::HasInputOf(MemberId member) const {
   return std::any_of(inputs.begin(), inputs.end(),
-                     [member](const LocalInput& input) { return input.member == member; });
+                     [member](const PostedInput& input) { return input.member == member; });
 }
 
 bool OpState::Gathered(const Participants& all, PeerId self) const {
@@ -79,14 +79,14 @@ bool OpState::Gathered(const Participants& all, PeerId self) const {
 void OpState::BeginAttempt(std::shared_ptr<const Participants> all) {
   participants = std::move(all);
   said.announced = true;
-  std::sort(inputs.begin(), inputs.end(), [&](const LocalInput& a, const LocalInput& b) {
+  std::sort(inputs.begin(), inputs.end(), [&](const PostedInput& a, const PostedInput& b) {
     return participants->RankOf(a.member) < participants->RankOf(b.member);
   });
   desc = inputs.front().desc;
-  const auto other = std::find_if(inputs.begin(), inputs.end(), [&](const LocalInput& input) {
+  const auto other = std::find_if(inputs.begin(), inputs.end(), [&](const PostedInput& input) {
     return !input.desc.SameButForWorld(desc);
   });
-  const bool same_world = std::all_of(inputs.begin(), inputs.end(), [&](const LocalInput& input) {
+  const bool same_world = std::all_of(inputs.begin(), inputs.end(), [&](const PostedInput& input) {
     return input.desc.world == desc.world && input.desc.root == desc.root;
   });
   // No world of several members is like this one, so all participants find the op unfit.
@@ -185,7 +185,7 @@ SendReady OpState::Ready(const GroupKey& group, Epoch attempt) const {
   ready.one_shot = (IsOneShot(desc) && !said.other_offer) || said.input == ReadyInput::kCarried;
   ready.contributes = ContributesOf();
   ready.cuts = said.cuts;
-  for (const LocalInput& input : inputs) {
+  for (const PostedInput& input : inputs) {
     ready.posts.push_back(input.post);
     if (desc.NeedsTerms() && !said.other_offer) ready.terms.push_back(input.terms);
     if (desc.weighted) ready.weights.push_back(input.terms.weight);
@@ -201,7 +201,7 @@ StartAttempt OpState::Start(const GroupKey& group, Epoch attempt) {
   start.desc = desc.With(codec);
   start.ring = participants->ring;
   start.members = static_cast<uint32_t>(participants->contributors.size());
-  for (const LocalInput& input : inputs) start.posts.push_back(input.post);
+  for (const PostedInput& input : inputs) start.posts.push_back(input.post);
   start.contributes = ContributesOf();
   const auto& members = participants->members;
   std::vector<int> first_rank;  // by position: of the first member that contributes
@@ -222,7 +222,7 @@ StartAttempt OpState::Start(const GroupKey& group, Epoch attempt) {
     });
   }
   if (desc.weighted) {
-    for (const LocalInput& input : inputs) start.weights.push_back(input.terms.weight);
+    for (const PostedInput& input : inputs) start.weights.push_back(input.terms.weight);
     start.weight_sum = said.weight_sum;
   }
   start.algorithm = algorithm;
@@ -296,7 +296,7 @@ OpInfo OpState::Info(const EpochHistory& history) const {
   return info;
 }
 
-Outcome OpState::Mismatch(const LocalInput& input) const {
+Outcome OpState::Mismatch(const PostedInput& input) const {
   const auto refused = [&](const std::string& why) {
     return Outcome{Code::kInvalidArgument, Subject(desc, key.tag) + " refused: " + why};
   };
@@ -305,7 +305,7 @@ Outcome OpState::Mismatch(const LocalInput& input) const {
                    ", this member " + ToString(input.desc));
   };
   if (said.mismatch) return refused(*said.mismatch);
-  for (const LocalInput& other : inputs) {
+  for (const PostedInput& other : inputs) {
     if (!other.desc.SameButForWorld(input.desc)) return offered_by(other.member, other.desc);
   }
   for (const PeerId peer : participants->ring) {

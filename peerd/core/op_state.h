@@ -56,14 +56,14 @@ inline bool StartsLate(const OpDesc& desc, ReadyInput input) {
 void SetPhases(Tick complete_at, Tick moved_at, Tick posted, OpInfo* info);
 
 // A local member's post of the op.
-struct LocalInput {
+struct PostedInput {
   PostRef post;
   MemberId member;
   OpDesc desc;
   OpTerms terms;
   Tick posted;
   std::optional<Outcome> evicted;  // set: the member is out, and its post gets this answer
-  LH_FIELDS(LocalInput, LH_FIELD(post), LH_FIELD(member), LH_FIELD(desc), LH_FIELD(terms),
+  LH_FIELDS(PostedInput, LH_FIELD(post), LH_FIELD(member), LH_FIELD(desc), LH_FIELD(terms),
             LH_FIELD(posted), LH_FIELD(evicted));
 };
 
@@ -105,7 +105,7 @@ struct OpState {
   // The members of the set; of kSendRecv the sender and the receiver. Empty: all members.
   std::vector<MemberId> set;
   OpOrdinal ordinal;  // 0 until the first announcement
-  std::vector<LocalInput> inputs;
+  std::vector<PostedInput> inputs;
 
   // Of the newest attempt in which the op was announced.
   std::shared_ptr<const Participants> participants;
@@ -177,7 +177,7 @@ struct OpState {
   control::OpReport Report(PeerId self) const;
   OpInfo Info(const EpochHistory& history) const;
   // How the post is refused if two offers differ.
-  Outcome Mismatch(const LocalInput& input) const;
+  Outcome Mismatch(const PostedInput& input) const;
   // What the op waits for. For people.
   void Explain(const EpochHistory& history, PeerId self, bool frozen,
                control::OldestOp* oldest) const;

@@ -92,7 +92,7 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
 void OpTable::Cancel(const PostRef& post, Tick now, std::vector<Action>* out) {
   for (auto& [key, op] : ops_.open()) {
     const auto input = std::find_if(op.inputs.begin(), op.inputs.end(),
-                                    [&](const LocalInput& each) { return each.post == post; });
+                                    [&](const PostedInput& each) { return each.post == post; });
     if (input == op.inputs.end()) continue;
     if (op.said.done || op.abort || input->evicted || op.cancelled != Cancelled::kNo) return;
     if (op.ordinal) {
@@ -137,7 +137,7 @@ void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vect
   for (OpState* op : ops_.All()) {
     if (op->lingers) continue;
     bool touched = false;
-    for (LocalInput& input : op->inputs) {
+    for (PostedInput& input : op->inputs) {
       if (input.member != member || input.evicted) continue;
       input.evicted = outcome;
       touched = true;
@@ -159,7 +159,7 @@ void OpTable::ViewPost(const NewPost& post, PostView* view) const {
   const OpState* const op =
       ops_.Find({post.boundary, post.local.tag, SetOf(post.local.desc.kind, set)});
   if (op == nullptr) return;
-  for (const LocalInput& input : op->inputs) view->together.emplace_back(input.post, input.member);
+  for (const PostedInput& input : op->inputs) view->together.emplace_back(input.post, input.member);
 }
 
 size_t OpTable::PostsOf(LocalId local) const {
@@ -170,9 +170,9 @@ size_t OpTable::PostsOf(LocalId local) const {
 size_t OpTable::LingeringOf(LocalId local) const {
   return std::count_if(
       ops_.lingering().begin(), ops_.lingering().end(), [local](const auto& entry) {
-        const std::vector<LocalInput>& inputs = entry.second.inputs;
+        const std::vector<PostedInput>& inputs = entry.second.inputs;
         return std::any_of(inputs.begin(), inputs.end(),
-                           [local](const LocalInput& input) { return input.post.local == local; });
+                           [local](const PostedInput& input) { return input.post.local == local; });
       });
 }
 
@@ -279,9 +279,9 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
 
 std::optional<control::OldestOp> OpTable::Oldest(Tick now) const {
   // An op that has been posted by several members is as old as its first post.
-  const auto posted_at = [](const std::vector<LocalInput>& inputs) {
+  const auto posted_at = [](const std::vector<PostedInput>& inputs) {
     Tick first = kNever;
-    for (const LocalInput& input : inputs) first = std::min(first, input.posted);
+    for (const PostedInput& input : inputs) first = std::min(first, input.posted);
     return first;
   };
   Tick since = kNever;
@@ -339,7 +339,7 @@ void OpTable::OnFinished(const AttemptFinished& event, Tick now, std::vector<Act
   if (found.empty()) return;
   const Finishing& op = found.mapped();
   resumed_ = resumed_ || op.redone;
-  for (const LocalInput& input : op.inputs) {
+  for (const PostedInput& input : op.inputs) {
     OpInfo info = op.info;
     SetPhases(op.complete_at, op.moved_at, input.posted, &info);
     Answer(op.key, input, Outcome(), info, now, out);
@@ -567,7 +567,7 @@ void OpTable::Conclude(OpState& op, Tick now, std::vector<Action>* out) {
                                              op.moved_at, std::exchange(op.redone, false)});
     return;
   }
-  for (const LocalInput& input : op.inputs) {
+  for (const PostedInput& input : op.inputs) {
     Answer(op, input, op.said.differs ? op.Mismatch(input) : *op.said.unfit, now, out);
   }
 }
@@ -595,7 +595,7 @@ void OpTable::Drop(OpState& op, Tick now, std::vector<Action>* out) {
     ++counters_->aborted;
   }
   if (op.ordinal) out->push_back(FinishAttempt{group_, op.ordinal, false});
-  for (const LocalInput& input : op.inputs) {
+  for (const PostedInput& input : op.inputs) {
     Answer(op, input, input.evicted ? *input.evicted : Outcome{Code::kAborted, *op.abort}, now,
            out);
   }
@@ -607,14 +607,14 @@ void OpTable::Erase(OpState& op) {
   ops_.Erase(op);
 }
 
-void OpTable::Answer(const OpState& op, const LocalInput& input, Outcome outcome, Tick now,
+void OpTable::Answer(const OpState& op, const PostedInput& input, Outcome outcome, Tick now,
                      std::vector<Action>* out) {
   OpInfo info = op.Info(*history_);
   if (op.complete_once) SetPhases(op.complete_at, op.moved_at, input.posted, &info);
   Answer(op.key, input, std::move(outcome), info, now, out);
 }
 
-void OpTable::Answer(const OpKey& key, const LocalInput& input, Outcome outcome, OpInfo info,
+void OpTable::Answer(const OpKey& key, const PostedInput& input, Outcome outcome, OpInfo info,
                      Tick now, std::vector<Action>* out) {
   info.total_us = now - input.posted;
   const auto tags = tags_.find(input.post.local);
@@ -698,7 +698,7 @@ void OpTable::Miss(const OpKey& key, const std::string& cause, Tick now, std::ve
   if (op != nullptr && op->said.announced) return;  // the message does not fit
   // If the op here is redone, the missed op is the next one of this key.
   if (op != nullptr && !op->redone) {
-    for (const LocalInput& input : op->inputs) posted.insert(input.member);
+    for (const PostedInput& input : op->inputs) posted.insert(input.member);
     op->abort = AbortedBy(op->inputs.front().desc, key.tag, cause);
     Advance(*op, now, out);
   }
@@ -734,7 +734,7 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   resumed_ = false;
   for (auto& [ordinal, op] : finishing_) op.redone = false;
   for (auto& [key, op] : ops_.open()) {
-    for (LocalInput& input : op.inputs) {
+    for (PostedInput& input : op.inputs) {
       if (input.evicted || record.RankOf(input.member) >= 0) continue;
       input.evicted = {Code::kEvicted, Subject(input.desc, key.tag) + " ended: member " +
                                            ToString(input.member) + " is not in epoch " +
@@ -771,10 +771,10 @@ void OpTable::CheckInvariants() const {
   missed_.CheckInvariants();
   inbox_.CheckInvariants();
   std::map<LocalId, std::set<std::pair<uint64_t, uint64_t>>> tags;
-  const auto check_tags = [&](const OpKey& key, const std::vector<LocalInput>& inputs,
+  const auto check_tags = [&](const OpKey& key, const std::vector<PostedInput>& inputs,
                               const std::string& name) {
     LH_CHECK(!inputs.empty()) << name;
-    for (const LocalInput& input : inputs) {
+    for (const PostedInput& input : inputs) {
       LH_CHECK(tags[input.post.local].insert({key.tag, key.set}).second) << name;
     }
   };

@@ -163,7 +163,7 @@ class OpTable {
   // A settled op whose result the driver is putting into the targets.
   struct Finishing {
     OpKey key;
-    std::vector<LocalInput> inputs;
+    std::vector<PostedInput> inputs;
     OpInfo info;
     Tick complete_at;
     Tick moved_at;
@@ -210,9 +210,9 @@ class OpTable {
   // Ends the op at this peer alone, or as aborted. It must have no attempt.
   void Drop(OpState& op, Tick now, std::vector<Action>* out);
   void Erase(OpState& op);
-  void Answer(const OpState& op, const LocalInput& input, Outcome outcome, Tick now,
+  void Answer(const OpState& op, const PostedInput& input, Outcome outcome, Tick now,
               std::vector<Action>* out);
-  void Answer(const OpKey& key, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
+  void Answer(const OpKey& key, const PostedInput& input, Outcome outcome, OpInfo info, Tick now,
               std::vector<Action>* out);
   void ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
                  FateCounts* counts, std::vector<Action>* out);

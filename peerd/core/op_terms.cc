@@ -152,7 +152,7 @@ void JudgeTerms(OpState* state, PeerId self) {
     if (info.peer == self) continue;
     op.said.terms[info.member] = op.said.readies.at(info.peer).terms.at(taken[info.peer]++);
   }
-  for (const LocalInput& input : op.inputs) op.said.terms[input.member] = input.terms;
+  for (const PostedInput& input : op.inputs) op.said.terms[input.member] = input.terms;
   if (op.desc.weighted) {
     op.said.weight_sum = 0;
     for (const MemberId member : op.participants->contributors) {

@@ -113,7 +113,7 @@ class PeerCore::Impl {
   void On(const LocalCancel& event);
   void On(const LinkUp& event);
   void On(const LinkDown& event);
-  void On(const PeerTried& event) {
+  void On(const AddressTried& event) {
     Send(control::PeerTried{event.group, event.trial, event.peer, event.error});
   }
   void On(const PeerReady& event);

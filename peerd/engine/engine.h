@@ -90,7 +90,7 @@ class Engine final : public TransportListener, public TrainerRequests {
   void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) override;
   void OnPeerTried(const GroupKey& group, uint64_t trial, PeerId peer,
                    const std::string& error) override {
-    Post(PeerTried{group, trial, peer, error});
+    Post(AddressTried{group, trial, peer, error});
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;

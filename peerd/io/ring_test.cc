@@ -986,19 +986,6 @@ TEST(OpenRingTest, KnowsTheWordsOfTheFlag) {
 
 // ------------------------------------------------------------------------------ addresses
 
-TEST(SocketAddressTest, HostAndPortAreParsedOrRefusedByName) {
-  EXPECT_EQ(ParseHostPort("10.0.0.3:29700")->host, "10.0.0.3");
-  EXPECT_EQ(ParseHostPort("10.0.0.3:29700")->port, 29700);
-  EXPECT_EQ(ParseHostPort("[2001:db8::1]:80")->host, "2001:db8::1");
-  EXPECT_EQ(ParseHostPort("trainer-3.example:1")->host, "trainer-3.example");
-  for (const char* bad : {"", "host", "host:", "host:65536", "host:-1", "::1:80", "host:80x"}) {
-    const auto result = ParseHostPort(bad);
-    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument) << bad;
-    EXPECT_THAT(result.status().ToString(),
-                ::testing::AnyOf(HasSubstr("host:port"), HasSubstr("brackets")));
-  }
-}
-
 TEST(SocketAddressTest, KnowsLoopbackAndPrintsBothFamilies) {
   const auto v4 = NumericAddress({.host = "127.1.2.3", .port = 5});
   const auto v6 = NumericAddress({.host = "::1", .port = 6});

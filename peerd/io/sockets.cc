@@ -178,24 +178,6 @@ std::string ToString(const SocketAddress& address) {
                                       : absl::StrCat(host, ":", address.port());
 }
 
-absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  uint32_t port = 0;
-  if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &port) ||
-      port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address ", text, ": expected host:port or [v6]:port, port 0 to 65535"));
-  }
-  HostPort result{.host = text.substr(0, colon), .port = static_cast<uint16_t>(port)};
-  if (result.host.size() >= 2 && result.host.front() == '[' && result.host.back() == ']') {
-    result.host = result.host.substr(1, result.host.size() - 2);
-  } else if (result.host.find(':') != std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address ", text, ": an IPv6 address goes into brackets, [v6]:port"));
-  }
-  return result;
-}
-
 std::optional<SocketAddress> NumericAddress(const HostPort& host_port) {
   auto addresses = GetAddresses(host_port, AI_NUMERICHOST);
   if (!addresses.ok()) return std::nullopt;

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/daemon/host_port.h"
 #include "base/tcp.h"
 
 namespace longhaul::peerd {
@@ -31,14 +32,6 @@ struct SocketAddress {
 // "10.0.0.3:29700", "[2001:db8::1]:29700".
 std::string ToString(const SocketAddress& address);
 
-struct HostPort {
-  std::string host;  // numeric or a name; brackets removed
-  uint16_t port = 0;
-};
-
-// Takes "host:port" or "[v6]:port". An empty host means any address. InvalidArgument says what is
-// wrong with the text.
-absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 // The address if the host is numeric; never blocks.
 std::optional<SocketAddress> NumericAddress(const HostPort& host_port);
 // Asks the system's resolver, which may block for seconds. Unavailable if the name has no address.

@@ -10,12 +10,13 @@
 
 namespace longhaul::peerd::ipc {
 
-void Server::Answer(Client& client, uint64_t call, const Outcome& outcome) {
+void TrainerServer::Answer(Client& client, uint64_t call, const Outcome& outcome) {
   client.calls.erase(call);
   connections_.Push(client, MakeReply(LH_IPC_DONE, call, 0, outcome));
 }
 
-void Server::AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world) {
+void TrainerServer::AnswerWithWorld(Client& client, uint64_t call, LocalId local,
+                                    const World& world) {
   client.calls.erase(call);
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), {});
   PutWorld(world, &reply);
@@ -24,13 +25,13 @@ void Server::AnswerWithWorld(Client& client, uint64_t call, LocalId local, const
   connections_.Push(client, reply);
 }
 
-Member* Server::Find(LocalId local) {
+Member* TrainerServer::Find(LocalId local) {
   const auto it = members_.find(local);
   if (it == members_.end() || it->second.client->ending) return nullptr;
   return &it->second;
 }
 
-void Server::Forget(LocalId local, const Outcome& outcome) {
+void TrainerServer::Forget(LocalId local, const Outcome& outcome) {
   const auto it = members_.find(local);
   Member member = std::move(it->second);
   Client& client = *member.client;
@@ -56,7 +57,7 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
   if (member.leave_call != 0) Answer(client, member.leave_call, {});
 }
 
-void Server::JoinDone(LocalId local, const Outcome& outcome, const World& world) {
+void TrainerServer::JoinDone(LocalId local, const Outcome& outcome, const World& world) {
   Member* const member = Find(local);
   if (member == nullptr || member->admitted) return;
   Client& client = *member->client;
@@ -69,7 +70,7 @@ void Server::JoinDone(LocalId local, const Outcome& outcome, const World& world)
   }
 }
 
-void Server::StepDone(LocalId local, const Outcome& outcome, const World& world) {
+void TrainerServer::StepDone(LocalId local, const Outcome& outcome, const World& world) {
   Member* const member = Find(local);
   if (member == nullptr || member->step_call == 0) return;
   LH_CHECK(member->sync_state == 0) << "a step is over before its sync";
@@ -90,17 +91,17 @@ void Server::StepDone(LocalId local, const Outcome& outcome, const World& world)
   connections_.Push(client, reply);
 }
 
-void Server::EndSync(Member& member) {
+void TrainerServer::EndSync(Member& member) {
   if (member.sync_state == 0) return;
   member.client->states.at(std::exchange(member.sync_state, 0)).syncing = false;
 }
 
-void Server::EndHold(Member& member) {
+void TrainerServer::EndHold(Member& member) {
   if (member.held_state == 0) return;
   member.client->states.at(std::exchange(member.held_state, 0)).syncing = false;
 }
 
-void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
+void TrainerServer::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Member* const member = Find(local);
   if (member == nullptr || member->sync_state == 0) return;
   const uint64_t state = member->sync_state;
@@ -118,22 +119,22 @@ void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo
   AnswerWithSync(*member->client, std::exchange(member->sync_call, 0), local, outcome, info);
 }
 
-void Server::TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
+void TrainerServer::TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Member* const member = Find(local);
   if (member == nullptr || member->take_call == 0) return;
   if (outcome.ok()) EndHold(*member);
   AnswerWithSync(*member->client, std::exchange(member->take_call, 0), local, outcome, info);
 }
 
-void Server::AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
-                            const StateSyncInfo& info) {
+void TrainerServer::AnswerWithSync(Client& client, uint64_t call, LocalId local,
+                                   const Outcome& outcome, const StateSyncInfo& info) {
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
   PutSync(info, &reply);
   client.calls.erase(call);
   connections_.Push(client, reply);
 }
 
-void Server::SyncProgress(LocalId local, const control::FetchProgress& progress) {
+void TrainerServer::SyncProgress(LocalId local, const control::FetchProgress& progress) {
   Member* const member = Find(local);
   if (member == nullptr || (member->sync_state == 0 && member->held_state == 0)) return;
   lh_ipc_reply reply = MakeReply(LH_IPC_PROGRESS, 0, local.value(), {});
@@ -144,7 +145,7 @@ void Server::SyncProgress(LocalId local, const control::FetchProgress& progress)
   connections_.PushLatest(*member->client, reply, &member->progress_frame);
 }
 
-void Server::LeaveDone(LocalId local, const Outcome& outcome) {
+void TrainerServer::LeaveDone(LocalId local, const Outcome& outcome) {
   Member* const member = Find(local);
   if (member == nullptr || member->leave_call == 0) return;
   if (!outcome.ok()) {
@@ -157,8 +158,8 @@ void Server::LeaveDone(LocalId local, const Outcome& outcome) {
   Forget(local, left);
 }
 
-void Server::PutOpMembers(Client& client, uint64_t call, const std::vector<MemberId>& members,
-                          lh_ipc_op_info* info) {
+void TrainerServer::PutOpMembers(Client& client, uint64_t call,
+                                 const std::vector<MemberId>& members, lh_ipc_op_info* info) {
   const size_t inside = std::min<size_t>(members.size(), LH_IPC_OP_MEMBERS_MAX);
   for (size_t i = 0; i < inside; ++i) info->member_ids[i] = members[i].value();
   for (size_t first = inside; first < members.size(); first += LH_IPC_MEMBERS_PAGE) {
@@ -172,8 +173,8 @@ void Server::PutOpMembers(Client& client, uint64_t call, const std::vector<Membe
   }
 }
 
-void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
-                      const OpTraffic& traffic) {
+void TrainerServer::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
+                             const OpTraffic& traffic) {
   Member* const member = Find(post.local);
   if (member == nullptr) return;
   const auto it = member->posts.find(post.call);
@@ -201,7 +202,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
   connections_.Push(client, reply);
 }
 
-void Server::WorldChanged(LocalId local, const World& world) {
+void TrainerServer::WorldChanged(LocalId local, const World& world) {
   Member* const member = Find(local);
   // Before the admission the trainer needs no news: JoinDone() will bring the whole world.
   if (member == nullptr || !member->admitted) return;
@@ -211,7 +212,7 @@ void Server::WorldChanged(LocalId local, const World& world) {
   connections_.PushLatest(client, reply, &member->world_frame);
 }
 
-void Server::MemberGone(LocalId local, const Outcome& outcome) {
+void TrainerServer::MemberGone(LocalId local, const Outcome& outcome) {
   Member* const member = Find(local);
   if (member == nullptr) return;
   Client& client = *member->client;

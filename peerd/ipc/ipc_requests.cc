@@ -25,7 +25,7 @@ static_assert(static_cast<uint32_t>(control::SyncStrategy::kSend) == LH_WIRE_SEN
 
 }  // namespace
 
-void Server::OnRequest(const ClientPtr& client) {
+void TrainerServer::OnRequest(const ClientPtr& client) {
   Client& c = *client;
   const lh_ipc_request& request = c.request;
   const std::string wrong = IpcProtocolError(request, c.greeted, c.descriptors.size());
@@ -74,24 +74,24 @@ void Server::OnRequest(const ClientPtr& client) {
   }
 }
 
-void Server::Greet(Client& client) {
+void TrainerServer::Greet(Client& client) {
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, 0, {});
   if (connections_.Greet(client)) reply.flags = LH_IPC_SHARED;
   client.calls.erase(client.request.call);
   connections_.Push(client, reply);
 }
 
-void Server::Deny(Client& client, Code code, const std::string& text) {
+void TrainerServer::Deny(Client& client, Code code, const std::string& text) {
   ++requests_refused_;
   Answer(client, client.request.call, {code, text});
 }
 
-void Server::DenyLimit(Client& client, const std::string& text) {
+void TrainerServer::DenyLimit(Client& client, const std::string& text) {
   ++limits_reached_;
   Deny(client, Code::kUnavailable, text);
 }
 
-void Server::AddRegion(Client& client) {
+void TrainerServer::AddRegion(Client& client) {
   const lh_ipc_region& wanted = client.request.u.region;
   const std::string what = absl::StrCat("arena region of ", wanted.bytes, " bytes refused: ");
   if (wanted.bytes == 0 || wanted.bytes > LH_REGION_BYTES_MAX) {
@@ -115,7 +115,7 @@ void Server::AddRegion(Client& client) {
   Answer(client, client.request.call, {});
 }
 
-void Server::RemoveRegion(Client& client) {
+void TrainerServer::RemoveRegion(Client& client) {
   const uint64_t id = client.request.u.region.region;
   const auto it = client.regions.find(id);
   if (it == client.regions.end()) {
@@ -135,7 +135,7 @@ void Server::RemoveRegion(Client& client) {
   Answer(client, client.request.call, {});
 }
 
-void Server::Join(Client& client) {
+void TrainerServer::Join(Client& client) {
   const lh_ipc_join& asked = client.request.u.join;
   LocalJoin join{{}, {asked.run, asked.group}, asked.name, {}};
   join.wish.named = !join.name.empty();
@@ -156,7 +156,7 @@ void Server::Join(Client& client) {
   handler_->OnJoin(join);
 }
 
-void Server::Leave(Client& client) {
+void TrainerServer::Leave(Client& client) {
   LocalId local(client.request.member);
   if (!local) {
     for (const LocalId own : client.locals) {
@@ -174,7 +174,7 @@ void Server::Leave(Client& client) {
   handler_->OnLeave(local);
 }
 
-void Server::DenyUnknown(Client& client, LocalId local) {
+void TrainerServer::DenyUnknown(Client& client, LocalId local) {
   for (const auto& [gone, outcome] : client.gone) {
     if (gone != local) continue;
     if (outcome.ok()) return Deny(client, Code::kFailedPrecondition, "the member has left");
@@ -183,7 +183,7 @@ void Server::DenyUnknown(Client& client, LocalId local) {
   Deny(client, Code::kFailedPrecondition, "no such member on this connection");
 }
 
-Member* Server::ActiveMember(Client& client) {
+Member* TrainerServer::ActiveMember(Client& client) {
   const LocalId local(client.request.member);
   if (client.locals.count(local) == 0) {
     DenyUnknown(client, local);
@@ -201,7 +201,7 @@ Member* Server::ActiveMember(Client& client) {
   return &member;
 }
 
-void Server::Step(Client& client) {
+void TrainerServer::Step(Client& client) {
   Member* const member = ActiveMember(client);
   if (member == nullptr) return;
   if (member->step_call != 0) {
@@ -220,7 +220,7 @@ void Server::Step(Client& client) {
   handler_->OnStep(LocalId(client.request.member), with_sync ? &sync : nullptr);
 }
 
-void Server::Sync(Client& client) {
+void TrainerServer::Sync(Client& client) {
   Member* const member = ActiveMember(client);
   if (member == nullptr) return;
   if (member->step_call != 0 || member->sync_call != 0) {
@@ -237,7 +237,7 @@ void Server::Sync(Client& client) {
   handler_->OnSync(LocalId(client.request.member), sync);
 }
 
-bool Server::ReadSync(Client& client, Member& member, StateSync* sync) {
+bool TrainerServer::ReadSync(Client& client, Member& member, StateSync* sync) {
   const lh_ipc_sync& wish = client.request.u.sync;
   const auto refuse = [&](Code code, const std::string& why) {
     Deny(client, code, "sync refused: " + why);
@@ -278,7 +278,7 @@ bool Server::ReadSync(Client& client, Member& member, StateSync* sync) {
   return true;
 }
 
-void Server::AddState(Client& client) {
+void TrainerServer::AddState(Client& client) {
   const lh_ipc_state wish = client.request.u.state;
   const auto refuse = [&](Code code, const std::string& why) {
     Deny(client, code, absl::StrCat("state of ", wish.count, " tensors refused: ", why));
@@ -319,7 +319,7 @@ void Server::AddState(Client& client) {
   Answer(client, client.request.call, {});
 }
 
-void Server::RemoveState(Client& client) {
+void TrainerServer::RemoveState(Client& client) {
   const auto it = client.states.find(client.request.u.state.state);
   if (it == client.states.end()) {
     return Deny(client, Code::kInvalidArgument,
@@ -333,7 +333,7 @@ void Server::RemoveState(Client& client) {
   Answer(client, client.request.call, {});
 }
 
-void Server::Prepare(Client& client) {
+void TrainerServer::Prepare(Client& client) {
   const uint64_t state = client.request.u.state.state;
   const auto it = client.states.find(state);
   if (it == client.states.end()) {
@@ -349,14 +349,14 @@ void Server::Prepare(Client& client) {
                       });
 }
 
-void Server::Prepared(uint64_t client, uint64_t state, uint64_t call) {
+void TrainerServer::Prepared(uint64_t client, uint64_t state, uint64_t call) {
   Client* const found = connections_.Find(client);
   if (found == nullptr) return;
   found->states.at(state).syncing = false;
   Answer(*found, call, {});
 }
 
-void Server::Take(Client& client) {
+void TrainerServer::Take(Client& client) {
   Member* const member = ActiveMember(client);
   if (member == nullptr) return;
   if (member->step_call != 0 || member->sync_call != 0 || member->take_call != 0) {
@@ -367,7 +367,7 @@ void Server::Take(Client& client) {
   handler_->OnTake(LocalId(client.request.member), client.request.u.take.timeout_ms);
 }
 
-void Server::Kept(Client& client) {
+void TrainerServer::Kept(Client& client) {
   if (ActiveMember(client) == nullptr) return;
   const auto it = client.states.find(client.request.u.state.state);
   if (it == client.states.end()) {
@@ -384,7 +384,7 @@ void Server::Kept(Client& client) {
   connections_.Push(client, reply);
 }
 
-void Server::Op(Client& client) {
+void TrainerServer::Op(Client& client) {
   Member* const member = ActiveMember(client);
   if (member == nullptr) return;
   const lh_ipc_op& wish = client.request.u.op;
@@ -445,7 +445,7 @@ void Server::Op(Client& client) {
   handler_->OnPost(post, std::move(buffers));
 }
 
-void Server::Cancel(Client& client) {
+void TrainerServer::Cancel(Client& client) {
   const uint64_t op = client.request.u.cancel.op;
   const LocalId local(client.request.member);
   // A member that is leaving may cancel what its leave waits for. An op of a member that is gone is
@@ -455,7 +455,7 @@ void Server::Cancel(Client& client) {
   if (open) handler_->OnCancel({local, op});
 }
 
-void Server::Members(Client& client) {
+void TrainerServer::Members(Client& client) {
   if (ActiveMember(client) == nullptr) return;
   const PeerCore::MembersView members = handler_->OnMembers(LocalId(client.request.member));
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
@@ -472,7 +472,7 @@ void Server::Members(Client& client) {
   connections_.Push(client, reply);
 }
 
-void Server::About(Client& client) {
+void TrainerServer::About(Client& client) {
   if (ActiveMember(client) == nullptr) return;
   const MemberId wanted(client.request.u.about.member_id);
   const auto found = handler_->OnMember(LocalId(client.request.member), wanted);

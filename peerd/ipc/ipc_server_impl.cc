@@ -7,8 +7,8 @@
 namespace longhaul::peerd {
 namespace ipc {
 
-Server::Server(const IpcServerOptions& options, ListeningSocket socket, SocketAccess access,
-               Ring* ring, TrainerRequests* handler)
+TrainerServer::TrainerServer(const IpcServerOptions& options, ListeningSocket socket,
+                             SocketAccess access, Ring* ring, TrainerRequests* handler)
     : handler_(handler),
       regions_(ring,
                [this](const ArenaRegion& region) {
@@ -16,7 +16,7 @@ Server::Server(const IpcServerOptions& options, ListeningSocket socket, SocketAc
                }),
       connections_(options, std::move(socket), std::move(access), ring, this) {}
 
-void Server::OnEnded(Client& client) {
+void TrainerServer::OnEnded(Client& client) {
   for (const LocalId local : std::exchange(client.locals, {})) {
     const auto it = members_.find(local);
     posts_open_ -= static_cast<uint32_t>(it->second.posts.size());
@@ -28,7 +28,7 @@ void Server::OnEnded(Client& client) {
   client.calls.clear();
 }
 
-IpcStats Server::GetStats() const {
+IpcStats TrainerServer::GetStats() const {
   IpcStats stats;
   stats.members = static_cast<uint32_t>(members_.size());
   stats.posts_open = posts_open_;
@@ -48,8 +48,8 @@ absl::StatusOr<std::unique_ptr<IpcServer>> MakeIpcServer(const IpcServerOptions&
                                            options.allow_groups}));
   LH_ASSIGN_OR_RETURN(ListeningSocket socket,
                       ListenOnPath(options.path, options.mode, options.group));
-  return std::unique_ptr<IpcServer>(
-      std::make_unique<ipc::Server>(options, std::move(socket), std::move(access), ring, handler));
+  return std::unique_ptr<IpcServer>(std::make_unique<ipc::TrainerServer>(
+      options, std::move(socket), std::move(access), ring, handler));
 }
 
 }  // namespace longhaul::peerd

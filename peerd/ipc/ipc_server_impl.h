@@ -20,11 +20,11 @@
 
 namespace longhaul::peerd::ipc {
 
-class Server final : public IpcServer, private RequestHandler {
+class TrainerServer final : public IpcServer, private RequestHandler {
  public:
-  Server(const IpcServerOptions& options, ListeningSocket socket, SocketAccess access, Ring* ring,
-         TrainerRequests* handler);
-  ~Server() override { regions_.Close(); }
+  TrainerServer(const IpcServerOptions& options, ListeningSocket socket, SocketAccess access,
+                Ring* ring, TrainerRequests* handler);
+  ~TrainerServer() override { regions_.Close(); }
 
   void JoinDone(LocalId local, const Outcome& outcome, const World& world) override;
   void StepDone(LocalId local, const Outcome& outcome, const World& world) override;

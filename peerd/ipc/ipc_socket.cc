@@ -117,15 +117,6 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
 
 }  // namespace
 
-UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-UniqueFd::~UniqueFd() {
-  if (fd_ >= 0) close(fd_);
-}
-
 absl::StatusOr<PeerCredentials> CredentialsOf(int fd) {
   ucred credentials;
   socklen_t length = sizeof credentials;

@@ -78,7 +78,7 @@ class Ca {
     EXPECT_TRUE(trust.ok()) << trust.status();
     return *trust;
   }
-  tls::Verdict Check(const std::string& name) const {
+  tls::CertificateCheck Check(const std::string& name) const {
     return Trust()->Check(Pem(name + ".crt"), "");
   }
 
@@ -104,14 +104,14 @@ class Logged {
 TEST(LhctlCa, CertificatesNameRoleRunAndHosts) {
   const Ca ca("ca");
   ca.Issue("worker", "trainer", "demo");
-  const auto identity = tls::IdentityOf(ca.Pem("worker.crt"));
+  const auto identity = tls::SubjectOf(ca.Pem("worker.crt"));
   ASSERT_TRUE(identity.ok());
   EXPECT_EQ(identity->name, "worker");
   EXPECT_EQ(identity->role, "trainer");
   EXPECT_EQ(identity->run, "demo");
   EXPECT_EQ(identity->fingerprint.size(), 64u);
   ca.Issue("anywhere", "trainer");
-  EXPECT_EQ(tls::IdentityOf(ca.Pem("anywhere.crt"))->run, tls::kAllRuns);
+  EXPECT_EQ(tls::SubjectOf(ca.Pem("anywhere.crt"))->run, tls::kAllRuns);
   ca.Issue("server", "coordinator", "", {"example.org", "10.0.0.5", "fd00::5"});
   const tls::CertificatePtr server = tls::ReadCertificate(tls::Reader(ca.Pem("server.crt")).get());
   EXPECT_EQ(X509_check_host(server.get(), "example.org", 0, 0, nullptr), 1);
@@ -165,10 +165,10 @@ TEST(LhctlCa, RevokesItsOwnCertificatesOnly) {
   ca.Issue("a", "trainer");
   EXPECT_EQ(*RevokeCertificates(ca.directory(), "a"), 2u);
   EXPECT_EQ(*RevokeCertificates(ca.directory(), "a"), 2u);
-  EXPECT_EQ(ca.Trust()->Check(replaced, "").refusal, tls::Refusal::kRevoked);
+  EXPECT_EQ(ca.Trust()->Check(replaced, "").refusal, tls::CertificateRefusal::kRevoked);
   EXPECT_TRUE(RevokeCertificates(ca.directory(), ca.Path("b.crt")).ok());
-  EXPECT_EQ(ca.Check("a").refusal, tls::Refusal::kRevoked);
-  EXPECT_EQ(ca.Check("b").refusal, tls::Refusal::kRevoked);
+  EXPECT_EQ(ca.Check("a").refusal, tls::CertificateRefusal::kRevoked);
+  EXPECT_EQ(ca.Check("b").refusal, tls::CertificateRefusal::kRevoked);
   EXPECT_TRUE(ca.Check("c").ok);
   other.Issue("x", "trainer");
   EXPECT_EQ(RevokeCertificates(ca.directory(), other.Path("x.crt")).status().code(),
@@ -187,23 +187,25 @@ TEST(Trust, TellsReasonsApart) {
   EXPECT_EQ(ca.Check("good").identity.role, "operator");
   ca.Issue("late", "trainer");
   ca.Shift("late", -100, -10);
-  EXPECT_EQ(ca.Check("late").refusal, tls::Refusal::kExpired);
+  EXPECT_EQ(ca.Check("late").refusal, tls::CertificateRefusal::kExpired);
   EXPECT_THAT(ca.Check("late").why, HasSubstr("your certificate expired at 20"));
   ca.Issue("early", "trainer");
   ca.Shift("early", 100, 1000);
-  EXPECT_EQ(ca.Check("early").refusal, tls::Refusal::kExpired);
+  EXPECT_EQ(ca.Check("early").refusal, tls::CertificateRefusal::kExpired);
   other.Issue("stranger", "operator");
-  EXPECT_EQ(ca.Trust()->Check(other.Pem("stranger.crt"), "").refusal, tls::Refusal::kUntrusted);
+  EXPECT_EQ(ca.Trust()->Check(other.Pem("stranger.crt"), "").refusal,
+            tls::CertificateRefusal::kUntrusted);
   EXPECT_EQ(ca.Trust()->Check(other.Pem("stranger.crt"), other.Pem("ca.crt")).refusal,
-            tls::Refusal::kUntrusted);
+            tls::CertificateRefusal::kUntrusted);
   // The certificate of a server is not for clients.
   ca.Issue("server", "coordinator", "", {"h"});
-  EXPECT_EQ(ca.Check("server").refusal, tls::Refusal::kUntrusted);
-  EXPECT_EQ(ca.Trust()->Check("garbage", "").refusal, tls::Refusal::kMalformed);
-  EXPECT_EQ(ca.Trust()->Check("", "").refusal, tls::Refusal::kMalformed);
+  EXPECT_EQ(ca.Check("server").refusal, tls::CertificateRefusal::kUntrusted);
+  EXPECT_EQ(ca.Trust()->Check("garbage", "").refusal, tls::CertificateRefusal::kMalformed);
+  EXPECT_EQ(ca.Trust()->Check("", "").refusal, tls::CertificateRefusal::kMalformed);
   std::string chain;
   for (int i = 0; i < 9; ++i) chain += ca.Pem("ca.crt");
-  EXPECT_EQ(ca.Trust()->Check(ca.Pem("good.crt"), chain).refusal, tls::Refusal::kMalformed);
+  EXPECT_EQ(ca.Trust()->Check(ca.Pem("good.crt"), chain).refusal,
+            tls::CertificateRefusal::kMalformed);
 }
 
 TEST(Trust, TakesOnlyFilesThatItUnderstands) {
@@ -248,7 +250,7 @@ TEST(Trust, ACrlCountsAtAnyTime) {
     PEM_write_bio_X509_CRL(bio.get(), crl.get());
     BIO_flush(bio.get());
     EXPECT_EQ(ca.Trust()->crl_is_old(), begin_s < 0);
-    EXPECT_EQ(ca.Check("a").refusal, tls::Refusal::kRevoked);
+    EXPECT_EQ(ca.Check("a").refusal, tls::CertificateRefusal::kRevoked);
     EXPECT_TRUE(ca.Check("b").ok);
   }
 }
@@ -333,11 +335,11 @@ class Service final : public v1::Admin::Service {
   grpc::Status ListRuns(grpc::ServerContext* context, const v1::ListRunsRequest*,
                         v1::ListRunsResponse*) override {
     const auto pem = context->auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
-    callers.push_back(pem.empty() ? tls::Identity()
-                                  : *tls::IdentityOf(std::string(pem[0].data(), pem[0].size())));
+    callers.push_back(pem.empty() ? tls::Subject()
+                                  : *tls::SubjectOf(std::string(pem[0].data(), pem[0].size())));
     return grpc::Status::OK;
   }
-  std::vector<tls::Identity> callers;
+  std::vector<tls::Subject> callers;
 };
 
 class TlsServer {
@@ -348,10 +350,11 @@ class TlsServer {
     seen = std::make_shared<tls::SeenCertificates>(files);
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort("127.0.0.1:0",
-                             control::MakeServerCredentials(
-                                 {files, seen, [this](const tls::Verdict& v) { refused = v; }}),
-                             &port);
+    builder.AddListeningPort(
+        "127.0.0.1:0",
+        control::MakeServerCredentials(
+            {files, seen, [this](const tls::CertificateCheck& v) { refused = v; }}),
+        &port);
     builder.RegisterService(&service);
     server = builder.BuildAndStart();
     address = "127.0.0.1:" + std::to_string(port);
@@ -373,7 +376,7 @@ class TlsServer {
   std::shared_ptr<tls::Files> files;
   std::shared_ptr<tls::SeenCertificates> seen;
   Service service;
-  tls::Verdict refused;
+  tls::CertificateCheck refused;
   std::unique_ptr<grpc::Server> server;
   std::string address;
 };
@@ -398,14 +401,14 @@ TEST(TlsOnGrpc, CallersAreKnownByTheirCertificates) {
   ASSERT_EQ(server.service.callers.size(), 1u);
   EXPECT_EQ(server.service.callers[0].run, "demo");
   EXPECT_EQ(server.service.callers[0].fingerprint,
-            tls::IdentityOf(ca.Pem("worker.crt"))->fingerprint);
+            tls::SubjectOf(ca.Pem("worker.crt"))->fingerprint);
   // Without a certificate the caller has no name.
   EXPECT_TRUE(server.Call(Shown(ca, ca, "")).ok());
   EXPECT_EQ(server.service.callers[1].fingerprint, "");
   // Those whose certificate is bad do not reach the service.
   ca.Shift("worker", -100, -10);
   EXPECT_EQ(server.Call(Shown(ca, ca, "worker")).error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(server.refused.refusal, tls::Refusal::kExpired);
+  EXPECT_EQ(server.refused.refusal, tls::CertificateRefusal::kExpired);
   other.Issue("worker", "operator");
   EXPECT_THAT(server.Call(Shown(ca, other, "worker")).error_message(),
               HasSubstr("your certificate is not trusted"));

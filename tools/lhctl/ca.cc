@@ -269,7 +269,7 @@ absl::StatusOr<std::vector<CertificatePtr>> IssuedFor(const std::string& directo
        std::filesystem::directory_iterator(IssuedDirectory(directory), failed)) {
     if (entry.path().extension() != ".crt") continue;
     LH_ASSIGN_OR_RETURN(const std::string pem, ReadFile(entry.path().string()));
-    LH_ASSIGN_OR_RETURN(const tls::Identity identity, tls::IdentityOf(pem));
+    LH_ASSIGN_OR_RETURN(const tls::Subject identity, tls::SubjectOf(pem));
     if (identity.name != name) continue;
     LH_ASSIGN_OR_RETURN(CertificatePtr certificate, OpenCertificate(entry.path().string()));
     found.push_back(std::move(certificate));
@@ -285,7 +285,7 @@ absl::Status KeepIssued(const std::string& directory, X509* certificate) {
   }
   LH_ASSIGN_OR_RETURN(const std::string pem,
                       ToPem([&](BIO* bio) { return PEM_write_bio_X509(bio, certificate); }));
-  LH_ASSIGN_OR_RETURN(const tls::Identity identity, tls::IdentityOf(pem));
+  LH_ASSIGN_OR_RETURN(const tls::Subject identity, tls::SubjectOf(pem));
   return WriteFile(absl::StrCat(kept, "/", identity.fingerprint.substr(0, 32), ".crt"), pem, 0644);
 }
 

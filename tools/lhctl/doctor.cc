@@ -62,12 +62,12 @@ Finding Kernel(const Symptoms& s) {
   int minor = 0;
   if (parts.size() < 2 || !absl::SimpleAtoi(parts[0], &major) ||
       !absl::SimpleAtoi(parts[1], &minor)) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
   } else if (major < 5 || (major == 5 && minor < 19)) {
-    f.verdict = Verdict::kWrong;
+    f.verdict = Rating::kWrong;
     f.todo = "install a newer kernel, for instance 6.1 of Debian 12";
   } else if (major < 6) {
-    f.verdict = Verdict::kAdvice;
+    f.verdict = Rating::kAdvice;
     f.todo = "take 6.1 or later: without it there are no zero-copy sends";
   }
   return f;
@@ -88,7 +88,7 @@ Finding Uring(const Symptoms& s) {
     if (s.host.peerd.io == "epoll") {
       f.seen += "; --io=epoll tells peerd not to use it";
     } else if (s.on_epoll.value_or(false)) {
-      f.verdict = Verdict::kAdvice;
+      f.verdict = Rating::kAdvice;
       f.seen = absl::StrCat(
           "lhctl can set up io_uring, but longhaul-peerd, process ", s.host.peerd.pid,
           ", runs on epoll, so peerd is under another seccomp filter or under a lower limit");
@@ -97,8 +97,8 @@ Finding Uring(const Symptoms& s) {
     }
     return f;
   }
-  f.verdict = s.host.peerd.io == "uring" ? Verdict::kWrong : Verdict::kAdvice;
-  if (s.host.peerd.io == "epoll") f.verdict = Verdict::kOk;
+  f.verdict = s.host.peerd.io == "uring" ? Rating::kWrong : Rating::kAdvice;
+  if (s.host.peerd.io == "epoll") f.verdict = Rating::kOk;
   if (disabled == 2) {
     f.seen = "kernel.io_uring_disabled=2 refuses io_uring to all processes";
     f.todo = sysctl;
@@ -119,7 +119,7 @@ Finding Uring(const Symptoms& s) {
     f.seen = s.uring_error;
     f.todo = "see what the text names";
   }
-  if (f.verdict == Verdict::kOk) f.todo.clear();
+  if (f.verdict == Rating::kOk) f.todo.clear();
   return f;
 }
 
@@ -130,14 +130,14 @@ Finding Memlock(const Symptoms& s) {
                 "peerd; beyond the limit peerd copies"};
   const LimitFacts& limits = s.host.limits;
   if (!limits.memlock) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = absl::StrCat("the limit of ", limits.of, " cannot be read");
     return f;
   }
   f.seen = absl::StrCat(limits.of, " may lock ", Limit(*limits.memlock), " of memory",
                         limits.ipc_lock ? ", and has IPC_LOCK, so no limit counts" : "");
   if (limits.ipc_lock || *limits.memlock >= s.host.memory_bytes / 4 * 3) return f;
-  f.verdict = Verdict::kAdvice;
+  f.verdict = Rating::kAdvice;
   f.todo =
       "raise it (LimitMEMLOCK=infinity, --ulimit memlock=-1, ulimit -l unlimited), or give "
       "peerd the capability IPC_LOCK";
@@ -149,7 +149,7 @@ Finding Nofile(const Symptoms& s) {
             .why = "each lane is a file descriptor: up to 256 for each of at most 15 neighbours"};
   const LimitFacts& limits = s.host.limits;
   if (!limits.nofile_hard) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = absl::StrCat("the limit of ", limits.of, " cannot be read");
     return f;
   }
@@ -158,7 +158,7 @@ Finding Nofile(const Symptoms& s) {
       *limits.nofile_hard == kUnlimited ? "any number of" : absl::StrCat(*limits.nofile_hard),
       " files (hard limit)");
   if (*limits.nofile_hard >= kNofileGood) return f;
-  f.verdict = *limits.nofile_hard < kNofileMin ? Verdict::kWrong : Verdict::kAdvice;
+  f.verdict = *limits.nofile_hard < kNofileMin ? Rating::kWrong : Rating::kAdvice;
   f.todo = absl::StrCat("raise the hard limit to ", kNofileGood,
                         " or more (LimitNOFILE=, --ulimit nofile=, ulimit -Hn)");
   return f;
@@ -181,7 +181,7 @@ Finding Mtu(const Symptoms& s) {
   for (const CoordinatorSeen& each : s.coordinators) add(each.reached);
   for (const Reached& each : s.members) add(each);
   if (interfaces.empty()) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "no connection from here shows which interface is used";
     return f;
   }
@@ -193,12 +193,12 @@ Finding Mtu(const Symptoms& s) {
   }
   f.seen = Names(seen);
   if (!narrow.empty()) {
-    f.verdict = Verdict::kAdvice;
+    f.verdict = Rating::kAdvice;
     absl::StrAppend(&f.seen, "; the path to these is narrower: ", Names(narrow));
     f.todo =
         "set the MTU of the interface to what the path carries, so that nothing depends on ICMP";
   } else if (least < kMtuGood) {
-    f.verdict = Verdict::kAdvice;
+    f.verdict = Rating::kAdvice;
     f.todo = absl::StrCat("raise the MTU to ", kMtuGood, " or more: each packet carries a header");
   }
   return f;
@@ -214,7 +214,7 @@ Finding Buffers(const Symptoms& s) {
   const uint64_t receive = most(s.host.tcp_rmem);
   const uint64_t send = most(s.host.tcp_wmem);
   if (receive == 0 || send == 0) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "net.ipv4.tcp_rmem and tcp_wmem cannot be read here";
     return f;
   }
@@ -227,7 +227,7 @@ Finding Buffers(const Symptoms& s) {
   const uint64_t least = std::min(receive, send);
   absl::StrAppend(&f.why, ": here ", RenderBytes(least * 10), "/s at 100 ms");
   if (least >= kBufferBytesGood) return f;
-  f.verdict = Verdict::kAdvice;
+  f.verdict = Rating::kAdvice;
   f.todo =
       "sysctl -w net.ipv4.tcp_rmem='4096 131072 6291456' net.ipv4.tcp_wmem='4096 16384 "
       "4194304', or more for long ways";
@@ -240,7 +240,7 @@ Finding Congestion(const Symptoms& s) {
                 "on long ways that lose packets though no queue is full, bbr carries more than "
                 "cubic"};
   if (s.host.congestion.empty() || s.host.congestions.empty()) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "net.ipv4.tcp_congestion_control cannot be read here";
     return f;
   }
@@ -253,11 +253,11 @@ Finding Congestion(const Symptoms& s) {
                         "; available: ", absl::StrJoin(all, ", "));
   if (!chosen.empty()) absl::StrAppend(&f.seen, "; peerd has --congestion=", chosen);
   if (!chosen.empty() && !available(chosen)) {
-    f.verdict = Verdict::kWrong;
+    f.verdict = Rating::kWrong;
     f.why = "peerd cannot open lanes with a congestion control that the kernel does not offer";
     f.todo = absl::StrCat("modprobe tcp_", chosen, ", or take --congestion away");
   } else if (!available("bbr") && OnLongWay(s)) {
-    f.verdict = Verdict::kAdvice;
+    f.verdict = Rating::kAdvice;
     absl::StrAppend(&f.seen, "; a round trip takes ", Millis(LongestWay(s)));
     f.todo = "if links lose packets: modprobe tcp_bbr, and start peerd with --congestion=bbr";
   }
@@ -270,13 +270,13 @@ Finding SlowStart(const Symptoms& s) {
                 "with 1, a lane that was idle, as between the outer steps of DiLoCo, begins "
                 "again with ten packets; that costs long ways several round trips"};
   if (s.host.slow_start_after_idle.empty()) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "net.ipv4.tcp_slow_start_after_idle cannot be read here";
     return f;
   }
   f.seen = absl::StrCat("net.ipv4.tcp_slow_start_after_idle is ", s.host.slow_start_after_idle);
   if (s.host.slow_start_after_idle == "0" || !OnLongWay(s)) return f;
-  f.verdict = Verdict::kAdvice;
+  f.verdict = Rating::kAdvice;
   absl::StrAppend(&f.seen, ", and a round trip takes ", Millis(LongestWay(s)));
   f.todo = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0 (in a container: inside)";
   return f;
@@ -293,11 +293,11 @@ Finding Clock(const Symptoms& s) {
                                 Millis(static_cast<double>(s.host.clock->error_us)))
                  : "the kernel says that nothing synchronises the clock";
     if (!s.host.clock->synchronised) {
-      f.verdict = Verdict::kAdvice;
+      f.verdict = Rating::kAdvice;
       f.todo = "run chrony or systemd-timesyncd (in a container or a virtual machine: on the host)";
     }
   } else {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "the kernel does not tell whether the clock is synchronised";
   }
   if (!s.admin || !s.admin->clock_ahead_us) {
@@ -309,7 +309,7 @@ Finding Clock(const Symptoms& s) {
                   ahead >= 0 ? " ahead of" : " behind", " the coordinator's, give or take ",
                   Millis(static_cast<double>(s.admin->clock_error_us)));
   if (std::abs(ahead) - s.admin->clock_error_us > kClockGoodUs) {
-    f.verdict = Verdict::kAdvice;
+    f.verdict = Rating::kAdvice;
     f.todo = "run chrony or systemd-timesyncd here and on the coordinator's host";
   }
   return f;
@@ -319,7 +319,7 @@ Finding Peerd(const Symptoms& s) {
   const PeerdFacts& peerd = s.host.peerd;
   Finding f{.check = "peerd", .why = "trainers of this host reach the others through it"};
   if (peerd.pid == 0) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = absl::StrCat("no longhaul-peerd was looked at (", s.host.peerds,
                           " run here); the next one would be started with ",
                           peerd.source.empty() ? "the default flags" : peerd.source);
@@ -329,14 +329,14 @@ Finding Peerd(const Symptoms& s) {
   if (s.host.peerds > 1) absl::StrAppend(&f.seen, ", the one looked at of ", s.host.peerds);
   if (peerd.http.empty()) {
     absl::StrAppend(&f.seen, "; --http= is empty, so it cannot be asked whether it is ready");
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
   } else if (!s.readyz) {
-    f.verdict = Verdict::kWrong;
+    f.verdict = Rating::kWrong;
     absl::StrAppend(&f.seen, ", but does not answer at http://", peerd.http, "/readyz");
     f.todo = absl::StrCat("read its log; if it hangs, send SIGABRT to process ", peerd.pid,
                           " and start it again");
   } else if (!absl::StartsWith(*s.readyz, "ok")) {
-    f.verdict = Verdict::kWrong;
+    f.verdict = Rating::kWrong;
     absl::StrAppend(&f.seen, ", and says: ", absl::StripAsciiWhitespace(*s.readyz));
     f.todo = "see the line 'coordinator' below, and the log of peerd";
   } else {
@@ -353,7 +353,7 @@ Finding DataPort(const Symptoms& s) {
         "peerd listens at ", peerd.listen,
         peerd.advertise.empty() ? "" : absl::StrCat(", and tells the others ", peerd.advertise));
     if (s.data_port->error.empty()) return f;
-    f.verdict = Verdict::kWrong;
+    f.verdict = Rating::kWrong;
     f.seen = absl::StrCat("no connection to ", s.data_port->address,
                           ", peerd's --listen: ", s.data_port->error);
     f.todo = "let the firewall of this host accept the port, and see the log of peerd";
@@ -361,7 +361,7 @@ Finding DataPort(const Symptoms& s) {
   }
   f.seen = absl::StrCat(peerd.listen, ", where peerd would listen, is free");
   if (s.listen_error.empty()) return f;
-  f.verdict = Verdict::kWrong;
+  f.verdict = Rating::kWrong;
   f.seen = s.listen_error;
   f.todo = "end what has the port, or start peerd with another --listen";
   return f;
@@ -371,7 +371,7 @@ Finding Coordinator(const Symptoms& s) {
   Finding f{.check = "coordinator",
             .why = "without it nobody joins, and step boundaries wait; ops go on"};
   if (s.coordinators.empty()) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "nobody has named a coordinator for peers";
     f.todo = "to try the way: lhctl doctor --coordinator=COORDINATOR_HOST:29600";
     return f;
@@ -398,7 +398,7 @@ Finding Coordinator(const Symptoms& s) {
   if (!good.empty()) f.seen = absl::StrCat("a coordinator answers at ", Names(good));
   if (!bad.empty()) {
     // peerd tries the addresses in turn, so one good address is enough.
-    f.verdict = good.empty() ? Verdict::kWrong : Verdict::kAdvice;
+    f.verdict = good.empty() ? Rating::kWrong : Rating::kAdvice;
     absl::StrAppend(&f.seen, good.empty() ? "" : "; not usable: ", Names(bad));
   }
   return f;
@@ -413,7 +413,7 @@ Finding Admin(const Symptoms& s) {
                           " peers attached");
     return f;
   }
-  f.verdict = s.admin_named ? Verdict::kWrong : Verdict::kUnknown;
+  f.verdict = s.admin_named ? Rating::kWrong : Rating::kUnknown;
   f.seen = s.admin_error;
   f.todo =
       "on the coordinator's host nothing is needed; elsewhere use a tunnel: ssh -N -L "
@@ -424,7 +424,7 @@ Finding Admin(const Symptoms& s) {
 Finding Members(const Symptoms& s) {
   Finding f{.check = "members", .why = "each host has to reach the data port of every other host"};
   if (s.members.empty()) {
-    f.verdict = s.admin ? Verdict::kOk : Verdict::kUnknown;
+    f.verdict = s.admin ? Rating::kOk : Rating::kUnknown;
     f.seen = s.admin ? "no other host is a member now, so no data port was tried"
                      : "the other members are not known here (see 'admin'), so none was tried";
     return f;
@@ -445,7 +445,7 @@ Finding Members(const Symptoms& s) {
                     Millis(slowest->connect_us));
   }
   if (bad.empty()) return f;
-  f.verdict = Verdict::kWrong;
+  f.verdict = Rating::kWrong;
   absl::StrAppend(&f.seen, "; not: ", Names(bad));
   f.todo = "open --listen (29700) of these hosts for this host, or set their --advertise";
   return f;
@@ -474,11 +474,11 @@ Finding ReachedBy(const Symptoms& s) {
     }
   }
   if (!blocked.empty()) {
-    f.verdict = Verdict::kWrong;
+    f.verdict = Rating::kWrong;
     f.seen = absl::StrCat("these peers have no link of their own: ", Names(blocked));
     f.todo = "open both data ports between the two; until then a third host carries their link";
   } else if (groups.empty()) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = s.admin ? "this host's peerd has no member now; when one joins, the others try its "
                        "data port, and the join's error or `lhctl why` names what fails"
                      : "the groups of this host are not known here (see 'admin')";
@@ -494,7 +494,7 @@ Finding Timeouts(const Symptoms& s) {
                 "all follow from --detect-ms of the coordinator; more tolerates worse networks, "
                 "less finds deaths sooner"};
   if (!s.admin) {
-    f.verdict = Verdict::kUnknown;
+    f.verdict = Rating::kUnknown;
     f.seen = "detect_ms of this coordinator is not known here (see 'admin'); the default is 1500";
     return f;
   }
@@ -508,28 +508,28 @@ Finding Timeouts(const Symptoms& s) {
   const int64_t way_ms = LongestWay(s) / 1000;
   // A link tolerates 4 ms more for each millisecond above 100, but at most 4 * detect_ms.
   if (detect + 4 * (way_ms - 100) <= 4 * detect) return f;
-  f.verdict = Verdict::kAdvice;
+  f.verdict = Rating::kAdvice;
   absl::StrAppend(&f.seen, "; a round trip takes ", way_ms, " ms, and what links tolerate ends at ",
                   4 * detect, " ms of silence");
   f.todo = absl::StrCat("start the coordinator with --detect-ms=", 2 * way_ms, " or more");
   return f;
 }
 
-const char* Name(Verdict verdict) {
+const char* Name(Rating verdict) {
   switch (verdict) {
-    case Verdict::kOk:
+    case Rating::kOk:
       return "ok";
-    case Verdict::kUnknown:
+    case Rating::kUnknown:
       return "unknown";
-    case Verdict::kAdvice:
+    case Rating::kAdvice:
       return "advice";
-    case Verdict::kWrong:
+    case Rating::kWrong:
       return "wrong";
   }
   return "wrong";
 }
 
-int64_t Count(const std::vector<Finding>& findings, Verdict verdict) {
+int64_t Count(const std::vector<Finding>& findings, Rating verdict) {
   return std::count_if(findings.begin(), findings.end(),
                        [verdict](const Finding& f) { return f.verdict == verdict; });
 }
@@ -568,10 +568,9 @@ std::string RenderFindings(const std::vector<Finding>& findings) {
                                   f.why, f.todo.empty() ? "" : absl::StrCat(" Do: ", f.todo, ".")));
     text += '\n';
   }
-  absl::StrAppend(&text, "\n", Count(findings, Verdict::kWrong), " wrong, ",
-                  Count(findings, Verdict::kAdvice), " advice, ",
-                  Count(findings, Verdict::kUnknown), " unknown, ", Count(findings, Verdict::kOk),
-                  " ok\n");
+  absl::StrAppend(&text, "\n", Count(findings, Rating::kWrong), " wrong, ",
+                  Count(findings, Rating::kAdvice), " advice, ", Count(findings, Rating::kUnknown),
+                  " unknown, ", Count(findings, Rating::kOk), " ok\n");
   return text;
 }
 
@@ -583,15 +582,15 @@ std::string RenderFindingsJson(const std::vector<Finding>& findings) {
                                   Quoted(Name(f.verdict)), ", \"seen\": ", Quoted(f.seen),
                                   ", \"why\": ", Quoted(f.why), ", \"do\": ", Quoted(f.todo), "}"));
   }
-  return absl::StrCat("{\n \"wrong\": ", Count(findings, Verdict::kWrong),
-                      ",\n \"advice\": ", Count(findings, Verdict::kAdvice),
-                      ",\n \"unknown\": ", Count(findings, Verdict::kUnknown),
-                      ",\n \"ok\": ", Count(findings, Verdict::kOk), ",\n \"checks\": [\n",
+  return absl::StrCat("{\n \"wrong\": ", Count(findings, Rating::kWrong),
+                      ",\n \"advice\": ", Count(findings, Rating::kAdvice),
+                      ",\n \"unknown\": ", Count(findings, Rating::kUnknown),
+                      ",\n \"ok\": ", Count(findings, Rating::kOk), ",\n \"checks\": [\n",
                       absl::StrJoin(checks, ",\n"), "\n ]\n}\n");
 }
 
 int ExitCodeOf(const std::vector<Finding>& findings) {
-  return Count(findings, Verdict::kWrong) > 0 ? 1 : 0;
+  return Count(findings, Rating::kWrong) > 0 ? 1 : 0;
 }
 
 }  // namespace longhaul

@@ -15,11 +15,11 @@ namespace longhaul {
 
 // kOk: good. kUnknown: could not be seen from here. kAdvice: works, but costs time, or only works
 // today. kWrong: Longhaul does not work with this.
-enum class Verdict { kOk, kUnknown, kAdvice, kWrong };
+enum class Rating { kOk, kUnknown, kAdvice, kWrong };
 
 struct Finding {
   std::string check;  // "io_uring"
-  Verdict verdict = Verdict::kOk;
+  Rating verdict = Rating::kOk;
   std::string seen;  // a sentence, as the next two
   std::string why;   // why it matters
   std::string todo;  // what to do; never empty if the verdict is kAdvice or kWrong

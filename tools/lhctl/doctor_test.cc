@@ -71,7 +71,7 @@ Finding Find(const Symptoms& s, const std::string& check) {
 TEST(Doctor, FindsNothingOnAHealthyHost) {
   const auto findings = Diagnose(Healthy());
   for (const Finding& f : findings) {
-    EXPECT_EQ(f.verdict, Verdict::kOk) << f.check << ": " << f.seen;
+    EXPECT_EQ(f.verdict, Rating::kOk) << f.check << ": " << f.seen;
     EXPECT_NE(f.seen, "") << f.check;
     EXPECT_NE(f.why, "") << f.check;
     EXPECT_EQ(f.todo, "") << f.check;
@@ -90,22 +90,22 @@ TEST(Doctor, SaysWhatToDoWhereverItAdvises) {
   s.coordinators = {{At("c:1", "refused")}};
   const auto findings = Diagnose(s);
   for (const Finding& f : findings) {
-    EXPECT_NE(f.verdict, Verdict::kOk) << f.check << ": " << f.seen;
+    EXPECT_NE(f.verdict, Rating::kOk) << f.check << ": " << f.seen;
     EXPECT_NE(f.seen, "") << f.check;
     EXPECT_NE(f.why, "") << f.check;
-    EXPECT_TRUE(f.verdict == Verdict::kUnknown || !f.todo.empty()) << f.check;
+    EXPECT_TRUE(f.verdict == Rating::kUnknown || !f.todo.empty()) << f.check;
   }
   EXPECT_EQ(ExitCodeOf(findings), 1);
 }
 
 TEST(Doctor, Kernel) {
   Symptoms s = Healthy();
-  for (const auto& [release, verdict] : {std::pair{"5.18.19", Verdict::kWrong},
-                                         {"4.19.0-5", Verdict::kWrong},
-                                         {"5.19.0", Verdict::kAdvice},
-                                         {"6.0-rc1", Verdict::kOk},
-                                         {"10.2", Verdict::kOk},
-                                         {"weird", Verdict::kUnknown}}) {
+  for (const auto& [release, verdict] : {std::pair{"5.18.19", Rating::kWrong},
+                                         {"4.19.0-5", Rating::kWrong},
+                                         {"5.19.0", Rating::kAdvice},
+                                         {"6.0-rc1", Rating::kOk},
+                                         {"10.2", Rating::kOk},
+                                         {"weird", Rating::kUnknown}}) {
     s.host.kernel = release;
     EXPECT_EQ(Find(s, "kernel").verdict, verdict) << release;
   }
@@ -116,7 +116,7 @@ TEST(Doctor, NamesWhatRefusesIoUring) {
   s.uring_error = "io_uring setup refused (EPERM): somebody blocks it";
   s.host.limits.seccomp = true;
   Finding f = Find(s, "io_uring");
-  EXPECT_EQ(f.verdict, Verdict::kAdvice);
+  EXPECT_EQ(f.verdict, Rating::kAdvice);
   EXPECT_THAT(f.seen, HasSubstr("a seccomp filter refuses io_uring"));
   EXPECT_THAT(f.todo, HasSubstr("deploy/docker/seccomp-peerd.json"));
   EXPECT_THAT(f.todo, Not(HasSubstr("sysctl")));
@@ -139,16 +139,16 @@ TEST(Doctor, NamesWhatRefusesIoUring) {
 
   // peerd does not start with --io=uring; with --io=epoll it misses nothing.
   s.host.peerd.io = "uring";
-  EXPECT_EQ(Find(s, "io_uring").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "io_uring").verdict, Rating::kWrong);
   s.host.peerd.io = "epoll";
-  EXPECT_EQ(Find(s, "io_uring").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "io_uring").verdict, Rating::kOk);
 }
 
 TEST(Doctor, PeerdOnEpollWhileLhctlHasIoUringIsAnotherFilter) {
   Symptoms s = Healthy();
   s.on_epoll = true;
   const Finding f = Find(s, "io_uring");
-  EXPECT_EQ(f.verdict, Verdict::kAdvice);
+  EXPECT_EQ(f.verdict, Rating::kAdvice);
   EXPECT_THAT(f.seen, HasSubstr("process 17, runs on epoll"));
 }
 
@@ -156,17 +156,17 @@ TEST(Doctor, Limits) {
   Symptoms s = Healthy();
   s.host.limits.memlock = 65536;
   Finding f = Find(s, "memlock");
-  EXPECT_EQ(f.verdict, Verdict::kAdvice);
+  EXPECT_EQ(f.verdict, Rating::kAdvice);
   EXPECT_THAT(f.seen, HasSubstr("may lock 64.0 KiB of memory"));
   s.host.limits.ipc_lock = true;
-  EXPECT_EQ(Find(s, "memlock").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "memlock").verdict, Rating::kOk);
 
   s.host.limits.nofile_hard = 8191;
-  EXPECT_EQ(Find(s, "nofile").verdict, Verdict::kAdvice);
+  EXPECT_EQ(Find(s, "nofile").verdict, Rating::kAdvice);
   s.host.limits.nofile_hard = 1023;
-  EXPECT_EQ(Find(s, "nofile").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "nofile").verdict, Rating::kWrong);
   s.host.limits.nofile_hard = kUnlimited;
-  EXPECT_EQ(Find(s, "nofile").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "nofile").verdict, Rating::kOk);
 }
 
 TEST(Doctor, NamesPathsThatCarryLessThanTheInterface) {
@@ -174,71 +174,71 @@ TEST(Doctor, NamesPathsThatCarryLessThanTheInterface) {
   EXPECT_EQ(Find(s, "mtu").seen, "eth0 has 1500");
   s.members[1].path_mtu = 1400;
   const Finding f = Find(s, "mtu");
-  EXPECT_EQ(f.verdict, Verdict::kAdvice);
+  EXPECT_EQ(f.verdict, Rating::kAdvice);
   EXPECT_THAT(f.seen, HasSubstr("10.0.0.3:29700 (1400)"));
 
   s.members[1].interface = "lo";
   s.members[1].mtu = 65536;
   s.members[1].path_mtu = 65535;  // the most that IPv4 carries
-  EXPECT_EQ(Find(s, "mtu").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "mtu").verdict, Rating::kOk);
 }
 
 TEST(Doctor, SettingsForLongWaysMatterOnLongWaysOnly) {
   Symptoms s = Healthy();
-  EXPECT_EQ(Find(s, "slow start").verdict, Verdict::kOk);
-  EXPECT_EQ(Find(s, "congestion").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "slow start").verdict, Rating::kOk);
+  EXPECT_EQ(Find(s, "congestion").verdict, Rating::kOk);
   s.members[1].connect_us = 40000;
-  EXPECT_EQ(Find(s, "slow start").verdict, Verdict::kAdvice);
+  EXPECT_EQ(Find(s, "slow start").verdict, Rating::kAdvice);
   EXPECT_THAT(Find(s, "congestion").todo, HasSubstr("modprobe tcp_bbr"));
   s.host.slow_start_after_idle = "0";
   s.host.congestions = "reno cubic bbr";
-  EXPECT_EQ(Find(s, "slow start").verdict, Verdict::kOk);
-  EXPECT_EQ(Find(s, "congestion").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "slow start").verdict, Rating::kOk);
+  EXPECT_EQ(Find(s, "congestion").verdict, Rating::kOk);
 
   s.host.peerd.congestion = "vegas";
-  EXPECT_EQ(Find(s, "congestion").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "congestion").verdict, Rating::kWrong);
 }
 
 TEST(Doctor, BuffersBelowTheDefaults) {
   Symptoms s = Healthy();
   EXPECT_THAT(Find(s, "buffers").why, HasSubstr("40.0 MiB/s at 100 ms"));
   s.host.tcp_wmem = "4096 16384 212992";
-  EXPECT_EQ(Find(s, "buffers").verdict, Verdict::kAdvice);
+  EXPECT_EQ(Find(s, "buffers").verdict, Rating::kAdvice);
 }
 
 TEST(Doctor, ClocksThatDiffer) {
   Symptoms s = Healthy();
   EXPECT_THAT(Find(s, "clock").seen, HasSubstr("1.5 ms behind the coordinator's"));
   s.admin->clock_ahead_us = 1300000;
-  EXPECT_EQ(Find(s, "clock").verdict, Verdict::kAdvice);
+  EXPECT_EQ(Find(s, "clock").verdict, Rating::kAdvice);
   // The answer may have taken as long as that.
   s.admin->clock_error_us = 400000;
-  EXPECT_EQ(Find(s, "clock").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "clock").verdict, Rating::kOk);
   s.host.clock->synchronised = false;
-  EXPECT_EQ(Find(s, "clock").verdict, Verdict::kAdvice);
+  EXPECT_EQ(Find(s, "clock").verdict, Rating::kAdvice);
 }
 
 TEST(Doctor, PeerdThatDoesNotAnswerOrHasNoCoordinator) {
   Symptoms s = Healthy();
   s.readyz = "no coordinator serves this peer\n";
   Finding f = Find(s, "peerd");
-  EXPECT_EQ(f.verdict, Verdict::kWrong);
+  EXPECT_EQ(f.verdict, Rating::kWrong);
   EXPECT_THAT(f.seen, HasSubstr("says: no coordinator serves this peer"));
   s.readyz.reset();
   EXPECT_THAT(Find(s, "peerd").seen, HasSubstr("does not answer"));
   s.data_port->error = "Connection refused";
-  EXPECT_EQ(Find(s, "data port").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "data port").verdict, Rating::kWrong);
 }
 
 TEST(Doctor, OneGoodCoordinatorOfSeveralIsEnough) {
   Symptoms s = Healthy();
   s.coordinators.push_back({At("d:29600", "Connection refused")});
-  EXPECT_EQ(Find(s, "coordinator").verdict, Verdict::kAdvice);
+  EXPECT_EQ(Find(s, "coordinator").verdict, Rating::kAdvice);
   s.coordinators.erase(s.coordinators.begin());
-  EXPECT_EQ(Find(s, "coordinator").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "coordinator").verdict, Rating::kWrong);
   s.coordinators = {{At("d:29602", ""), CoordinatorSeen::Answer::kAdmin}};
   Finding f = Find(s, "coordinator");
-  EXPECT_EQ(f.verdict, Verdict::kWrong);
+  EXPECT_EQ(f.verdict, Rating::kWrong);
   EXPECT_THAT(f.seen, HasSubstr("is the port for operators"));
   s.coordinators[0].answer = CoordinatorSeen::Answer::kOther;
   EXPECT_THAT(Find(s, "coordinator").seen, HasSubstr("no coordinator"));
@@ -250,18 +250,18 @@ TEST(Doctor, AnAdminPortThatNobodyNamedMayBeAway) {
   s.admin_error = "no answer";
   s.members.clear();
   for (const char* const check : {"admin", "members", "reached by", "timeouts"}) {
-    EXPECT_EQ(Find(s, check).verdict, Verdict::kUnknown) << check;
+    EXPECT_EQ(Find(s, check).verdict, Rating::kUnknown) << check;
   }
   EXPECT_EQ(ExitCodeOf(Diagnose(s)), 0);
   s.admin_named = true;
-  EXPECT_EQ(Find(s, "admin").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "admin").verdict, Rating::kWrong);
 }
 
 TEST(Doctor, NamesMembersWhoseDataPortIsClosed) {
   Symptoms s = Healthy();
   s.members[0].error = "Connection refused";
   const Finding f = Find(s, "members");
-  EXPECT_EQ(f.verdict, Verdict::kWrong);
+  EXPECT_EQ(f.verdict, Rating::kWrong);
   EXPECT_THAT(f.seen, HasSubstr("1 of 2"));
   EXPECT_THAT(f.seen, HasSubstr("not: 10.0.0.2:29700: Connection refused"));
 }
@@ -272,11 +272,11 @@ TEST(Doctor, NamesBlockedPairsOfThisHost) {
   auto* blocked = s.admin->overview.mutable_groups(0)->add_blocked();
   blocked->set_a("pb");
   blocked->set_b("pc");
-  EXPECT_EQ(Find(s, "reached by").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(s, "reached by").verdict, Rating::kOk);
   blocked->set_b("pa");
-  EXPECT_EQ(Find(s, "reached by").verdict, Verdict::kWrong);
+  EXPECT_EQ(Find(s, "reached by").verdict, Rating::kWrong);
   s.host.peerd.advertise = "nat:1";  // no member is this host
-  EXPECT_EQ(Find(s, "reached by").verdict, Verdict::kUnknown);
+  EXPECT_EQ(Find(s, "reached by").verdict, Rating::kUnknown);
 }
 
 TEST(Doctor, TimeoutsFollowFromDetectMs) {
@@ -284,13 +284,13 @@ TEST(Doctor, TimeoutsFollowFromDetectMs) {
   EXPECT_THAT(Find(s, "timeouts").seen, HasSubstr("1500 to 2250 ms"));
   s.members[0].connect_us = 1300000;
   const Finding f = Find(s, "timeouts");
-  EXPECT_EQ(f.verdict, Verdict::kAdvice);
+  EXPECT_EQ(f.verdict, Rating::kAdvice);
   EXPECT_THAT(f.todo, HasSubstr("--detect-ms=2600"));
 }
 
 TEST(Doctor, JsonQuotesAndForeignTextCannotSteerTheTerminal) {
   const std::vector<Finding> findings = {
-      {"a", Verdict::kWrong, "say \"x\\\x1b\"", "because", "act"}};
+      {"a", Rating::kWrong, "say \"x\\\x1b\"", "because", "act"}};
   EXPECT_EQ(RenderFindingsJson(findings),
             "{\n \"wrong\": 1,\n \"advice\": 0,\n \"unknown\": 0,\n \"ok\": 0,\n \"checks\": [\n"
             "  {\"check\": \"a\", \"verdict\": \"wrong\", \"seen\": \"say \\\"x\\\\?\\\"\", "

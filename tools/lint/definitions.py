@@ -21,7 +21,7 @@ _LINE = re.compile(
 
 
 # Names that mean the same in both cores, or on both sides of a border.
-SAME_MEANING = {"CoreConfig", "TimePassed"}
+SAME_MEANING = {"Client", "CoreConfig", "OpInfo", "TimePassed"}
 
 
 def types(text: str) -> list[tuple[int, str]]:

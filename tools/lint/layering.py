@@ -178,7 +178,7 @@ CONFINED = [
     Confined(r"sqlite3\.h$", r"coordinator/store/", "only stores know SQLite"),
     Confined(
         r"(gtest|gmock)/",
-        r".*(_test\.cc$|/testing\.(h|cc)$)|tests/",
+        r".*(_test\.cc$|[/_]testing\.(h|cc)$)|tests/",
         "only tests know GoogleTest",
     ),
 ]

@@ -12,7 +12,7 @@ DIRECTORIES = ("base", "bench", "client", "coordinator", "peerd", "proto", "test
 SUFFIXES = (".c", ".cc", ".h", ".hpp", ".inc")
 
 # Tests, and code that only tests use. The build means the same by it.
-_TEST = re.compile(r"(^tests/|^bench/|_test\.cc$|(^|/)testing\.(h|cc)$|_c99\.c$)")
+_TEST = re.compile(r"(^tests/|^bench/|_test\.cc$|(^|[/_])testing\.(h|cc)$|_c99\.c$)")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 _NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)

@@ -52,14 +52,14 @@ class ServerTls {
   }
 
   std::pair<grpc_status_code, std::string> CheckCall(const grpc_auth_context* context) const {
-    const tls::Verdict verdict = Judge(context);
+    const tls::CertificateCheck verdict = Judge(context);
     if (verdict.ok) return {GRPC_STATUS_OK, ""};
     if (options_.refused) options_.refused(verdict);
     return {GRPC_STATUS_UNAUTHENTICATED, verdict.why};
   }
 
-  tls::Verdict Judge(const grpc_auth_context* context) const {
-    tls::Verdict verdict;
+  tls::CertificateCheck Judge(const grpc_auth_context* context) const {
+    tls::CertificateCheck verdict;
     const std::string certificate = Property(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
     const std::shared_ptr<const tls::Material> material = options_.files->Current();
     if (certificate.empty() || material->trust == nullptr) {

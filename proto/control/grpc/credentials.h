@@ -25,7 +25,7 @@ struct ServerTlsOptions {
   // Is told of the certificates of callers. May be null.
   std::shared_ptr<tls::SeenCertificates> seen;
   // Called for each call that is refused, in threads of gRPC. May be null.
-  std::function<void(const tls::Verdict&)> refused;
+  std::function<void(const tls::CertificateCheck&)> refused;
 };
 
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(ServerTlsOptions options);
