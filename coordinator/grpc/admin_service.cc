@@ -443,8 +443,9 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     const std::string asked = run == kAllRuns ? "this call concerns all runs"
                                               : absl::StrCat("this call concerns run ",
                                                              CleanText(run, LH_RUN_NAME_BYTES_MAX));
-    const Denial denial{TokenRefusal::kRun, absl::StrCat(asked, ", and the caller's ", caller->Shown(),
-                                                    " is for run ", caller->run)};
+    const Denial denial{
+        TokenRefusal::kRun,
+        absl::StrCat(asked, ", and the caller's ", caller->Shown(), " is for run ", caller->run)};
     authorizer_->Refused(denial, context->peer(), "call refused");
     return denial;
   }

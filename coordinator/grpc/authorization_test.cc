@@ -202,8 +202,10 @@ TEST(ObjectionTo, JoinsAreJudgedApart) {
 }
 
 TEST(ToGrpc, SaysWhetherAnotherTokenHelps) {
-  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kExpired, "x"}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kRun, "x"}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kExpired, "x"}).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kRun, "x"}).error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(ToGrpc(Denial{TokenRefusal::kRole, "x"}).error_message(), "x");
 }
 
@@ -211,7 +213,8 @@ TEST_F(AuthorizationTest, RefusalsAreCountedAndOneOfAKindIsLogged) {
   const LogLines log;
   CoordinatorMetrics metrics;
   Authorizer authorizer({Auth::kToken, "--auth", Role::kTrainer}, &desk_, &metrics);
-  for (int i = 0; i < 3; ++i) authorizer.Refused({TokenRefusal::kRun, "why"}, "client", "call refused");
+  for (int i = 0; i < 3; ++i)
+    authorizer.Refused({TokenRefusal::kRun, "why"}, "client", "call refused");
   authorizer.Refused({TokenRefusal::kQuota, "why"}, "client", "call refused");
   const std::vector<std::string> lines = log.lines();
   ASSERT_EQ(lines.size(), 2u);

@@ -382,8 +382,8 @@ TEST(ChunkTest, RequestIsBounded) {
 
 TEST(ChunkTest, RefusedIsGoldenAndOneOfFour) {
   EXPECT_EQ(Hex(Encode(ChunkRefusedBody{ChunkRefusal::kChanged})), "02000000");
-  for (const ChunkRefusal code : {ChunkRefusal::kNotHere, ChunkRefusal::kChanged,
-                                  ChunkRefusal::kBusy, ChunkRefusal::kOver}) {
+  for (const ChunkRefusal code :
+       {ChunkRefusal::kNotHere, ChunkRefusal::kChanged, ChunkRefusal::kBusy, ChunkRefusal::kOver}) {
     EXPECT_EQ(ParseChunkRefusedBody(Encode(ChunkRefusedBody{code}))->code, code);
   }
   for (const uint32_t code : {0, 5}) {

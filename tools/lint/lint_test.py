@@ -310,7 +310,9 @@ class ClassSize(unittest.TestCase):
     def test_a_file_without_classes_counts_and_tests_do_not(self) -> None:
         long = "// A line.\n" * 1300
         self.assertEqual(findings(class_size.check, {"base/a.cc": long}), ["base/a.cc:1"])
-        self.assertEqual(findings(class_size.check, {"client/python/longhaul/a.py": long}), ["client/python/longhaul/a.py:1"])
+        self.assertEqual(
+            findings(class_size.check, {"client/python/longhaul/a.py": long}), ["client/python/longhaul/a.py:1"]
+        )
         self.assertEqual(findings(class_size.check, {"base/a_test.cc": long, "tests/sim/a.cc": long}), [])
 
 
