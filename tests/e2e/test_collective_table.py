@@ -256,9 +256,9 @@ def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callab
             continue
         for ids, text in (
             ([], "is empty"),
-            ([other], "this member, m.*, is not among its participants"),
+            ([other], "member, m.*, is not among its participants"),
             ([me, me], "twice"),
-            ([0, me], "0 "),
+            ([0, me], "member id 0"),
         ):
             yield text, wrong, functools.partial(call, participants=ids)
         if kind in collectives.ROOTED:

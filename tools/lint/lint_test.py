@@ -277,17 +277,24 @@ class Definitions(unittest.TestCase):
     A = "namespace n {\nclass A final : public B {\n};\n}  // namespace n\n"
 
     def test_a_type_that_two_files_define_is_caught(self) -> None:
-        for other in (self.A, "namespace n {\nstruct A {};\n}\n", "namespace n {\n\nclass A\n    : B {\n};\n"):
+        for other in (
+            self.A,
+            self.A.replace("n {", "m {"),  # one name would have two meanings
+            "namespace n {\nstruct A {};\n}\n",
+            "namespace n {\n\nclass A\n    : B {\n};\n",
+        ):
             found = findings(definitions.check, {"base/a.h": self.A, "peerd/a.cc": other})
             self.assertEqual(found, [f"peerd/a.cc:{other[: other.index(' A')].count(chr(10)) + 1}"])
 
-    def test_other_namespaces_declarations_and_members_are_not(self) -> None:
+    def test_another_namespace_of_a_test_is_not(self) -> None:
+        other = self.A.replace("n {", "m {")
+        self.assertEqual(findings(definitions.check, {"base/a.h": self.A, "peerd/a_test.cc": other}), [])
+
+    def test_unnamed_namespaces_declarations_and_members_are_not(self) -> None:
         others = (
-            self.A.replace("n {", "m {"),
             "namespace n {\nnamespace {\n"
             + self.A[14:].replace("}  // namespace n", "}  // namespace\n}  // namespace n"),
             "namespace n {\nclass A;\nclass A::Inner {\n};\nvoid F() {\n}\nenum class C { A };\nstruct A2 {};\n}\n",
-            "namespace n {\n}  // namespace n\nclass A {};\n",
         )
         for other in others:
             self.assertEqual(findings(definitions.check, {"base/a.h": self.A, "peerd/a.cc": other}), [])
