@@ -256,7 +256,7 @@ def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callab
             continue
         for ids, text in (
             ([], "is empty"),
-            ([other], "member, m.*, is not among its participants"),
+            ([other], "member,? m.*, is not among its participants"),
             ([me, me], "twice"),
             ([0, me], "member id 0"),
         ):
