@@ -86,6 +86,9 @@ class TestHasher final : public Hasher {
   std::map<const uint8_t*, size_t> touched_;
 };
 
+// Names a segment of a transfer that a test sent itself.
+constexpr uint64_t kCookieOfTest = UINT64_MAX;
+
 // A peer of PeerWorld that also exchanges state.
 class StatePeer final : public Peer {
  public:
@@ -151,7 +154,10 @@ class StatePeer final : public Peer {
     void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
       peer->exchange->OnDataAbandoned(link, header);
     }
-    void OnSegmentSent(uint64_t cookie) override { peer->exchange->OnSegmentSent(cookie); }
+    void OnSegmentSent(uint64_t cookie) override {
+      if (cookie == kCookieOfTest) return peer->Peer::OnSegmentSent(cookie);
+      peer->exchange->OnSegmentSent(cookie);
+    }
     uint64_t OnSegmentRepeat(uint64_t owner) override {
       return peer->exchange->OnSegmentRepeat(owner);
     }
@@ -1065,8 +1071,8 @@ TEST_P(ExchangeSeeds, AManifestUnderAnotherNameIsNotTaken) {
   header.stamp = 2000;
   StatePeer& liar = cluster.at(1);
   liar.memory.resize(1000);
-  ++liar.started[1];
-  liar.transport->SendSegment({kRun, PeerId(1)}, header, liar.memory.data(), 1, 1);
+  ++liar.started[kCookieOfTest];
+  liar.transport->SendSegment({kRun, PeerId(1)}, header, liar.memory.data(), kCookieOfTest, 1);
   ASSERT_TRUE(cluster.world.Until([&] { return !cluster.at(0).up.count(PeerId(2)); }));
   EXPECT_THAT(cluster.at(0).downs[PeerId(2)].at(0), HasSubstr("that was not asked for"));
 }
@@ -1345,9 +1351,9 @@ TEST_P(ExchangeSeeds, FramesAgainstTheProtocolCloseTheLink) {
   FrameHeader header = ChunkFrame(FrameType::kChunkData, kGroup.group, 1, 1);
   header.payload_bytes = 65;
   header.stamp = 65;
-  ++cluster.at(1).started[1];
-  cluster.at(1).transport->SendSegment({kRun, PeerId(1)}, header, cluster.at(1).memory.data(), 1,
-                                       1);
+  ++cluster.at(1).started[kCookieOfTest];
+  cluster.at(1).transport->SendSegment({kRun, PeerId(1)}, header, cluster.at(1).memory.data(),
+                                       kCookieOfTest, 1);
   EXPECT_TRUE(
       cluster.world.Until([&] { return cluster.at(0).transport->GetStats().frames_refused == 1; }));
 }

@@ -71,7 +71,7 @@ constexpr Default kDefaults[] = {
     {"join_unanswered", 1, 1, 20000},
     {"silence", 1, 1, 15000},
     {"ring", 1, 6000, 150000},
-    {"ring_during_an_op", 1, 180000, 140000},
+    {"ring_during_an_op", 1, 90000, 140000},
     {"sync", 2, 100, 40000},
     {"sync_at_a_boundary", 2, 300, 40000},
     {"sync_of_three", 1, 1, 80000},
@@ -94,7 +94,7 @@ constexpr Default kDefaults[] = {
     {"weights_of_three", 1, 8000, 25000},
     {"cancel_small", 1, 100, 100000},
     {"cancel_before", 1, 400, 40000},
-    {"two_cancel", 1, 6000, 200000},
+    {"two_cancel", 1, 2000, 200000},
     {"cancel_and_tag_again", 1, 500, 60000},
 };
 
