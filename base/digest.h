@@ -2,13 +2,16 @@
 // cryptographic: it hides nothing.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/fields.h"
@@ -19,9 +22,10 @@ namespace longhaul {
 
 // Add() takes:
 // - numbers, enums, strings, ids and Ticks
-// - structs that name their fields (base/fields.h); fields with rule::Secret are left out
+// - structs that name their fields (base/fields.h); fields with rule::Secret and rule::Aside are
+//   left out
 // - classes that have a member AddTo(Digester*) const, or a function AddTo(const T&, Digester*)
-// - vectors, sets, maps, pairs and optionals of these
+// - vectors, deques, sets, maps, pairs, optionals and variants of these
 class Digester {
  public:
   Digester& Add(uint64_t value) {
@@ -38,6 +42,7 @@ class Digester {
     for (unsigned char byte : text) state_ = (state_ ^ byte) * 0x100000001b3u;
     return *this;
   }
+  Digester& Add(double value) { return Add(std::bit_cast<uint64_t>(value)); }
   Digester& Add(Tick tick) { return Add(static_cast<uint64_t>(tick.us)); }
   template <class Kind>
   Digester& Add(Id<Kind> id) {
@@ -53,12 +58,25 @@ class Digester {
     return AddEach(list);
   }
   template <class T>
+  Digester& Add(const std::deque<T>& list) {
+    return AddEach(list);
+  }
+  template <class T>
   Digester& Add(const std::set<T>& set) {
     return AddEach(set);
   }
   template <class K, class V>
   Digester& Add(const std::map<K, V>& map) {
     return AddEach(map);
+  }
+  template <class K, class V>
+  Digester& Add(const std::multimap<K, V>& map) {
+    return AddEach(map);
+  }
+  template <class... T>
+  Digester& Add(const std::variant<T...>& value) {
+    Add(value.index());
+    return std::visit([this](const auto& one) -> Digester& { return Add(one); }, value);
   }
   template <class A, class B>
   Digester& Add(const std::pair<A, B>& pair) {
@@ -80,7 +98,9 @@ class Digester {
   Digester& Add(const T& value) {
     ForEachField<T>([&](const auto& field) {
       using Rule = std::decay_t<decltype(field.rule)>;
-      if constexpr (!std::is_same_v<Rule, rule::Secret>) Add(value.*field.member);
+      if constexpr (!std::is_same_v<Rule, rule::Secret> && !std::is_same_v<Rule, rule::Aside>) {
+        Add(value.*field.member);
+      }
     });
     return *this;
   }

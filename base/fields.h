@@ -9,10 +9,14 @@
 // Everything that must know the fields uses this list:
 // - FaultIn() below, which checks a value against the rules
 // - proto/control/convert.cc, which converts to and from the protobuf message with the same names
-// - base/fields_json.h, the text in stores, journals and logs
+// - base/fields_json.h, the text in stores and logs
 // - base/digest.h, digests
-// The macro also defines ==. The compiler does not notice a field that is missing from the list, so
-// list every field.
+// The macro also defines ==. List every field, in the order of their declaration: the compiler
+// refuses a list in which one is missing. (Of a class with private members it compares sizes only,
+// so a small member may hide beside another one.)
+//
+// The internal state of a core lists its fields as well: digests derive from the list, and copies
+// are the compiler's. LH_STATE is the list of a class that has no ==.
 //
 // A struct may also have
 //   std::string Fault() const;  checks fields against each other; returns the fault in the style of
@@ -66,7 +70,7 @@ struct Bytes {
   size_t min;
   size_t max;
 };
-// String of secret bytes: min to max of them. The bytes appear in no log, journal or digest.
+// String of secret bytes: min to max of them. The bytes appear in no log and no digest.
 struct Secret {
   size_t min;
   size_t max;
@@ -90,6 +94,8 @@ List(size_t, size_t, Element) -> List<Element>;
 struct Rows {};
 // Struct: its fields are merged into the outer struct, in the protobuf message and in texts.
 struct Flat {};
+// Internal state that follows from other fields, or that decides nothing: it is in no digest.
+struct Aside {};
 
 }  // namespace rule
 
@@ -145,6 +151,28 @@ template <class Rule>
 constexpr Rule RuleOr(Rule rule) {
   return rule;
 }
+
+// Whether the list `Fields` has all members of the class, in order.
+template <class Self, class Fields>
+struct Lists;
+template <class Self, class... T, class... Rule, class... Proto>
+struct Lists<Self, std::tuple<Field<Self, T, Rule, Proto>...>> {
+  static constexpr bool All() {
+    if constexpr (std::is_aggregate_v<Self>) {
+      constexpr bool fits = requires { Self{std::declval<T>()...}; };
+      constexpr bool has_more = requires { Self{std::declval<T>()..., {}}; };
+      return fits && !has_more;
+    } else {
+      size_t end = 0;
+      const auto place = [&end](size_t size, size_t align) {
+        end = (end + align - 1) / align * align + size;
+      };
+      (place(sizeof(T), alignof(T)), ...);
+      place(0, alignof(Self));
+      return end == sizeof(Self);
+    }
+  }
+};
 }  // namespace fields_internal
 
 #define LH_PROTO(field)                                                            \
@@ -169,11 +197,18 @@ constexpr Rule RuleOr(Rule rule) {
 #define LH_FIELD(field, ...)                                                                \
   ::longhaul::Field(#field, &Self::field, ::longhaul::fields_internal::RuleOr(__VA_ARGS__), \
                     LH_PROTO(field))
-#define LH_FIELDS(Struct, ...)            \
-  static constexpr auto Fields() {        \
-    using Self [[maybe_unused]] = Struct; \
-    return std::tuple(__VA_ARGS__);       \
-  }                                       \
+#define LH_STATE(Struct, ...)                                                      \
+  static constexpr auto Fields() {                                                 \
+    using Self = Struct;                                                           \
+    constexpr auto fields = std::tuple(__VA_ARGS__);                               \
+    using Listed = std::remove_const_t<decltype(fields)>;                          \
+    static_assert(::longhaul::fields_internal::Lists<Self, Listed>::All(),         \
+                  "a field is missing from the list, or stands in another place"); \
+    return fields;                                                                 \
+  }                                                                                \
+  static_assert(true)
+#define LH_FIELDS(Struct, ...)   \
+  LH_STATE(Struct, __VA_ARGS__); \
   friend bool operator==(const Struct&, const Struct&) = default
 // LH_FIELDS for a struct that is an alternative of a std::variant. Defines its name in texts, too.
 #define LH_NAMED(Struct, ...)                   \

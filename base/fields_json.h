@@ -1,7 +1,7 @@
 // Structs that name their fields (base/fields.h) as JSON text, and back.
 //
-// Stores and journals keep these texts. People read them, too: operators with sqlite3, and in logs
-// and test failures.
+// Stores keep these texts. People read them, too: operators with sqlite3, and in logs and test
+// failures.
 //
 //   id               as in logs: "p1f", "m3"; an epoch is a number
 //   enum             its name
@@ -39,7 +39,7 @@ struct JsonParts {
 template <class T>
 std::string ToJson(const T& value, JsonParts parts);
 // For values without secrets. If a value may have a secret, the caller has to say whether the text
-// shows it: most texts end in a log, a journal or a page.
+// shows it: most texts end in a log or on a page.
 template <class T>
 std::string ToJson(const T& value);
 

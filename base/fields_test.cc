@@ -70,6 +70,47 @@ std::string Fault(void (*spoil)(Thing*)) {
   return FaultIn(thing);
 }
 
+// What the macros ask the compiler.
+struct Pair {
+  std::optional<std::string> first;
+  bool second = false;
+};
+class Hidden {
+ public:
+  template <bool kWhole>
+  static constexpr bool Lists() {
+    using Self = Hidden;
+    if constexpr (kWhole) {
+      constexpr auto fields = std::tuple(LH_FIELD(first_), LH_FIELD(second_));
+      return fields_internal::Lists<Self, std::remove_const_t<decltype(fields)>>::All();
+    } else {
+      constexpr auto fields = std::tuple(LH_FIELD(first_));
+      return fields_internal::Lists<Self, std::remove_const_t<decltype(fields)>>::All();
+    }
+  }
+
+ private:
+  uint64_t first_ = 0;
+  [[maybe_unused]] bool second_ = false;
+};
+template <class Struct, class... Field>
+constexpr bool ListsAll(Field... /*fields*/) {
+  return fields_internal::Lists<Struct, std::tuple<Field...>>::All();
+}
+
+TEST(FieldsTest, AListHasEveryFieldInOrder) {
+  using Self = Pair;
+  static_assert(ListsAll<Pair>(LH_FIELD(first), LH_FIELD(second)));
+  static_assert(!ListsAll<Pair>(LH_FIELD(first)));
+  static_assert(!ListsAll<Pair>(LH_FIELD(second)));
+  static_assert(!ListsAll<Pair>(LH_FIELD(second), LH_FIELD(first)));
+  static_assert(!ListsAll<Pair>());
+  struct Nothing {};
+  static_assert(ListsAll<Nothing>());
+  static_assert(Hidden::Lists<true>());
+  static_assert(!Hidden::Lists<false>());
+}
+
 TEST(FieldsTest, EachRuleNamesThePathAndWhatWasSeen) {
   EXPECT_EQ(FaultIn(SomeThing()), "");
   EXPECT_EQ(Fault([](Thing* t) { t->number = 0; }), "number is 0, not 1 to 18446744073709551615");

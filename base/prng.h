@@ -61,9 +61,6 @@ class Prng {
   // True with probability p: never for 0, always for 1.
   bool Chance(double p) { return static_cast<double>(Next() >> 11) * 0x1p-53 < p; }
 
-  // A new generator. Numbers drawn from it do not change the sequence drawn here.
-  Prng Fork() { return Prng(Next()); }
-
  private:
   static constexpr uint64_t Rotate(uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
   uint64_t state_[4] = {};

@@ -37,7 +37,6 @@ SYSTEM_LIBS = {
     "sqlite3": ["sqlite3"],
     "tcmalloc": ["libtcmalloc_minimal"],
     "xxhash": ["libxxhash"],
-    "zlib": ["zlib"],
 }
 
 SYSTEM_TOOLS = ["protoc", "grpc_cpp_plugin"]

@@ -49,7 +49,6 @@ from longhaul.bench import sizes_of, text_of
 ITERATIONS_MAX = 1000
 # If other programs use a larger share of the processors, times cannot be compared.
 QUIET = 0.05
-QUIET_WITHIN_S = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +138,16 @@ def started(
             team.close()
 
 
-def quiet() -> float:
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag whose value quiet() takes."""
+    parser.add_argument(
+        "--quiet-within-s", type=float, default=30, help="seconds to wait for a quiet machine, at most (default 30)"
+    )
+
+
+def quiet(within_s: float) -> float:
     """Waits for a while until other programs use little of the processors. Returns the share that they use."""
-    deadline = time.monotonic() + QUIET_WITHIN_S
+    deadline = time.monotonic() + within_s
     while (busy := machine.busy_elsewhere(0.5)) > QUIET and time.monotonic() < deadline:
         pass
     return busy
@@ -166,7 +172,7 @@ def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[s
                     result["left_out"].append(f"{size} peers, {why}")
                     print(f"{size:>5} {why}", flush=True)
                     continue
-                busy = quiet()
+                busy = quiet(args.quiet_within_s)
                 result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": busy})
                 limited = nbytes >= figures.LIMIT_FROM_BYTES and not args.no_limits
                 rates = [limits.measure(nbytes)] if limited else []
@@ -223,6 +229,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant (default 7)")
     parser.add_argument("--round-seconds", type=float, default=0.3, help="about how long a turn lasts (default 0.3)")
+    add_quiet(parser)
     parser.add_argument("--no-limits", action="store_true", help="measure neither the machine's limits nor the line")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     parser.add_argument("--log-dir", help="keep the daemons' logs here")

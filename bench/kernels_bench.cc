@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "peerd/collective/block_codec.h"
@@ -75,6 +76,13 @@ void Row(const char* isa, const char* dtype, const char* op, const CopySpeed& co
   std::printf("%-8s %-9s %-13s  %8.1f %6.2f  %8.1f %6.2f\n", isa, dtype, op, cache,
               cache / copy.cache, memory, memory / copy.memory);
   std::fflush(stdout);
+}
+
+// out = out op in
+void Reduce(const Kernels& kernels, uint8_t* out, const uint8_t* in, uint64_t count, DType dtype,
+            ReduceOp op) {
+  const Term terms[] = {{.data = out}, {.data = in}};
+  kernels.combine(out, false, std::span<const Term>(terms), count, dtype, op, 0);
 }
 
 void RunCodecs(const CopySpeed& copy) {
@@ -139,12 +147,14 @@ void Run() {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin}) {
       if (dtype == DType::kBool && op == ReduceOp::kProd) continue;
       rows(Name(op), [&](const Kernels& kernels, size_t count) {
-        kernels.reduce(a.data(), a.data(), b.data(), count, dtype, op);
+        Reduce(kernels, a.data(), b.data(), count, dtype, op);
       });
     }
     if (dtype == DType::kBool) continue;
-    rows("divide",
-         [&](const Kernels& kernels, size_t count) { kernels.divide(a.data(), count, dtype, 3); });
+    rows("divide", [&](const Kernels& kernels, size_t count) {
+      const Term term = {.data = a.data()};
+      kernels.combine(a.data(), false, {&term, 1}, count, dtype, ReduceOp::kAvg, 3);
+    });
     if (!IsHalf(dtype) && dtype != DType::kFloat32) continue;
     const auto terms = [&](size_t n, double weight) {
       std::vector<Term> terms = {{.data = a.data(), .weight = weight}};
@@ -169,8 +179,8 @@ void Run() {
       for (size_t done = 0; done < count; done += block) {
         const size_t at = done * SizeOf(dtype);
         for (size_t i = 1; i < four.size(); ++i) {
-          kernels.reduce(a.data() + at, a.data() + at, four[i].data + at,
-                         std::min(block, count - done), dtype, ReduceOp::kSum);
+          Reduce(kernels, a.data() + at, four[i].data + at, std::min(block, count - done), dtype,
+                 ReduceOp::kSum);
         }
       }
     });

@@ -25,7 +25,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def result(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The result file of one run with all systems that are installed."""
     path = tmp_path_factory.mktemp("bench") / "result.json"
-    quick = ["--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", f"--json={path}"]
+    quick = [
+        "--peers=2",
+        "--sizes=256,1M",
+        "--rounds=2",
+        "--round-seconds=0.01",
+        "--quiet-within-s=0",
+        f"--json={path}",
+    ]
     done = run(str(HERE / "allreduce.py"), *quick)
     assert done.returncode == 0, done.stdout + done.stderr
     return path
@@ -48,7 +55,14 @@ def test_variants_that_are_named_are_measured(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
     names = ("arena", "out-of-place", "plain", "mesh", "ring", "sixteen")
     sizes = (4, 256, 1 << 20)  # a tensor of one element has no sixteen parts
-    what = ["--systems=longhaul", f"--variants={','.join(names)}", "--peers=3", "--sizes=4,256,1M", "--no-limits"]
+    what = [
+        "--systems=longhaul",
+        f"--variants={','.join(names)}",
+        "--peers=3",
+        "--sizes=4,256,1M",
+        "--no-limits",
+        "--quiet-within-s=0",
+    ]
     done = run(str(HERE / "allreduce.py"), *what, "--rounds=2", "--round-seconds=0.01", f"--json={path}")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]
@@ -125,7 +139,15 @@ def test_hosts_may_be_network_namespaces(tmp_path: pathlib.Path) -> None:
     if why_not:
         pytest.skip(why_not)
     path = tmp_path / "result.json"
-    quick = ["--peers=3", "--sizes=4K", "--rounds=1", "--round-seconds=0.01", "--no-limits", f"--json={path}"]
+    quick = [
+        "--peers=3",
+        "--sizes=4K",
+        "--rounds=1",
+        "--round-seconds=0.01",
+        "--no-limits",
+        "--quiet-within-s=0",
+        f"--json={path}",
+    ]
     done = run(str(HERE / "allreduce.py"), "--where=namespaces", "--variants=arena,in-place", *quick)
     assert done.returncode == 0, done.stdout + done.stderr
     installed = [system.name for system in systems.SYSTEMS if not system.why_not()]

@@ -17,8 +17,8 @@ PATIENCE_S = 600
 @pytest.mark.parametrize("flag, names", [("io", ("uring", "epoll")), ("encryption", ("clear", "sealed"))])
 def test_both_values_have_a_row_of_every_size(flag: str, names: tuple[str, str], tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
-    quick = [flag, "--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", f"--json={path}"]
-    command = [sys.executable, str(HERE / "peerd_flags.py"), *quick, f"--log-dir={tmp_path}"]
+    quick = [flag, "--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", "--quiet-within-s=0"]
+    command = [sys.executable, str(HERE / "peerd_flags.py"), *quick, f"--json={path}", f"--log-dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]

@@ -19,7 +19,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_both_builds_have_a_row_of_every_size_and_variant(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
-    quick = ["--peers=2", "--sizes=256,64K", "--rounds=2", "--round-seconds=0.01", "--variants=arena,sixteen"]
+    quick = [
+        "--peers=2",
+        "--sizes=256,64K",
+        "--rounds=2",
+        "--round-seconds=0.01",
+        "--variants=arena,sixteen",
+        "--quiet-within-s=0",
+    ]
     done = run(f"--against={HERE.parent}", *quick, "--no-rivals", f"--json={path}", f"--log-dir={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]

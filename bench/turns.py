@@ -51,6 +51,7 @@ def flags(description: str | None, peers: str, sizes: str) -> argparse.ArgumentP
     parser.add_argument("--sizes", type=sizes_of, default=sizes, help=f"bytes of the tensor (default {sizes})")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant (default 7)")
     parser.add_argument("--round-seconds", type=float, default=0.3, help="about how long a turn lasts (default 0.3)")
+    allreduce.add_quiet(parser)
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     parser.add_argument("--log-dir", type=pathlib.Path, help="keep the daemons' logs here")
     parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
@@ -72,7 +73,7 @@ def _measure(
         if why:
             print(f"{size:>5} {why}", flush=True)
             continue
-        result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": allreduce.quiet()})
+        result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": allreduce.quiet(args.quiet_within_s)})
         all_samples = allreduce.measure(variants, nbytes, args)
         rows = [
             figures.row_of(size, nbytes, variant.team.system.name, variant.name, samples)

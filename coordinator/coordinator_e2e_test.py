@@ -1,5 +1,6 @@
 """The coordinator's binary from outside: flags, ports, HTTP, signals, exit codes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -164,12 +165,33 @@ class Serving(unittest.TestCase):
     def test_who_may_reach_what_by_default(self):
         defaults = run("--help").stdout
         for flag, default in (
-            ("listen", "127.0.0.1:29600"),
-            ("admin", "127.0.0.1:29602"),
-            ("http", "127.0.0.1:29601"),
+            ("listen", "\n[^\n]*else 127.0.0.1:29600"),
+            ("admin", "=auto\n[^\n]*auto: 127.0.0.1:29602"),
+            ("http", "=auto\n[^\n]*auto: 127.0.0.1:29601"),
         ):
             with self.subTest(flag=flag):
-                self.assertRegex(defaults, rf"--{flag}=[^\n]*{default}|--{flag}\n[^\n]*else {default}")
+                self.assertRegex(defaults, f"--{flag}{default}")
+
+    def test_a_used_port_is_a_warning_unless_it_was_named(self):
+        with contextlib.ExitStack() as stack:
+            for port in (29601, 29602):
+                taken = stack.enter_context(socket.socket())
+                # If this fails, another process has the port, which is as good here.
+                with contextlib.suppress(OSError):
+                    taken.bind(("127.0.0.1", port))
+                    taken.listen()
+            directory = stack.enter_context(scratch())
+            # Of two flags of one name the last counts.
+            coordinator = stack.enter_context(Coordinator(directory, "--admin=auto", "--http=auto"))
+            self.assertEqual((coordinator.ready["admin"], coordinator.ready["http"]), ("", ""))
+            for flag, service, port in (("--admin", "gRPC", 29602), ("--http", "HTTP", 29601)):
+                self.assertIn(
+                    f"goes on without a port: cannot listen for {service} on 127.0.0.1:{port}", coordinator.log()
+                )
+                named = run(*ANYWHERE, "--http=", f"{flag}=127.0.0.1:{port}")
+                self.assertEqual(named.returncode, 1)
+                self.assertIn(f"choose another {flag}", named.stderr)
+            self.assertEqual(coordinator.stop(), 0)
 
     def test_operators_and_pages_may_be_switched_off(self):
         with scratch() as directory, Coordinator(directory, "--admin=", "--http=") as coordinator:
@@ -220,11 +242,9 @@ class Storing(unittest.TestCase):
     def test_a_missing_directory_is_made_for_the_owner_only(self):
         with scratch() as directory:
             made = os.path.join(directory, "longhaul")
-            flags = (f"--store=sqlite:{made}/coordinator.db", f"--journal={made}/journal")
-            with Coordinator(directory, *flags) as coordinator:
+            with Coordinator(directory, f"--store=sqlite:{made}/coordinator.db") as coordinator:
                 self.assertEqual(os.stat(made).st_mode & 0o777, 0o700)
                 self.assertTrue(os.path.exists(f"{made}/coordinator.db"))
-                self.assertTrue(os.path.exists(f"{made}/journal"))
                 self.assertEqual(coordinator.stop(), 0)
             result = run(*ANYWHERE, "--http=", f"--store=sqlite:{directory}/no/such/store.db")
             self.assertEqual(result.returncode, 1)
@@ -238,50 +258,6 @@ class Storing(unittest.TestCase):
             result = run(*ANYWHERE, "--http=", f"--store=sqlite:{path}")
             self.assertEqual(result.returncode, 1)
             self.assertIn("not a database", result.stderr)
-
-
-class Journaling(unittest.TestCase):
-    """A journal is set aside by the next coordinator that serves, and by nobody else."""
-
-    def test_a_mistaken_second_start_leaves_it_alone(self):
-        with scratch() as directory:
-            journal = os.path.join(directory, "journal")
-            with Coordinator(directory, f"--journal={journal}") as first:
-                file = os.stat(journal).st_ino
-                second = run(*ANYWHERE, "--http=", f"--journal={journal}")
-                self.assertEqual(second.returncode, 1)
-                self.assertIn(
-                    f"journal {journal} is in use by another coordinator (process {first.process.pid}); "
-                    "stop it first, or choose another file",
-                    second.stderr,
-                )
-                self.assertEqual(os.stat(journal).st_ino, file)
-                self.assertFalse(os.path.exists(journal + ".1"))
-
-    def test_a_start_that_finds_a_port_used_leaves_that_of_a_crash_alone(self):
-        with scratch() as directory, scratch() as other, Coordinator(other) as busy:
-            journal = os.path.join(directory, "journal")
-            with Coordinator(directory, f"--journal={journal}") as crashed:
-                crashed.process.kill()
-                crashed.process.wait()
-            file = os.stat(journal).st_ino
-            for flag, name in (("--listen", "grpc"), ("--admin", "admin"), ("--http", "http")):
-                # Of two flags of one name the last counts.
-                again = run(*ANYWHERE, "--http=", f"{flag}={busy.ready[name]}", f"--journal={journal}")
-                self.assertEqual(again.returncode, 1)
-                self.assertIn(f"another process has the port, stop it or choose another {flag}", again.stderr)
-                self.assertEqual(os.stat(journal).st_ino, file)
-            with Coordinator(directory, f"--journal={journal}"):
-                self.assertEqual(os.stat(journal + ".1").st_ino, file)
-
-    def test_the_file_of_the_store_is_refused(self):
-        with scratch() as directory:
-            os.symlink(directory, os.path.join(directory, "link"))
-            for store in ("store.db", "link/store.db", "nowhere/../store.db"):
-                result = run(f"--store=sqlite:{directory}/{store}", f"--journal={directory}/store.db", "--http=")
-                self.assertEqual(result.returncode, 2, result.stderr)
-                self.assertIn("that is the file of --store", result.stderr)
-                self.assertFalse(os.path.exists(os.path.join(directory, "store.db")))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ ABSL_FLAG(std::string, listen, "",
           "address for peers (gRPC), host:port or [v6]:port; port 0: any free one; default: "
           "0.0.0.0:29600 with --tls-cert or --insecure, else 127.0.0.1:29600");
 ABSL_FLAG(
-    std::string, admin, "127.0.0.1:29602",
+    std::string, admin, "auto",
     "address for lhctl (gRPC), in clear on loopback: everybody on this host may evict members "
-    "and drain peers; elsewhere with TLS, for the roles operator and observer; empty: none");
+    "and drain peers; elsewhere with TLS, for the roles operator and observer; empty: none; "
+    "auto: 127.0.0.1:29602, or none if another process has that port");
 ABSL_FLAG(std::string, tls_crl, "",
           "file with what the CAs of --tls-ca have revoked (PEM); new contents are used without a "
           "restart");
@@ -36,8 +37,9 @@ ABSL_FLAG(std::string, auth, "auto",
 ABSL_FLAG(std::string, admin_auth, "auto",
           "what operators and observers have to show at --admin, as for --auth; auto: none on "
           "loopback, else any");
-ABSL_FLAG(std::string, http, "127.0.0.1:29601",
-          "address of the status page, /metrics, /healthz and /readyz; empty: none");
+ABSL_FLAG(std::string, http, "auto",
+          "address of the status page, /metrics, /healthz and /readyz; empty: none; auto: "
+          "127.0.0.1:29601, or none if another process has that port");
 ABSL_FLAG(std::string, store, "",
           "where to keep what must survive a restart: sqlite:PATH, or memory (nothing survives; a "
           "restart removes all members); default: sqlite:/var/lib/longhaul/coordinator.db, or in "
@@ -52,12 +54,6 @@ ABSL_FLAG(
 ABSL_FLAG(bool, sign_ops, false,
           "peers sign what they say of each op from the beginning; without it they do so once two "
           "peers of a group have told different outcomes of an op (ADR 0045)");
-ABSL_FLAG(
-    std::string, journal, "",
-    "file to record all that the coordinator decides from, for lh-replay; what it held is kept "
-    "as FILE.1; empty: none");
-ABSL_FLAG(uint64_t, journal_limit, uint64_t{1} << 30,
-          "bytes after which the journal ends (the coordinator goes on)");
 
 namespace longhaul::coordinator {
 namespace {
@@ -95,8 +91,6 @@ int Main(int argc, char** argv) {
   options.core.ring_interval_ms = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));
   options.core.sign_ops = absl::GetFlag(FLAGS_sign_ops);
-  options.journal.path = absl::GetFlag(FLAGS_journal);
-  options.journal.bytes_max = absl::GetFlag(FLAGS_journal_limit);
   // Never destroyed: a crash may come at any time, also while the process ends. The coordinator
   // runs no ops.
   static auto& recorder = *new Recorder(info.name, kVersion, /*ops=*/1);

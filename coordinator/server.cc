@@ -4,12 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/crypto/secrets.h"
 #include "base/daemon/host_port.h"
@@ -42,22 +40,26 @@ uint64_t StoreName(const ServerOptions& options) {
   return name;
 }
 
-// Compares the files, not the spelling of the paths. The files need not exist.
-bool SameFile(const std::string& a, const std::string& b) {
-  std::error_code failed;
-  const auto plain = [&](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, failed), failed);
-  };
-  return plain(a) == plain(b);
-}
+// The options with addresses in place of defaults, and whether the ports that the coordinator can
+// do without were named.
+struct Chosen : ServerOptions {
+  explicit Chosen(const ServerOptions& given) : ServerOptions(given) {
+    const bool open = !tls.cert.empty() || insecure;
+    if (listen.empty()) listen = open ? "0.0.0.0:29600" : "127.0.0.1:29600";
+    if (!admin_named) admin = "127.0.0.1:29602";
+    if (!http_named) http = "127.0.0.1:29601";
+  }
+  const bool admin_named = admin != "auto";
+  const bool http_named = http != "auto";
+};
 
-constexpr char kPeersPort[] = "29600";
-
-ServerOptions WithDefaults(ServerOptions options) {
-  if (!options.listen.empty()) return options;
-  const bool open = !options.tls.cert.empty() || options.insecure;
-  options.listen = absl::StrCat(open ? "0.0.0.0:" : "127.0.0.1:", kPeersPort);
-  return options;
+// Whether a port is to be had: what came of starting its server. If only the default port cannot be
+// had, because a second coordinator runs on this host for instance, the coordinator goes without.
+absl::Status UnlessDefault(bool named, const absl::Status& started) {
+  if (started.ok() || named) return started;
+  Log(LogLevel::kWarning,
+      absl::StrCat("the coordinator goes on without a port: ", started.message()));
+  return absl::OkStatus();
 }
 
 bool OffLoopback(const std::string& address) {
@@ -152,16 +154,20 @@ struct Port {
   const char* service;
 };
 
-// The ports that `options` asks for.
-std::vector<Port> PortsOf(const ServerOptions& options) {
+// The ports that the coordinator must have.
+std::vector<Port> PortsOf(const Chosen& options) {
   std::vector<Port> ports = {{"--listen", &options.listen, "gRPC"}};
-  if (!options.admin.empty()) ports.push_back({"--admin", &options.admin, "gRPC"});
-  if (!options.http.empty()) ports.push_back({"--http", &options.http, "HTTP"});
+  if (options.admin_named && !options.admin.empty()) {
+    ports.push_back({"--admin", &options.admin, "gRPC"});
+  }
+  if (options.http_named && !options.http.empty()) {
+    ports.push_back({"--http", &options.http, "HTTP"});
+  }
   return ports;
 }
 
 // Checks what needs no file and no socket.
-absl::Status Check(const ServerOptions& options) {
+absl::Status Check(const Chosen& options) {
   for (const Port& port : PortsOf(options)) {
     if (const auto address = ParseHostPort(*port.address); !address.ok()) {
       return absl::InvalidArgumentError(
@@ -179,22 +185,12 @@ absl::Status Check(const ServerOptions& options) {
         absl::StrCat("--ring-interval-s=", core.ring_interval_ms / 1000, ": give at most ",
                      kRingIntervalMsMax / 1000));
   }
-  if (options.journal.bytes_max < kJournalBytesMin) {
-    return absl::InvalidArgumentError(absl::StrCat("--journal-limit=", options.journal.bytes_max,
-                                                   ": give at least ", kJournalBytesMin));
-  }
-  constexpr char kSqlite[] = "sqlite:";
-  if (!options.journal.path.empty() && absl::StartsWith(options.store, kSqlite) &&
-      SameFile(options.store.substr(sizeof kSqlite - 1), options.journal.path)) {
-    return absl::InvalidArgumentError(absl::StrCat("--journal=", options.journal.path,
-                                                   ": that is the file of --store; give another"));
-  }
   return absl::OkStatus();
 }
 
-// Tries all ports before the journal begins. Beginning a journal renames the old one, and a
+// Tries the ports before the loop starts. Each start of a loop raises the term of the store, and a
 // coordinator that cannot serve must not do that.
-absl::Status TryPorts(const ServerOptions& options) {
+absl::Status TryPorts(const Chosen& options) {
   for (const Port& port : PortsOf(options)) {
     LH_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(*port.address));
     LH_RETURN_IF_ERROR(TryListening(address, port.service, port.flag));
@@ -212,7 +208,7 @@ void ExitOnFatal(const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given) {
-  const ServerOptions options = WithDefaults(given);
+  const Chosen options(given);
   LH_RETURN_IF_ERROR(Check(options));
   LH_ASSIGN_OR_RETURN(const Asked asked, AskedOf(options));
   WarnOfClearPorts(options, asked);
@@ -254,7 +250,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
   loop.core.store = StoreName(options);
   loop.core.entropy = RandomBytes(32);
-  loop.journal = options.journal;
   if (options.recorder != nullptr) {
     loop.observe = [ring = &options.recorder->events(), dumps = options.dumps](
                        const EventRecord& event, Tick now) {
@@ -267,15 +262,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
                       CoordinatorLoop::Start(std::move(loop), std::move(store), &server->metrics_));
   server->desk_ = std::make_unique<RecordingDesk>(options.recorder);
   if (!options.http.empty()) {
-    LH_ASSIGN_OR_RETURN(server->web_,
-                        Web::Start(options.http, server->loop_.get(), &server->metrics_));
+    auto web = Web::Start(options.http, server->loop_.get(), &server->metrics_);
+    LH_RETURN_IF_ERROR(UnlessDefault(options.http_named, web.status()));
+    if (web.ok()) server->web_ = *std::move(web);
   }
   if (!options.admin.empty()) {
-    LH_ASSIGN_OR_RETURN(server->admin_,
-                        GrpcServer::StartForOperators(
-                            options.admin, server->loop_.get(), server->desk_.get(),
-                            server->tokens_.get(), server->operators_.get(),
-                            OffLoopback(options.admin) ? tls : GrpcTls{}, &server->metrics_));
+    auto admin = GrpcServer::StartForOperators(
+        options.admin, server->loop_.get(), server->desk_.get(), server->tokens_.get(),
+        server->operators_.get(), OffLoopback(options.admin) ? tls : GrpcTls{}, &server->metrics_);
+    LH_RETURN_IF_ERROR(UnlessDefault(options.admin_named, admin.status()));
+    if (admin.ok()) server->admin_ = *std::move(admin);
   }
   // The last step: from here on peers connect.
   LH_ASSIGN_OR_RETURN(server->grpc_, GrpcServer::StartForPeers(

@@ -2,7 +2,7 @@
 // uses it, and so do tests that need a coordinator in their own process.
 //
 // A Server owns all these parts. One thread starts it, stops it and destroys it. After a failed
-// Start() nothing listens and no thread runs; a new store file or journal may have been made.
+// Start() nothing listens and no thread runs; a new store file may have been made.
 #pragma once
 
 #include <chrono>
@@ -29,15 +29,16 @@ namespace longhaul::coordinator {
 inline constexpr uint32_t kDetectMsMin = 50;
 inline constexpr uint32_t kDetectMsMax = 60000;
 inline constexpr uint32_t kRingIntervalMsMax = 86400000;  // a day
-inline constexpr uint64_t kJournalBytesMin = 1 << 20;
 inline constexpr uint32_t kTlsConnectionAgeMinS = 1;
 inline constexpr uint32_t kTlsConnectionAgeMaxS = 3600;
 
 struct ServerOptions {
   // For peers. Empty: port 29600 of all addresses with TLS or `insecure`, else of loopback.
   std::string listen = "127.0.0.1:0";
-  std::string admin;  // for operators; empty: no such port
-  std::string http;   // for metrics; empty: no such port
+  // For operators, and for metrics. Empty: no such port. auto: port 29602 or 29601 of loopback, and
+  // no such port, with a warning, if this process cannot listen there.
+  std::string admin;
+  std::string http;
   std::string store = "memory";
   // Certificate and key, CAs of clients, and what these have revoked. Without a certificate all
   // ports speak in clear. With one, --listen speaks TLS, and so does --admin unless it is on
@@ -50,7 +51,6 @@ struct ServerOptions {
   std::string auth = "auto";
   std::string admin_auth = "auto";
   CoreConfig core;               // Start() sets incarnation, store and entropy
-  JournalOptions journal;        // without a path no journal is written
   Recorder* recorder = nullptr;  // the flight recorder, if any; outlives the server
   Dumps* dumps = nullptr;        // its files after faults, if any; outlives the server
   // Called once, on the loop's thread, after the store failed. Default: writes a log line and ends
@@ -60,8 +60,8 @@ struct ServerOptions {
 
 class Server {
  public:
-  // InvalidArgument: an option is wrong. Any other error comes from the store, the journal or a
-  // port; its text says which, and why.
+  // InvalidArgument: an option is wrong. Any other error comes from the store or a port; its text
+  // says which, and why.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
   // Calls Stop().
   ~Server();

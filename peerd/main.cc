@@ -74,13 +74,6 @@ ABSL_FLAG(std::string, zero_copy, "auto",
 ABSL_FLAG(std::string, lane_encryption, "auto",
           "which connections to other peers are encrypted: auto (those that leave this host), "
           "require (all) or off; peers of one run need fitting values");
-ABSL_FLAG(bool, screen_contributions, false,
-          "look for inputs of reductions that are NaN or infinite, or far larger than those of the "
-          "other hosts; `lhctl events` says whose they are (kind contribution_suspect); no op "
-          "changes");
-ABSL_FLAG(double, screen_factor, 100,
-          "with --screen-contributions: how many times the median of all hosts the norm of an "
-          "input may be; at least 2");
 ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
           "default, on long ways cubic if the default repeats many bytes there and cubic does "
@@ -225,13 +218,6 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
       options.lane_encryption != "require") {
     return absl::InvalidArgumentError(
         absl::StrCat("--lane-encryption=", options.lane_encryption, ": give auto, off or require"));
-  }
-  if (absl::GetFlag(FLAGS_screen_contributions)) {
-    options.screen_factor = absl::GetFlag(FLAGS_screen_factor);
-    if (!(options.screen_factor >= 2)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--screen-factor=", options.screen_factor, ": give 2 or more"));
-    }
   }
   options.congestion = absl::GetFlag(FLAGS_congestion);
   const std::string io = absl::GetFlag(FLAGS_io);

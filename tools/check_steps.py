@@ -1,13 +1,17 @@
-"""The steps of tools/check. Runs the chosen steps in order and sums up their results.
+"""The steps of tools/check. Runs the chosen steps and sums up their results.
 
   tools/check             all that CI runs
   tools/check quick       for the inner loop: no long tests, no clang-tidy
-  tools/check full        the same as CI, with clang-tidy on all files, the sanitizers, fuzzing, tests on epoll, of images and alerts
+  tools/check full        everything: also the tests that overlap with others, planted bugs, benchmarks' tests, clang-tidy
+                          on all files, the sanitizers, fuzzing, tests on epoll, of images and alerts
   tools/check STEP...     only these steps (a step that needs the programs builds them first)
+  tools/check --again     also runs what has passed with the same inputs before
   tools/check fuzz --minutes=10    each fuzz target for ten minutes, under the address and undefined sanitizers
 
-The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed step shows its
-output; out/check/ holds the logs of all steps.
+Steps that use the processors run in one lane, and steps that mostly wait in another lane beside it. Steps that measure
+time come last, one at a time. The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed
+step shows its output. out/check/ holds the logs of all steps, and times.txt there says what the steps and the slowest
+tests took.
 """
 
 from __future__ import annotations
@@ -21,8 +25,12 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
+import xml.etree.ElementTree
 from collections.abc import Callable
+
+import passed_tests
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "out" / "check"
@@ -39,6 +47,16 @@ SHOWN_LINES = 150
 class Result:
     passed: int
     failed: int
+    # How many of those that passed were not run, because they have passed with the same inputs.
+    remembered: int = 0
+    # Maps tests to the seconds that they took.
+    times: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+Step = Callable[[str, pathlib.Path], Result]
+
+# --again: nothing that has passed before is taken as passed.
+again = False
 
 
 def run(name: str, command: list[str], log: pathlib.Path, append: bool = False) -> tuple[int, str]:
@@ -49,7 +67,7 @@ def run(name: str, command: list[str], log: pathlib.Path, append: bool = False) 
     return code, log.read_bytes()[begin:].decode(errors="replace")
 
 
-def one(command: list[str]) -> Callable[[str, pathlib.Path], Result]:
+def one(command: list[str]) -> Step:
     """A step that passes or fails as a whole."""
 
     def step(name: str, log: pathlib.Path) -> Result:
@@ -59,33 +77,107 @@ def one(command: list[str]) -> Callable[[str, pathlib.Path], Result]:
     return step
 
 
-def bazel_test(*flags: str) -> Callable[[str, pathlib.Path], Result]:
-    """A step that runs Bazel's tests and counts test targets."""
+# A test that hangs is ended after this time, in seconds for each size of test. The machine may be slow, and busy.
+TEST_TIMEOUTS = "300,900,1800,3600"
+
+
+def bazel_test(*flags: str, without: tuple[str, ...] = (), planted: bool = False, programs: bool = False) -> Step:
+    """A step that runs Bazel's tests and counts test targets.
+
+    Only what tests need is built: `//...` would also compile each library a second time, for shared objects that nobody
+    uses. programs: every program of the tree is built, too.
+
+    without: tags of tests that are left out. planted: tests of planted bugs are left out, too, while nothing differs
+    from the main line that such a bug could hide in.
+    """
 
     def step(name: str, log: pathlib.Path) -> Result:
-        command = [*BAZEL, "test", "--noshow_progress", "--keep_going", *flags, "//..."]
-        code, output = run(name, command, log)
-        verdicts = re.findall(
-            r"^//\S+ +(?:\(cached\) )?(PASSED|FAILED TO BUILD|FAILED|FLAKY|TIMEOUT|NO STATUS)\b", output, re.M
-        )
-        passed = sum(verdict in ("PASSED", "FLAKY") for verdict in verdicts)
-        failed = len(verdicts) - passed
-        return Result(passed, failed or int(code != 0))
+        tags = list(without)
+        if planted and not again and not changed_files(PLANTED):
+            tags.append("planted")
+        log.write_bytes(b"")
+        if programs:
+            query = [*BAZEL, "query", "--noshow_progress", 'kind("cc_binary rule", //...)']
+            code, output = run(name, query, log, append=True)
+            targets = re.findall(r"^//\S+$", output, re.M)
+            build_flags = [flag for flag in flags if not flag.startswith("--test_")]
+            if code == 0:
+                code, _ = run(name, [*BAZEL, "build", "--noshow_progress", *build_flags, *targets], log, append=True)
+            if code != 0:
+                return Result(0, 1)
+        command = [*BAZEL, "test", "--noshow_progress", "--keep_going", "--build_tests_only"]
+        command += [f"--test_timeout={TEST_TIMEOUTS}", *flags]
+        if tags:
+            command.append("--test_tag_filters=" + ",".join(f"-{tag}" for tag in tags))
+        if again:
+            command.append("--nocache_test_results")
+        code, output = run(name, [*command, "//..."], log, append=True)
+        result = Result(0, 0)
+        for target, cached, verdict, seconds in re.findall(
+            r"^(//\S+) +(\(cached\) )?(PASSED|FAILED TO BUILD|FAILED|FLAKY|TIMEOUT|NO STATUS)\b(?:.*? in ([\d.]+)s)?",
+            output,
+            re.M,
+        ):
+            good = verdict in ("PASSED", "FLAKY")
+            result.passed += good
+            result.failed += not good
+            result.remembered += bool(cached)
+            if seconds and not cached:
+                result.times[target] = float(seconds)
+        if code != 0:
+            result.failed = max(1, result.failed)
+        return result
 
     return step
 
 
-def pytest(*arguments: str, settings: tuple[str, ...] = ()) -> Callable[[str, pathlib.Path], Result]:
-    """A step that runs pytest and counts test functions. settings: environment variables, NAME=value."""
+def pytest(*places: str, markers: str = "", workers: int = 0, settings: tuple[str, ...] = ()) -> Step:
+    """A step that runs the tests of some directories with pytest, and counts test functions.
+
+    It leaves out files that have passed with the same inputs. markers: an expression of pytest's markers. workers: how
+    many processes share the files. settings: environment variables, NAME=value.
+    """
 
     def step(name: str, log: pathlib.Path) -> Result:
-        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-        code, output = run(name, ["env", *settings, *command], log)
-        counts = {
-            what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|error|skipped)", output.splitlines()[-1])
-        }
-        failed = counts.get("failed", 0) + counts.get("error", 0)
-        return Result(counts.get("passed", 0), failed or int(code != 0))
+        options = (markers, *settings)
+        files = sorted(file for place in places for file in (ROOT / place).glob("test_*.py"))
+        keys = {str(file.relative_to(ROOT)): passed_tests.key(file, options) for file in files}
+        known = {file: None if again else passed_tests.count_passed(key) for file, key in keys.items()}
+        result = Result(0, 0)
+        result.passed = result.remembered = sum(count or 0 for count in known.values())
+        wanted = [file for file, count in known.items() if count is None]
+        if not wanted:
+            log.write_text("all tests have passed with the same inputs; tools/check --again runs them all the same\n")
+            return result
+        report = log.with_suffix(".xml")
+        report.unlink(missing_ok=True)
+        command = [PYTHON, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+        command += ["-o", "junit_family=xunit1", f"--junitxml={report}"]
+        if workers:
+            command += [f"--numprocesses={workers}", "--dist=loadfile"]
+        if markers:
+            command += ["-m", markers]
+        code, _ = run(name, ["env", *settings, *command, *wanted], log)
+        counts = dict.fromkeys(wanted, 0)
+        bad = set()
+        for case in xml.etree.ElementTree.parse(report).iter("testcase") if report.exists() else ():
+            file = case.get("file", "")
+            outcomes = {child.tag for child in case}
+            if outcomes & {"failure", "error"}:
+                result.failed += 1
+                bad.add(file)
+            elif "skipped" not in outcomes:
+                counts[file] = counts.get(file, 0) + 1
+            result.times[f"{file}::{case.get('name')}"] = float(case.get("time", 0))
+        result.passed += sum(counts.values())
+        # Exit code 5: no test of these files is chosen by the markers.
+        if code not in (0, 5) and not result.failed:
+            result.failed = 1
+            return result
+        for file in wanted:
+            if file not in bad and code in (0, 1, 5):
+                passed_tests.remember(keys[file], counts[file])
+        return result
 
     return step
 
@@ -151,7 +243,7 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     return Result(3 - failed, failed)
 
 
-def faults(*command: str, logs: bool = False) -> Callable[[str, pathlib.Path], Result]:
+def faults(*command: str, logs: bool = False) -> Step:
     """A step that runs a command with a seed. Without network namespaces the command says so and counts as nothing."""
 
     def step(name: str, log: pathlib.Path) -> Result:
@@ -159,7 +251,7 @@ def faults(*command: str, logs: bool = False) -> Callable[[str, pathlib.Path], R
         place = [f"--logs={LOGS}/{name}"] if logs else []
         code, output = run(name, [*command, f"--seed={seed}", *place], log)
         if code == 77:
-            print(output.strip(), end=" ", flush=True)
+            print(output.strip(), flush=True)
             return Result(0, 0)
         return Result(int(code == 0), int(code != 0))
 
@@ -218,7 +310,7 @@ def fuzz(name: str, log: pathlib.Path) -> Result:
         ["sh", "-c", "clang --print-file-name=libclang_rt.fuzzer-$(uname -m).a"], capture_output=True, text=True
     ).stdout.strip()
     if not pathlib.Path(runtime).is_absolute() or not pathlib.Path(runtime).exists():
-        log.write_text("clang and its runtime are missing: tools/setup --system installs clang and libclang-rt-dev\n")
+        log.write_text("clang and its runtime are missing: tools/setup full --system installs them\n")
         return Result(0, 1)
     listed = subprocess.run(
         [*BAZEL, "query", "--noshow_progress", r'attr(tags, "[\[ ]fuzz[,\]]", tests(//...))'],
@@ -237,7 +329,6 @@ def fuzz(name: str, log: pathlib.Path) -> Result:
     programs = pathlib.Path(subprocess.check_output(info, cwd=ROOT, text=True, stderr=subprocess.DEVNULL).strip())
     place = LOGS / "fuzz"
     place.mkdir(parents=True, exist_ok=True)
-    print(flush=True)
     passed = 0
     with open(log, "a") as sink, concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for one_run in concurrent.futures.as_completed([pool.submit(fuzz_one, t, programs, place) for t in targets]):
@@ -245,7 +336,6 @@ def fuzz(name: str, log: pathlib.Path) -> Result:
             passed += good
             print(f"  {line}", flush=True)
             print(line, file=sink)
-    print(f"{name:12}", end="", flush=True)
     return Result(passed, len(targets) - passed)
 
 
@@ -254,7 +344,7 @@ def clang_format(name: str, log: pathlib.Path) -> Result:
     return Result(int(code == 0), int(code != 0))
 
 
-def clang_tidy(everything: bool) -> Callable[[str, pathlib.Path], Result]:
+def clang_tidy(everything: bool) -> Step:
     """A step that runs clang-tidy and counts files. It leaves tests out, because clang-tidy rejects GoogleTest's macros."""
     sources = re.compile(
         r"^(base|client|coordinator|peerd|proto|tools)/(?!.*(_test|_fuzz|_fuzz_test|/testing)\.cc?$).*\.cc?$"
@@ -278,91 +368,150 @@ def clang_tidy(everything: bool) -> Callable[[str, pathlib.Path], Result]:
 # The tests are built with the same flags as the programs, so that everything is compiled only once.
 OPT = ("--compilation_mode=opt", "--config=strict")
 
-STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
-    "build": one(["tools/build"]),
-    "format": clang_format,
-    "ruff": one([PYTHON, "-m", "ruff", "check", *PYTHON_SOURCES]),
-    "ruff-format": one([PYTHON, "-m", "ruff", "format", "--check", *PYTHON_SOURCES]),
-    "mypy": mypy,
-    "unit": bazel_test(*OPT, "--test_size_filters=small,medium"),
-    "bazel": bazel_test(*OPT),
-    "python": pytest("client/python/tests"),
-    "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan", "tests/solver"),
-    "epoll": pytest("client/python/tests", "tests/e2e", "tests/chaos", settings=("LONGHAUL_PEERD_IO=epoll",)),
-    "bench": pytest("bench"),
-    "packaging": pytest("-rs", "tests/packaging"),
-    "deploy": pytest("-rs", "-m", "not images", "tests/deploy"),
-    "images": pytest("-rs", "-m", "images", "tests/deploy"),
-    "observe": pytest("-rs", "-m", "not churn", "tests/observe"),
-    "churn": pytest("-rs", "-m", "churn", "tests/observe"),
-    "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
-    "network": faults("tests/chaos/network", "--faults=12"),
-    "tidy": clang_tidy(everything=False),
-    "tidy-all": clang_tidy(everything=True),
-    "asan": bazel_test("--config=asan"),
-    "ubsan": bazel_test("--config=ubsan"),
-    "tsan": bazel_test("--config=tsan"),
-    "fuzz": fuzz,
+# Where a bug could hide that the tests of planted bugs are there for.
+PLANTED = re.compile(
+    r"^(tests/sim|coordinator/core|peerd/(collective|core|engine|state|transport)|proto)/.*\.(cc|h|inc)$"
+)
+
+# Tests of processes wait most of the time.
+WORKERS = 2 * (os.cpu_count() or 1)
+BESIDE_OTHERS = "not alone and not full and not images and not churn"
+MEASURE = "alone and not full and not images and not churn"
+PROCESSES = ("tests/e2e", "tests/chaos", "tests/wan", "tests/solver")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    step: Step
+    # "processor", "waiting": the lane. "alone": nothing else runs meanwhile.
+    lane: str
+    # What the step should take at most from a bare clone on two processors, in seconds. More is shown, and is no failure.
+    budget: int
+
+
+STEPS: dict[str, Entry] = {
+    "build": Entry(one(["tools/build"]), "alone", 300),
+    "format": Entry(clang_format, "processor", 20),
+    "ruff": Entry(one([PYTHON, "-m", "ruff", "check", *PYTHON_SOURCES]), "processor", 5),
+    "ruff-format": Entry(one([PYTHON, "-m", "ruff", "format", "--check", *PYTHON_SOURCES]), "processor", 5),
+    "mypy": Entry(mypy, "processor", 90),
+    "unit": Entry(bazel_test(*OPT, "--test_size_filters=small,medium", without=("full", "planted")), "processor", 600),
+    "bazel": Entry(bazel_test(*OPT, without=("full",), planted=True, programs=True), "processor", 600),
+    "bazel-full": Entry(bazel_test(*OPT, programs=True), "processor", 1500),
+    "tidy": Entry(clang_tidy(everything=False), "processor", 120),
+    "tidy-all": Entry(clang_tidy(everything=True), "processor", 3600),
+    "python": Entry(pytest("client/python/tests", markers=BESIDE_OTHERS, workers=WORKERS), "waiting", 300),
+    "e2e": Entry(pytest(*PROCESSES, markers=BESIDE_OTHERS, workers=WORKERS), "waiting", 300),
+    "packaging": Entry(pytest("tests/packaging", markers=BESIDE_OTHERS, workers=WORKERS), "waiting", 120),
+    "deploy": Entry(pytest("tests/deploy", markers=BESIDE_OTHERS, workers=WORKERS), "waiting", 60),
+    "bench": Entry(pytest("bench"), "alone", 300),
+    "alone": Entry(pytest("client/python/tests", *PROCESSES, "tests/observe", markers=MEASURE), "alone", 300),
+    "overlap": Entry(pytest("client/python/tests", *PROCESSES, "tests/packaging", markers="full"), "alone", 1200),
+    "epoll": Entry(
+        pytest("client/python/tests", "tests/e2e", "tests/chaos", settings=("LONGHAUL_PEERD_IO=epoll",)), "alone", 1800
+    ),
+    "images": Entry(pytest("tests/deploy", markers="images"), "alone", 1800),
+    "churn": Entry(pytest("tests/observe", markers="churn"), "alone", 400),
+    "chaos": Entry(faults("tests/chaos/run", "--minutes=1", logs=True), "alone", 90),
+    "network": Entry(faults("tests/chaos/network", "--faults=12"), "alone", 150),
+    "asan": Entry(bazel_test("--config=asan"), "alone", 3600),
+    "ubsan": Entry(bazel_test("--config=ubsan"), "alone", 3600),
+    "tsan": Entry(bazel_test("--config=tsan"), "alone", 3600),
+    "fuzz": Entry(fuzz, "alone", 3600),
 }
 LINT = ["format", "ruff", "ruff-format", "mypy"]
 SETS = {
     "default": [
-        "build",
-        *LINT,
-        "bazel",
-        "python",
-        "e2e",
-        "bench",
-        "packaging",
-        "deploy",
-        "observe",
-        "chaos",
-        "network",
-        "tidy",
+        *["build", *LINT, "bazel", "tidy"],
+        *["python", "e2e", "packaging", "deploy"],
+        *["alone", "chaos", "network"],
     ],
     "quick": ["build", *LINT, "unit", "python"],
     "full": [
-        "build",
-        *LINT,
-        "bazel",
-        "python",
-        "e2e",
-        "epoll",
-        "bench",
-        "packaging",
-        "deploy",
-        "images",
-        "observe",
-        "churn",
-        "chaos",
-        "network",
-        "tidy-all",
-        "asan",
-        "ubsan",
-        "tsan",
-        "fuzz",
+        *["build", *LINT, "bazel-full", "tidy-all"],
+        *["python", "e2e", "packaging", "deploy"],
+        *["alone", "chaos", "network", "overlap", "epoll", "bench", "images", "churn", "asan", "ubsan", "tsan", "fuzz"],
     ],
     "lint": [*LINT, "tidy"],
 }
-NEED_PROGRAMS = {"python", "e2e", "epoll", "bench", "packaging", "observe", "churn", "chaos", "network"}
+NEED_PROGRAMS = {
+    *["python", "e2e", "packaging", "bench", "alone", "overlap", "epoll", "churn", "chaos", "network"],
+}
+SLOWEST_SHOWN = 10
+SLOWEST_KEPT = 30
 
 
-def prune_cache() -> None:
-    """Deletes old files from Bazel's disk cache, which never shrinks by itself."""
+class Summary:
+    """Runs steps, prints a line for each, and keeps what they took. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._printing = threading.Lock()
+        self.total = Result(0, 0)
+        self._steps: list[tuple[str, float]] = []
+
+    def run(self, name: str) -> bool:
+        """Runs a step and says how it ended. Returns whether it passed."""
+        entry = STEPS[name]
+        log = LOGS / f"{name}.log"
+        started = time.monotonic()
+        try:
+            result = entry.step(name, log)
+        except Exception as problem:  # a defect of the step; the others still run
+            log.write_text(f"the step ended with {type(problem).__name__}: {problem}\n")
+            result = Result(0, 1)
+        seconds = time.monotonic() - started
+        with self._printing:
+            self._steps.append((name, seconds))
+            self.total.passed += result.passed
+            self.total.failed += result.failed
+            self.total.remembered += result.remembered
+            self.total.times.update(result.times)
+            line = f"{name:12}{result.passed:5} passed {result.failed:3} failed {seconds:7.1f} s"
+            if result.remembered:
+                line += f", {result.remembered} passed earlier with the same inputs"
+            if seconds > entry.budget:
+                line += f", over its budget of {entry.budget} s"
+            print(line, flush=True)
+            if result.failed:
+                lines = log.read_text(errors="replace").splitlines()
+                if len(lines) > SHOWN_LINES:
+                    print(f"... the beginning is in {log.relative_to(ROOT)}")
+                print("\n".join(lines[-SHOWN_LINES:]), flush=True)
+            self._write_times()
+        return not result.failed
+
+    def slowest(self, most: int) -> list[str]:
+        """Lines that name the slowest tests, with their seconds."""
+        ranked = sorted(self.total.times.items(), key=lambda one: -one[1])
+        return [f"{seconds:8.1f} s  {test}" for test, seconds in ranked[:most]]
+
+    def _write_times(self) -> None:
+        lines = ["step                 seconds    budget"]
+        for name, seconds in self._steps:
+            budget = STEPS[name].budget
+            lines.append(f"{name:18}{seconds:10.1f}{budget:10}{'  over' if seconds > budget else ''}")
+        (LOGS / "times.txt").write_text("\n".join([*lines, "", "slowest tests", *self.slowest(SLOWEST_KEPT), ""]))
+
+
+def prune_caches() -> None:
+    """Deletes old files from Bazel's disk cache, which never shrinks by itself, and what passed long ago."""
     cache = pathlib.Path.home() / ".cache" / "longhaul-bazel"
     if cache.is_dir():
         subprocess.run(["find", str(cache), "-type", "f", "-atime", "+14", "-delete"], check=False)
+    passed_tests.forget_old()
 
 
 def main() -> int:
-    global fuzz_minutes
+    global again, fuzz_minutes
     parser = argparse.ArgumentParser(
         prog="tools/check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("step", nargs="*", default=["default"], help=", ".join([*SETS, *STEPS]))
+    parser.add_argument("--again", action="store_true", help="also run what has passed with the same inputs")
     parser.add_argument("--minutes", type=float, default=fuzz_minutes, help="how long the step fuzz runs each target")
     chosen: list[str] = []
     arguments = parser.parse_args()
+    again = arguments.again
     fuzz_minutes = arguments.minutes
     for word in arguments.step:
         if word not in SETS and word not in STEPS:
@@ -370,31 +519,27 @@ def main() -> int:
         chosen += SETS.get(word, [word])
     if NEED_PROGRAMS & set(chosen) and "build" not in chosen:
         chosen.insert(0, "build")
+    chosen = list(dict.fromkeys(chosen))
 
     LOGS.mkdir(parents=True, exist_ok=True)
-    total = Result(0, 0)
+    summary = Summary()
     begin = time.monotonic()
-    for name in dict.fromkeys(chosen):
-        print(f"{name:12}", end="", flush=True)
-        started = time.monotonic()
-        log = LOGS / f"{name}.log"
-        result = STEPS[name](name, log)
-        total.passed += result.passed
-        total.failed += result.failed
-        seconds = time.monotonic() - started
-        print(f"{result.passed:5} passed {result.failed:3} failed {seconds:7.1f} s", flush=True)
-        if result.failed:
-            lines = log.read_text(errors="replace").splitlines()
-            if len(lines) > SHOWN_LINES:
-                print(f"... the beginning is in {log.relative_to(ROOT)}")
-            print("\n".join(lines[-SHOWN_LINES:]), flush=True)
-            if name == "build":
-                print("the build failed, so nothing else can be tested", flush=True)
-                break
-    prune_cache()
+    if "build" in chosen and not summary.run("build"):
+        print("the build failed, so nothing else can be tested", flush=True)
+    else:
+        lanes = [[name for name in chosen if STEPS[name].lane == lane] for lane in ("processor", "waiting")]
+        with concurrent.futures.ThreadPoolExecutor(len(lanes)) as pool:
+            for lane in lanes:
+                pool.submit(lambda names: [summary.run(name) for name in names], lane)
+        for name in chosen:
+            if STEPS[name].lane == "alone" and name != "build":
+                summary.run(name)
+    prune_caches()
+    print(f"the slowest tests (more are in {(LOGS / 'times.txt').relative_to(ROOT)}):")
+    print("\n".join(summary.slowest(SLOWEST_SHOWN)))
     print(f"took {time.monotonic() - begin:.0f} s")
-    print(f"{total.passed} passed, {total.failed} failed")
-    return int(total.failed > 0)
+    print(f"{summary.total.passed} passed, {summary.total.failed} failed")
+    return int(summary.total.failed > 0)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUPPLIER = "Organization: Longhaul"
-PROGRAMS = ["out/bin/longhaul-coordinator", "out/bin/longhaul-peerd", "out/bin/lhctl", "out/bin/lh-replay"]
+PROGRAMS = ["out/bin/longhaul-coordinator", "out/bin/longhaul-peerd", "out/bin/lhctl"]
 LIBRARIES = ["out/lib/liblonghaul.so.0"]
 
 Json = dict[str, Any]
@@ -66,20 +66,31 @@ def loaded_libraries(program: pathlib.Path) -> list[pathlib.Path]:
     return sorted({pathlib.Path(path) for path in re.findall(r"(/\S+) \(0x", listed.stdout)})
 
 
-def package_of(library: pathlib.Path) -> str:
-    """The Debian package that has a library: `name`, or `name:arch` where dpkg says so."""
-    # Debian 12 has /lib as a link to /usr/lib, and dpkg knows either path.
-    real = library.resolve()
-    for path in (
-        library,
-        real,
-        pathlib.Path("/usr") / real.relative_to("/"),
-        pathlib.Path(re.sub("^/usr", "", str(real))),
-    ):
-        found = subprocess.run(["dpkg-query", "--search", str(path)], capture_output=True, text=True)
-        if found.returncode == 0:
-            return found.stdout.split(": ")[0].split(",")[0]
-    raise SystemExit(f"sbom: no Debian package has {library}")
+def packages_of(libraries: set[pathlib.Path]) -> set[str]:
+    """The Debian packages that have these libraries: `name`, or `name:arch` where dpkg says so.
+
+    One call of dpkg-query for all of them, because each call reads the lists of files of all packages.
+    """
+
+    def places(library: pathlib.Path) -> list[str]:
+        # Debian 12 has /lib as a link to /usr/lib, and dpkg knows either path.
+        real = library.resolve()
+        return [str(library), str(real), f"/usr{real}", re.sub("^/usr", "", str(real))]
+
+    wanted = sorted({place for library in libraries for place in places(library)})
+    # It ends with 1, because it does not know all of these paths.
+    found = subprocess.run(["dpkg-query", "--search", *wanted], capture_output=True, text=True)
+    owners: dict[str, str] = {}
+    for line in found.stdout.splitlines():
+        names, _, path = line.rpartition(": ")
+        owners[path] = names.split(",")[0]
+    packages = set()
+    for library in libraries:
+        known = [owners[place] for place in places(library) if place in owners]
+        if not known:
+            raise SystemExit(f"sbom: no Debian package has {library}")
+        packages.add(known[0])
+    return packages
 
 
 def debian_package(name: str) -> Json | None:
@@ -140,8 +151,8 @@ def lines_of(path: str) -> list[str]:
 
 
 def compile_packages() -> list[str]:
-    """The packages of deploy/apt-packages.txt that compiling needs: those before the line `# To check`."""
-    text = (ROOT / "deploy/apt-packages.txt").read_text().split("# To check")[0]
+    """The packages of deploy/apt-packages.txt that compiling needs: those before the line `# To run`."""
+    text = (ROOT / "deploy/apt-packages.txt").read_text().split("# To run")[0]
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
@@ -173,7 +184,7 @@ def document(programs: list[pathlib.Path], contents: list[bytes]) -> Json:
     own = [add(program_package(*one)) for one in zip(programs, contents, strict=True)]
     for program, name in zip(programs, own, strict=True):
         relationships.append(("SPDXRef-DOCUMENT", "DESCRIBES", name))
-        for owner in sorted({package_of(library) for library in loaded_libraries(program)}):
+        for owner in sorted(packages_of(set(loaded_libraries(program)))):
             found = debian_package(owner)
             if found is None:
                 raise SystemExit(f"sbom: dpkg does not know the package {owner}")

@@ -122,6 +122,7 @@ int main(int argc, char** argv) {
   const int size = atoi(argv[3]);
   System system = {NULL, NULL};
   lh_open_options options = LH_OPEN_OPTIONS_INIT;
+  options.timeout_ms = 3000;  // peerd serves already, or never
   options.socket_path = argv[4];
   check(lh_open(&options, &system.client), "lh_open");
   meet(&system, argv[5], (uint32_t)size);

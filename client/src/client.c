@@ -168,14 +168,13 @@ static lh_status choose_paths(const lh_open_options* options, struct paths* path
   paths->path[0] = named ? chosen : LHI_DEFAULT_SOCKET;
   if (named) {
     if (strlen(chosen) > LHI_PATH_BYTES_MAX) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "lh_open: the socket path has %zu bytes; at most %zu are possible",
-                      strlen(chosen), (size_t)LHI_PATH_BYTES_MAX);
+      return lhi_refuse("lh_open", "the socket path has %zu bytes; at most %zu are possible",
+                        strlen(chosen), (size_t)LHI_PATH_BYTES_MAX);
     }
     return LH_OK;
   }
   if (options->socket_path != NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_open: socket_path is empty; NULL means the default");
+    return lhi_refuse("lh_open", "socket_path is empty; NULL means the default");
   }
   if (user_directory != NULL && user_directory[0] != '\0') {
     const int length = snprintf(paths->user_path, sizeof paths->user_path, "%s/longhaul/peerd.sock",
@@ -241,7 +240,7 @@ lh_status lh_open(const lh_open_options* options, lh_client** client_out) {
   int64_t deadline_ns;
   lh_status status;
   bool again = true;
-  if (client_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_open: client_out is NULL");
+  if (client_out == NULL) return lhi_refuse("lh_open", "client_out is NULL");
   *client_out = NULL;
   if (options != NULL) {
     status = lhi_take("lh_open", "LH_OPEN_OPTIONS_INIT", options,
@@ -267,7 +266,7 @@ lh_status lh_open(const lh_open_options* options, lh_client** client_out) {
 lh_status lh_client_check(lh_client* client) {
   static const char kCall[] = "lh_client_check";
   lh_status status;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: client is NULL", kCall);
+  if (client == NULL) return lhi_refuse(kCall, "client is NULL");
   status = lhi_process_check(client, kCall);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);

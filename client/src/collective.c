@@ -1,14 +1,12 @@
 #define _GNU_SOURCE
 #include "client/src/collective.h"
 
-#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/src/comm.h"
 #include "client/src/connection.h"
 #include "client/src/error.h"
-#include "client/src/kinds.h"
 #include "client/src/memory.h"
 #include "client/src/op.h"
 #include "client/src/ops.h"
@@ -25,9 +23,11 @@ static void ended(lh_op* op, const struct lh_ipc_reply* reply) {
   struct lhi_tensors* const t = &op->tensors;
   if (op->status == LH_OK) op->reply.info = reply->u.op;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    lhi_unpin(&t->pieces[i].source.pin);
-    if (t->pieces[i].target.pin.block != NULL) lhi_unpin(&t->pieces[i].target.pin);
-    if (t->pieces[i].error.pin.block != NULL) lhi_unpin(&t->pieces[i].error.pin);
+    for (int which = 0; which < LHI_SIDES; ++which) {
+      struct lhi_pin* const pin = &t->pieces[i].sides[which].pin;
+      /* Staged memory has a region and no block: collect() needs it. */
+      if (pin->block != NULL) lhi_unpin(pin);
+    }
   }
   lhi_give_back_locked(op->client, op->table);
   op->table = NULL;
@@ -38,24 +38,22 @@ static bool arrived(const lh_op* op) { return op->status == LH_OK && op->copy_ba
 static void collect(lh_op* op) {
   const struct lhi_tensors* const t = &op->tensors;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    /* Staged memory has a region and no block; ended() has emptied the other pins. */
-    if (t->pieces[i].target.pin.region != NULL) lhi_piece_unpack(t, &t->pieces[i]);
-    if (t->pieces[i].error.pin.region != NULL) lhi_piece_unpack_error(t, &t->pieces[i]);
+    for (int which = LHI_TARGET; which < LHI_SIDES; ++which) {
+      const struct lhi_piece* const piece = &t->pieces[i];
+      if (piece->sides[which].pin.region != NULL) lhi_piece_unpack(t, piece, which);
+    }
   }
-}
-
-static void unstage_locked(lh_op* op, struct lhi_staged* staged) {
-  if (staged->data == NULL) return;
-  lhi_arena_unstage(&op->client->arena, staged->bytes);
-  lhi_give_back_locked(op->client, staged->data);
-  staged->data = NULL;
 }
 
 static void over(lh_op* op, bool good) {
   (void)good;
-  unstage_locked(op, &op->staged_source);
-  unstage_locked(op, &op->staged_target);
-  unstage_locked(op, &op->staged_error);
+  for (int which = 0; which < LHI_SIDES; ++which) {
+    struct lhi_staged* const staged = &op->staged_sides[which];
+    if (staged->data == NULL) continue;
+    lhi_arena_unstage(&op->client->arena, staged->bytes);
+    lhi_give_back_locked(op->client, staged->data);
+    staged->data = NULL;
+  }
 }
 
 static const struct lhi_op_type kType = {ended, arrived, collect, over};
@@ -74,145 +72,54 @@ static void discard(lh_op* op) {
 
 /* ------------------------------------------------------------------ checks */
 
-/* Whether elements may share scales. */
-static bool has_blocks(const struct lhi_collective* o) {
-  if (o->quantize == LH_QUANTIZE_AUTO)
-    return (o->codecs & (LH_CODEC_BIT(LH_QUANTIZE_INT8) | LH_CODEC_BIT(LH_QUANTIZE_INT4))) != 0;
-  return o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4;
-}
+/* peerd checks whether an op is legal (proto/wire/op_desc.h, ipc_op.h), and its refusal is the
+ * outcome of the op. Only what peerd cannot see is checked here: options that stand for one number
+ * of the request, or that exclude each other, and the caller's memory. */
 
 static lh_status check_options(const struct lhi_collective* o) {
-  if ((unsigned)o->on_fault > LH_AS_JOINED) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give an lh_on_fault", o->call,
-                    (int)o->on_fault);
-  }
-  if ((unsigned)o->algorithm > LH_RING) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: algorithm is %d; give LH_AUTO, LH_ONESHOT, LH_MESH or LH_RING", o->call,
-                    (int)o->algorithm);
-  }
-  if (o->algorithm == LH_RING && lhi_direct(o->kind)) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: algorithm is LH_RING, and the parts of this operation go straight to "
-                    "their receiver; give LH_AUTO, LH_ONESHOT or LH_MESH",
-                    o->call);
-  }
-  if ((unsigned)o->op > LH_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; give an lh_reduce_op", o->call, (int)o->op);
-  }
-  if ((unsigned)o->order > LH_RANK_ORDER) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: order is %d; give an lh_order", o->call,
-                    (int)o->order);
-  }
-  if (o->order == LH_RANK_ORDER && o->algorithm == LH_RING) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: algorithm is LH_RING with LH_RANK_ORDER, but in a ring the order of the "
-                    "sums follows the ring; give LH_AUTO, LH_ONESHOT or LH_MESH",
-                    o->call);
-  }
-  if (o->weight != NULL && (!(*o->weight >= 0) || *o->weight > DBL_MAX)) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: weight is %g; give a finite number, 0 or more",
-                    o->call, *o->weight);
-  }
-  if (o->weight != NULL && o->op != LH_SUM && o->op != LH_AVG) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; with a weight give LH_SUM or LH_AVG",
-                    o->call, (int)o->op);
-  }
   if ((unsigned)o->quantize > LH_QUANTIZE_AUTO) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: quantize is %d; give an lh_quantization", o->call,
-                    (int)o->quantize);
-  }
-  if ((unsigned)o->rounding > LH_STOCHASTIC) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: rounding is %d; give an lh_rounding", o->call,
-                    (int)o->rounding);
-  }
-  if (o->quantize == LH_UNQUANTIZED && (o->rounding != LH_NEAREST || o->error || o->errors)) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: %s is given without quantize; an operation that is not quantized is exact",
-                    o->call, o->rounding != LH_NEAREST ? "rounding" : "error");
+    return lhi_refuse(o->call, "quantize is %d; give an lh_quantization", (int)o->quantize);
   }
   if (o->quantize == LH_QUANTIZE_AUTO ? o->codecs == 0 || o->codecs > 7 : o->codecs != 0) {
-    return lhi_fail(
-        LH_INVALID_ARGUMENT,
-        "%s: codecs is %u; give LH_CODEC_BIT() of LH_QUANTIZE_BF16, LH_QUANTIZE_INT8 or "
-        "LH_QUANTIZE_INT4 with LH_QUANTIZE_AUTO, and 0 otherwise",
-        o->call, (unsigned)o->codecs);
+    return lhi_refuse(o->call,
+                      "codecs is %u; give LH_CODEC_BIT() of LH_QUANTIZE_BF16, LH_QUANTIZE_INT8 or "
+                      "LH_QUANTIZE_INT4 with LH_QUANTIZE_AUTO, and 0 otherwise",
+                      (unsigned)o->codecs);
   }
-  if (o->quantize == LH_QUANTIZE_AUTO && (o->error != NULL || o->errors != NULL)) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: error is given with LH_QUANTIZE_AUTO; name the codec to keep its errors",
-                    o->call);
+  if (o->slices == NULL && o->slice_count > 0) {
+    return lhi_refuse(o->call, "slice_count is %llu, and slices is NULL",
+                      (unsigned long long)o->slice_count);
   }
-  if (o->block != 0 && !has_blocks(o)) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: block is %u; only LH_QUANTIZE_INT8 and LH_QUANTIZE_INT4 have blocks",
-                    o->call, (unsigned)o->block);
+  if (o->slices != NULL && (o->source != NULL || o->target != NULL)) {
+    return lhi_refuse(o->call, "slices and source or target are given; give only one of the two");
   }
-  if (o->block != 0 && ((o->block & (o->block - 1)) != 0 || o->block < LH_QUANTIZE_BLOCK_MIN ||
-                        o->block > LH_QUANTIZE_BLOCK_MAX)) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: block is %u; give a power of two from %d to %d",
-                    o->call, (unsigned)o->block, LH_QUANTIZE_BLOCK_MIN, LH_QUANTIZE_BLOCK_MAX);
+  if (o->slices == NULL ? o->errors != NULL : o->error != NULL) {
+    return lhi_refuse(o->call, o->slices == NULL ? "errors is given without slices; give error"
+                                                 : "error is given with slices; give errors");
   }
-  if (o->quantize != LH_UNQUANTIZED && lhi_reduces(o->kind) && o->op != LH_SUM && o->op != LH_AVG) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; with quantize give LH_SUM or LH_AVG",
-                    o->call, (int)o->op);
+  if (o->kind == LH_WIRE_ALL_TO_ALL && (o->counts != NULL) != (o->target_counts != NULL)) {
+    return lhi_refuse(o->call, "give counts and target_counts, or neither");
   }
-  if (o->error != NULL && o->slices != NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: error is given with slices; give errors", o->call);
-  }
-  if (o->errors != NULL && o->slices == NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: errors is given without slices; give error", o->call);
-  }
-  if (o->min_world > LH_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
-                    o->call, (unsigned)o->min_world, LH_MEMBERS_MAX);
+  if ((o->participants == NULL) != (o->participant_count == 0) ||
+      o->participant_count > LH_MEMBERS_MAX) {
+    return lhi_refuse(o->call,
+                      "participants is %s, and participant_count is %u; give 1 to %d member ids, "
+                      "or NULL and 0 for all members",
+                      o->participants == NULL ? "NULL" : "an array", (unsigned)o->participant_count,
+                      LH_MEMBERS_MAX);
   }
   return LH_OK;
 }
 
-/* Checks the dtype of a tensor that is reduced or quantized. */
-static lh_status check_dtype(const struct lhi_collective* o, lh_dtype dtype) {
-  if (o->quantize != LH_UNQUANTIZED && dtype != LH_FLOAT32 && dtype != LH_FLOAT16 &&
-      dtype != LH_BFLOAT16) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: dtype is %d; with quantize give LH_FLOAT32, LH_FLOAT16 or LH_BFLOAT16",
-                    o->call, (int)dtype);
-  }
-  if (!lhi_reduces(o->kind)) return LH_OK;
-  if (dtype == LH_FLOAT8_E4M3 || dtype == LH_FLOAT8_E5M2) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: dtype is %d, a float8, which can only be moved; convert the tensor to a "
-                    "dtype that can be reduced",
-                    o->call, (int)dtype);
-  }
-  if (dtype == LH_BOOL && (o->op == LH_AVG || o->op == LH_PROD)) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %s for LH_BOOL; give LH_SUM, LH_MIN or LH_MAX",
-                    o->call, o->op == LH_AVG ? "LH_AVG" : "LH_PROD");
-  }
-  if (o->weight != NULL && dtype != LH_FLOAT16 && dtype != LH_BFLOAT16 && dtype != LH_FLOAT32 &&
-      dtype != LH_FLOAT64) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: dtype is %d; with a weight give a float of 16 bits "
-                    "or more",
-                    o->call, (int)dtype);
-  }
-  return LH_OK;
-}
-
-/* Checks the root or partner, and finds out whether this member is the root. */
+/* Checks the rank of the root or partner, and finds out whether this member is the root. */
 static lh_status check_root(struct lhi_collective* o, const struct lh_ipc_world* world) {
-  bool self;
   if (o->root_name == NULL) return LH_OK;
-  self = o->root_member != 0 ? o->root_member == world->member_id : o->root == world->rank;
   if (o->root_member == 0 && o->root >= world->size) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is rank %u, and the group has %u members", o->call,
-                    o->root_name, (unsigned)o->root, (unsigned)world->size);
+    return lhi_refuse(o->call, "%s is rank %u, and the group has %u members", o->root_name,
+                      (unsigned)o->root, (unsigned)world->size);
   }
   if (o->kind != LH_WIRE_SEND_RECV) {
-    o->is_root = self;
-  } else if (self) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s names this member itself; name another one",
-                    o->call, o->root_name);
+    o->is_root = o->root_member != 0 ? o->root_member == world->member_id : o->root == world->rank;
   }
   return LH_OK;
 }
@@ -231,45 +138,14 @@ static int compare_ids(const void* a, const void* b) {
   return left < right ? -1 : left > right;
 }
 
-/* Checks and sorts the participants. */
-static lh_status take_participants(const struct lhi_collective* o, const struct lh_ipc_world* world,
-                                   struct terms* terms) {
-  bool self = false;
-  bool root = o->root_name == NULL || o->root_member == 0;
-  if (o->participants == NULL && o->participant_count == 0) return LH_OK;
-  if (o->participants == NULL || o->participant_count == 0 ||
-      o->participant_count > LH_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: participants is %s, and participant_count is %u; give 1 to %d member ids, "
-                    "or NULL and 0 for all members",
-                    o->call, o->participants == NULL ? "NULL" : "an array",
-                    (unsigned)o->participant_count, LH_MEMBERS_MAX);
-  }
-  terms->ids = malloc(o->participant_count * sizeof *terms->ids);
+static lh_status sort_participants(const struct lhi_collective* o, struct terms* terms) {
+  const size_t bytes = o->participant_count * sizeof *terms->ids;
+  if (bytes == 0) return LH_OK;
+  terms->ids = malloc(bytes);
   if (terms->ids == NULL) return lhi_fail(LH_UNAVAILABLE, "%s: out of memory", o->call);
   terms->id_count = o->participant_count;
-  memcpy(terms->ids, o->participants, o->participant_count * sizeof *terms->ids);
+  memcpy(terms->ids, o->participants, bytes);
   qsort(terms->ids, terms->id_count, sizeof *terms->ids, compare_ids);
-  for (uint32_t i = 0; i < terms->id_count; ++i) {
-    if (terms->ids[i] == 0 || (i > 0 && terms->ids[i] == terms->ids[i - 1])) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: participants has the member id %llu %s; give each id of a member once",
-                      o->call, (unsigned long long)terms->ids[i],
-                      terms->ids[i] == 0 ? "which nobody has" : "twice");
-    }
-    if (terms->ids[i] == world->member_id) self = true;
-    if (terms->ids[i] == o->root_member) root = true;
-  }
-  if (!self) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: participants does not have this member, %llu; only participants start "
-                    "the operation",
-                    o->call, (unsigned long long)world->member_id);
-  }
-  if (!root) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: the root, member %llu, is not one of participants",
-                    o->call, (unsigned long long)o->root_member);
-  }
   return LH_OK;
 }
 
@@ -288,272 +164,166 @@ static uint64_t set_of(const struct lhi_collective* o, const struct terms* terms
 /* ------------------------------------------------------------------ tensors */
 
 static lh_status too_large(const struct lhi_collective* o, uint64_t count) {
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
-                  o->call, (unsigned long long)count);
-}
-
-/* Sums up lengths. */
-static lh_status sum_of(const struct lhi_collective* o, const char* name, const uint64_t* counts,
-                        uint64_t* sum_out) {
-  *sum_out = 0;
-  for (uint32_t i = 0; i < o->world; ++i) {
-    if (counts[i] > LH_REGION_BYTES_MAX) {
-      return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s[%u] is %llu; one tensor has at most 2^40 bytes",
-                      o->call, name, (unsigned)i, (unsigned long long)counts[i]);
-    }
-    *sum_out += counts[i]; /* cannot overflow: 2^10 lengths of 2^40 */
-  }
-  return LH_OK;
+  return lhi_refuse(o->call, "count is %llu; one tensor has at most 2^40 bytes",
+                    (unsigned long long)count);
 }
 
 /* Finds the elements of one side of a tensor, and what the table says of it. */
-static lh_status measure(const struct lhi_collective* o, const char* name, const uint64_t* counts,
-                         enum lhi_extent extent, struct terms* terms, const uint64_t** lengths,
-                         uint32_t* length_count, uint64_t* elements_out) {
-  *elements_out = extent == LHI_NONE ? 0 : o->count;
-  if (!lhi_in_parts(o->kind) || extent == LHI_NONE) return LH_OK;
+static lh_status measure(const struct lhi_collective* o, const struct lhi_layout* layout, int which,
+                         struct terms* terms, uint64_t* elements) {
+  const bool gets = which == LHI_TARGET;
+  const bool other = gets && o->target_counts != NULL;
+  const uint64_t* const counts = other ? o->target_counts : o->counts;
+  const int extent = gets ? layout->target : layout->source;
+  const uint64_t** const lengths = gets ? &terms->gets : &terms->gives;
+  uint32_t* const length_count = gets ? &terms->gets_count : &terms->gives_count;
+  *elements = extent == LH_WIRE_NOTHING ? 0 : o->count;
+  if (extent == LH_WIRE_NOTHING || !layout->in_parts) return LH_OK;
   if (o->counts == NULL) {
-    if (extent == LHI_WHOLE) *elements_out *= o->world; /* take_one() has checked it */
+    if (extent == LH_WIRE_WHOLE) *elements *= layout->world; /* take_one() has checked it */
     return LH_OK;
   }
-  if (extent == LHI_WHOLE) {
-    *lengths = counts;
-    *length_count = o->world;
-    return sum_of(o, name, counts, elements_out);
+  if (extent == LH_WIRE_PART) {
+    terms->own = o->count;
+    *lengths = &terms->own;
+    *length_count = 1;
+    return LH_OK;
   }
-  terms->own = o->count;
-  *lengths = &terms->own;
-  *length_count = 1;
-  return LH_OK;
-}
-
-/* Checks the world and the lengths of a kind in parts. */
-static lh_status check_parts(const struct lhi_collective* o) {
-  const bool unequal = o->counts != NULL;
-  if (!lhi_in_parts(o->kind)) return LH_OK;
-  if (o->world == 0 || o->world > LH_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: world is %u; give the number of members that the tensors are laid out "
-                    "for, 1 to %d",
-                    o->call, (unsigned)o->world, LH_MEMBERS_MAX);
-  }
-  if (o->kind == LH_WIRE_ALL_TO_ALL && o->world > LH_ALL_TO_ALL_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: world is %u; an all-to-all has at most %d members",
-                    o->call, (unsigned)o->world, LH_ALL_TO_ALL_MEMBERS_MAX);
-  }
-  if (o->kind == LH_WIRE_ALL_TO_ALL && unequal != (o->target_counts != NULL)) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: give counts and target_counts, or neither", o->call);
-  }
-  if (o->kind == LH_WIRE_ALL_TO_ALL && unequal && o->count != 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; leave it 0 with counts", o->call,
-                    (unsigned long long)o->count);
-  }
-  if (unequal && o->slices != NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: counts and slices are given; the parts of a list are equal, so give one "
-                    "tensor, or no counts",
-                    o->call);
-  }
-  if (unequal && o->algorithm == LH_ONESHOT) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: algorithm is LH_ONESHOT, and parts of unequal lengths cannot travel so; "
-                    "give LH_AUTO, LH_MESH or LH_RING",
-                    o->call);
+  *lengths = counts;
+  *length_count = o->world;
+  *elements = 0;
+  for (uint32_t i = 0; i < o->world; ++i) {
+    *elements += counts[i];
+    if (counts[i] > LH_REGION_BYTES_MAX || *elements > LH_REGION_BYTES_MAX) {
+      return lhi_refuse(o->call, "%s[%u] is %llu; one tensor has at most 2^40 bytes",
+                        other ? "target_counts" : "counts", (unsigned)i,
+                        (unsigned long long)counts[i]);
+    }
   }
   return LH_OK;
-}
-
-static lh_status check_oneshot(const struct lhi_collective* o, uint64_t bytes) {
-  if (o->algorithm != LH_ONESHOT || bytes <= LH_ONE_SHOT_BYTES_MAX) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT,
-                  "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
-                  "Longhaul (LH_AUTO), or choose LH_MESH or LH_RING",
-                  o->call, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)bytes);
 }
 
 static lh_status take_one(lh_op* op, const struct lhi_collective* o,
                           const struct lhi_layout* layout, struct terms* terms) {
   const size_t element = lh_dtype_size(o->dtype);
-  /* An all-to-all has a part for each pair of members. */
-  const uint64_t parts =
-      (uint64_t)layout->world * (o->kind == LH_WIRE_ALL_TO_ALL ? layout->world : 1);
+  const uint64_t elements_max =
+      element == 0 ? 0 : (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element;
   struct lhi_pair pair;
   uint64_t source;
   uint64_t target;
   lh_status status;
-  if (element == 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d; give an lh_dtype", o->call,
-                    (int)o->dtype);
-  }
-  status = check_dtype(o, o->dtype);
-  if (status != LH_OK) return status;
-  if (o->count >
-      (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element / (o->counts == NULL ? layout->world : 1))
+  if (element == 0) return lhi_refuse(o->call, "dtype is %d; give an lh_dtype", (int)o->dtype);
+  if (o->count > elements_max / (o->counts == NULL ? layout->world : 1))
     return too_large(o, o->count);
-  if (o->counts == NULL) status = check_oneshot(o, o->count * element * parts);
-  if (status == LH_OK) {
-    status = measure(o, "counts", o->counts, layout->source, terms, &terms->gives,
-                     &terms->gives_count, &source);
-  }
-  if (status == LH_OK) {
-    const bool both = o->kind == LH_WIRE_ALL_TO_ALL;
-    status = measure(o, both ? "target_counts" : "counts", both ? o->target_counts : o->counts,
-                     layout->target, terms, &terms->gets, &terms->gets_count, &target);
-  }
+  status = measure(o, layout, LHI_SOURCE, terms, &source);
+  if (status == LH_OK) status = measure(o, layout, LHI_TARGET, terms, &target);
   if (status != LH_OK) return status;
-  if (source > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) return too_large(o, source);
-  if (target > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) return too_large(o, target);
-  if (source > 0 && o->source == NULL)
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", o->call);
-  if (target > 0 && o->target == NULL)
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", o->call);
+  if (source > elements_max || target > elements_max)
+    return too_large(o, source > target ? source : target);
+  if (source > 0 && o->source == NULL) return lhi_refuse(o->call, "source is NULL");
+  if (target > 0 && o->target == NULL) return lhi_refuse(o->call, "target is NULL");
   source *= element;
   target *= element;
   if (UINTPTR_MAX - (uintptr_t)o->source < source || UINTPTR_MAX - (uintptr_t)o->target < target) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: source or target ends beyond the address space; correct count", o->call);
+    return lhi_refuse(o->call, "source or target ends beyond the address space; correct count");
   }
   if (!layout->in_parts && o->source != o->target && source > 0 && target > 0 &&
       lhi_overlap(o->source, (size_t)source, o->target, (size_t)target)) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: source and target overlap; they must be equal or must not overlap",
-                    o->call);
+    return lhi_refuse(o->call, "source and target overlap; they must be equal or must not overlap");
   }
   if (o->error != NULL && source > 0) {
     const size_t error = (size_t)source / element * sizeof(float);
     if (UINTPTR_MAX - (uintptr_t)o->error < error ||
         lhi_overlap(o->error, error, o->source, (size_t)source) ||
         (target > 0 && lhi_overlap(o->error, error, o->target, (size_t)target))) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: error overlaps source or target, or ends beyond the address space; give "
-                      "it memory of its own, with a float for each element of source",
-                      o->call);
+      return lhi_refuse(o->call,
+                        "error overlaps source or target, or ends beyond the address space; give "
+                        "it memory of its own, with a float for each element of source");
     }
   }
-  pair.source = o->source;
-  pair.target = o->target;
-  pair.error = source > 0 ? o->error : NULL;
+  /* The source is only read. */
+  pair.at[LHI_SOURCE] = (uint8_t*)(uintptr_t)o->source;
+  pair.at[LHI_TARGET] = o->target;
+  pair.at[LHI_ERROR] = source > 0 ? (uint8_t*)o->error : NULL;
   pair.bytes = 0;
   lhi_tensors_one(&op->tensors, layout, &pair, o->dtype, o->counts == NULL ? o->count : 0,
                   (size_t)source, (size_t)target);
   return LH_OK;
 }
 
-static lh_status take_list(lh_op* op, const struct lhi_collective* o,
-                           const struct lhi_layout* layout) {
-  struct lhi_tensors* const t = &op->tensors;
-  const uint64_t parts =
-      (uint64_t)layout->world * (o->kind == LH_WIRE_ALL_TO_ALL ? layout->world : 1);
-  uint64_t bytes = 0;
-  lh_status status;
-  if (o->source != NULL || o->target != NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: slices and source or target are given; give only one of the two", o->call);
-  }
-  if (o->count != 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; leave it 0 with slices", o->call,
-                    (unsigned long long)o->count);
-  }
-  status = lhi_tensors_list(t, o->call, layout, o->slices, o->slice_count, o->errors);
-  for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
-    const lh_dtype dtype = (lh_dtype)t->pieces[i].dtype;
-    status = check_dtype(o, dtype);
-    bytes += t->pieces[i].count * lh_dtype_size(dtype);
-  }
-  if (status == LH_OK && bytes > LH_COUNT_MAX / parts) {
-    status = lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: the slices of all members have more than 2^48 bytes", o->call);
-  }
-  /* peerd counts the gaps between pieces, too, and says so if there are too many. */
-  return status == LH_OK ? check_oneshot(o, bytes * parts) : status;
-}
-
 /* Sets up op->tensors, with the lengths of parts in *terms. */
 static lh_status take_tensors(lh_op* op, const struct lhi_collective* o, struct terms* terms) {
+  const struct lh_kind* const kind = lh_kind_of(o->kind);
   struct lhi_layout layout;
-  lh_status status = check_parts(o);
-  if (status != LH_OK) return status;
-  layout.source = lhi_source_of(o->kind, o->is_root);
-  layout.target = lhi_target_of(o->kind, o->is_root);
-  layout.in_parts = lhi_in_parts(o->kind);
-  layout.world = layout.in_parts ? o->world : 1;
-  if (o->slices == NULL && o->slice_count > 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: slice_count is %llu, and slices is NULL", o->call,
-                    (unsigned long long)o->slice_count);
+  if (kind->in_parts && (o->world == 0 || o->world > LH_MEMBERS_MAX)) {
+    return lhi_refuse(o->call,
+                      "world is %u; give the number of members that the tensors are laid out for, "
+                      "1 to %d",
+                      (unsigned)o->world, LH_MEMBERS_MAX);
   }
-  if (o->slices != NULL) return take_list(op, o, &layout);
-  status = take_one(op, o, &layout, terms);
-  /* READY frames have room for so many. */
-  if (status == LH_OK &&
-      (o->weight != NULL ? 8u : 0u) + 4u + 8u * (terms->gives_count + terms->gets_count) >
-          LH_OP_TERMS_BYTES_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: world is %u; parts of unequal lengths are possible for at most %d members",
-                    o->call, (unsigned)o->world, LH_OP_TERMS_BYTES_MAX / 8 - 3);
-  }
-  return status;
+  layout.source = kind->source[o->is_root];
+  layout.target = kind->target[o->is_root];
+  layout.in_parts = kind->in_parts;
+  layout.world = kind->in_parts ? o->world : 1;
+  if (o->slices == NULL) return take_one(op, o, &layout, terms);
+  return lhi_tensors_list(&op->tensors, o->call, &layout, o->slices, o->slice_count, o->errors);
 }
 
 /* ------------------------------------------------------------------ placing tensors in the arena
  */
 
 /* Pins one side of a piece of one tensor if it is in the arena; otherwise the pin stays empty. */
-static lh_status pin_locked(const lh_op* op, const char* call, const char* what, const void* data,
-                            size_t element, struct lhi_side* side) {
+static lh_status pin_locked(const lh_op* op, const char* call, struct lhi_piece* piece, int which) {
+  static const char* const kNames[] = {"source", "target", "error"};
+  struct lhi_side* const side = &piece->sides[which];
+  const size_t element = which == LHI_ERROR ? sizeof(float) : lh_dtype_size((lh_dtype)piece->dtype);
+  side->data = op->tensors.pairs[piece->first].at[which];
   if (side->bytes == 0) return LH_OK;
-  if (!lhi_arena_pin(&op->client->arena, data, side->bytes, &side->pin)) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is not within one buffer from lh_alloc()", call,
-                    what);
+  if (!lhi_arena_pin(&op->client->arena, side->data, side->bytes, &side->pin)) {
+    return lhi_refuse(call, "%s is not within one buffer from lh_alloc()", kNames[which]);
   }
-  if (side->pin.region == NULL || (uintptr_t)data % element == 0) return LH_OK;
+  if (side->pin.region == NULL || (uintptr_t)side->data % element == 0) return LH_OK;
   /* Memory outside the arena is copied to an aligned block, so its alignment does not matter. The
    * same holds for the tensors of a list. */
   lhi_unpin(&side->pin);
   if (op->tensors.digest != 0) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT,
-                  "%s: %s is not aligned to its elements, as tensors in memory from lh_alloc() "
-                  "must be; pass a copy of it",
-                  call, what);
+  return lhi_refuse(call,
+                    "%s is not aligned to its elements, as tensors in memory from lh_alloc() "
+                    "must be; pass a copy of it",
+                    kNames[which]);
 }
 
 /* Pins the caller's tensors that peerd uses where they are. Sets *in_place if the op is in place
  * for peerd: then it has to be so in all pieces. */
 static lh_status pin_all_locked(lh_op* op, const struct lhi_collective* o, bool* in_place) {
   struct lhi_tensors* const t = &op->tensors;
-  const char* const call = o->call;
   *in_place = false;
   for (size_t i = 0; i < t->piece_count; ++i) {
     struct lhi_piece* const piece = &t->pieces[i];
-    const struct lhi_pair* const pair = &t->pairs[piece->first];
-    const size_t element = lh_dtype_size((lh_dtype)piece->dtype);
-    lh_status status;
+    struct lhi_side* const source = &piece->sides[LHI_SOURCE];
+    struct lhi_side* const target = &piece->sides[LHI_TARGET];
     if (piece->tensors != 1) continue;
-    status = pin_locked(op, call, "source", pair->source, element, &piece->source);
-    if (status == LH_OK)
-      status = pin_locked(op, call, "target", pair->target, element, &piece->target);
-    if (status == LH_OK)
-      status = pin_locked(op, call, "error", pair->error, sizeof(float), &piece->error);
-    if (status != LH_OK) return status;
-    piece->error.data = (uint8_t*)pair->error;
-    piece->source.data = (uint8_t*)(uintptr_t)pair->source;
-    piece->target.data = pair->target;
+    for (int which = 0; which < LHI_SIDES; ++which) {
+      const lh_status status = pin_locked(op, o->call, piece, which);
+      if (status != LH_OK) return status;
+    }
     if (t->in_parts) {
       /* peerd wants source and target apart: a part that lies in the whole gets staged memory. If
        * it is quantized, it is not what it was in the result, and the source has to stay what it is
        * until the outcome is known. Then the result gets staged memory. */
       const bool part =
           t->source_parts == 1 && t->target_parts > 1 && o->quantize == LH_UNQUANTIZED;
-      if (lhi_piece_overlaps(t, piece)) lhi_unpin(part ? &piece->source.pin : &piece->target.pin);
-    } else if (pair->source == pair->target && piece->source.pin.region != NULL &&
-               piece->target.pin.region != NULL) {
+      if (lhi_piece_overlaps(t, piece)) lhi_unpin(part ? &source->pin : &target->pin);
+    } else if (source->data == target->data && source->pin.region != NULL &&
+               target->pin.region != NULL) {
       *in_place = true;
     }
   }
   for (size_t i = 0; *in_place && i < t->piece_count; ++i) {
-    struct lhi_piece* const piece = &t->pieces[i];
-    if (piece->source.data == piece->target.data) continue;
-    lhi_unpin(&piece->source.pin);
-    lhi_unpin(&piece->target.pin);
+    struct lhi_side* const sides = t->pieces[i].sides;
+    if (sides[LHI_SOURCE].data == sides[LHI_TARGET].data) continue;
+    lhi_unpin(&sides[LHI_SOURCE].pin);
+    lhi_unpin(&sides[LHI_TARGET].pin);
   }
   return LH_OK;
 }
@@ -578,23 +348,15 @@ static bool needs_stage(const struct lhi_side* side) {
   return side->bytes > 0 && side->pin.region == NULL;
 }
 
-enum side { SOURCE, TARGET, ERROR };
-
-static struct lhi_side* side_of(struct lhi_piece* piece, enum side which) {
-  return which == SOURCE ? &piece->source : which == TARGET ? &piece->target : &piece->error;
-}
-
 /* Gives all sources, all targets or all errors that are not in the arena a place in one block. */
-static lh_status stage(lh_op* op, const char* call, enum side which, int64_t deadline_ns) {
+static lh_status stage(lh_op* op, const char* call, int which, int64_t deadline_ns) {
   struct lhi_tensors* const t = &op->tensors;
-  struct lhi_staged* const staged = which == SOURCE   ? &op->staged_source
-                                    : which == TARGET ? &op->staged_target
-                                                      : &op->staged_error;
+  struct lhi_staged* const staged = &op->staged_sides[which];
   struct lhi_region* region = NULL;
   size_t bytes = 0;
   lh_status status;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    const struct lhi_side* const side = side_of(&t->pieces[i], which);
+    const struct lhi_side* const side = &t->pieces[i].sides[which];
     if (needs_stage(side)) bytes += aligned(side->bytes);
   }
   if (bytes == 0) return LH_OK;
@@ -607,13 +369,21 @@ static lh_status stage(lh_op* op, const char* call, enum side which, int64_t dea
   pthread_mutex_unlock(&op->client->mutex);
   bytes = 0;
   for (size_t i = 0; i < t->piece_count; ++i) {
-    struct lhi_side* const side = side_of(&t->pieces[i], which);
+    struct lhi_side* const side = &t->pieces[i].sides[which];
     if (!needs_stage(side)) continue;
     side->data = (uint8_t*)staged->data + bytes;
     side->pin.region = region;
     bytes += aligned(side->bytes);
   }
   return LH_OK;
+}
+
+/* Copies the caller's tensors of one side to their staged memory. */
+static void pack(const struct lhi_tensors* t, int which) {
+  for (size_t i = 0; i < t->piece_count; ++i) {
+    const struct lhi_pin* const pin = &t->pieces[i].sides[which].pin;
+    if (pin->region != NULL && pin->block == NULL) lhi_piece_pack(t, &t->pieces[i], which);
+  }
 }
 
 /* Sets where peerd finds the tensors: in the arena. The caller's buffers there are pinned first, so
@@ -629,38 +399,32 @@ static lh_status place(lh_op* op, const struct lhi_collective* o, int64_t deadli
   if (status == LH_OK) status = pin_all_locked(op, o, &in_place);
   pthread_mutex_unlock(&client->mutex);
   for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
-    if (t->pieces[i].source.pin.region != NULL) op->reads = true;
-    if (t->pieces[i].target.pin.region != NULL) op->writes = true;
-    if (t->pieces[i].error.pin.region != NULL) op->reads = op->writes = true;
+    const struct lhi_side* const sides = t->pieces[i].sides;
+    const bool error = sides[LHI_ERROR].pin.region != NULL;
+    if (error || sides[LHI_SOURCE].pin.region != NULL) op->reads = true;
+    if (error || sides[LHI_TARGET].pin.region != NULL) op->writes = true;
   }
   /* An op in place whose tensors are all outside the arena gets a target block of its own, too.
    * With source and target apart, peerd need not keep the original. Keeping it would cost as much
    * memory, and one more copy. */
-  if (status == LH_OK) status = stage(op, o->call, TARGET, deadline_ns);
-  if (status == LH_OK) status = stage(op, o->call, ERROR, deadline_ns);
+  if (status == LH_OK) status = stage(op, o->call, LHI_TARGET, deadline_ns);
+  if (status == LH_OK) status = stage(op, o->call, LHI_ERROR, deadline_ns);
   if (status != LH_OK) return status;
-  for (size_t i = 0; i < t->piece_count; ++i) {
-    const struct lhi_pin* const pin = &t->pieces[i].error.pin;
-    if (pin->region != NULL && pin->block == NULL) lhi_piece_pack_error(t, &t->pieces[i]);
-  }
+  pack(t, LHI_ERROR);
   op->copy_back = op->staged && !o->no_result;
-  if (in_place) {
-    for (size_t i = 0; i < t->piece_count; ++i) {
-      struct lhi_piece* const piece = &t->pieces[i];
-      if (!needs_stage(&piece->source)) continue;
-      piece->source.data = piece->target.data;
-      piece->source.pin.region = piece->target.pin.region;
-      lhi_piece_pack(t, piece);
-    }
-    return LH_OK;
+  if (!in_place) {
+    status = stage(op, o->call, LHI_SOURCE, deadline_ns);
+    if (status == LH_OK) pack(t, LHI_SOURCE);
+    return status;
   }
-  status = stage(op, o->call, SOURCE, deadline_ns);
-  for (size_t i = 0; status == LH_OK && i < t->piece_count; ++i) {
-    struct lhi_piece* const piece = &t->pieces[i];
-    if (piece->source.pin.region != NULL && piece->source.pin.block == NULL)
-      lhi_piece_pack(t, piece);
+  for (size_t i = 0; i < t->piece_count; ++i) {
+    struct lhi_side* const sides = t->pieces[i].sides;
+    if (!needs_stage(&sides[LHI_SOURCE])) continue;
+    sides[LHI_SOURCE].data = sides[LHI_TARGET].data;
+    sides[LHI_SOURCE].pin.region = sides[LHI_TARGET].pin.region;
+    lhi_piece_pack(t, &t->pieces[i], LHI_SOURCE);
   }
-  return status;
+  return LH_OK;
 }
 
 /* ------------------------------------------------------------------ the request */
@@ -697,9 +461,9 @@ static lh_status write_table(lh_op* op, const char* call, const struct terms* te
     struct lh_ipc_piece piece;
     memset(&piece, 0, sizeof piece);
     piece.count = t->pieces[i].count;
-    piece.source = range_of(&t->pieces[i].source);
-    piece.target = range_of(&t->pieces[i].target);
-    piece.error = range_of(&t->pieces[i].error);
+    piece.source = range_of(&t->pieces[i].sides[LHI_SOURCE]);
+    piece.target = range_of(&t->pieces[i].sides[LHI_TARGET]);
+    piece.error = range_of(&t->pieces[i].sides[LHI_ERROR]);
     piece.dtype = t->pieces[i].dtype;
     memcpy(at, &piece, sizeof piece);
     at += sizeof piece;
@@ -712,26 +476,34 @@ static lh_status write_table(lh_op* op, const char* call, const struct terms* te
   return LH_OK;
 }
 
-static void fill_request(const lh_op* op, const struct lhi_collective* o,
-                         struct lh_ipc_op* request) {
+/* Whether elements may share scales. */
+static bool has_blocks(const struct lhi_collective* o) {
+  if (o->quantize == LH_QUANTIZE_AUTO)
+    return (o->codecs & (LH_CODEC_BIT(LH_QUANTIZE_INT8) | LH_CODEC_BIT(LH_QUANTIZE_INT4))) != 0;
+  return o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4;
+}
+
+static lh_status fill_request(const lh_op* op, const struct lhi_collective* o,
+                              struct lh_ipc_op* request) {
   const struct lhi_tensors* const t = &op->tensors;
+  const lh_on_fault on_fault = o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault;
   request->kind = o->kind;
   request->tag = o->tag;
   request->dtype = t->pieces[0].dtype;
-  request->reduce = (uint8_t)o->op;
-  request->on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);
+  LHI_PUT(o->call, request->reduce, "op", o->op);
+  LHI_PUT(o->call, request->on_fault, "on_fault", on_fault);
+  LHI_PUT(o->call, request->algorithm, "algorithm", o->algorithm);
+  LHI_PUT(o->call, request->world, "world", o->world);
+  LHI_PUT(o->call, request->order, "order", o->order);
+  LHI_PUT(o->call, request->rounding, "rounding", o->rounding);
+  LHI_PUT(o->call, request->block, "block",
+          o->block == 0 && has_blocks(o) ? LH_BLOCK_DEFAULT : o->block);
   request->min_world = o->min_world;
-  request->algorithm = (uint8_t)o->algorithm;
-  request->world = (uint16_t)o->world;
-  request->order = (uint8_t)o->order;
   request->unequal = o->counts != NULL;
   request->list = t->digest;
   request->quantization =
       (uint8_t)(o->quantize == LH_QUANTIZE_AUTO ? LH_WIRE_QUANTIZE_AUTO + o->codecs - 1
                                                 : (uint32_t)o->quantize);
-  request->rounding = (uint8_t)o->rounding;
-  request->block = (uint16_t)o->block;
-  if (o->block == 0 && has_blocks(o)) request->block = LH_BLOCK_DEFAULT;
   if (o->weight != NULL) {
     request->weighted = 1;
     request->weight = *o->weight;
@@ -741,11 +513,13 @@ static void fill_request(const lh_op* op, const struct lhi_collective* o,
     request->flags = (uint8_t)((o->root_member == 0 ? LH_IPC_ROOT_IS_RANK : 0) |
                                (o->is_root ? LH_IPC_IS_ROOT : 0));
   }
-  if (t->digest != 0) return;
-  request->count = t->pieces[0].count;
-  request->source = range_of(&t->pieces[0].source);
-  request->target = range_of(&t->pieces[0].target);
-  request->error = range_of(&t->pieces[0].error);
+  /* With unequal parts, `count` of the other kinds is a length in the table. */
+  if (o->counts == NULL || o->kind == LH_WIRE_ALL_TO_ALL) request->count = o->count;
+  if (t->digest != 0) return LH_OK;
+  request->source = range_of(&t->pieces[0].sides[LHI_SOURCE]);
+  request->target = range_of(&t->pieces[0].sides[LHI_TARGET]);
+  request->error = range_of(&t->pieces[0].sides[LHI_ERROR]);
+  return LH_OK;
 }
 
 /* ------------------------------------------------------------------ start of a collective */
@@ -753,10 +527,10 @@ static void fill_request(const lh_op* op, const struct lhi_collective* o,
 lh_status lhi_collective_take(const char* call, const char* init, const lh_comm* comm,
                               const void* options, void* taken, size_t size, lh_op** op_out) {
   lh_status status;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
+  if (op_out == NULL) return lhi_refuse(call, "op_out is NULL");
   *op_out = NULL;
-  if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
-  if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", call);
+  if (comm == NULL) return lhi_refuse(call, "comm is NULL");
+  if (options == NULL) return lhi_refuse(call, "options is NULL");
   status = lhi_process_check(comm->client, call);
   return status == LH_OK ? lhi_take(call, init, options, size, taken, size) : status;
 }
@@ -767,10 +541,10 @@ static lh_status check_tag_locked(const char* call, const lh_comm* comm, const l
   for (const lh_op* op = comm->client->ops; op != NULL; op = op->next) {
     if (op->collective && op->state == LHI_OPEN && op->comm == comm && op->tag == mine->tag &&
         op->set == mine->set) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: this member has an op with tag %llu in flight; wait for it, or use "
-                      "another tag",
-                      call, (unsigned long long)mine->tag);
+      return lhi_refuse(call,
+                        "this member has an op with tag %llu in flight; wait for it, or use "
+                        "another tag",
+                        (unsigned long long)mine->tag);
     }
   }
   return LH_OK;
@@ -815,7 +589,7 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   if (op == NULL) return LH_UNAVAILABLE;
   op->collective = true;
   op->tag = asked->tag;
-  status = take_participants(asked, &world, &terms);
+  status = sort_participants(asked, &terms);
   if (status == LH_OK) status = take_tensors(op, asked, &terms);
   if (status == LH_OK) {
     op->set = set_of(asked, &terms);
@@ -823,10 +597,8 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   }
   if (status == LH_OK) status = write_table(op, asked->call, &terms, deadline_ns, &body);
   free(terms.ids);
-  if (status == LH_OK) {
-    fill_request(op, asked, &body);
-    status = open_op(op, asked->call);
-  }
+  if (status == LH_OK) status = fill_request(op, asked, &body);
+  if (status == LH_OK) status = open_op(op, asked->call);
   if (status != LH_OK) {
     discard(op);
     return status;
@@ -844,7 +616,7 @@ lh_status lhi_collective_may_wait(const char* call, int64_t timeout_ms, lh_op_in
                                   lh_op** op_out) {
   lh_op_info_t none = LH_OP_INFO_INIT;
   lh_status status;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
+  if (op_out == NULL) return lhi_refuse(call, "op_out is NULL");
   *op_out = NULL;
   status = lhi_check_timeout(call, timeout_ms);
   /* Check the caller's struct before anything is started. */

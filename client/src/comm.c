@@ -75,58 +75,45 @@ lh_status lhi_member_check_locked(const lh_comm* comm, const char* call) {
 }
 
 lh_status lhi_check_comm(const lh_comm* comm, const char* call) {
-  if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
+  if (comm == NULL) return lhi_refuse(call, "comm is NULL");
   return lhi_process_check(comm->client, call);
 }
 
 /* ------------------------------------------------------------------ join */
 
-static lh_status check_cohort(const char* call, const lh_join_options* given) {
-  lh_status status;
-  if (given->cohort == NULL || given->cohort[0] == '\0') {
-    if (given->cohort_size == 0) return LH_OK;
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: cohort_size is %u, but cohort is empty; give both or neither", call,
-                    (unsigned)given->cohort_size);
-  }
-  status = lhi_check_name(call, "cohort", given->cohort);
-  if (status != LH_OK) return status;
-  if (given->cohort_size > 0 && given->cohort_size <= LH_LOCAL_MEMBERS_MAX) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT,
-                  "%s: cohort_size is %u; give the number of members of cohort %s, 1 to %d", call,
-                  (unsigned)given->cohort_size, given->cohort, LH_LOCAL_MEMBERS_MAX);
+/* Checks a name, if it is not NULL or "", and copies it. The array is longer than every name. */
+static lh_status put_name(const char* call, const char* what, const char* name, char* to) {
+  lh_status status = LH_OK;
+  if (name == NULL || name[0] == '\0') return LH_OK;
+  status = lhi_check_name(call, what, name);
+  if (status == LH_OK) memcpy(to, name, strlen(name));
+  return status;
 }
 
+/* peerd checks the rest of the wish. */
 static lh_status take_join_options(const char* call, const lh_join_options* options,
-                                   lh_join_options* given) {
+                                   lh_join_options* given, struct lh_ipc_join* wish) {
   lh_status status = LH_OK;
+  memset(wish, 0, sizeof *wish);
   if (options != NULL) {
     status =
         lhi_take(call, "LH_JOIN_OPTIONS_INIT", options, LHI_JOIN_FIRST_BYTES, given, sizeof *given);
   }
   if (status == LH_OK) status = lhi_check_timeout(call, given->timeout_ms);
   if (status == LH_OK) status = lhi_check_name(call, "run", given->run);
-  if (status == LH_OK) status = check_cohort(call, given);
-  if (status == LH_OK && given->name != NULL && given->name[0] != '\0') {
-    status = lhi_check_name(call, "name", given->name);
+  if (status == LH_OK) status = put_name(call, "run", given->run, wish->run);
+  if (status == LH_OK) status = put_name(call, "cohort", given->cohort, wish->cohort);
+  if (status == LH_OK) status = put_name(call, "name", given->name, wish->name);
+  if (status != LH_OK) return status;
+  if ((unsigned)given->on_fault > LH_ABORT) {
+    return lhi_refuse(call, "on_fault is %d; give LH_RETRY or LH_ABORT", (int)given->on_fault);
   }
-  if (status == LH_OK && given->step_deadline_ms > LH_STEP_DEADLINE_MS_MAX) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u is possible",
-                      call, (unsigned)given->step_deadline_ms, LH_STEP_DEADLINE_MS_MAX);
-  }
-  if (status == LH_OK && given->members > LH_MEMBERS_MAX) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: members is %u; a group has at most %d members",
-                      call, (unsigned)given->members, LH_MEMBERS_MAX);
-  }
-  if (status == LH_OK && (unsigned)given->mode > LH_BACKGROUND) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: mode is %d; give LH_BLOCKING or LH_BACKGROUND",
-                      call, (int)given->mode);
-  }
-  if (status == LH_OK && (unsigned)given->on_fault > LH_ABORT) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give LH_RETRY or LH_ABORT", call,
-                      (int)given->on_fault);
-  }
-  return status;
+  wish->group = given->group;
+  wish->step_deadline_ms = given->step_deadline_ms;
+  wish->background = (uint32_t)given->mode; /* LH_BACKGROUND is 1 */
+  LHI_PUT(call, wish->cohort_size, "cohort_size", given->cohort_size);
+  LHI_PUT(call, wish->members, "members", given->members);
+  return LH_OK;
 }
 
 static void join_ended(lh_op* op, const struct lh_ipc_reply* reply) {
@@ -143,8 +130,8 @@ static void join_ended(lh_op* op, const struct lh_ipc_reply* reply) {
 
 static const struct lhi_op_type kJoin = {join_ended, NULL, NULL, NULL};
 
-static lh_status join_start(const char* call, lh_client* client, const lh_join_options* given,
-                            lh_comm** comm_out, lh_op** op_out) {
+static lh_status join_start(const char* call, lh_client* client, lh_on_fault on_fault,
+                            const struct lh_ipc_join* wish, lh_comm** comm_out, lh_op** op_out) {
   struct lh_ipc_request request;
   lh_comm* comm;
   lh_op* op;
@@ -159,21 +146,14 @@ static lh_status join_start(const char* call, lh_client* client, const lh_join_o
   }
   comm->client = client;
   comm->held = true;
-  comm->on_fault = given->on_fault;
+  comm->on_fault = on_fault;
   pthread_mutex_lock(&client->mutex);
   lhi_member_add_locked(comm);
   lhi_op_open_locked(op);
   comm->join_call = op->call;
   request = lhi_request(LH_IPC_JOIN, op);
   pthread_mutex_unlock(&client->mutex);
-  request.u.join.group = given->group;
-  memcpy(request.u.join.run, given->run, strlen(given->run));
-  request.u.join.step_deadline_ms = given->step_deadline_ms;
-  request.u.join.cohort_size = (uint16_t)given->cohort_size;
-  request.u.join.background = given->mode == LH_BACKGROUND;
-  request.u.join.members = (uint16_t)given->members;
-  if (given->cohort != NULL) memcpy(request.u.join.cohort, given->cohort, strlen(given->cohort));
-  if (given->name != NULL) memcpy(request.u.join.name, given->name, strlen(given->name));
+  request.u.join = *wish;
   lhi_send(client, &request, -1);
   *comm_out = comm;
   *op_out = op;
@@ -183,32 +163,33 @@ static lh_status join_start(const char* call, lh_client* client, const lh_join_o
 lh_status lh_join_start(lh_client* client, const lh_join_options* options, lh_comm** comm_out,
                         lh_op** op_out) {
   lh_join_options given = LH_JOIN_OPTIONS_INIT;
+  struct lh_ipc_join wish;
   lh_status status;
   if (comm_out != NULL) *comm_out = NULL;
   if (op_out != NULL) *op_out = NULL;
   if (client == NULL || comm_out == NULL || op_out == NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_join_start: %s is NULL",
-                    client == NULL     ? "client"
-                    : comm_out == NULL ? "comm_out"
-                                       : "op_out");
+    return lhi_refuse("lh_join_start", "%s is NULL",
+                      client == NULL     ? "client"
+                      : comm_out == NULL ? "comm_out"
+                                         : "op_out");
   }
-  status = take_join_options("lh_join_start", options, &given);
+  status = take_join_options("lh_join_start", options, &given, &wish);
   if (status != LH_OK) return status;
-  return join_start("lh_join_start", client, &given, comm_out, op_out);
+  return join_start("lh_join_start", client, given.on_fault, &wish, comm_out, op_out);
 }
 
 lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** comm_out) {
   lh_join_options given = LH_JOIN_OPTIONS_INIT;
+  struct lh_ipc_join wish;
   lh_comm* comm = NULL;
   lh_op* op = NULL;
   lh_status status;
   if (comm_out != NULL) *comm_out = NULL;
   if (client == NULL || comm_out == NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_join: %s is NULL",
-                    client == NULL ? "client" : "comm_out");
+    return lhi_refuse("lh_join", "%s is NULL", client == NULL ? "client" : "comm_out");
   }
-  status = take_join_options("lh_join", options, &given);
-  if (status == LH_OK) status = join_start("lh_join", client, &given, &comm, &op);
+  status = take_join_options("lh_join", options, &given, &wish);
+  if (status == LH_OK) status = join_start("lh_join", client, given.on_fault, &wish, &comm, &op);
   /* With LH_OK there are always both. clang's analyser cannot see that. */
   if (status != LH_OK || comm == NULL || op == NULL) return status;
   pthread_mutex_lock(&client->mutex);
@@ -328,7 +309,7 @@ lh_status lh_leave(lh_comm* comm, int64_t timeout_ms) {
 
 lh_status lh_leave_start(lh_comm* comm, lh_op** op_out) {
   lh_status status;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_leave_start: op_out is NULL");
+  if (op_out == NULL) return lhi_refuse("lh_leave_start", "op_out is NULL");
   *op_out = NULL;
   status = lhi_check_comm(comm, "lh_leave_start");
   if (status != LH_OK) return status;
@@ -370,7 +351,7 @@ lh_status lh_world(lh_comm* comm, lh_world_info* info) {
   lh_world_info own = LH_WORLD_INFO_INIT;
   lh_status status = lhi_check_comm(comm, "lh_world");
   if (status != LH_OK) return status;
-  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_world: info is NULL");
+  if (info == NULL) return lhi_refuse("lh_world", "info is NULL");
   pthread_mutex_lock(&comm->client->mutex);
   lhi_pump_locked(comm->client);
   status = standing_locked(comm, "lh_world");
@@ -388,15 +369,6 @@ lh_status lh_world(lh_comm* comm, lh_world_info* info) {
   pthread_mutex_unlock(&comm->client->mutex);
   if (status != LH_OK) return status;
   return lhi_give("lh_world", "LH_WORLD_INFO_INIT", &own, sizeof own, LHI_WORLD_FIRST_BYTES, info);
-}
-
-lh_status lh_pending(lh_comm* comm, uint32_t* count_out) {
-  lh_world_info info = LH_WORLD_INFO_INIT;
-  lh_status status;
-  if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_pending: count_out is NULL");
-  status = lh_world(comm, &info);
-  if (status == LH_OK) *count_out = info.pending;
-  return status;
 }
 
 lh_status lhi_ask(const char* call, lh_comm* comm, const struct lhi_op_type* type,
@@ -459,8 +431,8 @@ lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info) {
   union lhi_answer answer;
   lh_status status = lhi_check_comm(comm, "lh_member");
   if (status != LH_OK) return status;
-  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_member: info is NULL");
-  if (member_id == 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_member: member_id is 0, not an id");
+  if (info == NULL) return lhi_refuse("lh_member", "info is NULL");
+  if (member_id == 0) return lhi_refuse("lh_member", "member_id is 0, not an id");
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_MEMBER;
   request.u.about.member_id = member_id;
@@ -485,8 +457,8 @@ lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* 
   int tries = 0;
   lh_status status = lhi_check_comm(comm, "lh_members");
   if (status != LH_OK) return status;
-  if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: count_out is NULL");
-  if (ids == NULL && capacity > 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: ids is NULL");
+  if (count_out == NULL) return lhi_refuse("lh_members", "count_out is NULL");
+  if (ids == NULL && capacity > 0) return lhi_refuse("lh_members", "ids is NULL");
   deadline_ns = lhi_answer_deadline_ns(comm->client);
   while (true) {
     status = members_page(comm, count, deadline_ns, &page);
@@ -563,25 +535,20 @@ static lh_status step_start(const char* call, lh_comm* comm, lh_op** op_out) {
   return status;
 }
 
-static lh_status step(const char* call, lh_comm* comm, int64_t timeout_ms) {
+lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms) {
+  static const char kCall[] = "lh_begin_step";
   lh_op* op = NULL;
-  lh_status status = lhi_check_comm(comm, call);
-  if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
-  if (status == LH_OK) status = step_start(call, comm, &op);
+  lh_status status = lhi_check_comm(comm, kCall);
+  if (status == LH_OK) status = lhi_check_timeout(kCall, timeout_ms);
+  if (status == LH_OK) status = step_start(kCall, comm, &op);
   /* With LH_OK there is always an op. clang's analyser cannot see that. */
   if (status != LH_OK || op == NULL) return status;
-  return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL, NULL);
+  return lhi_finish(kCall, op, &comm->parked_step, timeout_ms, NULL, NULL);
 }
-
-lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms) {
-  return step("lh_begin_step", comm, timeout_ms);
-}
-
-lh_status lh_admit(lh_comm* comm, int64_t timeout_ms) { return step("lh_admit", comm, timeout_ms); }
 
 lh_status lh_begin_step_start(lh_comm* comm, lh_op** op_out) {
   lh_status status;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_begin_step_start: op_out is NULL");
+  if (op_out == NULL) return lhi_refuse("lh_begin_step_start", "op_out is NULL");
   *op_out = NULL;
   status = lhi_check_comm(comm, "lh_begin_step_start");
   if (status != LH_OK) return status;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/wire/kinds.h"
 #include "proto/wire/limits.h"
 
 #define LHI_TEXT_BYTES (LH_ERROR_TEXT_BYTES_MAX + 192)
@@ -50,45 +51,36 @@ const char* lh_strerror(lh_status status) {
 
 const char* lh_last_error(void) { return last_error; }
 
-size_t lh_dtype_size(lh_dtype dtype) {
-  switch (dtype) {
-    case LH_UINT8:
-    case LH_INT8:
-    case LH_BOOL:
-    case LH_FLOAT8_E4M3:
-    case LH_FLOAT8_E5M2:
-      return 1;
-    case LH_UINT16:
-    case LH_INT16:
-    case LH_FLOAT16:
-    case LH_BFLOAT16:
-      return 2;
-    case LH_UINT32:
-    case LH_INT32:
-    case LH_FLOAT32:
-      return 4;
-    case LH_UINT64:
-    case LH_INT64:
-    case LH_FLOAT64:
-      return 8;
-  }
-  return 0;
-}
+size_t lh_dtype_size(lh_dtype dtype) { return lh_wire_dtype_bytes((int)dtype); }
 
-lh_status lhi_fail(lh_status status, const char* format, ...) {
-  char text[LHI_TEXT_BYTES]; /* a copy first: an argument may point to last_error */
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
+/* A copy first: an argument may point to last_error. */
+static lh_status fail(lh_status status, const char* call, const char* format, va_list arguments) {
+  char text[LHI_TEXT_BYTES];
+  const int begin = call == NULL ? 0 : snprintf(text, sizeof text, "%s: ", call);
+  vsnprintf(text + begin, sizeof text - (size_t)begin, format, arguments);
   memcpy(last_error, text, sizeof text);
   return status;
 }
 
+lh_status lhi_fail(lh_status status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail(status, NULL, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+lh_status lhi_refuse(const char* call, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail(LH_INVALID_ARGUMENT, call, format, arguments);
+  va_end(arguments);
+  return LH_INVALID_ARGUMENT;
+}
+
 static lh_status check_size(const char* call, const char* init, uint32_t size, size_t first_bytes) {
   if (size >= first_bytes && size <= LHI_STRUCT_BYTES_MAX) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: struct_size is %u; initialize the struct with %s", call,
-                  (unsigned)size, init);
+  return lhi_refuse(call, "struct_size is %u; initialize the struct with %s", (unsigned)size, init);
 }
 
 lh_status lhi_take(const char* call, const char* init, const void* from, size_t first_bytes,
@@ -100,10 +92,9 @@ lh_status lhi_take(const char* call, const char* init, const void* from, size_t 
   if (status != LH_OK) return status;
   for (size_t i = to_bytes; i < size; ++i) {
     if (((const uint8_t*)from)[i] != 0) {
-      return lhi_fail(
-          LH_INVALID_ARGUMENT,
-          "%s: an option is set that this library (%s) does not know; install a newer library",
-          call, lh_version());
+      return lhi_refuse(
+          call, "an option is set that this library (%s) does not know; install a newer library",
+          lh_version());
     }
   }
   memcpy(to, from, size < to_bytes ? size : to_bytes);
@@ -125,8 +116,8 @@ lh_status lhi_give(const char* call, const char* init, const void* from, size_t 
 
 lh_status lhi_check_timeout(const char* call, int64_t timeout_ms) {
   if (timeout_ms >= LH_FOREVER) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: timeout_ms is %lld; give LH_FOREVER, or 0 or more",
-                  call, (long long)timeout_ms);
+  return lhi_refuse(call, "timeout_ms is %lld; give LH_FOREVER, or 0 or more",
+                    (long long)timeout_ms);
 }
 
 typedef char lhi_names_are_of_one_length[LH_RUN_NAME_BYTES_MAX == LH_MEMBER_NAME_BYTES_MAX &&
@@ -138,12 +129,12 @@ lh_status lhi_check_name(const char* call, const char* what, const char* name) {
   static const char kAllowed[] =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
   size_t length;
-  if (name == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is NULL", call, what);
+  if (name == NULL) return lhi_refuse(call, "%s is NULL", what);
   length = strlen(name);
   if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(name, kAllowed) == length)
     return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s must be 1 to %d characters of [A-Za-z0-9._-]", call,
-                  what, LH_RUN_NAME_BYTES_MAX);
+  return lhi_refuse(call, "%s must be 1 to %d characters of [A-Za-z0-9._-]", what,
+                    LH_RUN_NAME_BYTES_MAX);
 }
 
 int64_t lhi_now_ns(void) {

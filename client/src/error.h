@@ -11,6 +11,14 @@
 
 /* Sets the text of lh_last_error() for this thread, and returns `status`. */
 lh_status lhi_fail(lh_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
+/* lhi_fail() with LH_INVALID_ARGUMENT. The text begins with the name of the public function. */
+lh_status lhi_refuse(const char* call, const char* format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Sets a field of a request, if it is wide enough for the option `name`. Otherwise the caller
+ * returns what lhi_refuse() does. */
+#define LHI_PUT(call, field, name, value) \
+  if (((field) = (value)) != (value))     \
+  return lhi_refuse(call, "%s is %lld, and there is no such value", name, (long long)(value))
 /* Copies the caller's options (`from`) to `to`, which holds the defaults. `from` begins with its
  * own size, which must be at least `first_bytes`, the size in the first release. A longer `from`
  * must be zero beyond `to_bytes`. `init` names the macro for the text of LH_INVALID_ARGUMENT. */

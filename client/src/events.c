@@ -46,9 +46,9 @@ static lh_status make_event_fd_locked(lh_client* client) {
 
 lh_status lh_event_fd(lh_client* client, int* fd_out) {
   lh_status status;
-  if (fd_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_event_fd: fd_out is NULL");
+  if (fd_out == NULL) return lhi_refuse("lh_event_fd", "fd_out is NULL");
   *fd_out = -1;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_event_fd: client is NULL");
+  if (client == NULL) return lhi_refuse("lh_event_fd", "client is NULL");
   status = lhi_process_check(client, "lh_event_fd");
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -65,7 +65,7 @@ lh_status lh_event_fd(lh_client* client, int* fd_out) {
 lh_status lh_event_take(lh_client* client) {
   uint64_t count;
   lh_status status;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_event_take: client is NULL");
+  if (client == NULL) return lhi_refuse("lh_event_take", "client is NULL");
   status = lhi_process_check(client, "lh_event_take");
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -84,15 +84,15 @@ lh_status lh_event_take(lh_client* client) {
 lh_status lh_wait_any(lh_client* client, lh_op* const* ops, uint32_t count, int64_t timeout_ms,
                       uint32_t* index_out) {
   lh_status status;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_wait_any: client is NULL");
+  if (client == NULL) return lhi_refuse("lh_wait_any", "client is NULL");
   if (ops == NULL || count == 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_wait_any: there are no operations to wait for");
+    return lhi_refuse("lh_wait_any", "there are no operations to wait for");
   }
-  if (index_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_wait_any: index_out is NULL");
+  if (index_out == NULL) return lhi_refuse("lh_wait_any", "index_out is NULL");
   for (uint32_t i = 0; i < count; ++i) {
     if (ops[i] != NULL && ops[i]->client == client) continue;
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_wait_any: ops[%u] is %s", (unsigned)i,
-                    ops[i] == NULL ? "NULL" : "of another client");
+    return lhi_refuse("lh_wait_any", "ops[%u] is %s", (unsigned)i,
+                      ops[i] == NULL ? "NULL" : "of another client");
   }
   status = lhi_check_timeout("lh_wait_any", timeout_ms);
   if (status == LH_OK) status = lhi_process_check(client, "lh_wait_any");
@@ -112,7 +112,7 @@ lh_status lh_wait_any(lh_client* client, lh_op* const* ops, uint32_t count, int6
 lh_status lh_help(lh_client* client, int64_t timeout_ms) {
   int64_t deadline_ns;
   lh_status status;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_help: client is NULL");
+  if (client == NULL) return lhi_refuse("lh_help", "client is NULL");
   status = lhi_check_timeout("lh_help", timeout_ms);
   if (status == LH_OK) status = lhi_process_check(client, "lh_help");
   if (status != LH_OK) return status;

@@ -99,9 +99,7 @@ static lh_status add_region(lh_client* client, const char* call, size_t region_b
 lh_status lhi_inbox(lh_client* client, const char* call, size_t bytes, int64_t deadline_ns,
                     void** data_out) {
   if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: %zu bytes in memory from lh_alloc(); a state has at most 2^40", call,
-                    bytes);
+    return lhi_refuse(call, "%zu bytes in memory from lh_alloc(); a state has at most 2^40", bytes);
   }
   return add_region(client, call, lhi_region_bytes(&client->arena, bytes, true), bytes, true,
                     deadline_ns, data_out);
@@ -113,8 +111,7 @@ lh_status lhi_alloc(lh_client* client, const char* call, size_t bytes, int64_t d
   size_t least_bytes;
   lh_status status;
   if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %zu bytes asked for; one buffer has at most 2^40",
-                    call, bytes);
+    return lhi_refuse(call, "%zu bytes asked for; one buffer has at most 2^40", bytes);
   }
   pthread_mutex_lock(&client->mutex);
   if (client->dead) {
@@ -137,10 +134,10 @@ lh_status lhi_alloc(lh_client* client, const char* call, size_t bytes, int64_t d
 
 lh_status lh_alloc(lh_client* client, size_t bytes, void** data_out) {
   lh_status status;
-  if (data_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: data_out is NULL");
+  if (data_out == NULL) return lhi_refuse("lh_alloc", "data_out is NULL");
   *data_out = NULL;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: client is NULL");
-  if (bytes == 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: bytes is 0; ask for at least 1");
+  if (client == NULL) return lhi_refuse("lh_alloc", "client is NULL");
+  if (bytes == 0) return lhi_refuse("lh_alloc", "bytes is 0; ask for at least 1");
   status = lhi_process_check(client, "lh_alloc");
   if (status != LH_OK) return status;
   return lhi_alloc(client, "lh_alloc", bytes, lhi_answer_deadline_ns(client), data_out);
@@ -151,7 +148,7 @@ lh_status lh_free(lh_client* client, void* data) {
   const struct lhi_region* region;
   const struct lhi_block* block = NULL;
   if (data == NULL) return LH_OK;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_free: client is NULL");
+  if (client == NULL) return lhi_refuse("lh_free", "client is NULL");
   status = lhi_process_check(client, "lh_free");
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -160,8 +157,7 @@ lh_status lh_free(lh_client* client, void* data) {
   /* The operation that used the buffer may have ended: read the replies that have come. */
   if (block != NULL && block->pins > 0) lhi_pump_locked(client);
   if (block == NULL || region->base + block->offset != (uint8_t*)data) {
-    status = lhi_fail(LH_INVALID_ARGUMENT,
-                      "lh_free: %p is not from lh_alloc(), or was freed already", data);
+    status = lhi_refuse("lh_free", "%p is not from lh_alloc(), or was freed already", data);
   } else if (block->pins > 0) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
                       "lh_free: an operation in flight or a state uses the buffer; call "

@@ -6,7 +6,7 @@
  *
  * A module may use the modules above it in this list, and no others:
  *   error, arena, copy, objects
- *   kinds, tensors  what a collective works on, and how its kinds differ
+ *   tensors       what a collective works on
  *   sleep         waiting for a change of a client
  *   shared        queues in memory that is shared with peerd
  *   connection    the way to peerd: these queues, and the socket
@@ -18,7 +18,7 @@
  *   uses          whether an operation and a state use the same memory of the caller
  *   memory        allocating memory shared with peerd
  *   op, comm, events
- *   collective    checks, staging and outcome of every kind of collective
+ *   collective    staging and outcome of every kind of collective
  *   calls, state  the calls of all collectives; shared states
  *   client        lh_open() and lh_close()
  */
@@ -62,12 +62,12 @@ enum lhi_op_state {
 
 /* The tensors of a collective (tensors.h). */
 
+enum lhi_which { LHI_SOURCE, LHI_TARGET, LHI_ERROR, LHI_SIDES };
+
 /* A tensor of the caller: not empty, except where there is no list. */
 struct lhi_pair {
-  const uint8_t* source;
-  uint8_t* target;
-  float* error; /* NULL: none */
-  size_t bytes; /* of one part; only in a list */
+  uint8_t* at[LHI_SIDES]; /* NULL: none. The source is only read */
+  size_t bytes;           /* of one part; only in a list */
 };
 
 /* The source, the target or the error of a piece. */
@@ -83,7 +83,7 @@ struct lhi_side {
 struct lhi_piece {
   uint64_t count;        /* elements; in parts: of one part */
   size_t first, tensors; /* in lhi_tensors.pairs */
-  struct lhi_side source, target, error;
+  struct lhi_side sides[LHI_SIDES];
   uint8_t dtype;
 };
 
@@ -147,8 +147,8 @@ struct lh_op {
   bool reads, writes; /* peerd uses memory of the caller as a source, as a target */
   bool copy_back;     /* collect() copies staged targets and errors to the caller */
   bool cancel;        /* lh_op_cancel() came while the request was being sent */
-  /* Blocks of the arena; NULL: none. An op in place has one for both, in staged_target. */
-  struct lhi_staged staged_source, staged_target, staged_error;
+  /* Blocks of the arena, for lhi_which. An op in place has one for both source and target. */
+  struct lhi_staged staged_sides[LHI_SIDES];
   void* table; /* lh_ipc_op.table */
 
   /* used only by a sync, and by a step with a sync */

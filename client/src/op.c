@@ -17,7 +17,7 @@
 lh_status lh_op_wait(lh_op* op, int64_t timeout_ms) {
   lh_client* client;
   lh_status status;
-  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_wait: op is NULL");
+  if (op == NULL) return lhi_refuse("lh_op_wait", "op is NULL");
   client = op->client;
   status = lhi_check_timeout("lh_op_wait", timeout_ms);
   if (status == LH_OK) status = lhi_process_check(client, "lh_op_wait");
@@ -38,9 +38,8 @@ lh_status lh_op_wait(lh_op* op, int64_t timeout_ms) {
 lh_status lh_op_test(lh_op* op, int* finished_out) {
   lh_client* client;
   lh_status status;
-  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_test: op is NULL");
-  if (finished_out == NULL)
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_test: finished_out is NULL");
+  if (op == NULL) return lhi_refuse("lh_op_test", "op is NULL");
+  if (finished_out == NULL) return lhi_refuse("lh_op_test", "finished_out is NULL");
   client = op->client;
   status = lhi_process_check(client, "lh_op_test");
   if (status != LH_OK) return status;
@@ -87,13 +86,12 @@ lh_status lh_op_info(lh_op* op, lh_op_info_t* info) {
   lh_op_info_t own;
   lh_status status;
   bool ended;
-  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: op is NULL");
-  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: info is NULL");
+  if (op == NULL) return lhi_refuse("lh_op_info", "op is NULL");
+  if (info == NULL) return lhi_refuse("lh_op_info", "info is NULL");
   status = lhi_process_check(op->client, "lh_op_info");
   if (status != LH_OK) return status;
   if (!op->collective) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_op_info: op is not a collective; use lh_sync_info() for a sync");
+    return lhi_refuse("lh_op_info", "op is not a collective; use lh_sync_info() for a sync");
   }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
@@ -112,12 +110,12 @@ lh_status lh_op_cancel(lh_op* op) {
   lh_client* client;
   lh_status status;
   bool ask = false;
-  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_cancel: op is NULL");
+  if (op == NULL) return lhi_refuse("lh_op_cancel", "op is NULL");
   client = op->client;
   status = lhi_process_check(client, "lh_op_cancel");
   if (status != LH_OK) return status;
   if (!op->collective) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_cancel: op is not a collective");
+    return lhi_refuse("lh_op_cancel", "op is not a collective");
   }
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_CANCEL;

@@ -65,9 +65,9 @@ static lh_status check_tensor(uint32_t index, const lh_tensor* tensor, size_t* b
     if (wrong == NULL && bytes > 0 && tensor->data == NULL) wrong = "data is NULL";
   }
   if (wrong != NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u%s%.64s: %s", kNew, (unsigned)index,
-                    tensor->name != NULL ? " " : "", tensor->name != NULL ? tensor->name : "",
-                    wrong);
+    return lhi_refuse(kNew, "tensor %u%s%.64s: %s", (unsigned)index,
+                      tensor->name != NULL ? " " : "", tensor->name != NULL ? tensor->name : "",
+                      wrong);
   }
   *bytes_out = (size_t)bytes;
   return LH_OK;
@@ -86,16 +86,13 @@ static lh_status check_tensors(lh_state* state, const lh_tensor* tensors) {
     struct lhi_tensor* const own = &state->tensors[i];
     lh_status status;
     if (tensor->struct_size != tensors->struct_size) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: tensor %u: struct_size differs from that of tensor 0", kNew,
-                      (unsigned)i);
+      return lhi_refuse(kNew, "tensor %u: struct_size differs from that of tensor 0", (unsigned)i);
     }
     status = lhi_take(kNew, "LH_TENSOR_INIT", tensor, LHI_TENSOR_FIRST_BYTES, &known, sizeof known);
     if (status == LH_OK) status = check_tensor(i, &known, &own->bytes);
     if (status != LH_OK) return status;
     if (own->bytes > LH_STATE_BYTES_MAX - total) {
-      return lhi_fail(LH_INVALID_ARGUMENT, "%s: all tensors together have more than 2^50 bytes",
-                      kNew);
+      return lhi_refuse(kNew, "all tensors together have more than 2^50 bytes");
     }
     total += own->bytes;
     own->data = own->own = known.data;
@@ -126,8 +123,7 @@ static lh_status find_places_locked(lh_state* state, struct lhi_tensor** order) 
     struct lhi_tensor* const tensor = &state->tensors[i];
     if (tensor->bytes == 0) continue;
     if (!lhi_arena_pin(&client->arena, tensor->data, tensor->bytes, &tensor->pin)) {
-      return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u is not within one buffer from lh_alloc()",
-                      kNew, (unsigned)i);
+      return lhi_refuse(kNew, "tensor %u is not within one buffer from lh_alloc()", (unsigned)i);
     }
     if (tensor->pin.region != NULL) order[in_place++] = tensor;
   }
@@ -306,13 +302,13 @@ lh_status lh_state_new(lh_client* client, const lh_tensor* tensors, uint32_t cou
   struct lhi_tensor** order;
   int64_t deadline_ns;
   lh_status status;
-  if (state_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state_out is NULL", kNew);
+  if (state_out == NULL) return lhi_refuse(kNew, "state_out is NULL");
   *state_out = NULL;
-  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: client is NULL", kNew);
-  if (tensors == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensors is NULL", kNew);
+  if (client == NULL) return lhi_refuse(kNew, "client is NULL");
+  if (tensors == NULL) return lhi_refuse(kNew, "tensors is NULL");
   if (count == 0 || count > LH_STATE_TENSORS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %u tensors; a state has 1 to %d", kNew,
-                    (unsigned)count, LH_STATE_TENSORS_MAX);
+    return lhi_refuse(kNew, "%u tensors; a state has 1 to %d", (unsigned)count,
+                      LH_STATE_TENSORS_MAX);
   }
   status = lhi_client_check(client, kNew);
   if (status != LH_OK) return status;
@@ -397,12 +393,12 @@ lh_status lh_state_free(lh_state* state) {
 
 static lh_status check_state(const lh_state* state, uint32_t tensor, const char* call) {
   lh_status status;
-  if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
+  if (state == NULL) return lhi_refuse(call, "state is NULL");
   status = lhi_process_check(state->client, call);
   if (status != LH_OK) return status;
   if (tensor >= state->count) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor is %u, but the state has only %u tensors",
-                    call, (unsigned)tensor, (unsigned)state->count);
+    return lhi_refuse(call, "tensor is %u, but the state has only %u tensors", (unsigned)tensor,
+                      (unsigned)state->count);
   }
   return LH_OK;
 }
@@ -435,8 +431,7 @@ lh_status lh_state_next_change(lh_state* state, uint32_t tensor, uint64_t* offse
   const lh_status status = check_state(state, tensor, "lh_state_next_change");
   if (status != LH_OK) return status;
   if (offset == NULL || bytes == NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_state_next_change: %s is NULL",
-                    offset == NULL ? "offset" : "bytes");
+    return lhi_refuse("lh_state_next_change", "%s is NULL", offset == NULL ? "offset" : "bytes");
   }
   own = &state->tensors[tensor];
   *bytes = 0;
@@ -453,7 +448,7 @@ lh_status lh_state_next_change(lh_state* state, uint32_t tensor, uint64_t* offse
 
 static lh_status check_same_client(const char* call, const lh_comm* comm, const lh_state* state) {
   if (state->client == comm->client) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: state and comm belong to different clients", call);
+  return lhi_refuse(call, "state and comm belong to different clients");
 }
 
 static void kept_ended(lh_op* op, const struct lh_ipc_reply* reply) {
@@ -469,7 +464,7 @@ lh_status lh_kept_revision(lh_comm* comm, lh_state* state, uint64_t* revision_ou
   lh_status status = lhi_check_comm(comm, kCall);
   if (status == LH_OK) status = check_state(state, 0, kCall);
   if (status != LH_OK) return status;
-  if (revision_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision_out is NULL", kCall);
+  if (revision_out == NULL) return lhi_refuse(kCall, "revision_out is NULL");
   *revision_out = LH_NO_REVISION;
   status = check_same_client(kCall, comm, state);
   if (status != LH_OK) return status;
@@ -597,20 +592,19 @@ static lh_status check_sync(const char* call, const lh_comm* comm, const lh_sync
                             lh_sync_options* given) {
   lh_status status = lhi_check_comm(comm, call);
   if (status != LH_OK) return status;
-  if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", call);
+  if (options == NULL) return lhi_refuse(call, "options is NULL");
   status =
       lhi_take(call, "LH_SYNC_OPTIONS_INIT", options, LHI_SYNC_FIRST_BYTES, given, sizeof *given);
   if (status != LH_OK) return status;
   if (given->strategy < LH_POPULAR || given->strategy > LH_SEND) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: strategy is %d; give an lh_strategy", call,
-                    (int)given->strategy);
+    return lhi_refuse(call, "strategy is %d; give an lh_strategy", (int)given->strategy);
   }
   if ((unsigned)given->hash > LH_HASH_ON_CHANGE) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: hash is %d; give an lh_hash", call, (int)given->hash);
+    return lhi_refuse(call, "hash is %d; give an lh_hash", (int)given->hash);
   }
   if (given->revision > LH_REVISION_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision is %llu; at most 2^63 is possible", call,
-                    (unsigned long long)given->revision);
+    return lhi_refuse(call, "revision is %llu; at most 2^63 is possible",
+                      (unsigned long long)given->revision);
   }
   return LH_OK;
 }
@@ -683,7 +677,7 @@ static lh_status start(const char* call, lh_comm* comm, const lh_sync_options* g
   lh_status status;
   bool send = false;
   bool held;
-  if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
+  if (state == NULL) return lhi_refuse(call, "state is NULL");
   status = check_same_client(call, comm, state);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -784,7 +778,7 @@ static lh_status prepare_start(const char* call, lh_state* state, lh_op** op_out
 
 lh_status lh_state_prepare_start(lh_state* state, lh_op** op_out) {
   static const char kCall[] = "lh_state_prepare_start";
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
+  if (op_out == NULL) return lhi_refuse(kCall, "op_out is NULL");
   *op_out = NULL;
   return prepare_start(kCall, state, op_out);
 }
@@ -932,7 +926,7 @@ lh_status lh_sync_progress(lh_comm* comm, lh_progress* progress) {
   lh_progress own = LH_PROGRESS_INIT;
   lh_status status = lhi_check_comm(comm, kCall);
   if (status != LH_OK) return status;
-  if (progress == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: progress is NULL", kCall);
+  if (progress == NULL) return lhi_refuse(kCall, "progress is NULL");
   pthread_mutex_lock(&comm->client->mutex);
   lhi_pump_locked(comm->client);
   if (comm->sync != NULL) own = lhi_progress_locked(comm->sync);
@@ -944,7 +938,7 @@ static lh_status sync_start(const char* call, lh_comm* comm, const lh_sync_optio
                             bool step, lh_op** op_out) {
   lh_sync_options given = LH_SYNC_OPTIONS_INIT;
   lh_status status;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
+  if (op_out == NULL) return lhi_refuse(call, "op_out is NULL");
   *op_out = NULL;
   status = check_sync(call, comm, options, &given);
   if (status != LH_OK) return status;
@@ -963,13 +957,12 @@ lh_status lh_sync_info(lh_op* op, lh_sync_info_t* info) {
   lh_sync_info_t own = LH_SYNC_INFO_INIT;
   lh_status status;
   bool ended;
-  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_sync_info: op is NULL");
-  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_sync_info: info is NULL");
+  if (op == NULL) return lhi_refuse("lh_sync_info", "op is NULL");
+  if (info == NULL) return lhi_refuse("lh_sync_info", "info is NULL");
   status = lhi_process_check(op->client, "lh_sync_info");
   if (status != LH_OK) return status;
   if (op->of_state == 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_sync_info: op is not a sync; use lh_op_info() for a collective");
+    return lhi_refuse("lh_sync_info", "op is not a sync; use lh_op_info() for a collective");
   }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;

@@ -44,18 +44,20 @@ static size_t error_bytes(size_t source_bytes, lh_dtype dtype) {
  */
 static void add_pair(struct lhi_tensors* t, const struct lhi_pair* pair, lh_dtype dtype,
                      size_t source_bytes, size_t target_bytes, uint64_t slice, bool may_overlap) {
-  if (pair->error != NULL) add(t, pair->error, error_bytes(source_bytes, dtype), slice, true);
+  const uint8_t* const source = pair->at[LHI_SOURCE];
+  const uint8_t* const target = pair->at[LHI_TARGET];
+  if (pair->at[LHI_ERROR] != NULL)
+    add(t, pair->at[LHI_ERROR], error_bytes(source_bytes, dtype), slice, true);
   if (source_bytes > 0 && target_bytes > 0 &&
-      (pair->source == pair->target ||
-       (may_overlap && lhi_overlap(pair->source, source_bytes, pair->target, target_bytes)))) {
-    const uint8_t* const begin = pair->source < pair->target ? pair->source : pair->target;
-    const uint8_t* const source_end = pair->source + source_bytes;
-    const uint8_t* const target_end = pair->target + target_bytes;
-    add(t, begin, (size_t)((source_end > target_end ? source_end : target_end) - begin), slice,
-        true);
+      (source == target ||
+       (may_overlap && lhi_overlap(source, source_bytes, target, target_bytes)))) {
+    const uint8_t* const begin = source < target ? source : target;
+    const size_t source_end = (size_t)(source - begin) + source_bytes;
+    const size_t target_end = (size_t)(target - begin) + target_bytes;
+    add(t, begin, source_end > target_end ? source_end : target_end, slice, true);
   } else {
-    add(t, pair->source, source_bytes, slice, false);
-    add(t, pair->target, target_bytes, slice, true);
+    add(t, source, source_bytes, slice, false);
+    add(t, target, target_bytes, slice, true);
   }
 }
 
@@ -80,9 +82,9 @@ bool lhi_tensors_touch(const struct lhi_tensors* t, const void* data, size_t byt
 
 /* ------------------------------------------------------------------ one tensor */
 
-static size_t parts_of(enum lhi_extent extent, const struct lhi_layout* layout) {
-  if (extent == LHI_NONE) return 0;
-  return extent == LHI_WHOLE ? layout->world : 1;
+static size_t parts_of(int extent, const struct lhi_layout* layout) {
+  if (extent == LH_WIRE_NOTHING) return 0;
+  return extent == LH_WIRE_WHOLE ? layout->world : 1;
 }
 
 static void begin(struct lhi_tensors* t, const struct lhi_layout* layout) {
@@ -104,9 +106,10 @@ void lhi_tensors_one(struct lhi_tensors* t, const struct lhi_layout* layout,
   t->one_piece.count = count;
   t->one_piece.dtype = (uint8_t)dtype;
   t->one_piece.tensors = 1;
-  t->one_piece.source.bytes = source_bytes;
-  t->one_piece.target.bytes = target_bytes;
-  if (pair->error != NULL) t->one_piece.error.bytes = error_bytes(source_bytes, dtype);
+  t->one_piece.sides[LHI_SOURCE].bytes = source_bytes;
+  t->one_piece.sides[LHI_TARGET].bytes = target_bytes;
+  if (pair->at[LHI_ERROR] != NULL)
+    t->one_piece.sides[LHI_ERROR].bytes = error_bytes(source_bytes, dtype);
   t->piece_count = 1;
   add_pair(t, pair, dtype, source_bytes, target_bytes, 0, layout->in_parts);
   sort(t->uses, t->use_count);
@@ -121,13 +124,12 @@ static lh_status check_slices(const char* call, const lh_slice* slices, uint64_t
   for (uint64_t i = 0; i < slice_count; ++i) {
     const size_t element = lh_dtype_size(slices[i].dtype);
     if (element == 0) {
-      return lhi_fail(LH_INVALID_ARGUMENT, "%s: the dtype of slice %llu is %d; give an lh_dtype",
-                      call, (unsigned long long)i, (int)slices[i].dtype);
+      return lhi_refuse(call, "the dtype of slice %llu is %d; give an lh_dtype",
+                        (unsigned long long)i, (int)slices[i].dtype);
     }
     if (slices[i].count > LH_REGION_BYTES_MAX / element) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: slice %llu has %llu elements; one tensor has at most 2^40 bytes", call,
-                      (unsigned long long)i, (unsigned long long)slices[i].count);
+      return lhi_refuse(call, "slice %llu has %llu elements; one tensor has at most 2^40 bytes",
+                        (unsigned long long)i, (unsigned long long)slices[i].count);
     }
     if (slices[i].count * element >= LHI_PIECE_BYTES_MIN) ++large;
   }
@@ -142,13 +144,12 @@ static lh_status check_slice(const char* call, const struct lhi_tensors* t, cons
   const bool source = t->source_parts > 0;
   const bool target = t->target_parts > 0;
   if ((source && slice->source == NULL) || (target && slice->target == NULL)) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: the %s of slice %llu is NULL", call,
-                    source && slice->source == NULL ? "source" : "target", at);
+    return lhi_refuse(call, "the %s of slice %llu is NULL",
+                      source && slice->source == NULL ? "source" : "target", at);
   }
   if ((source && UINTPTR_MAX - (uintptr_t)slice->source < bytes * t->source_parts) ||
       (target && UINTPTR_MAX - (uintptr_t)slice->target < bytes * t->target_parts)) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: slice %llu ends beyond the address space; correct its count", call, at);
+    return lhi_refuse(call, "slice %llu ends beyond the address space; correct its count", at);
   }
   return LH_OK;
 }
@@ -179,10 +180,9 @@ static lh_status cut(const char* call, struct lhi_tensors* t, const lh_slice* sl
     if (slice->count == 0) continue;
     ++piece->tensors;
     /* Cannot overflow: 2^20 slices of 2^40 bytes. */
-    piece->source.bytes += bytes;
-    if (piece->source.bytes > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / world) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: slices of one dtype have more than 2^40 bytes together", call);
+    piece->sides[LHI_SOURCE].bytes += bytes;
+    if (piece->sides[LHI_SOURCE].bytes > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / world) {
+      return lhi_refuse(call, "slices of one dtype have more than 2^40 bytes together");
     }
   }
   t->digest = digest == 0 ? 1 : digest;
@@ -194,14 +194,15 @@ static lh_status take(const char* call, struct lhi_tensors* t, const lh_slice* s
                       uint64_t slice_count, float* const* errors, uint32_t* piece_of) {
   for (size_t p = 0; p < t->piece_count; ++p) {
     struct lhi_piece* const piece = &t->pieces[p];
-    const size_t bytes = piece->source.bytes;
+    const size_t bytes = piece->sides[LHI_SOURCE].bytes;
     piece->first = t->pair_count;
     t->pair_count += piece->tensors;
     piece->tensors = 0;
-    piece->source.bytes = bytes * t->source_parts;
-    piece->target.bytes = bytes * t->target_parts;
-    if (errors != NULL)
-      piece->error.bytes = error_bytes(piece->source.bytes, (lh_dtype)piece->dtype);
+    piece->sides[LHI_SOURCE].bytes = bytes * t->source_parts;
+    piece->sides[LHI_TARGET].bytes = bytes * t->target_parts;
+    if (errors != NULL) {
+      piece->sides[LHI_ERROR].bytes = error_bytes(bytes * t->source_parts, (lh_dtype)piece->dtype);
+    }
   }
   for (uint64_t i = 0; i < slice_count; ++i) {
     const lh_slice* const slice = &slices[i];
@@ -213,16 +214,16 @@ static lh_status take(const char* call, struct lhi_tensors* t, const lh_slice* s
     status = check_slice(call, t, slice, i, bytes);
     if (status != LH_OK) return status;
     if (errors != NULL && errors[i] == NULL) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: errors[%llu] is NULL; give an error for each slice with elements, or no "
-                      "errors",
-                      call, (unsigned long long)i);
+      return lhi_refuse(call,
+                        "errors[%llu] is NULL; give an error for each slice with elements, or no "
+                        "errors",
+                        (unsigned long long)i);
     }
     pair = &t->pairs[piece->first + piece->tensors++];
-    pair->source = slice->source;
-    pair->target = slice->target;
+    pair->at[LHI_SOURCE] = (uint8_t*)(uintptr_t)slice->source;
+    pair->at[LHI_TARGET] = slice->target;
+    pair->at[LHI_ERROR] = errors == NULL ? NULL : (uint8_t*)errors[i];
     pair->bytes = bytes;
-    pair->error = errors == NULL ? NULL : errors[i];
     add_pair(t, pair, slice->dtype, bytes * t->source_parts, bytes * t->target_parts, i,
              t->in_parts);
   }
@@ -234,10 +235,10 @@ static lh_status check_apart(const char* call, const struct lhi_tensors* t) {
     const struct lhi_use* const a = &t->uses[i - 1];
     const struct lhi_use* const b = &t->uses[i];
     if (a->end <= b->begin) continue;
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: slices %llu and %llu share memory; source and target of a slice may be "
-                    "equal, and else no two tensors may overlap, errors included",
-                    call, (unsigned long long)a->slice, (unsigned long long)b->slice);
+    return lhi_refuse(call,
+                      "slices %llu and %llu share memory; source and target of a slice may be "
+                      "equal, and else no two tensors may overlap, errors included",
+                      (unsigned long long)a->slice, (unsigned long long)b->slice);
   }
   return LH_OK;
 }
@@ -249,8 +250,8 @@ lh_status lhi_tensors_list(struct lhi_tensors* t, const char* call, const struct
   uint32_t* piece_of;
   begin(t, layout);
   if (slice_count == 0 || slice_count > LH_SLICES_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: slice_count is %llu; give 1 to %d slices", call,
-                    (unsigned long long)slice_count, LH_SLICES_MAX);
+    return lhi_refuse(call, "slice_count is %llu; give 1 to %d slices",
+                      (unsigned long long)slice_count, LH_SLICES_MAX);
   }
   status = check_slices(call, slices, slice_count, &pieces);
   if (status != LH_OK) return status;
@@ -282,70 +283,37 @@ void lhi_tensors_free(struct lhi_tensors* t) {
 
 bool lhi_piece_overlaps(const struct lhi_tensors* t, const struct lhi_piece* piece) {
   const struct lhi_pair* const pair = &t->pairs[piece->first];
-  return piece->tensors == 1 &&
-         lhi_overlap(pair->source, piece->source.bytes, pair->target, piece->target.bytes);
+  return piece->tensors == 1 && lhi_overlap(pair->at[LHI_SOURCE], piece->sides[LHI_SOURCE].bytes,
+                                            pair->at[LHI_TARGET], piece->sides[LHI_TARGET].bytes);
 }
 
-void lhi_piece_pack(const struct lhi_tensors* t, const struct lhi_piece* piece) {
+/* Copies one side of a piece to its staged memory, or from there. */
+static void move(const struct lhi_tensors* t, const struct lhi_piece* piece, int which,
+                 bool to_staged) {
   const struct lhi_pair* const pairs = &t->pairs[piece->first];
-  uint8_t* to = piece->source.data;
+  const struct lhi_side* const side = &piece->sides[which];
+  const size_t parts = which == LHI_TARGET ? t->target_parts : t->source_parts;
+  uint8_t* staged = side->data;
   if (piece->tensors == 1) {
-    lhi_copy(to, pairs->source, piece->source.bytes);
+    lhi_copy(to_staged ? staged : pairs->at[which], to_staged ? pairs->at[which] : staged,
+             side->bytes);
     return;
   }
-  for (size_t part = 0; part < t->source_parts; ++part) {
+  for (size_t part = 0; part < parts; ++part) {
     for (size_t i = 0; i < piece->tensors; ++i) {
-      lhi_copy(to, pairs[i].source + part * pairs[i].bytes, pairs[i].bytes);
-      to += pairs[i].bytes;
+      const size_t bytes =
+          which == LHI_ERROR ? error_bytes(pairs[i].bytes, (lh_dtype)piece->dtype) : pairs[i].bytes;
+      uint8_t* const own = pairs[i].at[which] + part * bytes;
+      lhi_copy(to_staged ? staged : own, to_staged ? own : staged, bytes);
+      staged += bytes;
     }
   }
 }
 
-void lhi_piece_unpack(const struct lhi_tensors* t, const struct lhi_piece* piece) {
-  const struct lhi_pair* const pairs = &t->pairs[piece->first];
-  const uint8_t* from = piece->target.data;
-  if (piece->tensors == 1) {
-    lhi_copy(pairs->target, from, piece->target.bytes);
-    return;
-  }
-  for (size_t part = 0; part < t->target_parts; ++part) {
-    for (size_t i = 0; i < piece->tensors; ++i) {
-      lhi_copy(pairs[i].target + part * pairs[i].bytes, from, pairs[i].bytes);
-      from += pairs[i].bytes;
-    }
-  }
+void lhi_piece_pack(const struct lhi_tensors* t, const struct lhi_piece* piece, int which) {
+  move(t, piece, which, true);
 }
 
-void lhi_piece_pack_error(const struct lhi_tensors* t, const struct lhi_piece* piece) {
-  const struct lhi_pair* const pairs = &t->pairs[piece->first];
-  const size_t size = lh_dtype_size((lh_dtype)piece->dtype);
-  float* to = (float*)(void*)piece->error.data;
-  if (piece->tensors == 1) {
-    lhi_copy(to, pairs->error, piece->error.bytes);
-    return;
-  }
-  for (size_t part = 0; part < t->source_parts; ++part) {
-    for (size_t i = 0; i < piece->tensors; ++i) {
-      const size_t count = pairs[i].bytes / size;
-      lhi_copy(to, pairs[i].error + part * count, count * sizeof *to);
-      to += count;
-    }
-  }
-}
-
-void lhi_piece_unpack_error(const struct lhi_tensors* t, const struct lhi_piece* piece) {
-  const struct lhi_pair* const pairs = &t->pairs[piece->first];
-  const size_t size = lh_dtype_size((lh_dtype)piece->dtype);
-  const float* from = (const float*)(const void*)piece->error.data;
-  if (piece->tensors == 1) {
-    lhi_copy(pairs->error, from, piece->error.bytes);
-    return;
-  }
-  for (size_t part = 0; part < t->source_parts; ++part) {
-    for (size_t i = 0; i < piece->tensors; ++i) {
-      const size_t count = pairs[i].bytes / size;
-      lhi_copy(pairs[i].error + part * count, from, count * sizeof *from);
-      from += count;
-    }
-  }
+void lhi_piece_unpack(const struct lhi_tensors* t, const struct lhi_piece* piece, int which) {
+  move(t, piece, which, false);
 }

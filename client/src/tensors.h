@@ -10,8 +10,8 @@
 #ifndef LONGHAUL_CLIENT_TENSORS_H_
 #define LONGHAUL_CLIENT_TENSORS_H_
 
-#include "client/src/kinds.h"
 #include "client/src/objects.h"
+#include "proto/wire/kinds.h"
 
 #define LHI_PIECE_BYTES_MIN ((uint64_t)256 << 10)
 /* LH_PIECES_MAX leaves room for one piece of small tensors for each dtype. */
@@ -20,8 +20,8 @@
 #define LHI_PIECE_ALIGN ((size_t)64)
 
 struct lhi_layout {
-  enum lhi_extent source, target;
-  uint32_t world; /* parts of a whole; 1 if the kind is not in parts */
+  int source, target; /* lh_wire_extent */
+  uint32_t world;     /* parts of a whole; 1 if the kind is not in parts */
   bool in_parts;
 };
 
@@ -38,12 +38,9 @@ lh_status lhi_tensors_list(struct lhi_tensors* tensors, const char* call,
                            uint64_t slice_count, float* const* errors);
 /* Returns whether source and target of a piece of one tensor share memory. */
 bool lhi_piece_overlaps(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
-/* Copies a piece to its staged memory, and from there. */
-void lhi_piece_pack(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
-void lhi_piece_unpack(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
-/* The same for the errors of a piece. */
-void lhi_piece_pack_error(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
-void lhi_piece_unpack_error(const struct lhi_tensors* tensors, const struct lhi_piece* piece);
+/* Copies one side of a piece (lhi_which) to its staged memory, and from there. */
+void lhi_piece_pack(const struct lhi_tensors* tensors, const struct lhi_piece* piece, int which);
+void lhi_piece_unpack(const struct lhi_tensors* tensors, const struct lhi_piece* piece, int which);
 /* Returns whether the caller's tensors share memory with the range; `written`: those in which the
  * result is written. */
 bool lhi_tensors_touch(const struct lhi_tensors* tensors, const void* data, size_t bytes,

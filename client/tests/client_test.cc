@@ -223,12 +223,11 @@ TEST_F(ClientTest, JoinsSeesTheWorldStepsAndLeaves) {
     server.WorldChanged(LocalId(1), changed);
     handler.epoch = 5;
   });
-  uint32_t pending = 0;
-  while (pending != 4) ASSERT_EQ(lh_pending(comm_, &pending), LH_OK);
+  while (world.pending != 4) ASSERT_EQ(lh_world(comm_, &world), LH_OK);
   ASSERT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
   ASSERT_EQ(lh_world(comm_, &world), LH_OK);
   EXPECT_EQ(world.epoch, 5u);
-  ASSERT_EQ(lh_admit(comm_, kPatienceMs), LH_OK);
+  ASSERT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK);
   ASSERT_EQ(lh_leave(comm_, kPatienceMs), LH_OK);
   EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_FAILED_PRECONDITION);
   EXPECT_TRUE(Says("has left")) << lh_last_error();
@@ -329,8 +328,11 @@ TEST_F(ClientTest, JoinChecksItsOptions) {
   });
   refused("step_deadline_ms",
           [](lh_join_options* o) { o->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1; });
-  refused("members is 1025; a group has at most 1024 members",
-          [](lh_join_options* o) { o->members = 1025; });
+  refused("members is 1025, not at most 1024", [](lh_join_options* o) { o->members = 1025; });
+  refused("members is 65536, and there is no such value",
+          [](lh_join_options* o) { o->members = 65536; });
+  refused("background is 2, not 0 or 1",
+          [](lh_join_options* o) { o->mode = static_cast<lh_join_mode>(2); });
   refused("on_fault", [](lh_join_options* o) { o->on_fault = LH_AS_JOINED; });
   refused("name", [](lh_join_options* o) { o->name = "not a name"; });
   EXPECT_TRUE(harness_->Events().empty());
@@ -768,7 +770,8 @@ TEST_F(ClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) 
   EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, nullptr, &op), LH_OK) << "info may be NULL";
 
   options.min_world = LH_MEMBERS_MAX + 1;
-  EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, &info, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(op, nullptr);
   options.min_world = 0;
   EXPECT_EQ(lh_all_reduce(comm_, &options, -7, &info, &op), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, nullptr), LH_INVALID_ARGUMENT);
@@ -800,7 +803,7 @@ TEST_F(ClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) 
   EXPECT_EQ(op, nullptr);
 }
 
-TEST_F(ClientTest, AnImpossibleAlgorithmIsRefusedAtOnce) {
+TEST_F(ClientTest, WhatPeerdRefusesIsTheOutcomeOfAnOpAndTheMemberGoesOn) {
   StartJoined();
   float* const data = Alloc(1025);
   lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
@@ -809,11 +812,16 @@ TEST_F(ClientTest, AnImpossibleAlgorithmIsRefusedAtOnce) {
   options.count = 1025;
   options.algorithm = LH_ONESHOT;
   lh_op* op = nullptr;
-  EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+  ASSERT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_INVALID_ARGUMENT);
   EXPECT_TRUE(Says("at most 4096 bytes, this one 4100")) << lh_last_error();
+  lh_op_free(op);
   options.algorithm = LH_LOCAL;
-  EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
-  EXPECT_TRUE(Says("algorithm is 4")) << lh_last_error();
+  EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, nullptr, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("all-reduce refused: algorithm is 4, not at most 3")) << lh_last_error();
+  EXPECT_EQ(op, nullptr);
+  options.algorithm = LH_AUTO;
+  EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, nullptr, &op), LH_OK) << lh_last_error();
 }
 
 TEST_F(ClientTest, AJoinThatTakesTooLongIsWithdrawn) {
@@ -1118,9 +1126,11 @@ TEST_F(ClientTest, AllReduceChecksItsArguments) {
   EXPECT_EQ(start([](Options* o) { o->count = 65; }), LH_INVALID_ARGUMENT);
   EXPECT_TRUE(Says("lh_alloc")) << lh_last_error();
   EXPECT_EQ(start([](Options* o) { o->dtype = static_cast<lh_dtype>(15); }), LH_INVALID_ARGUMENT);
-  EXPECT_EQ(start([](Options* o) { o->op = static_cast<lh_reduce_op>(5); }), LH_INVALID_ARGUMENT);
-  EXPECT_EQ(start([](Options* o) { o->on_fault = static_cast<lh_on_fault>(3); }),
-            LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->op = static_cast<lh_reduce_op>(300); }), LH_INVALID_ARGUMENT);
+  // peerd checks what the request can carry.
+  EXPECT_EQ(start([](Options* o) { o->op = static_cast<lh_reduce_op>(5); }), LH_OK);
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_INVALID_ARGUMENT);
+  lh_op_free(op);
   EXPECT_EQ(start([&](Options* o) { o->target = data + 15; }), LH_INVALID_ARGUMENT);
   EXPECT_TRUE(Says("overlap")) << lh_last_error();
   EXPECT_EQ(start([&](Options* o) { o->target = reinterpret_cast<char*>(data) + 65; }),
@@ -1161,7 +1171,6 @@ TEST_F(ClientTest, NullIsRefusedEverywhere) {
     EXPECT_EQ(lh_join(client_, &join, &comm_), LH_INVALID_ARGUMENT);
   }
   EXPECT_EQ(lh_world(nullptr, &world), LH_INVALID_ARGUMENT);
-  EXPECT_EQ(lh_pending(nullptr, &count), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step(nullptr, 0), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step_start(nullptr, &op), LH_INVALID_ARGUMENT);
@@ -1897,6 +1906,20 @@ TEST_F(IpcClientStateTest, AStepAndItsSyncAreOneCall) {
   EXPECT_EQ(info_.revision, 12u);
   EXPECT_EQ(harness_->Events(),
             (std::vector<std::string>{"join 1 run/3 tester", "step 1", "sync 1 revision 12"}));
+}
+
+TEST_F(IpcClientStateTest, AStepAndItsSyncMayBeWaitedForLater) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  const lh_sync_options options = Options();
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_begin_step_sync_start(comm_, &options, &op), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_sync_info(op, &info_), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.passed, 1u);
+  EXPECT_EQ(info_.revision, 12u);
+  EXPECT_EQ(harness_->Events(),
+            (std::vector<std::string>{"join 1 run/3 tester", "step 1", "sync 1 revision 12"}));
+  lh_op_free(op);
 }
 
 TEST_F(IpcClientStateTest, ABoundaryMayBePassedAndTheSyncFail) {

@@ -18,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "client/src/tensors.h"
 #include "gtest/gtest.h"
 #include "proto/wire/ipc.h"
+#include "proto/wire/ipc_op.h"
 
 namespace longhaul {
 namespace {
@@ -83,6 +85,18 @@ class FakePeerd {
     std::lock_guard lock(mutex_);
     const auto it = regions_.find(range.region);
     return it == regions_.end() ? nullptr : static_cast<uint8_t*>(it->second.first) + range.offset;
+  }
+  // What peerd says of an op that is not legal. "": it is legal.
+  std::string RefusalOf(const lh_ipc_op& op) {
+    const uint8_t* const at = Memory(op.table);
+    std::vector<uint8_t> table;
+    if (at != nullptr) table.assign(at, at + IpcTableBytes(op));
+    std::lock_guard lock(mutex_);
+    const auto parsed = ParseIpcOp(op, table, [&](uint64_t id) -> std::optional<uint64_t> {
+      const auto it = regions_.find(id);
+      return it == regions_.end() ? std::nullopt : std::optional<uint64_t>(it->second.second);
+    });
+    return std::string(parsed.status().message());
   }
   Table TableOf(const lh_ipc_op& op) {
     Table table;
@@ -215,6 +229,16 @@ class CollectiveTest : public testing::Test {
     EXPECT_EQ(op, nullptr);
     EXPECT_EQ(peerd_.ops(), started_.size());
   }
+  // Expects that peerd hears of the op as the caller wants it, and that its refusal is the outcome.
+  template <class Options>
+  void Illegal(lh_status (*start)(lh_comm*, const Options*, lh_op**), const Options& options,
+               const std::string& text) {
+    const std::string refusal = peerd_.RefusalOf(Ask(start, options));
+    EXPECT_NE(refusal.find(text), std::string::npos) << refusal << ", not " << text;
+    peerd_.Answer(peerd_.Op(started_.size() - 1), LH_INVALID_ARGUMENT, refusal);
+    EXPECT_EQ(lh_op_wait(started_.back(), 20000), LH_INVALID_ARGUMENT);
+    EXPECT_TRUE(Says(refusal)) << lh_last_error();
+  }
   void End(size_t index, lh_status status = LH_OK) {
     peerd_.Answer(peerd_.Op(index), status, "as scripted");
     EXPECT_EQ(lh_op_wait(started_[index], 20000), status) << lh_last_error();
@@ -295,11 +319,14 @@ TEST_F(CollectiveTest, ParticipantsThatCannotBeAreRefused) {
     lh_barrier_options o = LH_BARRIER_OPTIONS_INIT;
     o.participants = ids.data();
     o.participant_count = static_cast<uint32_t>(ids.size());
-    Refused(lh_barrier_start, o, text);
+    if (ids.size() > LH_MEMBERS_MAX) {
+      Refused(lh_barrier_start, o, text);
+    } else {
+      Illegal(lh_barrier_start, o, text);
+    }
   };
-  refused({1, 2}, "does not have this member, 7");
-  refused({kMember, 2, 2}, "2 twice");
-  refused({kMember, 0}, "0 which nobody has");
+  refused({kMember, 2, 2}, "member m2 twice");
+  refused({kMember, 0}, "member id 0, which nobody has");
   refused(std::vector<uint64_t>(1025, 1), "participant_count is 1025");
   lh_barrier_options o = LH_BARRIER_OPTIONS_INIT;
   o.participant_count = 1;
@@ -309,7 +336,7 @@ TEST_F(CollectiveTest, ParticipantsThatCannotBeAreRefused) {
   reduce.participants = ids;
   reduce.participant_count = 2;
   reduce.root_member = 9;
-  Refused(lh_reduce_start, reduce, "the root, member 9, is not one of participants");
+  Illegal(lh_reduce_start, reduce, "the root, member m9, is not among its participants");
 }
 
 TEST_F(CollectiveTest, OnlyTheTensorsThatAMemberNeedsAreNamed) {
@@ -497,88 +524,100 @@ TEST_F(CollectiveTest, LengthsThatCannotBeAreRefused) {
   gather.world = 4;
   gather.counts = counts;
   Refused(lh_all_gather_start, gather, "counts[1] is 2199023255552");
+  const uint64_t few[] = {1, 1, 1, 1};
+  std::vector<float> whole(4);
+  gather.counts = few;
+  gather.count = 1;
+  gather.target = whole.data();
   gather.algorithm = LH_ONESHOT;
-  Refused(lh_all_gather_start, gather, "unequal lengths cannot travel so");
+  Illegal(lh_all_gather_start, gather, "unequal lengths cannot travel as a one-shot op");
   gather.algorithm = LH_AUTO;
+  gather.count = 0;
   const lh_slice slice = {data, data, 1, LH_FLOAT32, 0};
   gather.source = gather.target = nullptr;
   gather.slices = &slice;
   gather.slice_count = 1;
-  Refused(lh_all_gather_start, gather, "counts and slices are given");
-  const std::vector<uint64_t> many(1024, 0);
-  gather.slices = nullptr;
-  gather.slice_count = 0;
-  gather.counts = many.data();
-  gather.world = 1024;
-  Refused(lh_all_gather_start, gather, "at most 1021 members");
+  Illegal(lh_all_gather_start, gather, "unequal is 1, not 0 for a list of tensors");
   lh_all_to_all_options all = LH_ALL_TO_ALL_OPTIONS_INIT;
   all.world = 4;
   all.counts = counts;
   Refused(lh_all_to_all_start, all, "give counts and target_counts, or neither");
-  all.target_counts = counts;
+  const std::vector<uint64_t> none(257, 0);
+  all.counts = all.target_counts = none.data();
   all.count = 1;
-  Refused(lh_all_to_all_start, all, "count is 1; leave it 0 with counts");
+  Illegal(lh_all_to_all_start, all, "count is 1, not 0 with parts of unequal lengths");
+  all.count = 0;
   all.world = 257;
-  Refused(lh_all_to_all_start, all, "an all-to-all has at most 256 members");
+  Illegal(lh_all_to_all_start, all, "world is 257, not at most 256 for an all-to-all");
 }
 
 // ------------------------------------------------------------------------------ refusals
 
 TEST_F(CollectiveTest, ReductionsThatCannotBeAreRefused) {
   uint8_t data[64] = {};
-  const auto refused = [&](auto spoil, const char* text) {
+  const auto options = [&](auto spoil) {
     lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
     o.source = o.target = data;
     o.count = 4;
     spoil(&o);
-    Refused(lh_all_reduce_start, o, text);
+    return o;
+  };
+  const auto refused = [&](auto spoil, const char* text) {
+    Refused(lh_all_reduce_start, options(spoil), text);
+  };
+  const auto illegal = [&](auto spoil, const char* text) {
+    Illegal(lh_all_reduce_start, options(spoil), text);
   };
   using O = lh_all_reduce_options;
   const double one = 1;
   const double negative = -0.5;
   const double nan = std::nan("");
   const double infinite = std::numeric_limits<double>::infinity();
-  refused([](O* o) { o->dtype = LH_FLOAT8_E4M3; }, "can only be moved");
-  refused([](O* o) { o->dtype = LH_FLOAT8_E5M2; }, "can only be moved");
+  illegal([](O* o) { o->dtype = LH_FLOAT8_E4M3; }, "can only be moved");
+  illegal([](O* o) { o->dtype = LH_FLOAT8_E5M2; }, "can only be moved");
   refused([](O* o) { o->dtype = static_cast<lh_dtype>(15); }, "dtype is 15");
-  refused(
+  illegal(
       [](O* o) {
         o->dtype = LH_BOOL;
         o->op = LH_AVG;
       },
-      "LH_AVG for LH_BOOL");
-  refused(
+      "reduce is avg, not sum, min or max for bool");
+  illegal(
       [](O* o) {
         o->dtype = LH_BOOL;
         o->op = LH_PROD;
       },
-      "LH_PROD for LH_BOOL");
-  refused([&](O* o) { o->weight = &negative; }, "weight is -0.5");
-  refused([&](O* o) { o->weight = &nan; }, "weight is ");
-  refused([&](O* o) { o->weight = &infinite; }, "weight is inf");
-  refused(
+      "reduce is prod, not sum, min or max for bool");
+  illegal([&](O* o) { o->weight = &negative; }, "weight is -0.5");
+  illegal([&](O* o) { o->weight = &nan; }, "weight is ");
+  illegal([&](O* o) { o->weight = &infinite; }, "weight is inf");
+  illegal(
       [&](O* o) {
         o->weight = &one;
         o->op = LH_MAX;
       },
-      "with a weight give LH_SUM or LH_AVG");
-  refused(
+      "reduce is max, not sum or avg with weights");
+  illegal(
       [&](O* o) {
         o->weight = &one;
         o->dtype = LH_INT32;
       },
-      "with a weight give a float");
-  refused([](O* o) { o->order = static_cast<lh_order>(2); }, "order is 2");
-  refused(
+      "dtype is int32, not a float with weights");
+  illegal([](O* o) { o->order = static_cast<lh_order>(2); }, "order is 2");
+  illegal(
       [](O* o) {
         o->order = LH_RANK_ORDER;
         o->algorithm = LH_RING;
       },
       "the order of the sums follows the ring");
-  refused([](O* o) { o->min_world = 1025; }, "min_world is 1025");
+  illegal([](O* o) { o->min_world = 1025; }, "min_world is 1025");
+  illegal([](O* o) { o->op = static_cast<lh_reduce_op>(5); }, "reduce is 5, not at most 4");
+  refused([](O* o) { o->op = static_cast<lh_reduce_op>(256); }, "op is 256, and there is no such");
+  illegal([](O* o) { o->on_fault = static_cast<lh_on_fault>(3); }, "on_fault is 3, not at most 1");
+  illegal([](O* o) { o->algorithm = static_cast<lh_algorithm>(5); }, "algorithm is 5, not at most");
   refused([](O* o) { o->source = nullptr; }, "source is NULL");
   const lh_slice mixed[] = {{data, data, 4, LH_FLOAT32, 0}, {data + 32, data + 32, 4, LH_INT8, 0}};
-  refused(
+  illegal(
       [&](O* o) {
         o->source = o->target = nullptr;
         o->count = 0;
@@ -586,7 +625,7 @@ TEST_F(CollectiveTest, ReductionsThatCannotBeAreRefused) {
         o->slice_count = 2;
         o->weight = &one;
       },
-      "dtype is 1; with a weight give a float");
+      "piece 1: dtype is int8, not a float with weights");
 }
 
 TEST_F(CollectiveTest, PartnersAndRootsThatCannotBeAreRefused) {
@@ -594,19 +633,14 @@ TEST_F(CollectiveTest, PartnersAndRootsThatCannotBeAreRefused) {
   lh_send_options send = LH_SEND_OPTIONS_INIT;
   send.source = data;
   send.count = 4;
-  send.to = kRank;
-  Refused(lh_send_start, send, "to names this member itself");
-  send.to_member = kMember;
-  Refused(lh_send_start, send, "to names this member itself");
-  send.to_member = 0;
   send.to = 4;
   Refused(lh_send_start, send, "to is rank 4, and the group has 4 members");
   lh_recv_options recv = LH_RECV_OPTIONS_INIT;
   recv.count = 4;
   recv.algorithm = LH_RING;
-  Refused(lh_recv_start, recv, "go straight to their receiver");
-  recv.algorithm = LH_AUTO;
   Refused(lh_recv_start, recv, "target is NULL");
+  recv.target = data;
+  Illegal(lh_recv_start, recv, "algorithm is ring, not auto, oneshot or mesh for this kind");
   lh_gather_options gather = LH_GATHER_OPTIONS_INIT;
   gather.source = data;
   gather.count = 4;
@@ -614,8 +648,10 @@ TEST_F(CollectiveTest, PartnersAndRootsThatCannotBeAreRefused) {
   Refused(lh_gather_start, gather, "world is 0");
   gather.world = 4;
   Refused(lh_gather_start, gather, "target is NULL");
+  std::vector<float> whole(16);
+  gather.target = whole.data();
   gather.algorithm = LH_RING;
-  Refused(lh_gather_start, gather, "go straight to their receiver");
+  Illegal(lh_gather_start, gather, "algorithm is ring, not auto, oneshot or mesh for this kind");
 }
 
 TEST_F(CollectiveTest, Float8AndBoolAreMoved) {
@@ -868,7 +904,11 @@ TEST_F(CollectiveTest, SlicesThatCannotBeAreRefusedAndNamed) {
   refused({Slice<float>(data, nullptr, 4)}, "the target of slice 0 is NULL");
   refused({Slice(data, data, UINT64_MAX)}, "slice 0 has 18446744073709551615 elements");
   refused({{data, data, 1, static_cast<lh_dtype>(99), 0}}, "the dtype of slice 0 is 99");
-  refused({{data, data, 1, LH_FLOAT8_E5M2, 0}}, "can only be moved");
+  const lh_slice moved = {data, data, 1, LH_FLOAT8_E5M2, 0};
+  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+  o.slices = &moved;
+  o.slice_count = 1;
+  Illegal(lh_all_reduce_start, o, "piece 0: dtype is float8_e5m2, not one that can be reduced");
 }
 
 // ------------------------------------------------------------------------------ cancel
@@ -1034,27 +1074,35 @@ TEST_F(CollectiveTest, ErrorsOfAListArePackedLikeItsTensors) {
 TEST_F(CollectiveTest, CodecsAndErrorsThatCannotBeAreRefused) {
   std::vector<float> data(64);
   std::vector<float> error(64);
-  const auto refused = [&](const std::string& text, const auto& change) {
+  const auto options = [&](const auto& change) {
     lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
     o.source = o.target = data.data();
     o.count = 16;
     o.quantize = LH_QUANTIZE_INT8;
     change(&o);
-    Refused(lh_all_reduce_start, o, text);
+    return o;
+  };
+  const auto refused = [&](const std::string& text, const auto& change) {
+    Refused(lh_all_reduce_start, options(change), text);
+  };
+  const auto illegal = [&](const std::string& text, const auto& change) {
+    Illegal(lh_all_reduce_start, options(change), text);
   };
   using Options = lh_all_reduce_options;
   refused("quantize is 5; give an lh_quantization",
           [](Options* o) { o->quantize = static_cast<lh_quantization>(5); });
-  refused("rounding is 2; give an lh_rounding",
+  illegal("rounding is 2, not at most 1",
           [](Options* o) { o->rounding = static_cast<lh_rounding>(2); });
-  refused("block is 100; give a power of two from 32 to 4096", [](Options* o) { o->block = 100; });
-  refused("block is 64; only LH_QUANTIZE_INT8", [](Options* o) {
+  illegal("block is 100, not a power of two from 32 to 4096", [](Options* o) { o->block = 100; });
+  illegal("block is 64, not 0 with quantization bf16", [](Options* o) {
     o->quantize = LH_QUANTIZE_BF16;
     o->block = 64;
   });
-  refused("op is 4; with quantize give LH_SUM or LH_AVG", [](Options* o) { o->op = LH_MAX; });
-  refused("dtype is 5; with quantize give LH_FLOAT32", [](Options* o) { o->dtype = LH_INT32; });
-  refused("error is given without quantize", [&](Options* o) {
+  illegal("reduce is max, not sum or avg with quantization int8",
+          [](Options* o) { o->op = LH_MAX; });
+  illegal("dtype is int32, not float32, float16 or bfloat16 with",
+          [](Options* o) { o->dtype = LH_INT32; });
+  illegal("an error is given, and only a quantized", [&](Options* o) {
     o->quantize = LH_UNQUANTIZED;
     o->error = error.data();
   });
@@ -1067,7 +1115,7 @@ TEST_F(CollectiveTest, CodecsAndErrorsThatCannotBeAreRefused) {
     o->codecs = 8;
   });
   refused("codecs is 1; give LH_CODEC_BIT()", [](Options* o) { o->codecs = 1; });
-  refused("error is given with LH_QUANTIZE_AUTO", [&](Options* o) {
+  illegal("an error is given, and peerd chooses the codec", [&](Options* o) {
     o->quantize = LH_QUANTIZE_AUTO;
     o->codecs = LH_CODEC_BIT(LH_QUANTIZE_INT8);
     o->error = error.data();
@@ -1115,12 +1163,82 @@ TEST_F(CollectiveTest, TheCppHeaderHasEveryCollective) {
                            LH_WIRE_SEND_RECV,  LH_WIRE_BARRIER};
   for (size_t i = 0; i < std::size(kinds); ++i) EXPECT_EQ(peerd_.Op(i).u.op.kind, kinds[i]) << i;
   EXPECT_EQ(peerd_.Op(9).u.op.root, 2u);
+  // And the beginning of each, which does not wait.
+  lh_gather_options gather = LH_GATHER_OPTIONS_INIT;
+  lh_scatter_options scatter = LH_SCATTER_OPTIONS_INIT;
+  lh_all_to_all_options all = LH_ALL_TO_ALL_OPTIONS_INIT;
+  lh_send_options send = LH_SEND_OPTIONS_INIT;
+  lh_recv_options recv = LH_RECV_OPTIONS_INIT;
+  gather.world = scatter.world = all.world = kWorld;
+  Op started[] = {comm.GatherStart(gather), comm.ScatterStart(scatter), comm.AllToAllStart(all),
+                  comm.SendStart(send), comm.RecvStart(recv)};
+  for (size_t i = 0; i < std::size(started); ++i) {
+    EXPECT_EQ(peerd_.Op(std::size(kinds) + i).u.op.kind, kinds[5 + i]) << i;
+    EXPECT_EQ(WaitAny(client_, {&started[i]}, 20000), 0u);
+    started[i].Wait();
+  }
+  const size_t before = std::size(kinds) + std::size(started);
   peerd_.hold = true;
   Op op = comm.AllReduceStart(w, w, 8);
   op.Cancel();
   (void)peerd_.Cancel(0);
-  peerd_.Answer(peerd_.Op(std::size(kinds)), LH_ABORTED, "cancelled");
+  peerd_.Answer(peerd_.Op(before), LH_ABORTED, "cancelled");
   EXPECT_THROW(op.Wait(), Error);
+}
+
+TEST_F(CollectiveTest, TheCppHeaderStartsEveryCollective) {
+  Comm comm(std::exchange(comm_, nullptr));
+  std::vector<float> whole(8);
+  std::vector<float> other(8);
+  const auto filled = [&](auto options) {
+    options.dtype = LH_FLOAT32;
+    options.count = 2;
+    if constexpr (requires { options.source; }) options.source = whole.data();
+    if constexpr (requires { options.target; }) options.target = other.data();
+    if constexpr (requires { options.world; }) options.world = kWorld;
+    return options;
+  };
+  size_t count = 0;
+  const auto ends = [&](uint8_t kind, Op op) {
+    const lh_ipc_request request = peerd_.Op(count++);
+    EXPECT_EQ(request.u.op.kind, kind);
+    EXPECT_FALSE(op.Finished()) << int{kind};
+    peerd_.Answer(request);
+    EXPECT_TRUE(op.Wait(20000)) << int{kind};
+    EXPECT_EQ(op.Info().world_size, 1u) << int{kind};
+  };
+  ends(LH_WIRE_ALL_REDUCE,
+       comm.AllReduceStart(filled(lh_all_reduce_options LH_ALL_REDUCE_OPTIONS_INIT)));
+  ends(LH_WIRE_REDUCE, comm.ReduceStart(filled(lh_reduce_options LH_REDUCE_OPTIONS_INIT)));
+  ends(LH_WIRE_REDUCE_SCATTER,
+       comm.ReduceScatterStart(filled(lh_reduce_scatter_options LH_REDUCE_SCATTER_OPTIONS_INIT)));
+  ends(LH_WIRE_ALL_GATHER,
+       comm.AllGatherStart(filled(lh_all_gather_options LH_ALL_GATHER_OPTIONS_INIT)));
+  ends(LH_WIRE_BROADCAST,
+       comm.BroadcastStart(filled(lh_broadcast_options LH_BROADCAST_OPTIONS_INIT)));
+  ends(LH_WIRE_GATHER, comm.GatherStart(filled(lh_gather_options LH_GATHER_OPTIONS_INIT)));
+  ends(LH_WIRE_SCATTER, comm.ScatterStart(filled(lh_scatter_options LH_SCATTER_OPTIONS_INIT)));
+  ends(LH_WIRE_ALL_TO_ALL,
+       comm.AllToAllStart(filled(lh_all_to_all_options LH_ALL_TO_ALL_OPTIONS_INIT)));
+  ends(LH_WIRE_SEND_RECV, comm.SendStart(filled(lh_send_options LH_SEND_OPTIONS_INIT)));
+  ends(LH_WIRE_SEND_RECV, comm.RecvStart(filled(lh_recv_options LH_RECV_OPTIONS_INIT)));
+  ends(LH_WIRE_BARRIER, comm.BarrierStart());
+}
+
+TEST_F(CollectiveTest, WaitAnyTellsWhichOfTheOpsHasEnded) {
+  Comm comm(std::exchange(comm_, nullptr));
+  lh_barrier_options options = LH_BARRIER_OPTIONS_INIT;
+  Op first = comm.BarrierStart(options);
+  options.tag = 1;
+  Op second = comm.BarrierStart(options);
+  const lh_ipc_request requests[] = {peerd_.Op(0), peerd_.Op(1)};
+  EXPECT_THROW(WaitAny(client_, {&first, &second}, 0), Error);
+  peerd_.Answer(requests[1]);
+  EXPECT_EQ(WaitAny(client_, {&first, &second}, 20000), 1u);
+  EXPECT_TRUE(second.Finished());
+  EXPECT_FALSE(first.Finished());
+  peerd_.Answer(requests[0]);
+  EXPECT_EQ(WaitAny(client_, {&first}, 20000), 0u);
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ class AssemblyTest : public testing::Test {
   void Join(uint64_t peer, uint32_t members, const std::string& name = "") {
     control::Join join{.request = ++requests_, .group = Harness::G(), .name = name};
     if (name.empty()) join.name = "pid" + std::to_string(requests_);
-    join.named = !name.empty();
-    join.members = members;
+    join.wish.named = !name.empty();
+    join.wish.members = members;
     h->LivelyJoin(P(peer), join);
     h->Run();
   }

@@ -22,7 +22,7 @@ class BackgroundTest : public testing::Test {
   void Join(uint64_t n, bool background) {
     h_.AddLively(P(n));
     control::Join join{1, Harness::G(), "t"};
-    join.background = background;
+    join.wish.background = background;
     h_.LivelyJoin(P(n), join);
     h_.Run();
   }
@@ -252,8 +252,8 @@ TEST_F(BackgroundTest, AStepDeadlineDoesNotAskItForAnOffer) {
   Join(1, false);
   h_.AddLively(P(2));
   control::Join join{1, Harness::G(), "t"};
-  join.background = true;
-  join.step_deadline_ms = 500;
+  join.wish.background = true;
+  join.wish.step_deadline_ms = 500;
   h_.LivelyJoin(P(2), join);
   h_.Run();
   Step(1);

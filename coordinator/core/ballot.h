@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/ids.h"
 
 namespace longhaul::coordinator {
@@ -29,6 +30,8 @@ class Ballot {
 
   const std::set<MemberId>& electorate() const { return electorate_; }
   const std::set<MemberId>& voted() const { return voted_; }
+
+  LH_STATE(Ballot, LH_FIELD(electorate_), LH_FIELD(voted_));
 
  private:
   std::set<MemberId> electorate_;

@@ -20,8 +20,8 @@ class CohortTest : public testing::Test {
 
   void Join(uint64_t peer, uint32_t group, uint64_t request = 1, uint32_t size = 2) {
     control::Join join{.request = request, .group = G(group), .name = "t"};
-    join.cohort = "host" + std::to_string(peer);
-    join.cohort_size = size;
+    join.wish.cohort = "host" + std::to_string(peer);
+    join.wish.cohort_size = size;
     h.LivelyJoin(P(peer), join);
     h.Run();
   }
@@ -230,8 +230,8 @@ TEST_F(CohortTest, OneNameAtTwoPeersIsTwoCohorts) {
   for (uint64_t p : {1, 2}) {
     h.AddLively(P(p));
     control::Join join{.request = 1, .group = G(0), .name = "t"};
-    join.cohort = "same";
-    join.cohort_size = 2;
+    join.wish.cohort = "same";
+    join.wish.cohort_size = 2;
     h.LivelyJoin(P(p), join);
     h.Run();
   }
@@ -337,8 +337,8 @@ TEST_F(CohortTest, RandomHistoriesLeaveNoCohortInPart) {
     const auto join = [&](uint64_t p) {
       for (uint32_t g : {0u, 1u}) {
         control::Join join{.request = ++requests[p], .group = G(g), .name = "t"};
-        join.cohort = "c";
-        join.cohort_size = 2;
+        join.wish.cohort = "c";
+        join.wish.cohort_size = 2;
         run.LivelyJoin(P(p), join);
         if (prng.Chance(0.3)) step_all();
       }

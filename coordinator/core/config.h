@@ -1,7 +1,7 @@
 // The configuration that the coordinator's core gets when it starts.
 //
 // The flags of longhaul-coordinator that the core uses are fields here. main() sets them. The same
-// values reach the core and its groups, and the journal records them for replays, except entropy.
+// values reach the core and its groups.
 #pragma once
 
 #include <cstdint>

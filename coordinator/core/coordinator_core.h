@@ -28,33 +28,27 @@
 #include <variant>
 #include <vector>
 
-#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/config.h"
 #include "coordinator/core/records.h"
+#include "coordinator/core/session_id.h"
 #include "coordinator/solver/ring_solver.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
 
-// Names one control stream. The driver chooses the number, and never reuses it within a process.
-using SessionId = Id<struct SessionIdKind>;
-
 // ------------------------------------------------------------------------------ events
 
 struct SessionOpened {
   SessionId session;
-  LH_NAMED(SessionOpened, LH_FIELD(session));
 };
 struct SessionClosed {
   SessionId session;
-  LH_NAMED(SessionClosed, LH_FIELD(session));
 };
 struct FromPeer {
   SessionId session;
   control::PeerMessage message;
-  LH_NAMED(FromPeer, LH_FIELD(session), LH_FIELD(message));
 };
 // EvictMember and DrainPeer are an operator's orders. The core does not answer them. The same
 // step's Persist makes their effect durable. An order for an unknown member or peer does nothing.
@@ -62,12 +56,10 @@ struct EvictMember {
   GroupKey group;
   MemberId member;
   std::string reason;
-  LH_NAMED(EvictMember, LH_FIELD(group), LH_FIELD(member), LH_FIELD(reason));
 };
 struct DrainPeer {
   PeerId peer;
   std::string reason;
-  LH_NAMED(DrainPeer, LH_FIELD(peer), LH_FIELD(reason));
 };
 // The answer to an OrderRing. The driver gives exactly one answer to each OrderRing.
 struct RingOrdered {
@@ -76,17 +68,13 @@ struct RingOrdered {
   std::vector<PeerId> ring;
   RingScore score;
   RingScore present;  // the score of OrderRing.problem.present
-  LH_NAMED(RingOrdered, LH_FIELD(request), LH_FIELD(group), LH_FIELD(ring), LH_FIELD(score),
-           LH_FIELD(present));
 };
 // Time has passed. The driver sends this event no later than NextDeadline(). Only this event makes
 // deadlines expire, so the driver should first step the messages that it has received. If an event
 // of any kind comes more than detect_ms / 2 after NextDeadline(), this process itself was held up.
 // Then each peer's time of silence starts again, and all other deadlines of the groups move by the
 // delay plus detect_ms.
-struct TimePassed {
-  LH_NAMED(TimePassed);
-};
+struct TimePassed {};
 
 using Event = std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer,
                            RingOrdered, TimePassed>;

@@ -454,7 +454,7 @@ TEST_F(CoordinatorCoreTest, APeerThatTheOthersReportAfterAnIsolationIsNotWaitedF
 TEST_F(CoordinatorCoreTest, APreparationAndAStepDeadlineStandStillWhileNobodyIsHeard) {
   Found(2);
   control::Join late{.request = 1, .group = G(), .name = "t"};
-  late.step_deadline_ms = 5000;
+  late.wish.step_deadline_ms = 5000;
   h.AddLively(P(3));
   h.LivelyJoin(P(3), late);
   h.Run();

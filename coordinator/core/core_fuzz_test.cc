@@ -256,9 +256,9 @@ class World {
     auto join = in_.Draw<control::Join>();
     if (in_.Below(8) != 7) {
       join.request = ++last_request_;
-      join.cohort_size = join.cohort.empty() ? 0 : 2;
-      join.step_deadline_ms = 0;
-      join.members %= 4;
+      join.wish.cohort_size = join.wish.cohort.empty() ? 0 : 2;
+      join.wish.step_deadline_ms = 0;
+      join.wish.members %= 4;
       join.group.run = "run";
     }
     Say(peer.session, join);

@@ -1,7 +1,7 @@
 // What members say of ops whose verdicts differ, and what that proves
 // (docs/adr/0045-unequal-verdicts.md).
 //
-// Plain value: no clock, no thread. The group (group.h) asks it, and decides.
+// Plain value: no clock, no thread.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +13,17 @@
 #include <string>
 #include <utility>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
+#include "coordinator/core/epoch_state.h"
 #include "coordinator/core/routes.h"
-#include "coordinator/core/suspicion.h"
 #include "proto/control/messages.h"
 #include "proto/control/signed_ready.h"
 
 namespace longhaul::coordinator {
 
-// The statements about so many READYs are kept.
-inline constexpr size_t kReadiesKept = 64;
+// The most READYs whose statements are remembered.
+inline constexpr size_t kReadiesMax = 64;
 // After so many disputes of one pair that prove nothing, a peer is removed.
 inline constexpr uint32_t kDisputesMax = 3;
 // Of one peer in one attempt; more are ignored. To check them takes the coordinator time.
@@ -31,40 +31,47 @@ inline constexpr uint32_t kDisputesOfPeerMax = 8;
 
 class Disputes {
  public:
-  // Returns the public key of a peer of the group; "": there is no such peer.
-  using KeyOf = std::function<std::string(PeerId)>;
+  // A peer that is to be removed for good, and why.
+  struct Barred {
+    PeerId peer;
+    std::string reason;
+  };
+  // Chooses the peer to remove among the ends of these pairs.
+  using VictimOf = std::function<PeerId(const MissingLinks&)>;
 
+  // Takes a peer's dispute. The group answers the first dispute about an op with an epoch that
+  // freezes ops, and signs its READYs from then on. Returns the peer to remove, if any.
+  std::optional<Barred> Take(PeerId peer, const control::Dispute& dispute,
+                             const VictimOf& victim_of, EpochState* epochs, const GroupStep& step);
+  void ForgetIf(const std::function<bool(PeerId)>& stranger);
+
+  LH_STATE(Disputes, LH_FIELD(said_), LH_FIELD(sent_), LH_FIELD(unproven_));
+
+ private:
   // Returns false if the peer has sent too many disputes in this attempt.
   bool Admit(PeerId reporter, Epoch attempt);
   // Adds the statements of a dispute that are signed well. Uses only the first dispute of each
   // reporter about an op. Returns a peer that has said two different things of the same op.
-  std::optional<PeerId> Add(PeerId reporter, const control::Dispute& dispute, const KeyOf& key_of);
-  bool Knows(const control::ReadyName& name) const { return said_.contains(name); }
-
+  std::optional<PeerId> Add(PeerId reporter, const control::Dispute& dispute,
+                            const GroupRecord& group);
   // Counts a dispute that proves nothing. Returns true if the pair has had too many of them.
   bool CountUnproven(PeerId reporter, const control::Dispute& dispute);
-  // All pairs with such disputes.
-  LostLinks Unproven() const;
-  void ForgetUnproven() { unproven_.clear(); }
-  void ForgetIf(const std::function<bool(PeerId)>& stranger);
+  // Forgets all pairs with such disputes, and returns them.
+  MissingLinks TakeUnproven();
 
-  void AddTo(Digester* digest) const;
-
- private:
   struct Said {
     std::set<PeerId> reporters;
     std::map<PeerId, std::string> digests;
+    LH_FIELDS(Said, LH_FIELD(reporters), LH_FIELD(digests));
   };
   std::map<control::ReadyName, Said> said_;
   std::map<PeerId, std::pair<Epoch, uint32_t>> sent_;  // how many in the peer's newest attempt
   struct Unproved {
     uint32_t count = 0;
     std::string what;
+    LH_FIELDS(Unproved, LH_FIELD(count), LH_FIELD(what));
   };
-  std::map<LostLink, Unproved> unproven_;  // the smaller peer first
+  std::map<LinkEnds, Unproved> unproven_;  // the smaller peer first
 };
-
-// The name of the READYs that a dispute is about.
-control::ReadyName NameOf(const control::Dispute& dispute);
 
 }  // namespace longhaul::coordinator

@@ -20,7 +20,7 @@ bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   return high - low > std::max(high / 8, 1000u);
 }
 
-// Hosts keep shares with which an op takes up to so many times the least time.
+// Hosts stay with shares with which an op takes up to so many times the least time.
 constexpr double kWorthMoving = 1.05;
 
 bool DiffersByATenth(uint64_t a, uint64_t b) {
@@ -174,7 +174,7 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
 }
 
 control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
-                                  const control::BlockedPairs& blocked, const Shares* kept,
+                                  const control::BlockedPairs& blocked, const Shares* present,
                                   Tick now) const {
   control::LinkCost cost;
   if (ring.size() < 2) return cost;
@@ -207,9 +207,10 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring,
   cost.even_bytes_per_second = rate(SecondsPerByte(problem, {}));
   ShareSolution found = SolveShares(problem);
   if (!found.possible) return cost;
-  if (kept != nullptr && !found.shares.empty() && (kept->empty() || kept->size() == ring.size())) {
-    const double seconds = SecondsPerByte(problem, *kept);
-    if (seconds <= found.seconds_per_byte * kWorthMoving) found = {true, *kept, seconds};
+  if (present != nullptr && !found.shares.empty() &&
+      (present->empty() || present->size() == ring.size())) {
+    const double seconds = SecondsPerByte(problem, *present);
+    if (seconds <= found.seconds_per_byte * kWorthMoving) found = {true, *present, seconds};
   }
   cost.mesh_bytes_per_second = rate(found.seconds_per_byte);
   cost.shares = std::move(found.shares);
@@ -309,22 +310,6 @@ std::optional<PaceView> LinkTable::PaceOf(const std::vector<PeerId>& ring,
   const uint64_t usual = std::max(pace.bytes_per_second, rate_without(fastest));
   if (pace.without <= usual + usual / 20) return std::nullopt;
   return pace;
-}
-
-void LinkTable::AddTo(Digester* digest) const {
-  digest->Add(size_);
-  for (const auto& [from, row] : links_) {
-    for (const auto& [to, link] : row) {
-      digest->Add(from).Add(to).Add(link.bytes_per_second).Add(uint64_t{link.rtt_us}).Add(link.at);
-      digest->Add(uint64_t{link.at_least} | uint64_t{link.small_packets} << 1 |
-                  uint64_t{link.held} << 2);
-    }
-  }
-  digest->Add(hosts_.size());
-  for (const auto& [peer, host] : hosts_) {
-    digest->Add(peer).Add(host.rates.up).Add(host.rates.down).Add(host.told.up);
-    digest->Add(host.told.down).Add(host.at);
-  }
 }
 
 }  // namespace longhaul::coordinator

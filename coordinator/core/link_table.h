@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/records.h"
@@ -39,14 +39,15 @@ struct MeasuredLink {
   bool held = false;              // as in control::LinkMeasure
   // Whether the link is known to carry no more than measured.
   bool limits() const { return bytes_per_second != 0 && !at_least; }
-  friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
+  LH_FIELDS(MeasuredLink, LH_FIELD(bytes_per_second), LH_FIELD(rtt_us), LH_FIELD(at),
+            LH_FIELD(at_least), LH_FIELD(small_packets), LH_FIELD(held));
 };
 
 // The most that a host was lately seen to send and receive in all, in bytes per second. 0: unknown.
 struct HostRates {
   uint64_t up = 0;
   uint64_t down = 0;
-  friend bool operator==(const HostRates&, const HostRates&) = default;
+  LH_FIELDS(HostRates, LH_FIELD(up), LH_FIELD(down));
 };
 
 class LinkTable {
@@ -71,11 +72,11 @@ class LinkTable {
   // round trips.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
   // Returns the costs of links between the peers of this ring, and the shares that they should own
-  // in the mesh. `blocked`: pairs of which the mesh cannot use the link. `kept`: the shares that
-  // they own now, and keep unless others make an op faster by a twentieth or are equal; nullptr:
-  // there are none.
+  // in the mesh. `blocked`: pairs of which the mesh cannot use the link. `present`: the shares
+  // that they own now, and that stay unless others make an op faster by a twentieth or are equal;
+  // nullptr: there are none.
   control::LinkCost Cost(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked,
-                         const Shares* kept, Tick now) const;
+                         const Shares* present, Tick now) const;
   // Returns the peer without which the mesh would be fastest; nullopt: as far as is known, it would
   // not be faster by a twentieth than without the fastest peer, or there are less than three peers.
   std::optional<PaceView> PaceOf(const std::vector<PeerId>& ring,
@@ -100,13 +101,14 @@ class LinkTable {
   ShareProblem Capacities(const std::vector<PeerId>& ring, Tick now) const;
   size_t size() const { return size_; }
 
-  void AddTo(Digester* digest) const;
+  LH_STATE(LinkTable, LH_FIELD(links_), LH_FIELD(size_), LH_FIELD(hosts_));
 
  private:
   struct Host {
     HostRates rates;
     HostRates told;  // the rates for which RecordHost() last returned true
     Tick at;
+    LH_FIELDS(Host, LH_FIELD(rates), LH_FIELD(told), LH_FIELD(at));
   };
   const MeasuredLink* Fresh(PeerId from, PeerId to, Tick now) const;
 

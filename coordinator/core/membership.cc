@@ -4,6 +4,9 @@
 #include <map>
 #include <tuple>
 
+#include "base/check.h"
+#include "coordinator/core/text.h"
+
 namespace longhaul::coordinator {
 namespace {
 
@@ -35,6 +38,12 @@ std::vector<MemberRecord> Departing(const GroupRecord& group) {
     if (member.departs) members.push_back(member);
   }
   return members;
+}
+
+std::vector<MemberId> IdsOf(const std::vector<MemberRecord>& members) {
+  std::vector<MemberId> ids;
+  for (const MemberRecord& member : members) ids.push_back(member.member);
+  return ids;
 }
 
 bool AnyDeparts(const GroupRecord& group) {
@@ -72,6 +81,11 @@ std::set<PeerId> PeersOf(const GroupRecord& group, const std::set<MemberId>& mem
 }
 
 std::set<PeerId> AdmittedPeers(const GroupRecord& group) { return PeersOf(group, Admitted(group)); }
+
+std::set<PeerId> BackgroundPeers(const GroupRecord& group) {
+  return PeersOf(
+      group, Those(group, [](const MemberRecord& m) { return IsAdmitted(m) && InBackground(m); }));
+}
 
 std::vector<PeerId> RingOf(const GroupRecord& group) {
   const std::set<PeerId> admitted = AdmittedPeers(group);
@@ -154,6 +168,41 @@ void ForgetBlockedOfStrangers(GroupRecord* group) {
   std::erase_if(group->blocked, [group](const BlockedRecord& b) {
     return !HasPeer(*group, b.pair.a) || !HasPeer(*group, b.pair.b);
   });
+}
+
+void CheckInvariants(const GroupRecord& group) {
+  const std::string name = ToString(group.group);
+  LH_CHECK(group.committed <= group.highest) << name;
+  LH_CHECK(group.boundary <= group.committed) << name;
+  LH_CHECK(group.last_freeze <= group.highest) << name;
+  LH_CHECK(!group.state || AnyAdmitted(group)) << name << " remembers a state of nobody";
+
+  std::set<MemberId> seen;
+  std::set<PeerId> peers_of_members;
+  bool pending_behind = false;
+  for (const MemberRecord& m : group.members) {
+    LH_CHECK(m.member && m.peer) << name;
+    LH_CHECK(seen.insert(m.member).second) << name << " has " << ToString(m.member) << " twice";
+    LH_CHECK(m.joined <= group.committed) << name << " " << ToString(m.member);
+    LH_CHECK(InBackground(m) || m.background_until <= group.boundary)
+        << name << " " << ToString(m.member);
+    LH_CHECK(!(pending_behind && IsAdmitted(m)))
+        << name << " admitted " << ToString(m.member) << " behind a pending member";
+    LH_CHECK(!m.departs || IsAdmitted(m)) << name << " " << ToString(m.member) << " departs";
+    LH_CHECK(m.cohort.empty() == (m.cohort_size == 0)) << name << " " << ToString(m.member);
+    pending_behind = pending_behind || !IsAdmitted(m);
+    peers_of_members.insert(m.peer);
+  }
+  std::set<PeerId> peers;
+  for (const PeerRecord& p : group.peers) LH_CHECK(peers.insert(p.peer).second) << name;
+  LH_CHECK(peers == peers_of_members)
+      << name << " peers " << List(peers) << " but members at " << List(peers_of_members);
+
+  for (size_t i = 0; i < group.blocked.size(); ++i) {
+    const control::BlockedPair& pair = group.blocked[i].pair;
+    LH_CHECK(i == 0 || group.blocked[i - 1].pair < pair) << name;
+    LH_CHECK(peers.contains(pair.a) && peers.contains(pair.b)) << name << " blocks a stranger";
+  }
 }
 
 }  // namespace longhaul::coordinator

@@ -29,6 +29,7 @@ std::set<MemberId> Survivors(const GroupRecord& group);
 std::set<MemberId> Counting(const GroupRecord& group);
 // The admitted members that depart, in rank order.
 std::vector<MemberRecord> Departing(const GroupRecord& group);
+std::vector<MemberId> IdsOf(const std::vector<MemberRecord>& members);
 bool AnyDeparts(const GroupRecord& group);
 bool AnyAdmitted(const GroupRecord& group);
 uint32_t CountPending(const GroupRecord& group);
@@ -37,6 +38,8 @@ bool HasPeer(const GroupRecord& group, PeerId peer);
 size_t CountMembers(const GroupRecord& group, PeerId peer);
 std::set<PeerId> PeersOf(const GroupRecord& group, const std::set<MemberId>& members);
 std::set<PeerId> AdmittedPeers(const GroupRecord& group);
+// The peers of admitted members in the background.
+std::set<PeerId> BackgroundPeers(const GroupRecord& group);
 // Peers of admitted members, in ring order.
 std::vector<PeerId> RingOf(const GroupRecord& group);
 // Returns these peers: first those with admitted members, in ring order, then the others by id.
@@ -57,5 +60,8 @@ void SortMembers(const std::vector<PeerId>& ring, const std::set<MemberId>& newc
 void SortPeers(const std::vector<PeerId>& ring, GroupRecord* group);
 // Removes the blocked pairs of peers that are not in the group.
 void ForgetBlockedOfStrangers(GroupRecord* group);
+
+// Aborts the process with a reason if the record contradicts itself.
+void CheckInvariants(const GroupRecord& group);
 
 }  // namespace longhaul::coordinator

@@ -23,11 +23,4 @@ int64_t Pauses::Begin(const Endpoints& endpoints, bool held, Tick now) {
   return us;
 }
 
-void Pauses::AddTo(Digester* digest) const {
-  digest->Add(pauses_.size());
-  for (const auto& [endpoints, pause] : pauses_) {
-    digest->Add(endpoints).Add(pause.failures).Add(pause.until);
-  }
-}
-
 }  // namespace longhaul::coordinator

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/tick.h"
 
 namespace longhaul::coordinator {
@@ -36,12 +36,13 @@ class Pauses {
   // The address was reached.
   void Forget(const Endpoints& endpoints) { pauses_.erase(endpoints); }
 
-  void AddTo(Digester* digest) const;
+  LH_STATE(Pauses, LH_FIELD(detect_us_, rule::Aside{}), LH_FIELD(pauses_));
 
  private:
   struct Pause {
     uint32_t failures = 0;
     Tick until;
+    LH_FIELDS(Pause, LH_FIELD(failures), LH_FIELD(until));
   };
   int64_t detect_us_;
   std::map<Endpoints, Pause> pauses_;

@@ -23,11 +23,11 @@ class PeerDirectory {
   virtual bool CohortBegun(const std::string& run, PeerId peer,
                            const std::string& cohort) const = 0;
   // The measured costs of the links between the peers of the ring, and the shares that fit them.
-  // `kept`: the shares that these peers own now, and keep unless others are clearly better;
+  // `present`: the shares that these peers own now, and that stay unless others are clearly better;
   // nullptr: there are none.
   virtual control::LinkCost CostOf(const std::vector<PeerId>& ring,
                                    const control::BlockedPairs& blocked,
-                                   const Shares* kept) const = 0;
+                                   const Shares* present) const = 0;
   // The time of the step that is running.
   virtual Tick Now() const = 0;
 };

@@ -169,15 +169,4 @@ void CheckInvariants(const Preparation& p, const GroupRecord& record,
   LH_CHECK(asked == participants && !asked.empty()) << name << " asks " << List(asked);
 }
 
-void AddTo(const Preparation& p, Digester* digest) {
-  digest->Add(p.epoch).Add(p.id).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
-  digest->Add(p.reorders).Add(p.widened).Add(p.cost).Add(p.cause).Add(p.changed);
-  digest->Add(p.ring).Add(p.blocked).Add(p.survivors).Add(p.joiners).Add(p.raised);
-  digest->Add(p.answers.size());
-  for (const auto& [peer, answer] : p.answers) {
-    digest->Add(peer).Add(answer.due).Add(answer.ready).Add(answer.failed);
-    digest->Add(answer.ops).Add(answer.unreachable);
-  }
-}
-
 }  // namespace longhaul::coordinator

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/peer_directory.h"
@@ -35,6 +35,8 @@ struct Answer {
   std::vector<control::OpReport> ops;
   std::map<PeerId, std::string> unreachable;
   bool answered() const { return ready || failed; }
+  LH_FIELDS(Answer, LH_FIELD(due), LH_FIELD(ready), LH_FIELD(failed), LH_FIELD(ops),
+            LH_FIELD(unreachable));
 };
 
 struct Preparation {
@@ -57,6 +59,10 @@ struct Preparation {
   bool widened = false;   // further pending members were taken in, because they can be relays
   std::string cause;
   std::string changed;  // why it can no longer be committed; "": it can
+  LH_FIELDS(Preparation, LH_FIELD(epoch), LH_FIELD(id), LH_FIELD(freeze), LH_FIELD(survivors),
+            LH_FIELD(joiners), LH_FIELD(raised), LH_FIELD(reorders), LH_FIELD(answers),
+            LH_FIELD(ring), LH_FIELD(blocked), LH_FIELD(cost), LH_FIELD(begun), LH_FIELD(rebuilds),
+            LH_FIELD(widened), LH_FIELD(cause), LH_FIELD(changed));
 };
 
 // Notes that the peer is ready. Returns false, and changes nothing, if the answer is for another
@@ -80,6 +86,5 @@ Tick NextDeadline(const Preparation& preparation);
 
 void CheckInvariants(const Preparation& preparation, const GroupRecord& record,
                      const PeerDirectory& directory);
-void AddTo(const Preparation& preparation, Digester* digest);
 
 }  // namespace longhaul::coordinator

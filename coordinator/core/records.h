@@ -1,7 +1,7 @@
 // What the coordinator remembers across a restart, and what it shows an operator. Plain values.
 //
-// Each record lists its fields (base/fields.h). The text in stores and journals and the digest are
-// made from that list, so a new field needs a declaration and an entry in the list. A field that an
+// Each record lists its fields (base/fields.h). The text in stores and the digest are made
+// from that list, so a new field needs a declaration and an entry in the list. A field that an
 // older store does not have gets its default. The version of the store's schema rises with each
 // change of these fields (kSchemaVersion in store/sqlite_store.cc).
 #pragma once
@@ -210,7 +210,8 @@ struct FaultRecord {
   // The members that were removed, with their hosts. If no member was removed: the peer that was
   // reported. "": neither.
   std::string subject;
-  friend bool operator==(const FaultRecord&, const FaultRecord&) = default;
+  LH_FIELDS(FaultRecord, LH_FIELD(cause), LH_FIELD(detector), LH_FIELD(detect_ms),
+            LH_FIELD(agree_ms), LH_FIELD(subject));
 };
 
 // A sync that was committed.
@@ -224,8 +225,7 @@ struct SyncRecord {
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
 // refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, isolated, ready,
-// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish, cancel, dispute,
-// contribution_suspect.
+// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish, cancel, dispute.
 struct EventRecord {
   std::string kind;
   GroupKey group;    // an empty run: the event is not about one group

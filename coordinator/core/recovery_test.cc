@@ -256,8 +256,8 @@ TEST(Recovery, EveryPersistOfACohortMayBeTheLast) {
         s.Add(n);
         for (uint32_t group : {0, 1}) {
           control::Join join{.request = group + 1, .group = {"run", group}, .name = "t"};
-          join.cohort = "host";
-          join.cohort_size = 2;
+          join.wish.cohort = "host";
+          join.wish.cohort_size = 2;
           s.h.LivelyJoin(P(n), join);
         }
         s.Settle();

@@ -9,14 +9,14 @@
 namespace longhaul::coordinator {
 namespace {
 
-// Fractions of `interval_ms`. A search is scheduled for interval_ms / kSettles after a link was
-// measured, because other measurements follow soon. Two searches are at least interval_ms / kEvery
-// apart.
-constexpr int64_t kSettles = 60;
-constexpr int64_t kEvery = 10;
+// Fractions of `interval_ms`. A search is scheduled for interval_ms / kSearchWait after a link was
+// measured, because other measurements follow soon. Two searches are at least interval_ms /
+// kSearchEvery apart.
+constexpr int64_t kSearchWait = 60;
+constexpr int64_t kSearchEvery = 10;
 // Link costs are compared with the told ones this long after a link was measured, and at least this
 // long after they were compared last.
-constexpr int64_t kTellingSettles = Seconds(1);
+constexpr int64_t kTellingWait = Seconds(1);
 constexpr int64_t kTellingEvery = Seconds(2);
 // New link costs get an epoch only if they differ from the told costs by at least this much.
 // Shares: this part of the tensor would have other owners.
@@ -26,8 +26,8 @@ constexpr uint64_t kTellShareUnits = kShareUnits / 20;
 
 // Each change of shares costs some time: links carry other parts of the next ops, for which their
 // TCP windows and their parts of a host's limit do not fit. Measured rates, and so the best shares,
-// differ a little every time. So peers keep new shares for a while.
-constexpr int64_t kSharesKept = Seconds(20);
+// differ a little every time. So new shares stay for a while.
+constexpr int64_t kSharesNew = Seconds(20);
 
 std::string MegabytesText(uint64_t bytes_per_second) {
   if (bytes_per_second == 0) return "unknown";
@@ -94,15 +94,15 @@ std::string CostText(const control::LinkCost& cost) {
 
 void RingChoice::Measured(Tick now) {
   if (interval_ms_ == 0) return;
-  telling_due_ = std::min(telling_due_, std::max(now + kTellingSettles, telling_not_before_));
+  telling_due_ = std::min(telling_due_, std::max(now + kTellingWait, telling_not_before_));
   if (due_ != kNever) return;
-  due_ = std::max(now + Millis(interval_ms_) / kSettles, not_before_);
+  due_ = std::max(now + Millis(interval_ms_) / kSearchWait, not_before_);
 }
 
 bool RingChoice::FallsDue(Tick now, size_t peers, bool preparing) {
   if (due_ > now) return false;
   due_ = kNever;
-  Hold(now + Millis(interval_ms_) / kEvery);
+  Hold(now + Millis(interval_ms_) / kSearchEvery);
   if (preparing) Measured(now);
   // Two peers have only one ring.
   return !preparing && peers > 2;
@@ -129,7 +129,7 @@ std::string RingChoice::Found(const std::vector<PeerId>& ring, const std::vector
 
 bool RingChoice::TellingFallsDue(Tick now, size_t peers, bool preparing) {
   if (telling_due_ > now) return false;
-  telling_due_ = KeptShares(now) != nullptr ? shares_at_ + kSharesKept : kNever;
+  telling_due_ = NewShares(now) != nullptr ? shares_at_ + kSharesNew : kNever;
   telling_not_before_ = now + kTellingEvery;
   if (preparing) telling_due_ = telling_not_before_;
   // Peers are told all costs when they get the better ring.
@@ -145,13 +145,13 @@ void RingChoice::Compare(const std::vector<PeerId>& present, const control::Link
 void RingChoice::Told(const control::LinkCost& cost, Tick now) {
   if (told_.shares != cost.shares) {
     shares_at_ = now;
-    if (interval_ms_ != 0) telling_due_ = std::min(telling_due_, now + kSharesKept);
+    if (interval_ms_ != 0) telling_due_ = std::min(telling_due_, now + kSharesNew);
   }
   told_ = cost;
 }
 
-const Shares* RingChoice::KeptShares(Tick now) const {
-  return now - shares_at_ < kSharesKept ? &told_.shares : nullptr;
+const Shares* RingChoice::NewShares(Tick now) const {
+  return now - shares_at_ < kSharesNew ? &told_.shares : nullptr;
 }
 
 void RingChoice::GiveUp(Tick now) {
@@ -164,12 +164,6 @@ void RingChoice::Ordered(Epoch epoch, Tick now) {
   ordered_epoch_ = epoch;
   ordered_gain_ = std::exchange(gain_, "");
   Hold(now + Millis(interval_ms_));
-}
-
-void RingChoice::AddTo(Digester* digest) const {
-  digest->Add(better_).Add(told_).Add(shares_at_);
-  digest->Add(telling_due_).Add(telling_not_before_);
-  digest->Add(gain_).Add(due_).Add(not_before_).Add(ordered_epoch_).Add(ordered_gain_);
 }
 
 }  // namespace longhaul::coordinator

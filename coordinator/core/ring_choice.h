@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/solver/ring_solver.h"
@@ -65,16 +65,19 @@ class RingChoice {
   // An epoch was committed, and its peers were told these link costs.
   void Told(const control::LinkCost& cost, Tick now);
   const control::LinkCost& told() const { return told_; }
-  // The told shares if they are so new that peers should keep them unless others are clearly
-  // better; otherwise nullptr.
-  const Shares* KeptShares(Tick now) const;
+  // The told shares if they are so new that they should stay unless others are clearly better;
+  // otherwise nullptr.
+  const Shares* NewShares(Tick now) const;
   // The epoch that changed the ring to the better order was committed.
   void Ordered(Epoch epoch, Tick now);
   // The last epoch that brought a better order, and what it gained.
   Epoch ordered_epoch() const { return ordered_epoch_; }
   const std::string& ordered_gain() const { return ordered_gain_; }
 
-  void AddTo(Digester* digest) const;
+  LH_STATE(RingChoice, LH_FIELD(interval_ms_, rule::Aside{}), LH_FIELD(better_), LH_FIELD(gain_),
+           LH_FIELD(told_), LH_FIELD(shares_at_), LH_FIELD(due_), LH_FIELD(not_before_),
+           LH_FIELD(telling_due_), LH_FIELD(telling_not_before_), LH_FIELD(ordered_epoch_),
+           LH_FIELD(ordered_gain_));
 
  private:
   // No search falls due before `until`.

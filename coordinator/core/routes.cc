@@ -28,10 +28,11 @@ bool ChooseRelays(const std::vector<PeerId>& by_age, const FailedRelays& failed,
   return all;
 }
 
-bool CanRouteAround(const Routes& routes, const LostLinks& lost, const control::BlockedPairs& but) {
+bool CanRouteAround(const Routes& routes, const MissingLinks& missing,
+                    const control::BlockedPairs& but) {
   std::set<control::BlockedPair> all(routes.blocked.begin(), routes.blocked.end());
   for (const control::BlockedPair& pair : but) all.erase(pair);
-  for (const auto& [link, reason] : lost) {
+  for (const auto& [link, reason] : missing) {
     all.insert(control::MakeBlockedPair(link.first, link.second));
   }
   if (all.size() > LH_BLOCKED_PAIRS_MAX) return false;
@@ -48,10 +49,10 @@ bool CanRouteAround(const Routes& routes, const LostLinks& lost, const control::
   return ChooseRelays(routes.peers, routes.failed, &blocked);
 }
 
-PeerId ChooseVictim(const Routes& routes, const LostLinks& lost, const GroupRecord& record) {
-  std::set<LostLink> undirected;
+PeerId ChooseVictim(const Routes& routes, const MissingLinks& missing, const GroupRecord& record) {
+  std::set<LinkEnds> undirected;
   std::set<PeerId> candidates;
-  for (const auto& [link, reason] : lost) {
+  for (const auto& [link, reason] : missing) {
     undirected.insert(std::minmax(link.first, link.second));
     candidates.insert({link.first, link.second});
   }
@@ -75,6 +76,16 @@ PeerId ChooseVictim(const Routes& routes, const LostLinks& lost, const GroupReco
     if (weight(peer) > weight(victim)) victim = peer;
   }
   return victim;
+}
+
+bool ChangesWays(const std::set<PeerId>& staying, const control::BlockedPairs& before,
+                 const control::BlockedPairs& after) {
+  const auto differs = [&](const control::BlockedPair& pair) {
+    return staying.contains(pair.a) && staying.contains(pair.b) &&
+           control::RelayOf(before, pair.a, pair.b) != control::RelayOf(after, pair.a, pair.b);
+  };
+  return std::any_of(before.begin(), before.end(), differs) ||
+         std::any_of(after.begin(), after.end(), differs);
 }
 
 }  // namespace longhaul::coordinator

@@ -20,7 +20,7 @@ class RoutingTest : public testing::Test {
   void Join(uint64_t i, uint32_t step_deadline_ms = 0) {
     h.AddLively(P(i));
     control::Join join{.request = 1, .group = G(), .name = "t"};
-    join.step_deadline_ms = step_deadline_ms;
+    join.wish.step_deadline_ms = step_deadline_ms;
     h.LivelyJoin(P(i), join);
     h.Run();
   }

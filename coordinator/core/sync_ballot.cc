@@ -349,14 +349,4 @@ void SyncBallot::CheckInvariants(const std::set<MemberId>& voters,
   }
 }
 
-void SyncBallot::AddTo(Digester* digest) const {
-  digest->Add(held_).Add(offers_).Add(first_offer_).Add(last_end_).Add(refused_).Add(aborted_);
-  digest->Add(fetching_.has_value());
-  if (!fetching_) return;
-  const Fetching& f = *fetching_;
-  digest->Add(f.revision).Add(f.bytes).Add(f.begun).Add(f.failed).Add(f.sources_changed);
-  digest->Add(f.manifest).Add(f.state).Add(f.offers).Add(f.refused);
-  digest->Add(f.fetching).Add(f.holders).Add(f.fetched).Add(f.sources);
-}
-
 }  // namespace longhaul::coordinator

@@ -37,7 +37,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/election.h"
@@ -90,7 +90,9 @@ class SyncBallot {
   // `voters`: the members that may have an offer from Hold(); they include the electorate.
   void CheckInvariants(const std::set<MemberId>& voters,
                        const std::set<MemberId>& electorate) const;
-  void AddTo(Digester* digest) const;
+
+  LH_STATE(SyncBallot, LH_FIELD(held_), LH_FIELD(offers_), LH_FIELD(first_offer_),
+           LH_FIELD(last_end_), LH_FIELD(fetching_), LH_FIELD(refused_), LH_FIELD(aborted_));
 
  private:
   struct Fetching {
@@ -107,6 +109,10 @@ class SyncBallot {
     uint64_t bytes = 0;                               // sent in all
     Tick begun;                                       // first_offer() of this sync
     std::string failed;                               // why the sync failed; "": it has not
+    LH_FIELDS(Fetching, LH_FIELD(revision), LH_FIELD(manifest), LH_FIELD(state), LH_FIELD(offers),
+              LH_FIELD(refused), LH_FIELD(fetching), LH_FIELD(holders), LH_FIELD(sources_changed),
+              LH_FIELD(fetched), LH_FIELD(sources), LH_FIELD(bytes), LH_FIELD(begun),
+              LH_FIELD(failed));
   };
 
   void Elect(GroupRecord* record, Tick now, SyncOutput* out);

@@ -32,7 +32,7 @@ class SyncTest : public testing::Test {
     Enter(1);
     h_.AddLively(P(2));
     control::Join join{1, Harness::G(), "t"};
-    join.step_deadline_ms = ms;
+    join.wish.step_deadline_ms = ms;
     h_.LivelyJoin(P(2), join);
     h_.Run();
     h_.LivelyVote(P(1), M(1));

@@ -54,5 +54,8 @@ std::string List(const Ids& ids, const char* separator = ",", size_t max = SIZE_
 inline std::string LinkText(PeerId from, PeerId to, const std::string& reason) {
   return ToString(from) + " lost its link to " + ToString(to) + ": " + reason;
 }
+inline std::string Unreached(PeerId from, PeerId to, const std::string& reason) {
+  return ToString(from) + " cannot reach " + ToString(to) + ": " + reason;
+}
 
 }  // namespace longhaul::coordinator

@@ -17,8 +17,7 @@ namespace longhaul::coordinator {
 std::string RunSecret(const std::string& entropy, uint64_t number, const std::string& run);
 
 // A number that names one preparation of an epoch, and differs for each start of the coordinator.
-// It is no secret, and never 0. It has no key, so that a replay of the journal, which knows no
-// secret, computes the same one.
+// It is no secret, and never 0.
 uint64_t PreparationId(const std::string& incarnation, const GroupKey& group, Epoch epoch);
 
 // The token with which peers authenticate the lanes of one epoch of one group.

@@ -23,34 +23,34 @@ void Trials::Answer(PeerId from, uint64_t trial, PeerId newcomer, const std::str
   if (answer != running->second.answers.end()) answer->second = error;
 }
 
-Trials::Verdict Trials::Judge(const Trial& trial, Tick now) {
+std::optional<bool> Trials::Trial::Reached(Tick now) const {
   size_t failed = 0;
   size_t missing = 0;
-  for (const auto& [peer, answer] : trial.answers) {
+  for (const auto& [peer, answer] : answers) {
     if (!answer) {
       ++missing;
     } else if (!answer->empty()) {
       ++failed;
     }
   }
-  size_t asked = trial.answers.size();
-  if (trial.due <= now) asked -= std::exchange(missing, 0);
-  if (TooFewReach(failed, asked)) return Verdict::kRefused;
-  return missing > 0 ? Verdict::kOpen : Verdict::kReached;
+  size_t asked = answers.size();
+  if (due <= now) asked -= std::exchange(missing, 0);
+  if (TooFewReach(failed, asked)) return false;
+  if (missing > 0) return std::nullopt;
+  return true;
 }
 
 std::vector<Trials::Ended> Trials::End(Tick now) {
   std::vector<Ended> ended;
   for (auto it = running_.begin(); it != running_.end();) {
     const auto& [newcomer, trial] = *it;
-    const Verdict verdict = Judge(trial, now);
-    if (verdict == Verdict::kOpen) {
+    const std::optional<bool> reached = trial.Reached(now);
+    if (!reached) {
       ++it;
       continue;
     }
-    const bool reached = verdict == Verdict::kReached;
-    if (reached) reached_.insert(newcomer);
-    Ended& end = ended.emplace_back(Ended{newcomer, reached, {}, trial.answers.size()});
+    if (*reached) reached_.insert(newcomer);
+    Ended& end = ended.emplace_back(Ended{newcomer, *reached, {}, trial.answers.size()});
     for (const auto& [peer, answer] : trial.answers) {
       if (answer && !answer->empty()) end.errors[peer] = *answer;
     }
@@ -73,14 +73,6 @@ Tick Trials::NextDeadline() const {
   Tick next = kNever;
   for (const auto& [newcomer, trial] : running_) next = std::min(next, trial.due);
   return next;
-}
-
-void Trials::AddTo(Digester* digest) const {
-  digest->Add(last_).Add(running_.size());
-  for (const auto& [newcomer, trial] : running_) {
-    digest->Add(newcomer).Add(trial.number).Add(trial.due).Add(trial.answers);
-  }
-  digest->Add(reached_);
 }
 
 }  // namespace longhaul::coordinator

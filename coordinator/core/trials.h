@@ -5,7 +5,7 @@
 //   unknown --(Begin)--> tried --(not TooFewReach)--> reached
 //   tried --(TooFewReach)--> refused: unknown again
 //
-// A newcomer is refused as soon as the missing answers cannot change the verdict. A newcomer passes
+// A newcomer is refused as soon as the missing answers cannot change the result. A newcomer passes
 // when all peers that were asked have answered; its links to peers that do not reach it go through
 // a relay. A peer that has not answered when the trial's time is up is not counted. If no peer has
 // answered, the newcomer passes, and the preparation of its epoch shows whether links can be built.
@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 
@@ -59,23 +59,25 @@ class Trials {
   // Ends the trials that are decided by now.
   std::vector<Ended> End(Tick now);
 
-  // Ends running trials without a verdict. The next trials ask peers of new members, too.
+  // Ends running trials without a result. The next trials ask peers of new members, too.
   void Restart() { running_.clear(); }
   void Forget(PeerId newcomer);
   void ForgetIf(const std::function<bool(PeerId)>& stranger);
 
   // When the first trial's time is up.
   Tick NextDeadline() const;
-  void AddTo(Digester* digest) const;
+
+  LH_STATE(Trials, LH_FIELD(last_), LH_FIELD(running_), LH_FIELD(reached_));
 
  private:
-  enum class Verdict { kOpen, kReached, kRefused };
   struct Trial {
     uint64_t number = 0;
     Tick due;
     std::map<PeerId, std::optional<std::string>> answers;  // one for each peer that was asked
+    LH_FIELDS(Trial, LH_FIELD(number), LH_FIELD(due), LH_FIELD(answers));
+    // Whether the newcomer counts as reached; nullopt: that is open.
+    std::optional<bool> Reached(Tick now) const;
   };
-  static Verdict Judge(const Trial& trial, Tick now);
 
   uint64_t last_ = 0;
   std::map<PeerId, Trial> running_;

@@ -38,7 +38,7 @@ void CountRefused() {
 bool IsOneOfTheLast(int fd) {
   struct rlimit limit {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
-  return static_cast<rlim_t>(fd) + kDescriptorsKept >= limit.rlim_cur;
+  return static_cast<rlim_t>(fd) + kDescriptorsReserved >= limit.rlim_cur;
 }
 
 void Reset(int fd) {
@@ -48,9 +48,6 @@ void Reset(int fd) {
 }
 
 }  // namespace
-
-uint64_t AcceptsRefused() { return refused; }
-
 }  // namespace longhaul::coordinator
 
 extern "C" int accept4(int listener, struct sockaddr* address, socklen_t* length, int flags) {

@@ -3,19 +3,14 @@
 // gRPC 1.51 gives a listening port up for good once accept4() fails for another reason than EAGAIN:
 // strangers who use up the descriptors of the coordinator would shut its ports until a restart. So
 // accept.cc defines accept4() for this process, in place of the C library's. It never tells gRPC of
-// such an error, and resets connections that would take one of the last kDescriptorsKept
+// such an error, and resets connections that would take one of the last kDescriptorsReserved
 // descriptors, which stores, logs and certificates need. It logs that at most once a minute.
 //
 // Threads: any.
 #pragma once
 
-#include <cstdint>
-
 namespace longhaul::coordinator {
 
-inline constexpr int kDescriptorsKept = 32;
-
-// How many connections were reset, and how often accept4() failed, for a lack of descriptors.
-uint64_t AcceptsRefused();
+inline constexpr int kDescriptorsReserved = 32;
 
 }  // namespace longhaul::coordinator

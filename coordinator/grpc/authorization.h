@@ -83,7 +83,7 @@ std::variant<Caller, Denial> Identify(Auth auth, const Presented& shown, const T
                                       const std::string& flag);
 
 // Whether a peer may send this message: nullopt, or why not. Each group that the message names has
-// to be of the caller's run. Joins are not judged here, because a join is refused with an answer.
+// to be of the caller's run. Joins are not checked here, because a join is refused with an answer.
 std::optional<Denial> ObjectionTo(const Caller& caller, const control::PeerMessage& message);
 // Why the caller may not have the member that `join` asks for, as ObjectionTo() for joins.
 std::optional<Denial> ObjectionToRun(const Caller& caller, const control::Join& join);

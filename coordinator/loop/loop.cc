@@ -118,14 +118,12 @@ class CoordinatorLoop::Impl {
   // Called with the loop, on the loop's thread; or with null and an error, on any thread.
   using Request = std::function<void(Impl*, const absl::Status&)>;
 
-  Impl(Options options, std::unique_ptr<Store> store, Records records,
-       std::unique_ptr<JournalWriter> journal, CoordinatorMetrics* metrics)
+  Impl(Options options, std::unique_ptr<Store> store, Records records, CoordinatorMetrics* metrics)
       : options_(std::move(options)),
         store_name_(store->Name()),
         metrics_(metrics),
         mailbox_(3 * kSessionsMax + kRequestsMax + kRingsMax, [this] { Wake(); }),
         store_(std::move(store)),
-        journal_(std::move(journal)),
         core_(options_.core, std::move(records)),
         ring_worker_([this](RingOrdered ring) { (void)Post(std::move(ring)); }),
         thread_([this] { Run(); }) {}
@@ -189,9 +187,9 @@ class CoordinatorLoop::Impl {
   }
 
   absl::Status Keep(const TokenChange& change) {
-    const absl::Status kept = Stored([&] { return store_->ChangeTokens(change); });
-    if (!kept.ok()) Fail(kept);
-    return kept;
+    const absl::Status stored = Stored([&] { return store_->ChangeTokens(change); });
+    if (!stored.ok()) Fail(stored);
+    return stored;
   }
 
   EventLog& events() { return events_; }
@@ -282,7 +280,6 @@ class CoordinatorLoop::Impl {
 
   // Only the loop's thread uses these.
   std::unique_ptr<Store> store_;
-  std::unique_ptr<JournalWriter> journal_;  // null: no journal is written
   CoordinatorCore core_;
   std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
   std::map<GroupKey, Tick> preparing_since_;
@@ -404,9 +401,7 @@ void CoordinatorLoop::Impl::RefuseRest(std::vector<Mail> mail) {
 void CoordinatorLoop::Impl::Step(const Event& event) {
   const Clock::time_point begun = Clock::now();
   const Tick now = Now();
-  if (journal_) journal_->Write(event, now);
   std::vector<Action> actions = core_.Step(event, now);
-  if (journal_) journal_->Stepped(core_);
   Measure(actions);
   for (Action& action : actions) {
     std::visit([this](auto& a) { Carry(a); }, action);
@@ -476,7 +471,6 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     if (event.kind == "sync_failed") metrics_->OnSyncFailed();
     if (event.kind == "sync_refused") metrics_->OnSyncRefused();
     if (event.kind == "state_corrupt") metrics_->OnStateCorrupt();
-    if (event.kind == "contribution_suspect") metrics_->OnContributionSuspect();
     if (event.kind == "abort") {
       preparing_since_.erase(event.group);
       metrics_->OnPreparationAborted();
@@ -508,12 +502,8 @@ CoordinatorLoop::~CoordinatorLoop() = default;
 absl::StatusOr<std::unique_ptr<CoordinatorLoop>> CoordinatorLoop::Start(
     Options options, std::unique_ptr<Store> store, CoordinatorMetrics* metrics) {
   LH_ASSIGN_OR_RETURN(Records records, store->Load());
-  std::unique_ptr<JournalWriter> journal;
-  if (!options.journal.path.empty()) {
-    LH_ASSIGN_OR_RETURN(journal, JournalWriter::Begin(options.journal, options.core, records));
-  }
-  return std::unique_ptr<CoordinatorLoop>(new CoordinatorLoop(std::make_unique<Impl>(
-      std::move(options), std::move(store), std::move(records), std::move(journal), metrics)));
+  return std::unique_ptr<CoordinatorLoop>(new CoordinatorLoop(
+      std::make_unique<Impl>(std::move(options), std::move(store), std::move(records), metrics)));
 }
 
 std::optional<SessionId> CoordinatorLoop::OpenSession(std::shared_ptr<SessionPort> port) {

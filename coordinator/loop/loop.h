@@ -1,5 +1,5 @@
-// The thread that owns the coordinator's core, store and journal. The loop takes what other threads
-// post, gives it to the core as events, and carries out the core's actions in order.
+// The thread that owns the coordinator's core and store. The loop takes what other threads post,
+// gives it to the core as events, and carries out the core's actions in order.
 //
 // The loop carries out a Persist action before the actions behind it, and waits for the disk. So no
 // message leaves the process before the records that the message depends on are durable. If the
@@ -23,7 +23,6 @@
 #include "absl/status/statusor.h"
 #include "base/tick.h"
 #include "coordinator/core/coordinator_core.h"
-#include "coordinator/journal/journal.h"
 #include "coordinator/loop/event_log.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/store/store.h"
@@ -62,12 +61,10 @@ class CoordinatorLoop {
     std::function<Tick()> now;
     // Called for each event, on the loop's thread. Default: nobody listens.
     std::function<void(const EventRecord&, Tick)> observe;
-    // Where to write the journal; without a path none is written.
-    JournalOptions journal;
   };
 
-  // Reads the store, begins the journal and starts the thread. `metrics` must outlive the loop. The
-  // errors are those of Store::Load() and JournalWriter::Begin(); no thread runs after an error.
+  // Reads the store and starts the thread. `metrics` must outlive the loop. The errors are those of
+  // Store::Load(); no thread runs after an error.
   static absl::StatusOr<std::unique_ptr<CoordinatorLoop>> Start(Options options,
                                                                 std::unique_ptr<Store> store,
                                                                 CoordinatorMetrics* metrics);

@@ -157,10 +157,6 @@ struct CoordinatorMetrics::Impl {
   Counter& states_corrupt =
       MakeCounter(registry, "longhaul_coordinator_states_corrupt_total",
                   "Reports that a member served other bytes of the state than it had announced");
-  Counter& contributions_suspect =
-      MakeCounter(registry, "longhaul_coordinator_contributions_suspect_total",
-                  "Events that say that a member's input to an op looks wrong; peers with "
-                  "--screen-contributions report it, and many reports make one event");
   Family<Counter>& removed =
       BuildCounter()
           .Name("longhaul_coordinator_members_removed_total")
@@ -329,7 +325,6 @@ void CoordinatorMetrics::OnSync(std::chrono::duration<double> took, uint64_t byt
 void CoordinatorMetrics::OnSyncFailed() { impl_->syncs_failed.Increment(); }
 void CoordinatorMetrics::OnSyncRefused() { impl_->syncs_refused.Increment(); }
 void CoordinatorMetrics::OnStateCorrupt() { impl_->states_corrupt.Increment(); }
-void CoordinatorMetrics::OnContributionSuspect() { impl_->contributions_suspect.Increment(); }
 void CoordinatorMetrics::OnRemoval(const std::string& cause) {
   const auto it = impl_->removals.find(cause);
   (it == impl_->removals.end() ? impl_->removals_other : *it->second).Increment();

@@ -46,7 +46,6 @@ class CoordinatorMetrics {
   // A sync refused one member; the other members went on.
   void OnSyncRefused();
   void OnStateCorrupt();
-  void OnContributionSuspect();
   // `cause`: as FaultRecord::cause.
   void OnRemoval(const std::string& cause);
   void OnStreamOpened();

@@ -48,7 +48,6 @@ TEST(CoordinatorMetrics, CountsWhatHappens) {
   metrics.OnSyncFailed();
   metrics.OnSyncRefused();
   metrics.OnStateCorrupt();
-  metrics.OnContributionSuspect();
   metrics.OnStreamOpened();
   metrics.OnStreamOpened();
   metrics.OnStreamClosed();
@@ -69,12 +68,11 @@ TEST(CoordinatorMetrics, CountsWhatHappens) {
         "longhaul_coordinator_syncs_total{outcome=\"refused\"} 1\n",
         "longhaul_coordinator_sync_bytes_total 1000\n",
         "longhaul_coordinator_sync_seconds_bucket{le=\"0.2\"} 1\n",
-        "longhaul_coordinator_states_corrupt_total 1\n",
-        "longhaul_coordinator_contributions_suspect_total 1\n",
-        "longhaul_coordinator_votes_total 2\n", "longhaul_coordinator_streams 1\n",
-        "longhaul_coordinator_streams_opened_total 2\n", "longhaul_coordinator_runs 2\n",
-        "longhaul_coordinator_groups 3\n", "longhaul_coordinator_members 1\n",
-        "longhaul_coordinator_members_pending 1\n", "longhaul_coordinator_groups_preparing 1\n"}) {
+        "longhaul_coordinator_states_corrupt_total 1\n", "longhaul_coordinator_votes_total 2\n",
+        "longhaul_coordinator_streams 1\n", "longhaul_coordinator_streams_opened_total 2\n",
+        "longhaul_coordinator_runs 2\n", "longhaul_coordinator_groups 3\n",
+        "longhaul_coordinator_members 1\n", "longhaul_coordinator_members_pending 1\n",
+        "longhaul_coordinator_groups_preparing 1\n"}) {
     EXPECT_THAT(text, HasSubstr(series));
   }
 }

@@ -605,9 +605,9 @@ absl::Status SqliteStore::Write(const DeleteGroup& gone) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) {
-  LH_RETURN_IF_ERROR(MakeDirectoryOf("store", path));
+  LH_RETURN_IF_ERROR(MakeDirectoryOf(path));
   // SQLite itself would let two coordinators take turns on one file.
-  LH_ASSIGN_OR_RETURN(Fd lock, LockFile("store", path));
+  LH_ASSIGN_OR_RETURN(Fd lock, LockFile(path));
   {
     LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));
     struct stat stat {};

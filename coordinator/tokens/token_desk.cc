@@ -98,12 +98,12 @@ std::optional<Denial> TokenDesk::DeadAt(const TokenRecord& record, uint64_t now_
 
 absl::StatusOr<std::vector<std::string>> TokenDesk::MakeRoom(uint64_t now_s) const {
   std::vector<std::string> gone;
-  const TokenRecord* oldest = nullptr;  // of the dead ones that would be kept
+  const TokenRecord* oldest = nullptr;  // of the dead ones that are not forgotten
   for (const auto& [id, record] : tokens_) {
     if (!DeadAt(record, now_s)) continue;
     const uint64_t ended =
         record.revoked_s != 0 ? std::min(record.revoked_s, record.expires_s) : record.expires_s;
-    if (now_s - std::min(now_s, ended) > kDeadTokenKeptS) {
+    if (now_s - std::min(now_s, ended) > kDeadTokenForgottenS) {
       gone.push_back(id);
     } else if (oldest == nullptr || record.created_s < oldest->created_s) {
       oldest = &record;
@@ -153,16 +153,16 @@ void TokenDesk::Create(TokenOrder order, std::function<void(absl::StatusOr<NewTo
   change.put = made.record;
   const std::vector<std::string> gone = change.gone;
   options_.keep(std::move(change), [this, made = std::move(made), gone,
-                                    done = std::move(done)](const absl::Status& kept) {
+                                    done = std::move(done)](const absl::Status& stored) {
     {
       MutexLock lock(&mutex_);
       --making_;
-      if (kept.ok()) {
+      if (stored.ok()) {
         for (const std::string& id : gone) tokens_.erase(id);
         tokens_.emplace(made.record.id, made.record);
       }
     }
-    if (!kept.ok()) return done(kept);
+    if (!stored.ok()) return done(stored);
     done(made);
   });
 }
@@ -183,8 +183,8 @@ void TokenDesk::Revoke(const std::string& id, Done done) {
   TokenChange change;
   change.put = record;
   options_.keep(std::move(change),
-                [this, record, done = std::move(done)](const absl::Status& kept) {
-                  if (!kept.ok()) return done(kept);
+                [this, record, done = std::move(done)](const absl::Status& stored) {
+                  if (!stored.ok()) return done(stored);
                   {
                     MutexLock lock(&mutex_);
                     // It may have been deleted meanwhile, to make room. Then the store has it
@@ -192,7 +192,7 @@ void TokenDesk::Revoke(const std::string& id, Done done) {
                     tokens_[record.id] = record;
                   }
                   if (on_revoked_) on_revoked_();
-                  done(kept);
+                  done(stored);
                 });
 }
 
@@ -206,13 +206,6 @@ std::vector<TokenRecord> TokenDesk::List() const {
     return a.created_s < b.created_s;
   });
   return records;
-}
-
-bool TokenDesk::HasLiveToken() const {
-  const uint64_t now_s = Now();
-  MutexLock lock(&mutex_);
-  return std::any_of(tokens_.begin(), tokens_.end(),
-                     [now_s](const auto& entry) { return !DeadAt(entry.second, now_s); });
 }
 
 std::variant<TokenRecord, Denial> TokenDesk::Check(const std::string& text) const {

@@ -30,7 +30,7 @@ namespace longhaul::coordinator {
 inline constexpr size_t kTokensMax = 4096;
 // So long after its end, an expired or revoked token is deleted when the next token is made. Until
 // then its holder is told that it has expired or was revoked; then it is merely unknown.
-inline constexpr uint64_t kDeadTokenKeptS = 30 * uint64_t{86400};
+inline constexpr uint64_t kDeadTokenForgottenS = 30 * uint64_t{86400};
 inline constexpr uint64_t kTokenTtlMaxS = 3660 * uint64_t{86400};  // ten years
 
 // What a new token is to be.
@@ -69,8 +69,6 @@ class TokenDesk {
   void Revoke(const std::string& id, Done done);
   // All tokens, in the order of their making.
   std::vector<TokenRecord> List() const;
-  // Whether there is a token that may still be used.
-  bool HasLiveToken() const;
 
   // Gives the record of the token that `text` is, if it may be used now. The time that this takes
   // says nothing about the secret.

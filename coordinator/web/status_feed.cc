@@ -318,9 +318,9 @@ StatusFeed::News StatusFeed::ReadEvents() {
     if (events.empty()) return news;
     for (const StampedEvent& event : events) {
       const bool routine = IsRoutine(event.event.kind);
-      EventMap* const kept = routine ? &news.routine : &news.rare;
-      kept->emplace(event.sequence, ToJsonText(event));
-      Trim(kept, routine ? kFeedRoutineMax : kFeedEventsMax);
+      EventMap* const list = routine ? &news.routine : &news.rare;
+      list->emplace(event.sequence, ToJsonText(event));
+      Trim(list, routine ? kFeedRoutineMax : kFeedEventsMax);
     }
     events_read_ = events.back().sequence;
   }

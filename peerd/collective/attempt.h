@@ -63,7 +63,6 @@
 
 #include "absl/status/statusor.h"
 #include "peerd/collective/plan.h"
-#include "peerd/collective/screen.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/op_desc.h"
 #include "proto/wire/shares.h"
@@ -114,7 +113,7 @@ std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
 // Default of AttemptSpec::cached_bytes_max.
 inline constexpr uint64_t kCachedBytesMax = 1 << 20;
 
-// A part of the whole that belongs to a member (OpTable::CutsOf lists them). An all-reduce has
+// A part of the whole that belongs to a member (CutsOf() in the core lists them). An all-reduce has
 // none.
 //
 // In phase reduce, the part is finished at its owner. In phase gather, it begins at its owner and
@@ -189,9 +188,6 @@ struct AttemptSpec {
   uint64_t window_bytes = 8 << 20;
   // A tensor of at most this size is taken to be in the caches, together with its scratch buffer.
   uint64_t cached_bytes_max = kCachedBytesMax;
-  // Set: the attempt looks at the inputs that it can see (screen.h), which takes a further pass
-  // over them. It must outlive the attempt.
-  Seen* seen = nullptr;
 
   bool reduces() const { return Reduces(desc.kind); }
   bool gathers() const { return Gathers(desc.kind); }

@@ -117,8 +117,7 @@ uint64_t Coder::Add(const Stretch& stretch, const CodedSum& sum) const {
               divisor == 0 ? ReduceOp::kSum : ReduceOp::kAvg, divisor);
     };
     bool first = true;
-    for (size_t i = 0; i < sum.inputs.size(); ++i) {
-      const uint8_t* const each = sum.inputs[i];
+    for (const uint8_t* const each : sum.inputs) {
       const uint8_t* encoded = each == nullptr ? nullptr : each + skip;
       if (each == nullptr) {
         LoadInput(step, input);
@@ -130,10 +129,6 @@ uint64_t Coder::Add(const Stretch& stretch, const CodedSum& sum) const {
           longhaul::peerd::Decode(options_, encoded, count, decoded);
           AddError(input, decoded, count, 1, error);
         }
-      }
-      if (!sum.seen.empty() && encoded != nullptr) {
-        longhaul::peerd::Decode(options_, encoded, count, decoded);
-        Look(Bytes(decoded), count, DType::kFloat32, sum.seen[i]);
       }
       if (encoded == nullptr) {
         const Term terms[] = {{Bytes(total)}, {Bytes(input)}};

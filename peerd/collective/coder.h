@@ -29,8 +29,6 @@ struct Stretch {
 struct CodedSum {
   // Encoded inputs, in the order of the additions. nullptr stands for the own input.
   std::vector<const uint8_t*> inputs;
-  // Empty, or for each of `inputs` the tally that gets it as it was decoded.
-  std::vector<Tally*> seen = {};
   // The own input is rounded as if it had been sent. Otherwise it is added as it is.
   bool own_as_sent = false;
   double divisor = 0;  // 0: the sum is not divided

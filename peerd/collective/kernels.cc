@@ -241,15 +241,12 @@ struct Vector {
 #endif
 
 std::vector<Kernels> Detect() {
-  std::vector<Kernels> kernels = {
-      {"generic", generic::ReduceEntry, generic::DivideEntry, generic::CombineEntry}};
+  std::vector<Kernels> kernels = {{"generic", generic::CombineEntry}};
 #if defined(__x86_64__)
-  if (HasAvx2AndF16c())
-    kernels.push_back({"avx2", avx2::ReduceEntry, avx2::DivideEntry, avx2::CombineEntry});
-  if (HasAvx512())
-    kernels.push_back({"avx512", avx512::ReduceEntry, avx512::DivideEntry, avx512::CombineEntry});
+  if (HasAvx2AndF16c()) kernels.push_back({"avx2", avx2::CombineEntry});
+  if (HasAvx512()) kernels.push_back({"avx512", avx512::CombineEntry});
 #elif defined(__aarch64__)
-  kernels.push_back({"neon", neon::ReduceEntry, neon::DivideEntry, neon::CombineEntry});
+  kernels.push_back({"neon", neon::CombineEntry});
 #endif
   return kernels;
 }
@@ -274,24 +271,6 @@ void CheckReduction(DType dtype, ReduceOp op, bool weighted) {
 }
 
 }  // namespace
-
-void ReduceInto(uint8_t* accumulator, const uint8_t* input, uint64_t count, DType dtype,
-                ReduceOp op) {
-  CheckReduction(dtype, op, false);
-  InUse().reduce(accumulator, accumulator, input, count, dtype, op);
-}
-
-void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
-            ReduceOp op) {
-  CheckReduction(dtype, op, false);
-  InUse().reduce(out, a, b, count, dtype, op);
-}
-
-void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor) {
-  LH_CHECK(divisor >= 1);
-  CheckReduction(dtype, ReduceOp::kAvg, false);
-  InUse().divide(data, count, dtype, divisor);
-}
 
 void Combine(uint8_t* out, bool out_wide, std::span<const Term> terms, uint64_t count, DType dtype,
              ReduceOp op, double divisor) {

@@ -18,19 +18,6 @@
 
 namespace longhaul::peerd {
 
-// accumulator[i] = accumulator[i] op input[i]. For avg it adds; call Divide() once at the end. The
-// two ranges are equal or do not overlap.
-void ReduceInto(uint8_t* accumulator, const uint8_t* input, uint64_t count, DType dtype,
-                ReduceOp op);
-
-// out[i] = a[i] op b[i]. `out` is equal to `a` or to `b`, or overlaps neither.
-void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
-            ReduceOp op);
-
-// data[i] /= divisor, for a divisor of at least 1. float16 and bfloat16 are divided in float32.
-// Integers are rounded towards zero.
-void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
-
 // Fills `out` with the identity of the op: x op identity is x in all bits, unless x is NaN. For sum
 // and avg: -0 for floats, 0 for integers. For prod: 1. For min: infinity, or the largest integer.
 // For max: -infinity, or the smallest integer. For bool: 1 for min, else 0.
@@ -59,9 +46,6 @@ void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes);
 // "generic" for what the compiler makes of plain loops (on aarch64 it uses NEON there, too).
 struct Kernels {
   const char* name;
-  void (*reduce)(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
-                 ReduceOp op);
-  void (*divide)(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
   void (*combine)(uint8_t* out, bool out_wide, std::span<const Term> terms, uint64_t count,
                   DType dtype, ReduceOp op, double divisor);
 };

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -303,6 +304,17 @@ std::string Hex(const uint8_t* data, size_t bytes) {
   return text;
 }
 
+// Combine() of two terms, and of one term with a divisor.
+void Reduce(const Kernels& kernels, uint8_t* out, const uint8_t* a, const uint8_t* b,
+            uint64_t count, DType dtype, ReduceOp op) {
+  const Term terms[] = {{.data = a}, {.data = b}};
+  kernels.combine(out, /*out_wide=*/false, std::span<const Term>(terms), count, dtype, op, 0);
+}
+void Divide(const Kernels& kernels, uint8_t* data, uint64_t count, DType dtype, uint32_t divisor) {
+  const Term term = {.data = data};
+  kernels.combine(data, /*out_wide=*/false, {&term, 1}, count, dtype, ReduceOp::kAvg, divisor);
+}
+
 class KernelsTest : public testing::TestWithParam<int> {
  protected:
   DType dtype() const { return static_cast<DType>(GetParam()); }
@@ -355,7 +367,7 @@ TEST_P(KernelsTest, EveryPairOfEdgesEqualsTheReference) {
   for (const Kernels& kernels : SupportedKernels()) {
     for (const ReduceOp op : OpsOf(dtype())) {
       std::vector<uint8_t> out(a.size());
-      kernels.reduce(out.data(), a.data(), b.data(), left.size(), dtype(), op);
+      Reduce(kernels, out.data(), a.data(), b.data(), left.size(), dtype(), op);
       ExpectEqual(out, Expected(a, b, op), a, b, std::string(kernels.name) + " " + Name(op));
     }
   }
@@ -370,9 +382,9 @@ TEST_P(KernelsTest, RandomBitsEqualTheReferenceAndCommute) {
     for (const ReduceOp op : OpsOf(dtype())) {
       const std::vector<uint8_t> expected = Expected(a, b, op);
       std::vector<uint8_t> out(a.size());
-      kernels.reduce(out.data(), a.data(), b.data(), kCount, dtype(), op);
+      Reduce(kernels, out.data(), a.data(), b.data(), kCount, dtype(), op);
       ExpectEqual(out, expected, a, b, std::string(kernels.name) + " " + Name(op));
-      kernels.reduce(out.data(), b.data(), a.data(), kCount, dtype(), op);
+      Reduce(kernels, out.data(), b.data(), a.data(), kCount, dtype(), op);
       ExpectEqual(out, expected, a, b, std::string(kernels.name) + " swapped " + Name(op));
     }
   }
@@ -394,9 +406,9 @@ TEST_P(KernelsTest, TheIdentityChangesNoBitsButThoseOfNan) {
     std::vector<uint8_t> identity(kCount * size);
     FillIdentity(identity.data(), kCount, dtype, op);
     std::vector<uint8_t> once = bits;
-    ReduceInto(once.data(), identity.data(), kCount, dtype, op);
+    Reduce(SupportedKernels().back(), once.data(), once.data(), identity.data(), kCount, dtype, op);
     // Dividing by one makes every NaN the same.
-    if (IsFloat(dtype)) Divide(bits.data(), kCount, dtype, 1);
+    if (IsFloat(dtype)) Divide(SupportedKernels().back(), bits.data(), kCount, dtype, 1);
     ASSERT_EQ(once, bits) << Name(op);
   }
 }
@@ -425,8 +437,8 @@ TEST_P(KernelsTest, AnyLengthAndAlignmentWritesItsElementsOnly) {
           std::vector<uint8_t> apart(a.size() + 64, 0x5a);
           std::vector<uint8_t>& memory = alias == 0 ? apart : alias == 1 ? memory_a : memory_b;
           const size_t skip = alias == 0 ? skip_out : alias == 1 ? skip_a : skip_b;
-          kernels.reduce(memory.data() + skip, memory_a.data() + skip_a, memory_b.data() + skip_b,
-                         count, dtype(), op);
+          Reduce(kernels, memory.data() + skip, memory_a.data() + skip_a, memory_b.data() + skip_b,
+                 count, dtype(), op);
           const auto begin = memory.begin() + static_cast<ptrdiff_t>(skip);
           const std::vector<uint8_t> got(begin, begin + static_cast<ptrdiff_t>(a.size()));
           ExpectEqual(got, expected, a, b, std::string(kernels.name) + " " + Name(op));
@@ -454,7 +466,7 @@ TEST_P(KernelsTest, DivisionEqualsTheReference) {
         }
         std::vector<uint8_t> memory(a.size() + 1);
         std::copy(a.begin(), a.end(), memory.begin() + 1);
-        kernels.divide(memory.data() + 1, count, dtype(), divisor);
+        Divide(kernels, memory.data() + 1, count, dtype(), divisor);
         const std::vector<uint8_t> got(memory.begin() + 1, memory.end());
         ExpectEqual(got, expected, a, {},
                     std::string(kernels.name) + " divided by " + std::to_string(divisor));
@@ -714,7 +726,7 @@ TEST(KernelsOf16BitsTest, EveryFloat16AndBfloat16SurvivesADivisionByOne) {
            {DType::kFloat16, kHalf}, {DType::kBfloat16, kBrain}}) {
     for (const Kernels& kernels : SupportedKernels()) {
       std::vector<uint8_t> data = Elements(dtype, all);
-      kernels.divide(data.data(), all.size(), dtype, 1);
+      Divide(kernels, data.data(), all.size(), dtype, 1);
       for (size_t i = 0; i < all.size(); ++i) {
         const bool nan = (i & 0x7fff) > format.infinity;
         ASSERT_EQ(Get<uint16_t>(data.data() + 2 * i), nan ? format.nan : i) << kernels.name;
@@ -756,9 +768,10 @@ TEST(CopyAsideTest, LongCopiesArriveWhole) {
 TEST(KernelsInUseTest, AddAndDivide) {
   float a[3] = {1, 2, 3};
   const float b[3] = {10, 20, 30};
-  ReduceInto(reinterpret_cast<uint8_t*>(a), reinterpret_cast<const uint8_t*>(b), 3, DType::kFloat32,
-             ReduceOp::kAvg);
-  Divide(reinterpret_cast<uint8_t*>(a), 3, DType::kFloat32, 2);
+  const Term terms[] = {{.data = reinterpret_cast<const uint8_t*>(a)},
+                        {.data = reinterpret_cast<const uint8_t*>(b)}};
+  Combine(reinterpret_cast<uint8_t*>(a), /*out_wide=*/false, terms, 3, DType::kFloat32,
+          ReduceOp::kAvg, 2);
   EXPECT_EQ(a[0], 5.5f);
   EXPECT_EQ(a[2], 16.5f);
 }

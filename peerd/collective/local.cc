@@ -53,16 +53,6 @@ void SumInputs(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chun
           spec.desc.reduce, /*divisor=*/0);
 }
 
-void LookAtInputs(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
-                  uint64_t skip, uint64_t bytes) {
-  if (spec.seen == nullptr) return;
-  for (const LocalInput& input : inputs) {
-    const uint8_t* const tensor = spec.sources[input.member][chunk.piece];
-    Look(tensor + chunk.source + skip, bytes / SizeOf(chunk.dtype), chunk.dtype,
-         &spec.seen->locals[input.member]);
-  }
-}
-
 void FillWithIdentity(ReduceOp reduce, DType dtype, uint64_t bytes, uint8_t* out, bool wide) {
   const uint64_t count = bytes / SizeOf(dtype);
   if (wide) dtype = DType::kFloat32;

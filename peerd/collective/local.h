@@ -34,10 +34,6 @@ float* ErrorOf(const AttemptSpec& spec, int member, const Layout::Chunk& chunk, 
 // inputs: the identity. `wide`: float32 for a chunk of halves. `out` overlaps no input.
 void SumInputs(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
                uint64_t skip, uint64_t bytes, uint8_t* out, bool wide);
-// If spec.seen is set: looks at these bytes of a chunk in each of the inputs alone. Errors are no
-// part of an input.
-void LookAtInputs(const AttemptSpec& spec, const Inputs& inputs, const Layout::Chunk& chunk,
-                  uint64_t skip, uint64_t bytes);
 // Fills `out` with the identity of the op, for `bytes` bytes of a tensor of this dtype.
 void FillWithIdentity(ReduceOp reduce, DType dtype, uint64_t bytes, uint8_t* out, bool wide);
 // What sums are divided by at the end (Combine()). 0: nothing.

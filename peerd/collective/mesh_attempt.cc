@@ -238,12 +238,9 @@ class MeshAttempt final : public SegmentAttempt {
 
   // Hands over own input of other chunks, or own chunks, as much as the window allows. The
   // receivers take turns, so that none has to wait until another one has got all. What must be
-  // added up, prepared or looked at first is left to Work().
+  // added up or prepared first is left to Work().
   void HandFresh() {
-    while (MayHandFresh() && !TakesTime(NextFresh(NextReceiver()))) HandOneFresh();
-  }
-  bool TakesTime(const Plan::Grains& grains) const {
-    return spec_.seen != nullptr || MustAddUp(grains);
+    while (MayHandFresh() && !MustAddUp(NextFresh(NextReceiver()))) HandOneFresh();
   }
   // Returns the next position that has fresh segments to be sent to it; spec_.size: there is none.
   int NextReceiver() const {
@@ -273,7 +270,6 @@ class MeshAttempt final : public SegmentAttempt {
     fresh_out_bytes_ += WireBytes(grains, form);
     Take(grains, &fresh_[to]);
     turn_ = Next(to);
-    LookAtOwn(grains);
     const uint8_t* data = nullptr;
     if (coder_) {
       EncodeInput(grains);
@@ -293,7 +289,7 @@ class MeshAttempt final : public SegmentAttempt {
 
   bool MayGoOn() const override {
     if (SegmentAttempt::MayGoOn() || (started_ && !alone_.empty())) return true;
-    return MayHandFresh() && TakesTime(NextFresh(NextReceiver()));
+    return MayHandFresh() && MustAddUp(NextFresh(NextReceiver()));
   }
   uint64_t GoOn() override {
     // What others wait for comes first.
@@ -317,7 +313,6 @@ class MeshAttempt final : public SegmentAttempt {
 
   // Adds up grains of an own chunk, of which all inputs are here.
   void Finish(const Plan::Grains& grains) {
-    LookAtOwn(grains);
     if (coder_) {
       FinishEncoded(grains);
     } else {
@@ -332,7 +327,6 @@ class MeshAttempt final : public SegmentAttempt {
     for (const int i : order_) {
       if (!contributes_[i]) continue;
       sum.inputs.push_back(i == spec_.position ? nullptr : PlaceOf(i, grains));
-      if (spec_.seen != nullptr) sum.seen.push_back(&spec_.seen->positions[i]);
     }
     sum.own_as_sent = true;
     sum.divisor = divisor_;
@@ -348,9 +342,8 @@ class MeshAttempt final : public SegmentAttempt {
     // As it would be sent, so that the result does not depend on who owns the chunk.
     const bool prepares = contributes_[spec_.position] && MustPrepare(chunk);
     alignas(64) uint8_t prepared[2 * kBlockBytes];
-    std::vector<Term> terms;   // of the positions that contribute, in their order
-    std::vector<Tally*> seen;  // of the same, if they are looked at
-    size_t own = 0;            // which of them is prepared block by block
+    std::vector<Term> terms;  // of the positions that contribute, in their order
+    size_t own = 0;           // which of them is prepared block by block
     for (const int i : order_) {
       if (!contributes_[i]) continue;
       const uint8_t* data = nullptr;
@@ -362,7 +355,6 @@ class MeshAttempt final : public SegmentAttempt {
         data = SourceOf(grains);
       }
       terms.push_back({data, IsWide(chunk, i), 1});
-      if (spec_.seen != nullptr) seen.push_back(&spec_.seen->positions[i]);
     }
     std::vector<Term> rest = terms;
     const auto sum = [&](uint64_t done, uint64_t bytes, uint8_t* out) {
@@ -373,10 +365,6 @@ class MeshAttempt final : public SegmentAttempt {
         } else {
           rest[i].data = terms[i].data + done * (terms[i].wide ? 2 : 1);
         }
-      }
-      for (size_t i = 0; i < seen.size(); ++i) {
-        Look(rest[i].data, bytes / SizeOf(chunk.dtype),
-             rest[i].wide ? DType::kFloat32 : chunk.dtype, seen[i]);
       }
       Combine(out, /*out_wide=*/false, rest, bytes / SizeOf(chunk.dtype), chunk.dtype,
               spec_.desc.reduce, divisor_);

@@ -127,7 +127,6 @@ class RingAttempt final : public SegmentAttempt {
     if (phase == Phase::kGather) return PassResult(grains);
     const Layout::Chunk& chunk = ChunkOf(grains);
     const bool last = IsLast(Hop(chunk));
-    LookAtOwn(grains);
     if (coder_) {
       AddToEncoded(grains, last);
     } else {
@@ -197,13 +196,10 @@ class RingAttempt final : public SegmentAttempt {
     return NextSegment(front.first, front.end(), FreshFormOf(front));
   }
 
-  // Hands over own input, as much as the window allows. What must be added up, prepared or looked
-  // at first is left to Work().
+  // Hands over own input, as much as the window allows. What must be added up or prepared first is
+  // left to Work().
   void HandFresh() {
-    while (MayHandFresh() && !TakesTime(fresh_.front())) HandOneFresh();
-  }
-  bool TakesTime(const Plan::Grains& grains) const {
-    return MustAddUp(grains) || (spec_.seen != nullptr && !inputs_.empty());
+    while (MayHandFresh() && !MustAddUp(fresh_.front())) HandOneFresh();
   }
   bool MustAddUp(const Plan::Grains& grains) const {
     return coder_ || (!inputs_.empty() && MustPrepare(ChunkOf(grains)));
@@ -220,7 +216,6 @@ class RingAttempt final : public SegmentAttempt {
     const Plan::Range range = plan_.RangeOf(grains);
     const Form form = FreshFormOf(grains);
     fresh_out_bytes_ += WireBytes(grains, form);
-    LookAtOwn(grains);
     if (coder_) {
       EncodeInput(grains);
     } else if (MustAddUp(grains)) {
@@ -233,7 +228,7 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   bool MayGoOn() const override {
-    return SegmentAttempt::MayGoOn() || (MayHandFresh() && TakesTime(fresh_.front()));
+    return SegmentAttempt::MayGoOn() || (MayHandFresh() && MustAddUp(fresh_.front()));
   }
   uint64_t GoOn() override {
     // What others wait for comes first.

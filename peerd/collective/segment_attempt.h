@@ -199,13 +199,6 @@ class SegmentAttempt : public Attempt {
     const Layout::Chunk& chunk = ChunkOf(grains);
     return {&chunk, SkipOf(chunk, grains), plan_.RangeOf(grains).bytes};
   }
-  // If spec.seen is set: looks at the own input of these grains. Call it once for each grain, when
-  // the input is used.
-  void LookAtOwn(const Plan::Grains& grains) const {
-    if (spec_.seen == nullptr) return;
-    const Stretch stretch = StretchOf(grains);
-    LookAtInputs(spec_, inputs_, *stretch.chunk, stretch.skip, stretch.bytes);
-  }
   // Makes sure that own input of these grains is encoded in their slots.
   void EncodeInput(const Plan::Grains& grains);
   // Adds up encoded inputs. The caller has set all but the error.

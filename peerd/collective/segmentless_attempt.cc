@@ -58,7 +58,6 @@ class LocalAttempt final : public SegmentlessAttempt {
         Combine(block, /*out_wide=*/false, TermsOf(spec_, inputs_, chunk, done_),
                 n / SizeOf(chunk.dtype), chunk.dtype, spec_.desc.reduce, DivisorOf(spec_));
       }
-      LookAtInputs(spec_, inputs_, chunk, done_, n);
       worked += n * std::max<uint64_t>(inputs_.size(), 1);
       ClearErrors(spec_, inputs_, chunk, done_, n);
       ForEachTarget(spec_, chunk, done_, [&](uint8_t* target) {
@@ -202,11 +201,7 @@ absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
     for (const int i : order) {
       if (!PositionContributes(spec, i)) continue;
       terms.push_back({input(i, chunk), wide, 1});
-      if (spec.seen == nullptr) continue;
-      Look(terms.back().data, count, wide ? DType::kFloat32 : chunk.dtype,
-           &spec.seen->positions[i]);
     }
-    LookAtInputs(spec, InputsOf(spec), chunk, 0, chunk.bytes);
     Combine(out, /*out_wide=*/false, terms, count, chunk.dtype, spec.desc.reduce, DivisorOf(spec));
   }
   return result;

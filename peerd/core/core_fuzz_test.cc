@@ -315,7 +315,7 @@ class Host {
     join.local = LocalId(++last_local_);
     join.group = {"run", static_cast<uint32_t>(in_.Below(2))};
     join.name = "n";
-    join.background = in_.Below(4) == 3;
+    join.wish.background = in_.Below(4) == 3;
     trainers_[join.local].group = join.group;
     Step(join);
   }

@@ -23,12 +23,12 @@ EpochFollower::EpochFollower(GroupKey group, PeerId self) : group_(std::move(gro
 
 std::set<PeerId> EpochFollower::PreparedPeers() const {
   std::set<PeerId> peers;
-  if (!preparation_) return peers;
-  for (const control::PeerInfo& peer : preparation_->message.peers) peers.insert(peer.peer);
+  if (!prepared_) return peers;
+  for (const control::PeerInfo& peer : prepared_->message.peers) peers.insert(peer.peer);
   return peers;
 }
 
-bool EpochFollower::Committed(PeerId peer) const {
+bool EpochFollower::InCommitted(PeerId peer) const {
   return !history_.empty() && peer != self_ && history_.current().HasPeer(peer);
 }
 
@@ -43,7 +43,7 @@ std::set<PeerId> EpochFollower::OtherPeers() const {
 }
 
 Epoch EpochFollower::Newest() const {
-  return preparation_ ? preparation_->message.epoch : history_.committed();
+  return prepared_ ? prepared_->message.epoch : history_.committed();
 }
 
 // ------------------------------------------------------------------------------ the coordinator
@@ -94,8 +94,8 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
 
 bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detect_ms, Tick now,
                             std::vector<Action>* out) {
-  if (preparation_ && preparation_->message.epoch == message.epoch &&
-      preparation_->message.preparation == message.preparation) {
+  if (prepared_ && prepared_->message.epoch == message.epoch &&
+      prepared_->message.preparation == message.preparation) {
     // The coordinator repeats the message after a reconnect.
     SendAnswer(out);
     return false;
@@ -105,26 +105,26 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
                            " epoch=" + ToString(message.epoch) + " why=\"" + problem + "\""});
     return false;
   }
-  Preparation preparation;
-  preparation.begun = preparation_ ? preparation_->begun : now;
-  preparation.message = message;
-  preparation.record = RecordOf(message);
+  Prepared prepared;
+  prepared.begun = prepared_ ? prepared_->begun : now;
+  prepared.message = message;
+  prepared.record = RecordOf(message);
   // A connection and its handshake take some round trips, and on a lossy path some packets are sent
   // again. The deadline may be long: if a peer dies meanwhile, this is found in other ways.
   const Tick deadline = now + kBuildDetects * Millis(detect_ms);
-  preparation.deadline = deadline + Millis(detect_ms) / 4;
+  prepared.deadline = deadline + Millis(detect_ms) / 4;
   std::vector<LinkWanted> links = LinksOf(message, self_);
   const EpochRecord* before = history_.empty() ? nullptr : &history_.current();
-  if (preparation_) before = &preparation_->record;
+  if (prepared_) before = &prepared_->record;
   for (const LinkWanted& link : links) {
     const PeerId peer = link.peer.peer;
-    preparation.links.emplace(peer, WantedLink{});
+    prepared.links.emplace(peer, WantedLink{});
     if (before == nullptr || !before->HasPeer(peer)) continue;
-    if (before->RelayOf(self_, peer) != link.relay) preparation.relinked.insert(peer);
+    if (before->RelayOf(self_, peer) != link.relay) prepared.relinked.insert(peer);
   }
-  preparation_ = std::move(preparation);
+  prepared_ = std::move(prepared);
   reported_.clear();
-  const std::vector<PeerId>& ring = preparation_->record.ring;
+  const std::vector<PeerId>& ring = prepared_->record.ring;
   out->push_back(LogLine{"epoch preparing group=" + ToString(group_) + " epoch=" +
                          ToString(message.epoch) + " freeze=" + (message.freeze ? "1" : "0") +
                          " ring=" + RingText(ring) + " cause=\"" + message.cause + "\""});
@@ -135,7 +135,7 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
     // Frames were lost with the old link, and ops in flight wait for them. The coordinator prepared
     // this epoch before it heard of the loss, so it takes the old report for stale. Report again.
     for (const auto& [peer, why] : lost_) {
-      if (preparation_->links.contains(peer)) ReportLost(peer, why, out);
+      if (prepared_->links.contains(peer)) ReportLost(peer, why, out);
     }
   }
   return true;
@@ -144,41 +144,41 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
 bool EpochFollower::Commit(const control::CommitEpoch& message, Tick now,
                            std::vector<Action>* out) {
   if (message.epoch <= history_.committed()) return false;  // repeated
-  if (!preparation_ || preparation_->message.epoch != message.epoch ||
-      preparation_->answer != Answer::kReady) {
+  if (!prepared_ || prepared_->message.epoch != message.epoch ||
+      prepared_->answer != Answer::kReady) {
     out->push_back(LogLine{"epoch not committed group=" + ToString(group_) + " epoch=" +
                            ToString(message.epoch) + " why=\"this peer is not ready for it\""});
     return false;
   }
-  const Preparation preparation = *std::exchange(preparation_, std::nullopt);
-  const EpochRecord& record = preparation.record;
+  const Prepared prepared = *std::exchange(prepared_, std::nullopt);
+  const EpochRecord& record = prepared.record;
   history_.Add(record);
   lost_.clear();
   std::vector<PeerId> others;
   for (const PeerId peer : record.ring) {
-    if (Committed(peer)) others.push_back(peer);
+    if (InCommitted(peer)) others.push_back(peer);
   }
   // A link that broke after it was up in the preparation stays lost: the other end may have sent
   // frames of this epoch on it.
   for (const auto& [peer, why] : reported_) {
-    if (Committed(peer)) lost_.emplace(peer, why);
+    if (InCommitted(peer)) lost_.emplace(peer, why);
   }
   out->push_back(KeepLinks{group_, record.epoch, std::move(others)});
   out->push_back(LogLine{
       "epoch committed group=" + ToString(group_) + " epoch=" + ToString(record.epoch) +
       " members=" + std::to_string(record.members.size()) + " ring=" + RingText(record.ring) +
-      " took_ms=" + std::to_string((now - preparation.begun) / 1000)});
+      " took_ms=" + std::to_string((now - prepared.begun) / 1000)});
   return true;
 }
 
 bool EpochFollower::Abort(const control::AbortEpoch& message, std::vector<Action>* out) {
-  if (!preparation_ || preparation_->message.epoch != message.epoch || freezing()) {
+  if (!prepared_ || prepared_->message.epoch != message.epoch || freezing()) {
     out->push_back(LogLine{"epoch not aborted group=" + ToString(group_) +
                            " epoch=" + ToString(message.epoch) + " why=\"" +
                            (freezing() ? "it froze ops" : "it is not prepared here") + "\""});
     return false;
   }
-  preparation_.reset();
+  prepared_.reset();
   reported_.clear();
   const std::set<PeerId> peers = OtherPeers();
   out->push_back(KeepLinks{group_, history_.committed(), {peers.begin(), peers.end()}});
@@ -190,7 +190,7 @@ bool EpochFollower::Abort(const control::AbortEpoch& message, std::vector<Action
 
 // ------------------------------------------------------------------------------ links
 
-void EpochFollower::ReportLost(PeerId peer, const LostLink& why, std::vector<Action>* out) {
+void EpochFollower::ReportLost(PeerId peer, const WhyLost& why, std::vector<Action>* out) {
   if (!reported_.emplace(peer, why).second) return;
   out->push_back(LogLine{"link lost group=" + ToString(group_) + " epoch=" + ToString(Newest()) +
                          " peer=" + ToString(peer) + " silent_ms=" + std::to_string(why.silent_ms) +
@@ -200,28 +200,28 @@ void EpochFollower::ReportLost(PeerId peer, const LostLink& why, std::vector<Act
 }
 
 void EpochFollower::LinkUp(PeerId peer) {
-  if (!preparation_) return;
-  const auto it = preparation_->links.find(peer);
-  if (it == preparation_->links.end()) return;
-  it->second.state = Link::kUp;
-  preparation_->relinked.erase(peer);
+  if (!prepared_) return;
+  const auto it = prepared_->links.find(peer);
+  if (it == prepared_->links.end()) return;
+  it->second.state = LinkState::kUp;
+  prepared_->relinked.erase(peer);
 }
 
-void EpochFollower::LinkDown(PeerId peer, bool was_up, const LostLink& why,
+void EpochFollower::LinkDown(PeerId peer, bool was_up, const WhyLost& why,
                              std::vector<Action>* out) {
-  if (Committed(peer)) {
+  if (InCommitted(peer)) {
     lost_.emplace(peer, why);
-    if (!preparation_) return ReportLost(peer, why, out);
+    if (!prepared_) return ReportLost(peer, why, out);
   }
-  if (!preparation_) return;
-  const auto it = preparation_->links.find(peer);
-  if (it == preparation_->links.end()) return;
-  if (was_up && preparation_->relinked.erase(peer) != 0) return;
+  if (!prepared_) return;
+  const auto it = prepared_->links.find(peer);
+  if (it == prepared_->links.end()) return;
+  if (was_up && prepared_->relinked.erase(peer) != 0) return;
   if (was_up) {
-    it->second.state = Link::kLost;
+    it->second.state = LinkState::kLost;
     ReportLost(peer, why, out);
-  } else if (it->second.state == Link::kWanted) {
-    it->second = {Link::kFailed, why.reason};
+  } else if (it->second.state == LinkState::kWanted) {
+    it->second = {LinkState::kFailed, why.reason};
   }
 }
 
@@ -232,58 +232,58 @@ std::set<PeerId> EpochFollower::LostPeers() const {
 }
 
 bool EpochFollower::WantsReady() const {
-  if (!preparation_ || preparation_->answer != Answer::kNone) return false;
-  for (const auto& [peer, link] : preparation_->links) {
-    if (link.state != Link::kUp) return false;
-    if (!preparation_->message.freeze && lost_.contains(peer)) return false;
+  if (!prepared_ || prepared_->answer != Answer::kNone) return false;
+  for (const auto& [peer, link] : prepared_->links) {
+    if (link.state != LinkState::kUp) return false;
+    if (!prepared_->message.freeze && lost_.contains(peer)) return false;
   }
   return true;
 }
 
-void EpochFollower::Ready(std::vector<control::OpReport> ops, std::vector<Action>* out) {
+void EpochFollower::AnswerReady(std::vector<control::OpReport> ops, std::vector<Action>* out) {
   LH_CHECK(WantsReady());
-  preparation_->ops = std::move(ops);
-  preparation_->answer = Answer::kReady;
+  prepared_->ops = std::move(ops);
+  prepared_->answer = Answer::kReady;
   SendAnswer(out);
 }
 
 void EpochFollower::FailIfDue(Tick now, std::vector<Action>* out) {
-  if (!preparation_ || preparation_->answer != Answer::kNone) return;
+  if (!prepared_ || prepared_->answer != Answer::kNone) return;
   std::vector<control::Unreachable> unreachable;
-  for (auto& [peer, link] : preparation_->links) {
-    if (link.state == Link::kWanted && now >= preparation_->deadline) {
-      link = {Link::kFailed, "no link to " + ToString(peer) + " by the deadline"};
+  for (auto& [peer, link] : prepared_->links) {
+    if (link.state == LinkState::kWanted && now >= prepared_->deadline) {
+      link = {LinkState::kFailed, "no link to " + ToString(peer) + " by the deadline"};
     }
-    if (link.state == Link::kWanted) return;
-    if (link.state == Link::kFailed) unreachable.push_back({peer, link.reason});
+    if (link.state == LinkState::kWanted) return;
+    if (link.state == LinkState::kFailed) unreachable.push_back({peer, link.reason});
   }
   if (unreachable.empty()) return;
-  preparation_->answer = Answer::kFailed;
-  preparation_->unreachable = std::move(unreachable);
+  prepared_->answer = Answer::kFailed;
+  prepared_->unreachable = std::move(unreachable);
   SendAnswer(out);
 }
 
 Tick EpochFollower::NextDeadline() const {
-  if (!preparation_ || preparation_->answer != Answer::kNone) return kNever;
+  if (!prepared_ || prepared_->answer != Answer::kNone) return kNever;
   const bool waiting =
-      std::any_of(preparation_->links.begin(), preparation_->links.end(),
-                  [](const auto& entry) { return entry.second.state == Link::kWanted; });
-  return waiting ? preparation_->deadline : kNever;
+      std::any_of(prepared_->links.begin(), prepared_->links.end(),
+                  [](const auto& entry) { return entry.second.state == LinkState::kWanted; });
+  return waiting ? prepared_->deadline : kNever;
 }
 
 void EpochFollower::SendAnswer(std::vector<Action>* out) const {
-  const Epoch epoch = preparation_->message.epoch;
-  if (preparation_->answer == Answer::kReady) {
+  const Epoch epoch = prepared_->message.epoch;
+  if (prepared_->answer == Answer::kReady) {
     out->push_back(ToCoordinator{
-        control::EpochReady{group_, epoch, preparation_->ops, preparation_->message.preparation}});
-  } else if (preparation_->answer == Answer::kFailed) {
-    out->push_back(ToCoordinator{control::EpochFailed{group_, epoch, preparation_->unreachable,
-                                                      preparation_->message.preparation}});
+        control::EpochReady{group_, epoch, prepared_->ops, prepared_->message.preparation}});
+  } else if (prepared_->answer == Answer::kFailed) {
+    out->push_back(ToCoordinator{control::EpochFailed{group_, epoch, prepared_->unreachable,
+                                                      prepared_->message.preparation}});
   }
 }
 
 void EpochFollower::Resend(std::vector<Action>* out) const {
-  if (preparation_) SendAnswer(out);
+  if (prepared_) SendAnswer(out);
   for (const auto& [peer, why] : reported_) {
     out->push_back(
         ToCoordinator{control::LinkLost{group_, Newest(), peer, why.reason, why.silent_ms}});
@@ -291,9 +291,9 @@ void EpochFollower::Resend(std::vector<Action>* out) const {
 }
 
 void EpochFollower::Forget(std::vector<Action>* out) {
-  if (!preparation_) return;
-  const Epoch epoch = preparation_->message.epoch;
-  preparation_.reset();
+  if (!prepared_) return;
+  const Epoch epoch = prepared_->message.epoch;
+  prepared_.reset();
   reported_.clear();
   out->push_back(KeepLinks{group_, epoch, {}});
 }
@@ -301,40 +301,25 @@ void EpochFollower::Forget(std::vector<Action>* out) {
 void EpochFollower::Reset() {
   history_.Clear();
   lost_.clear();
-  if (!preparation_) reported_.clear();
+  if (!prepared_) reported_.clear();
 }
 
 // ------------------------------------------------------------------------------ for tests
 
 void EpochFollower::CheckInvariants() const {
   const std::string name = ToString(group_);
-  if (preparation_) {
-    LH_CHECK(preparation_->message.epoch > history_.committed()) << name;
-    LH_CHECK(!preparation_->links.contains(self_)) << name;
-    LH_CHECK(preparation_->links.size() == LinksOf(preparation_->message, self_).size()) << name;
+  if (prepared_) {
+    LH_CHECK(prepared_->message.epoch > history_.committed()) << name;
+    LH_CHECK(!prepared_->links.contains(self_)) << name;
+    LH_CHECK(prepared_->links.size() == LinksOf(prepared_->message, self_).size()) << name;
   }
   for (const auto& [peer, reason] : lost_) {
     LH_CHECK(!history_.empty() && history_.current().HasPeer(peer)) << name;
   }
   // A lost link was reported, or there is a preparation that will build it again.
   for (const auto& [peer, reason] : lost_) {
-    LH_CHECK(preparation_ || reported_.contains(peer)) << name << " " << ToString(peer);
+    LH_CHECK(prepared_ || reported_.contains(peer)) << name << " " << ToString(peer);
   }
-}
-
-void EpochFollower::AddTo(Digester* digest) const {
-  history_.AddTo(digest);
-  digest->Add(uint64_t{preparation_.has_value()});
-  if (preparation_) {
-    digest->Add(preparation_->message.epoch).Add(preparation_->deadline);
-    digest->Add(preparation_->message.preparation);
-    digest->Add(static_cast<uint64_t>(preparation_->answer)).Add(preparation_->message.token);
-    for (const auto& [peer, link] : preparation_->links) {
-      digest->Add(peer).Add(static_cast<uint64_t>(link.state)).Add(link.reason);
-    }
-  }
-  for (const auto& [peer, why] : lost_) digest->Add(peer).Add(why.reason);
-  for (const auto& [peer, why] : reported_) digest->Add(peer).Add(why.reason);
 }
 
 }  // namespace longhaul::peerd

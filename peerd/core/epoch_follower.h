@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/core/actions.h"
@@ -35,13 +35,13 @@ class EpochFollower {
   EpochFollower& operator=(const EpochFollower&) = delete;
 
   const EpochHistory& history() const { return history_; }
-  bool preparing() const { return preparation_.has_value(); }
+  bool preparing() const { return prepared_.has_value(); }
   // nullptr: there is no preparation.
   const control::PrepareEpoch* prepared() const {
-    return preparation_ ? &preparation_->message : nullptr;
+    return prepared_ ? &prepared_->message : nullptr;
   }
   // True if an epoch that freezes is prepared.
-  bool freezing() const { return preparation_ && preparation_->message.freeze; }
+  bool freezing() const { return prepared_ && prepared_->message.freeze; }
   // The peers of the prepared epoch; empty if there is none.
   std::set<PeerId> PreparedPeers() const;
   // The other peers of the committed and of the prepared epoch.
@@ -57,12 +57,13 @@ class EpochFollower {
   bool Abort(const control::AbortEpoch& message, std::vector<Action>* out);
 
   void LinkUp(PeerId peer);
-  struct LostLink {
+  struct WhyLost {
     std::string reason;
     uint32_t silent_ms = 0;
+    LH_FIELDS(WhyLost, LH_FIELD(reason), LH_FIELD(silent_ms));
   };
   // `was_up`: there was a LinkUp since the last LinkDown.
-  void LinkDown(PeerId peer, bool was_up, const LostLink& why, std::vector<Action>* out);
+  void LinkDown(PeerId peer, bool was_up, const WhyLost& why, std::vector<Action>* out);
   // Peers of the committed epoch whose frames may be missing: the link to them broke after the
   // commit, or between LinkUp in the preparation and the commit.
   std::set<PeerId> LostPeers() const;
@@ -71,7 +72,7 @@ class EpochFollower {
   // only if the epoch freezes.
   bool WantsReady() const;
   // Sends EpochReady. WantsReady() must be true.
-  void Ready(std::vector<control::OpReport> ops, std::vector<Action>* out);
+  void AnswerReady(std::vector<control::OpReport> ops, std::vector<Action>* out);
   // Sends EpochFailed if no link is still being built, and some link could not be built.
   void FailIfDue(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
@@ -85,16 +86,18 @@ class EpochFollower {
   void Forget(std::vector<Action>* out);
 
   void CheckInvariants() const;
-  void AddTo(Digester* digest) const;
+  LH_STATE(EpochFollower, LH_FIELD(group_, rule::Aside{}), LH_FIELD(self_, rule::Aside{}),
+           LH_FIELD(history_), LH_FIELD(prepared_), LH_FIELD(lost_), LH_FIELD(reported_));
 
  private:
-  enum class Link : uint8_t { kWanted, kUp, kFailed, kLost };
+  enum class LinkState : uint8_t { kWanted, kUp, kFailed, kLost };
   struct WantedLink {
-    Link state = Link::kWanted;
+    LinkState state = LinkState::kWanted;
     std::string reason;  // kFailed
+    LH_FIELDS(WantedLink, LH_FIELD(state), LH_FIELD(reason));
   };
   enum class Answer : uint8_t { kNone, kReady, kFailed };
-  struct Preparation {
+  struct Prepared {
     control::PrepareEpoch message;
     EpochRecord record;
     std::map<PeerId, WantedLink> links;
@@ -106,22 +109,25 @@ class EpochFollower {
     Answer answer = Answer::kNone;
     std::vector<control::OpReport> ops;             // in EpochReady
     std::vector<control::Unreachable> unreachable;  // in EpochFailed; later links do not change it
+    LH_FIELDS(Prepared, LH_FIELD(message), LH_FIELD(record, rule::Aside{}), LH_FIELD(links),
+              LH_FIELD(relinked), LH_FIELD(begun, rule::Aside{}), LH_FIELD(deadline),
+              LH_FIELD(answer), LH_FIELD(ops), LH_FIELD(unreachable));
   };
 
   // Returns why this peer cannot prepare the epoch, or "".
   std::string ProblemWith(const control::PrepareEpoch& message) const;
   Epoch Newest() const;
   // True for another peer of the committed epoch.
-  bool Committed(PeerId peer) const;
-  void ReportLost(PeerId peer, const LostLink& why, std::vector<Action>* out);
+  bool InCommitted(PeerId peer) const;
+  void ReportLost(PeerId peer, const WhyLost& why, std::vector<Action>* out);
   void SendAnswer(std::vector<Action>* out) const;
 
   const GroupKey group_;
   const PeerId self_;
   EpochHistory history_;
-  std::optional<Preparation> preparation_;
-  std::map<PeerId, LostLink> lost_;      // of LostPeers()
-  std::map<PeerId, LostLink> reported_;  // LinkLost was sent, and named the newest epoch
+  std::optional<Prepared> prepared_;
+  std::map<PeerId, WhyLost> lost_;      // of LostPeers()
+  std::map<PeerId, WhyLost> reported_;  // LinkLost was sent, and named the newest epoch
 };
 
 }  // namespace longhaul::peerd

@@ -37,7 +37,7 @@ class EpochFollowerTest : public testing::Test {
   void Begin() {
     ASSERT_TRUE(Prepare(First()));
     epochs_.LinkUp(kTwo);
-    epochs_.Ready({}, &out_);
+    epochs_.AnswerReady({}, &out_);
     ASSERT_TRUE(Commit(1));
   }
   static control::PrepareEpoch First() { return MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}); }
@@ -64,7 +64,7 @@ TEST_F(EpochFollowerTest, AsksForLinksAndIsReadyWhenAllAreUp) {
   epochs_.LinkUp(kTwo);
   ASSERT_TRUE(epochs_.WantsReady());
   out_.clear();
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
   ASSERT_TRUE(Commit(1));
   EXPECT_EQ(Get<KeepLinks>(out_)[0].peers, std::vector<PeerId>{kTwo});
@@ -82,7 +82,7 @@ TEST_F(EpochFollowerTest, ARepeatedPrepareIsAnsweredAgain) {
   EXPECT_FALSE(Prepare(First()));
   EXPECT_TRUE(out_.empty());
   epochs_.LinkUp(kTwo);
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   EXPECT_FALSE(Prepare(First()));
   EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
   out_.clear();
@@ -93,7 +93,7 @@ TEST_F(EpochFollowerTest, ARepeatedPrepareIsAnsweredAgain) {
 TEST_F(EpochFollowerTest, AnotherPreparationOfTheSameNumberIsNotAnswered) {
   ASSERT_TRUE(Prepare(First()));
   epochs_.LinkUp(kTwo);
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   EXPECT_EQ(Sent<control::EpochReady>(out_).at(0).preparation, First().preparation);
   control::PrepareEpoch other = First();
   other.preparation = 5;
@@ -150,7 +150,7 @@ TEST_F(EpochFollowerTest, ALinkThatStoodAndBreaksIsLostNotFailed) {
   Begin();
   ASSERT_TRUE(Prepare(Repair(2)));
   epochs_.LinkUp(kTwo);
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   Down(kTwo, true);
   const auto lost = Sent<control::LinkLost>(out_);
   ASSERT_EQ(lost.size(), 1u);
@@ -179,7 +179,7 @@ TEST_F(EpochFollowerTest, ALostLinkIsToldOncePerEpoch) {
   ASSERT_TRUE(Prepare(Repair(2)));
   EXPECT_TRUE(Sent<control::LinkLost>(out_).empty());
   epochs_.LinkUp(kTwo);
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   ASSERT_TRUE(Commit(2));
   EXPECT_TRUE(epochs_.LostPeers().empty());
 }
@@ -218,7 +218,7 @@ TEST_F(EpochFollowerTest, ABlockedPairHasALinkThroughItsRelay) {
                         {kTwo, PeerId()}, {kThree, kTwo}, {PeerId(4), PeerId()}}));
   UpAll();
   ASSERT_TRUE(epochs_.WantsReady());
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   ASSERT_TRUE(Commit(1));
   EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, (std::vector<PeerId>{kTwo, kThree, PeerId(4)}));
   // A link through a relay is lost like any other, and no other link is lost with it.
@@ -232,7 +232,7 @@ TEST_F(EpochFollowerTest, ThatALinkGoesAnotherWayIsNoLoss) {
   straight.blocked.clear();
   ASSERT_TRUE(Prepare(straight));
   UpAll();
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   ASSERT_TRUE(Commit(1));
   ASSERT_TRUE(Prepare(Square(2, 1, 2)));
   out_.clear();
@@ -258,7 +258,7 @@ TEST_F(EpochFollowerTest, ThatALinkGoesAnotherWayIsNoLoss) {
 TEST_F(EpochFollowerTest, ALinkGoesAnotherWayByAFreezeOnly) {
   ASSERT_TRUE(Prepare(Square(1, 0, 0)));
   UpAll();
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   ASSERT_TRUE(Commit(1));
   auto admit = Square(2, 1, 0);
   admit.boundary = Epoch(2);
@@ -323,7 +323,7 @@ TEST_F(EpochFollowerTest, ABoundaryDoesNotGoBack) {
   ASSERT_TRUE(Prepare(Admit(2)));
   epochs_.LinkUp(kTwo);
   epochs_.LinkUp(kThree);
-  epochs_.Ready({}, &out_);
+  epochs_.AnswerReady({}, &out_);
   ASSERT_TRUE(Commit(2));
   EXPECT_FALSE(Prepare(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}})));
 }

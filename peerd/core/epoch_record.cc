@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "peerd/core/algorithm.h"
 #include "proto/wire/limits.h"
 
@@ -143,13 +144,17 @@ MemberId Participants::FirstMemberOf(PeerId peer) const {
   return MemberId();
 }
 
-void Participants::KeepPeers(const std::function<bool(PeerId)>& stays) {
+void Participants::KeepMembers(const std::vector<MemberId>& stay) {
+  const auto goes = [&](MemberId member) {
+    return std::find(stay.begin(), stay.end(), member) == stay.end();
+  };
+  std::erase_if(members, [&](const control::MemberInfo& info) { return goes(info.member); });
+  std::erase_if(contributors, goes);
   std::vector<size_t> left;
   for (size_t i = 0; i < ring.size(); ++i) {
-    if (stays(ring[i])) left.push_back(i);
+    if (FirstMemberOf(ring[i])) left.push_back(i);
   }
-  if (left.size() == ring.size()) return;
-  Arrange(left);
+  if (left.size() != ring.size()) Arrange(left);
 }
 
 void Participants::Arrange(const std::vector<size_t>& places) {
@@ -270,8 +275,15 @@ void EpochHistory::Clear() {
   participants_.clear();
 }
 
-std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
+std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary,
+                                                      const std::vector<MemberId>& set) const {
   LH_CHECK(!empty());
+  if (!set.empty()) {
+    auto some = std::make_shared<Participants>(*For(boundary));
+    some->KeepMembers(set);
+    some->hosts = HostsOf(some->contributors);
+    return some;
+  }
   std::shared_ptr<const Participants>& cached = participants_[boundary];
   if (cached) return cached;
   auto it = records_.lower_bound(std::max(boundary, last_freeze()));
@@ -297,21 +309,6 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   participants->Arrange(PlacesOf(ring, record.ring));
   cached = std::move(participants);
   return cached;
-}
-
-void EpochHistory::AddTo(Digester* digest) const {
-  digest->Add(uint64_t{records_.size()});
-  for (const auto& [epoch, record] : records_) {
-    digest->Add(epoch).Add(record.boundary).Add(record.last_freeze).Add(record.cause);
-    if (record.sign_ops) digest->Add(record.keys);
-    digest->Add(uint64_t{record.members.size()});
-    for (const control::MemberInfo& member : record.members) {
-      digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);
-    }
-    for (const PeerId peer : record.ring) digest->Add(peer);
-    for (const auto& [a, b, relay] : record.blocked) digest->Add(a).Add(b).Add(relay);
-    digest->Add(record.cost);
-  }
 }
 
 }  // namespace longhaul::peerd

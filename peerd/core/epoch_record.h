@@ -4,14 +4,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "peerd/core/actions.h"
 #include "proto/control/blocked.h"
@@ -45,6 +44,10 @@ struct EpochRecord {
   PeerId RelayOf(PeerId a, PeerId b) const { return control::RelayOf(blocked, a, b); }
   // What the peer owns of a tensor in the mesh, from 0 to 1. 0 if it is not in the epoch.
   double ShareOf(PeerId peer) const;
+
+  LH_FIELDS(EpochRecord, LH_FIELD(epoch), LH_FIELD(boundary), LH_FIELD(last_freeze),
+            LH_FIELD(sign_ops), LH_FIELD(members), LH_FIELD(ring), LH_FIELD(hosts), LH_FIELD(keys),
+            LH_FIELD(blocked), LH_FIELD(cause), LH_FIELD(cost));
 };
 
 // The members that take part in the ops of one boundary, and their peers. A member takes part if it
@@ -69,8 +72,8 @@ struct Participants {
   // The first member of the peer in rank order. Error texts name this member in place of the peer.
   // 0 if the peer has none.
   MemberId FirstMemberOf(PeerId peer) const;
-  // Keeps the peers of `ring` for which `stays` is true. Their shares stay in proportion.
-  void KeepPeers(const std::function<bool(PeerId)>& stays);
+  // Keeps these members and their peers. The peers' shares stay in proportion.
+  void KeepMembers(const std::vector<MemberId>& stay);
   // Takes the peers at these places of `ring`, in this order, for all.
   void Arrange(const std::vector<size_t>& places);
 };
@@ -103,7 +106,6 @@ struct KnownMember {
 class EpochHistory {
  public:
   bool empty() const { return records_.empty(); }
-  size_t size() const { return records_.size(); }
   // The newest record. Must not be called while empty().
   const EpochRecord& current() const { return records_.rbegin()->second; }
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
@@ -113,9 +115,10 @@ class EpochHistory {
   void Add(EpochRecord record);
   void Clear();
 
-  // Returns the participants of an op of `boundary` that is posted or announced now. Must not be
-  // called while empty().
-  std::shared_ptr<const Participants> For(Epoch boundary) const;
+  // Returns the participants of an op of `boundary` that is posted or announced now. Of an op for
+  // some members only: those of `set`; empty: all. Must not be called while empty().
+  std::shared_ptr<const Participants> For(Epoch boundary,
+                                          const std::vector<MemberId>& set = {}) const;
 
   // Returns what is known of a member of the newest epoch or of an older one; nullptr: nothing. The
   // last 4096 members and more are known.
@@ -124,8 +127,9 @@ class EpochHistory {
   // its own. Not 0.
   uint64_t HostsOf(const std::vector<MemberId>& members) const;
 
-  // What is known of former members is left out, because no decision depends on it.
-  void AddTo(Digester* digest) const;
+  // No decision depends on what is known of former members.
+  LH_STATE(EpochHistory, LH_FIELD(records_), LH_FIELD(known_, rule::Aside{}),
+           LH_FIELD(participants_, rule::Aside{}));
 
  private:
   std::map<Epoch, EpochRecord> records_;

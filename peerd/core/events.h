@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
@@ -32,13 +33,7 @@ struct LocalJoin {
   LocalId local;
   GroupKey group;
   std::string name;
-  // As in control::Join.
-  std::string cohort;
-  uint32_t cohort_size = 0;
-  uint32_t step_deadline_ms = 0;
-  bool background = false;
-  uint32_t members = 0;
-  bool named = false;
+  control::JoinWish wish;
 };
 // A member has at most one open LocalStep and one open LocalLeave; the driver ensures this. From
 // this event until SyncDone nobody writes to the tensors of `sync`.
@@ -109,6 +104,7 @@ struct ReadySignature {
   uint64_t index = 0;     // control::ReadyName::index
   std::string digest;     // as in control::Statement, computed here
   std::string signature;  // by the sender
+  LH_FIELDS(ReadySignature, LH_FIELD(index), LH_FIELD(digest), LH_FIELD(signature));
 };
 struct PeerReady {
   GroupKey group;
@@ -128,6 +124,10 @@ struct PeerReady {
   // Set if it is signed. The signature has not been checked.
   std::optional<ReadySignature> signature = std::nullopt;
   ReadyInput input = ReadyInput::kSegments;
+  LH_FIELDS(PeerReady, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(ordinal), LH_FIELD(attempt),
+            LH_FIELD(boundary), LH_FIELD(tag), LH_FIELD(set), LH_FIELD(desc), LH_FIELD(other_offer),
+            LH_FIELD(terms), LH_FIELD(payload), LH_FIELD(result), LH_FIELD(signature),
+            LH_FIELD(input));
 };
 struct PeerDone {
   GroupKey group;
@@ -138,6 +138,8 @@ struct PeerDone {
   bool started = false;  // not done yet: the peer has every READY, and takes segments
   std::optional<Hash128> readies_digest =
       std::nullopt;  // a digest of all READYs that the peer has got
+  LH_FIELDS(PeerDone, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(ordinal), LH_FIELD(attempt),
+            LH_FIELD(refused), LH_FIELD(started), LH_FIELD(readies_digest));
 };
 
 // The answer to the first SendReady of an op in an attempt that asks for a signature.
@@ -159,11 +161,6 @@ struct AttemptComplete {
 struct AttemptFinished {
   GroupKey group;
   OpOrdinal ordinal;
-};
-// The screen of contributions has found this in an op that is about to be finished. The core sets
-// `held_back`.
-struct InputSuspected {
-  control::ContributionSuspect suspect;
 };
 // Answer to StopAttempt: nothing more is written to the op's buffers, and the inputs are as they
 // were posted.
@@ -202,11 +199,10 @@ struct DrainRequested {
 };
 struct TimePassed {};
 
-using Event =
-    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
-                 LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel, LinkUp, LinkDown,
-                 PeerTried, PeerReady, PeerDone, ReadySigned, AttemptComplete, AttemptFinished,
-                 AttemptStopped, InputSuspected, TransferMeasured, TransferEnded, ManifestCompared,
-                 DrainRequested, TimePassed>;
+using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
+                           LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel,
+                           LinkUp, LinkDown, PeerTried, PeerReady, PeerDone, ReadySigned,
+                           AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured,
+                           TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

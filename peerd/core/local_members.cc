@@ -40,9 +40,7 @@ Action VoteOf(const LocalMember& local, const std::optional<control::SyncOffer>&
 }
 
 Action JoinOf(const LocalMember& local) {
-  return ToCoordinator{control::Join{local.id.value(), local.group, local.name, local.cohort,
-                                     local.cohort_size, local.step_deadline_ms, local.background,
-                                     local.members, local.named}};
+  return ToCoordinator{control::Join{local.id.value(), local.group, local.name, local.wish}};
 }
 
 // What a member that is not admitted waits for.
@@ -79,12 +77,7 @@ void LocalMembers::Join(const LocalJoin& join, std::vector<Action>* out) {
   local.id = join.local;
   local.group = join.group;
   local.name = join.name;
-  local.cohort = join.cohort;
-  local.cohort_size = join.cohort_size;
-  local.step_deadline_ms = join.step_deadline_ms;
-  local.background = join.background;
-  local.members = join.members;
-  local.named = join.named;
+  local.wish = join.wish;
   out->push_back(JoinOf(local));
   members_.emplace(join.local, std::move(local));
 }
@@ -463,22 +456,6 @@ void LocalMembers::CheckInvariants() const {
     LH_CHECK(local.admitted || local.join_open || local.exit != Exit::kNone) << name;
     LH_CHECK(!local.member || local.removed || Find(local.group, local.member) == &local) << name;
     LH_CHECK(local.exit != Exit::kDrains || draining_) << name;
-  }
-}
-
-void LocalMembers::AddTo(Digester* digest) const {
-  digest->Add(uint64_t{members_.size()}).Add(draining_.value_or(""));
-  for (const auto& [id, local] : members_) {
-    digest->Add(id).Add(local.group).Add(local.name).Add(local.member).Add(local.boundary);
-    digest->Add(uint64_t{local.admitted} | uint64_t{local.known_admitted} << 1 |
-                uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
-                uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5 |
-                uint64_t{local.step_passed} << 6 | uint64_t{local.background} << 7 |
-                uint64_t{local.step_ready} << 8 | uint64_t{local.named} << 9);
-    digest->Add(local.cohort).Add(uint64_t{local.cohort_size});
-    digest->Add(uint64_t{local.step_deadline_ms}).Add(uint64_t{local.members}).Add(local.present);
-    digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);
-    digest->Add(local.leave_by).Add(local.removed ? local.removed->text : "-");
   }
 }
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "base/tick.h"
@@ -38,12 +38,7 @@ struct LocalMember {
   LocalId id;
   GroupKey group;
   std::string name;
-  std::string cohort;
-  uint32_t cohort_size = 0;
-  uint32_t step_deadline_ms = 0;
-  bool background = false;  // it asked to join in the background
-  uint32_t members = 0;     // as in control::Join
-  bool named = false;
+  control::JoinWish wish;
   std::string present;  // JoinPending::present
   MemberId member;      // 0 while asking
   bool admitted = false;
@@ -62,6 +57,11 @@ struct LocalMember {
   Tick leave_by = kNever;          // then Leave is sent even if posts are open
   bool leave_told = false;         // Leave was sent
   std::optional<Outcome> removed;  // set: removed, with this outcome for open requests
+  LH_FIELDS(LocalMember, LH_FIELD(id), LH_FIELD(group), LH_FIELD(name), LH_FIELD(wish),
+            LH_FIELD(present), LH_FIELD(member), LH_FIELD(admitted), LH_FIELD(known_admitted),
+            LH_FIELD(boundary), LH_FIELD(join_open), LH_FIELD(step_open), LH_FIELD(step_ready),
+            LH_FIELD(step_passed), LH_FIELD(leave_open), LH_FIELD(boundaries), LH_FIELD(exit),
+            LH_FIELD(exit_reason), LH_FIELD(leave_by), LH_FIELD(leave_told), LH_FIELD(removed));
 };
 
 class LocalMembers {
@@ -144,7 +144,7 @@ class LocalMembers {
   static World WorldOf(const LocalMember& local, const EpochRecord& record, uint32_t pending);
 
   void CheckInvariants() const;
-  void AddTo(Digester* digest) const;
+  LH_FIELDS(LocalMembers, LH_FIELD(members_), LH_FIELD(draining_));
 
  private:
   LocalMember* FindMutable(LocalId id);

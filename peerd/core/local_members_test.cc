@@ -85,9 +85,9 @@ TEST_F(LocalMembersTest, AJoinIsAnsweredWhenItsEpochIsCommitted) {
 }
 
 TEST_F(LocalMembersTest, AJoinSaysItsCohortAndDeadlineEachTime) {
-  LocalJoin join{LocalId(2), kGroup, "t", "host-7", 3, 5000};
+  LocalJoin join{LocalId(2), kGroup, "t", {"host-7", 3, 5000}};
   Do([&] { members_.Join(join, &out_); });
-  const control::Join expected{2, kGroup, "t", "host-7", 3, 5000};
+  const control::Join expected{2, kGroup, "t", {"host-7", 3, 5000}};
   EXPECT_EQ(Sent<control::Join>(out_).at(0), expected);
   EXPECT_EQ(Sent<control::Join>(Resend()).at(0), expected);
 }
@@ -117,10 +117,10 @@ TEST_F(LocalMembersTest, AJoinThatIsWithdrawnSaysWhatItWaitedFor) {
   EXPECT_EQ(why(2),
             "the join was withdrawn: a newcomer is admitted when all members stand at a step "
             "boundary (begin_step() or step())");
-  Do([&] { members_.Join({LocalId(3), kGroup, "name", "", 0, 0, false, 4, true}, &out_); });
+  Do([&] { members_.Join({LocalId(3), kGroup, "name", {.members = 4, .named = true}}, &out_); });
   const auto join = Sent<control::Join>(out_).at(0);
-  EXPECT_EQ(join.members, 4u);
-  EXPECT_TRUE(join.named);
+  EXPECT_EQ(join.wish.members, 4u);
+  EXPECT_TRUE(join.wish.named);
   Do([&] { members_.Pending({3, kGroup, MemberId(3), "1 of 4"}, &out_); });
   Do([&] { members_.Pending({3, kGroup, MemberId(3), "2 of 4"}, &out_); });
   EXPECT_EQ(why(3), "the join was withdrawn: 2 of 4");

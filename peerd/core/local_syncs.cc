@@ -30,7 +30,7 @@ Outcome LocalSyncs::MayBegin(LocalId local) const {
   return {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
 }
 
-SyncDone LocalSyncs::Refused(LocalId local, Outcome refusal) const {
+SyncDone LocalSyncs::RefusalOf(LocalId local, Outcome refusal) const {
   SyncDone ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
   if (it == syncs_.end()) return ended;
@@ -346,8 +346,8 @@ void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
 
 // ------------------------------------------------------------------------------ the background
 
-bool LocalSyncs::Ready(LocalId local, const SyncRequest* request,
-                       const control::StateAgreed& agreed) const {
+bool LocalSyncs::CaughtUp(LocalId local, const SyncRequest* request,
+                          const control::StateAgreed& agreed) const {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || !it->second.background) return false;
   const Background& b = *it->second.background;
@@ -371,9 +371,9 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
   Background& b = *sync.background;
   if (b.held && sync.offer.manifest != request.manifest) {
     if (sync.phase != Phase::kIdle) {
-      out->push_back(Refused(local, {Code::kFailedPrecondition,
-                                     "another state is being fetched for this member in the "
-                                     "background: take that one first"}));
+      out->push_back(RefusalOf(local, {Code::kFailedPrecondition,
+                                       "another state is being fetched for this member in the "
+                                       "background: take that one first"}));
       return;
     }
     b.held = false;
@@ -582,36 +582,6 @@ void LocalSyncs::CheckInvariants() const {
     LH_CHECK(!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) << name;
     LH_CHECK(sync.phase != Phase::kFetching || !sync.offer.complete) << name;
     LH_CHECK(!sync.serving || (sync.phase == Phase::kOffered && sync.offer.complete)) << name;
-  }
-}
-
-void LocalSyncs::AddTo(Digester* digest) const {
-  digest->Add(uint64_t{syncs_.size()});
-  for (const auto& [id, sync] : syncs_) {
-    digest->Add(id).Add(sync.group).Add(sync.member).Add(sync.syncs).Add(sync.compare_by);
-    digest->Add(static_cast<uint64_t>(sync.phase) | uint64_t{sync.agreed} << 8 |
-                uint64_t{sync.with_vote} << 9 | uint64_t{sync.removed} << 10 |
-                uint64_t{sync.next.has_value()} << 11 | uint64_t{sync.offer.complete} << 12 |
-                uint64_t{sync.serving} << 13 | uint64_t{sync.offer.kept} << 14 |
-                uint64_t{sync.elected} << 15);
-    digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
-    digest->Add(static_cast<uint64_t>(sync.offer.strategy));
-    digest->Add(sync.offer.manifest);
-    digest->Add(sync.offer.state);
-    digest->Add(sync.told.revision).Add(uint64_t{sync.told.sources.size()});
-    digest->Add(sync.told.state);
-    if (sync.next) digest->Add(sync.next->state);
-    digest->Add(uint64_t{sync.call} | uint64_t{sync.shared} << 1 | uint64_t{sync.share} << 2 |
-                uint64_t{sync.background.has_value()} << 3);
-    if (sync.background) {
-      const Background& b = *sync.background;
-      digest->Add(uint64_t{b.held} | uint64_t{b.taken} << 1 | uint64_t{b.measured} << 2 |
-                  uint64_t{b.near} << 3 | uint64_t{b.flat} << 8);
-      digest->Add(b.take_by).Add(b.newest.revision).Add(b.newest.state);
-      digest->Add(b.rounds).Add(b.revision).Add(b.least).Add(uint64_t{b.sources.size()});
-      digest->Add(b.failed);
-    }
-    digest->Add(sync.ends ? sync.ends->text : "-");
   }
 }
 

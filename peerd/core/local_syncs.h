@@ -31,8 +31,8 @@
 //   fetching --(Chase of another state)--> stopping, then fetching that state
 //   fetching --(TransferEnded)--> held; whole, if it ended well
 //   held, whole --(Take)--> idle: the state is the trainer's again
-//   held --(Begin, when Ready() is true)--> offered
-//   fetching, no call open --(Begin, when Ready() is true)--> stopping
+//   held --(Begin, when CaughtUp() is true)--> offered
+//   fetching, no call open --(Begin, when CaughtUp() is true)--> stopping
 //
 // All local members are independent of each other, also those of one group. Plain state machine: no
 // clock, no thread.
@@ -44,7 +44,7 @@
 #include <string>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
@@ -64,7 +64,7 @@ class LocalSyncs {
   // Returns why the member may not begin a sync, or OK.
   Outcome MayBegin(LocalId local) const;
   // Returns the answer to a call that was refused, also for a member that is out.
-  SyncDone Refused(LocalId local, Outcome refusal) const;
+  SyncDone RefusalOf(LocalId local, Outcome refusal) const;
   // Begins the sync of a trainer's call. MayBegin() must be OK. `with_vote`: the offer is sent with
   // the vote of the step boundary (see OfferOf()), until VoteAnswered().
   void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,
@@ -82,7 +82,8 @@ class LocalSyncs {
 
   // True if the member should come out of the background and take part in syncs. `request`: what
   // the trainer brings to the sync of this step, or nullptr. `agreed`: the state agreed on last.
-  bool Ready(LocalId local, const SyncRequest* request, const control::StateAgreed& agreed) const;
+  bool CaughtUp(LocalId local, const SyncRequest* request,
+                const control::StateAgreed& agreed) const;
   // A trainer's call to sync, in the background. MayBegin() must be OK. It is answered at once. But
   // if its manifest is not that of `agreed`, it ends with StateMismatch, after a comparison with
   // the manifest of the first of `sources`.
@@ -122,7 +123,7 @@ class LocalSyncs {
   bool Writing(LocalId local) const;
 
   void CheckInvariants() const;
-  void AddTo(Digester* digest) const;
+  LH_FIELDS(LocalSyncs, LH_FIELD(detect_ms_), LH_FIELD(syncs_));
 
  private:
   enum class Phase : uint8_t { kIdle, kOffered, kFetching, kStopping };
@@ -141,6 +142,9 @@ class LocalSyncs {
     bool near = false;            // the round measured last had little to fetch
     // Why the last transfer failed; "": it did not. The next call or commit tries again.
     std::string failed;
+    LH_FIELDS(Background, LH_FIELD(held), LH_FIELD(taken), LH_FIELD(take_by), LH_FIELD(newest),
+              LH_FIELD(sources), LH_FIELD(rounds), LH_FIELD(revision), LH_FIELD(measured),
+              LH_FIELD(least), LH_FIELD(flat), LH_FIELD(near), LH_FIELD(failed));
   };
   struct Sync {
     GroupKey group;
@@ -164,6 +168,12 @@ class LocalSyncs {
     std::optional<Outcome> ends;              // the outcome, once nothing delays the answer
     Tick compare_by = kNever;                 // deadline of the comparison; kNever: none is open
     bool removed = false;                     // the member is out
+    LH_FIELDS(Sync, LH_FIELD(group), LH_FIELD(member), LH_FIELD(syncs), LH_FIELD(agreed),
+              LH_FIELD(phase), LH_FIELD(call), LH_FIELD(background), LH_FIELD(with_vote),
+              LH_FIELD(offer), LH_FIELD(elected), LH_FIELD(serving), LH_FIELD(shared),
+              LH_FIELD(share), LH_FIELD(told), LH_FIELD(progress, rule::Aside{}), LH_FIELD(bytes),
+              LH_FIELD(sources), LH_FIELD(next), LH_FIELD(ends), LH_FIELD(compare_by),
+              LH_FIELD(removed));
   };
 
   // Sets the offer to what the trainer brings.

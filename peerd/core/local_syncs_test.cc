@@ -76,7 +76,7 @@ class LocalSyncsTest : public testing::Test {
       if (refusal.ok()) {
         syncs_.Begin(LocalId(id), kRun, MemberId(id), request, with_vote, &given_);
       } else {
-        given_.push_back(syncs_.Refused(LocalId(id), std::move(refusal)));
+        given_.push_back(syncs_.RefusalOf(LocalId(id), std::move(refusal)));
       }
     });
   }
@@ -147,7 +147,7 @@ class LocalSyncsTest : public testing::Test {
     return Do([&] { syncs_.Take(LocalId(1), now_ + Millis(wait_ms), now_, &given_); });
   }
   bool Ready(uint64_t newest, std::optional<SyncRequest> request = {}) {
-    return syncs_.Ready(LocalId(1), request ? &*request : nullptr, Agreed(newest));
+    return syncs_.CaughtUp(LocalId(1), request ? &*request : nullptr, Agreed(newest));
   }
   static StartTransfer Round(uint64_t revision) {
     return {LocalId(1), kRun, revision, {1, 1}, {100 + revision, 0}, kSources, false, true};
@@ -759,10 +759,10 @@ TEST_F(LocalSyncsTest, AMemberThatIsOutStopsAndWaitsForItsTransfer) {
             (Actions{TakeDone{LocalId(1), {Code::kEvicted, "out"}}, StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(syncs_.Writing(LocalId(1)));
   // The answer to a call now says that the trainer may not write to its tensors yet.
-  EXPECT_TRUE(syncs_.Refused(LocalId(1), {Code::kEvicted, "out"}).background);
+  EXPECT_TRUE(syncs_.RefusalOf(LocalId(1), {Code::kEvicted, "out"}).background);
   EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}), Actions{});
   EXPECT_FALSE(syncs_.Writing(LocalId(1)));
-  EXPECT_FALSE(syncs_.Refused(LocalId(1), {Code::kEvicted, "out"}).background);
+  EXPECT_FALSE(syncs_.RefusalOf(LocalId(1), {Code::kEvicted, "out"}).background);
 }
 
 TEST_F(LocalSyncsTest, WhatWasAgreedOnIsServedForOthersInTheBackgroundUntilTheNextOffer) {

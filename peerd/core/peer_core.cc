@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/digest.h"
-#include "base/rarely.h"
 #include "peerd/core/epoch_follower.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/local_members.h"
@@ -26,12 +25,8 @@ constexpr int64_t kDeathGrace = 2;
 // SYN.
 constexpr int64_t kTryHalfDetects = 3;
 
-// A peer is reported at most once in this time for its contributions. A trainer that diverges sends
-// NaN in every op.
-constexpr int64_t kSuspectIntervalUs = Seconds(10);
-
 // A fault in progress, for its log line and FaultOver.
-struct Fault {
+struct OpenFault {
   Tick begun;           // when the first epoch that freezes was prepared
   uint32_t frozen = 0;  // ops announced and not settled
   Tick committed;       // the time of the commit; 0: not yet
@@ -43,16 +38,10 @@ struct Fault {
 struct Group {
   Group(const GroupKey& key, PeerId self, OpCounters* counters)
       : epochs(key, self), ops(key, self, &epochs.history(), counters) {}
-  Group(const Group& other, OpCounters* counters)
-      : epochs(other.epochs),
-        ops(other.ops, &epochs.history(), counters),
-        deferred(other.deferred),
-        fault(other.fault),
-        agreed(other.agreed),
-        pending(other.pending),
-        bytes_sent(other.bytes_sent),
-        bytes_received(other.bytes_received),
-        suspects(other.suspects) {}
+  // A copy's ops refer to the history and the counters of the original, until they are told of
+  // others.
+  Group(const Group&) = default;
+  Group& operator=(const Group&) = delete;
 
   const EpochRecord* current() const {
     return epochs.history().empty() ? nullptr : &epochs.history().current();
@@ -64,14 +53,16 @@ struct Group {
   // attempt had not stopped, for example. It is prepared when they are finished.
   std::optional<control::PrepareEpoch> deferred;
   // Set from the first freeze until the first op that had to be redone has ended.
-  std::optional<Fault> fault;
+  std::optional<OpenFault> fault;
   // The state that the group agreed on last. Members in the background fetch it.
   std::optional<control::StateAgreed> agreed;
   uint32_t pending = 0;  // members that wait for admission
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
-  // Peers whose contributions were reported.
-  Rarely<PeerId> suspects{kSuspectIntervalUs, LH_MEMBERS_MAX};
+
+  LH_STATE(Group, LH_FIELD(epochs), LH_FIELD(ops), LH_FIELD(deferred),
+           LH_FIELD(fault, rule::Aside{}), LH_FIELD(agreed), LH_FIELD(pending),
+           LH_FIELD(bytes_sent), LH_FIELD(bytes_received));
 };
 
 }  // namespace
@@ -93,14 +84,19 @@ class PeerCore::Impl {
   std::optional<PostView> ViewPost(const LocalPost& post) const;
   Stats GetStats() const;
   void CheckInvariants() const;
-  uint64_t Digest() const;
+  LH_STATE(Impl, LH_FIELD(config_, rule::Aside{}), LH_FIELD(detect_ms_), LH_FIELD(counters_),
+           LH_FIELD(members_), LH_FIELD(syncs_), LH_FIELD(groups_), LH_FIELD(links_up_),
+           LH_FIELD(welcome_), LH_FIELD(coordinator_up_), LH_FIELD(refused_), LH_FIELD(welcomed_),
+           LH_FIELD(coordinator_down_since_), LH_FIELD(worst_, rule::Aside{}), LH_FIELD(beat_due_),
+           LH_FIELD(drain_), LH_FIELD(now_, rule::Aside{}), LH_FIELD(out_, rule::Aside{}));
 
  private:
-  struct Drain {
+  struct OpenDrain {
     Tick deadline;
     bool due = false;     // the deadline has passed: all members leave now
     bool forced = false;  // no coordinator was reached: all members were removed without it
     bool told = false;    // Drained was emitted
+    LH_FIELDS(OpenDrain, LH_FIELD(deadline), LH_FIELD(due), LH_FIELD(forced), LH_FIELD(told));
   };
 
   // ---- events
@@ -126,7 +122,6 @@ class PeerCore::Impl {
   void On(const ReadySigned& event);
   void On(const AttemptFinished& event);
   void On(const AttemptStopped& event);
-  void On(const InputSuspected& event);
   void On(const TransferMeasured& event) {
     syncs_.Measured(event.local, event.bytes_left, event.bytes_total);
   }
@@ -191,7 +186,7 @@ class PeerCore::Impl {
   OpCounters counters_;
   LocalMembers members_;
   LocalSyncs syncs_{config_.detect_ms};
-  std::map<GroupKey, std::unique_ptr<Group>> groups_;
+  std::map<GroupKey, Group> groups_;
   std::set<std::pair<std::string, PeerId>> links_up_;
   control::Welcome welcome_;     // the last that was accepted; store 0: there was none
   bool coordinator_up_ = false;  // the control stream is open
@@ -200,7 +195,7 @@ class PeerCore::Impl {
   Tick coordinator_down_since_;
   std::map<std::string, control::WorstLane> worst_;  // by run
   Tick beat_due_ = kNever;
-  std::optional<Drain> drain_;
+  std::optional<OpenDrain> drain_;
 
   // These belong to the Step() that runs.
   Tick now_;
@@ -225,7 +220,7 @@ void PeerCore::Impl::Ignore(const char* what, const GroupKey& group) {
 
 Group* PeerCore::Impl::FindGroup(const GroupKey& key) {
   const auto it = groups_.find(key);
-  return it == groups_.end() ? nullptr : it->second.get();
+  return it == groups_.end() ? nullptr : &it->second;
 }
 
 // ------------------------------------------------------------------------------ control stream
@@ -256,7 +251,7 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   hello.version = config_.version;
   hello.host = config_.host;
   for (const auto& [key, group] : groups_) {
-    control::GroupState state = StateOf(key, *group);
+    control::GroupState state = StateOf(key, group);
     // A group that has an epoch is named even without members: messages about its epochs follow.
     if (state.members.empty() && !state.committed && !state.prepared) continue;
     hello.groups.push_back(std::move(state));
@@ -268,7 +263,7 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   if (drain_) Send(control::Draining{});
   members_.Resend([this](LocalId id) { return syncs_.OfferOf(id); }, &out_);
   syncs_.Resend(&out_);
-  for (const auto& [key, group] : groups_) group->epochs.Resend(&out_);
+  for (const auto& [key, group] : groups_) group.epochs.Resend(&out_);
 }
 
 void PeerCore::Impl::On(const CoordinatorDown&) {
@@ -308,7 +303,7 @@ void PeerCore::Impl::Handle(const control::Welcome& message) {
   }
   welcome_ = message;
   welcomed_ = coordinator_up_;
-  for (const auto& [key, group] : groups_) group->ops.AskAgain(&out_);
+  for (const auto& [key, group] : groups_) group.ops.AskAgain(&out_);
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
   syncs_.SetDetectMs(detect_ms_);
@@ -366,7 +361,8 @@ void PeerCore::Impl::Handle(const control::PrepareEpoch& message) {
   // end need not freeze.
   if (message.freeze && group->current() != nullptr && !group->ops.frozen()) {
     CloseFault(message.group, *group, /*resumed=*/false);
-    group->fault = Fault{now_, static_cast<uint32_t>(group->ops.Report().size()), {}, {}, "", {}};
+    group->fault =
+        OpenFault{now_, static_cast<uint32_t>(group->ops.Report().size()), {}, {}, "", {}};
     group->ops.Freeze(now_, &out_);
   }
 }
@@ -404,7 +400,7 @@ void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
 
 void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed) {
   if (!group.fault) return;
-  const Fault fault = *std::exchange(group.fault, std::nullopt);
+  const OpenFault fault = *std::exchange(group.fault, std::nullopt);
   if (fault.committed == Tick()) return;  // never committed here
   FaultOver over{key, fault.committed - fault.begun, -1};
   if (resumed) over.resume_us = now_ - fault.committed;
@@ -473,7 +469,7 @@ void PeerCore::Impl::Handle(const control::Drain& message) {
 void PeerCore::Impl::On(const LocalJoin& event) {
   members_.Join(event, &out_);
   if (members_.Find(event.local) == nullptr || groups_.contains(event.group)) return;
-  groups_.emplace(event.group, std::make_unique<Group>(event.group, config_.peer, &counters_));
+  groups_.try_emplace(event.group, event.group, config_.peer, &counters_);
 }
 
 void PeerCore::Impl::On(const LocalStep& event) {
@@ -483,7 +479,7 @@ void PeerCore::Impl::On(const LocalStep& event) {
   }
   if (refusal.ok() && event.sync) refusal = MaySync(event.local, *event.sync);
   if (!refusal.ok()) {
-    if (event.sync) out_.push_back(syncs_.Refused(event.local, refusal));
+    if (event.sync) out_.push_back(syncs_.RefusalOf(event.local, refusal));
     out_.push_back(StepDone{event.local, refusal, {}});
     return;
   }
@@ -502,7 +498,7 @@ void PeerCore::Impl::On(const LocalSync& event) {
   Outcome refusal = members_.MaySync(event.local);
   if (refusal.ok()) refusal = MaySync(event.local, event.sync);
   if (!refusal.ok()) {
-    out_.push_back(syncs_.Refused(event.local, std::move(refusal)));
+    out_.push_back(syncs_.RefusalOf(event.local, std::move(refusal)));
     return;
   }
   const LocalMember& local = *members_.Find(event.local);
@@ -523,7 +519,7 @@ Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
 bool PeerCore::Impl::ReadyToContribute(const LocalMember& local, const SyncRequest* request) {
   const Group& group = *FindGroup(local.group);
   const bool alone = group.current()->SourcesFor(local.member).empty();
-  return alone || !group.agreed || syncs_.Ready(local.id, request, *group.agreed);
+  return alone || !group.agreed || syncs_.CaughtUp(local.id, request, *group.agreed);
 }
 
 void PeerCore::Impl::BeginSync(const LocalMember& local, const SyncRequest& request,
@@ -545,7 +541,7 @@ void PeerCore::Impl::On(const LocalPost& event) {
   Outcome refusal = members_.MayPost(event.post.local);
   if (refusal.ok()) {
     const LocalMember& local = *members_.Find(event.post.local);
-    Group& group = *groups_.at(local.group);
+    Group& group = groups_.at(local.group);
     if (group.current() != nullptr && group.current()->RankOf(local.member) >= 0) {
       group.ops.Post({event, local.member, local.boundary}, now_, &out_);
       return;
@@ -560,26 +556,26 @@ void PeerCore::Impl::On(const LocalCancel& event) {
   const LocalMember* const local = members_.Find(event.post.local);
   if (local == nullptr) return;
   const auto group = groups_.find(local->group);
-  if (group != groups_.end()) group->second->ops.Cancel(event.post, now_, &out_);
+  if (group != groups_.end()) group->second.ops.Cancel(event.post, now_, &out_);
 }
 
 // ------------------------------------------------------------------------ links, frames, driver
 
 void PeerCore::Impl::On(const LinkUp& event) {
-  for (const auto& [key, group] : groups_) {
-    if (key.run != event.run || !group->epochs.OtherPeers().contains(event.peer)) continue;
+  for (auto& [key, group] : groups_) {
+    if (key.run != event.run || !group.epochs.OtherPeers().contains(event.peer)) continue;
     links_up_.emplace(event.run, event.peer);
-    group->epochs.LinkUp(event.peer);
-    group->ops.NoteLatency(event.peer, event.latency_us);
+    group.epochs.LinkUp(event.peer);
+    group.ops.NoteLatency(event.peer, event.latency_us);
   }
 }
 
 void PeerCore::Impl::On(const LinkDown& event) {
   const bool was_up = links_up_.erase({event.run, event.peer}) != 0;
-  for (const auto& [key, group] : groups_) {
+  for (auto& [key, group] : groups_) {
     if (key.run != event.run) continue;
-    group->epochs.LinkDown(event.peer, was_up, {event.reason, event.silent_ms}, &out_);
-    group->ops.Lose(group->epochs.LostPeers());
+    group.epochs.LinkDown(event.peer, was_up, {event.reason, event.silent_ms}, &out_);
+    group.ops.Lose(group.epochs.LostPeers());
   }
 }
 
@@ -609,21 +605,6 @@ void PeerCore::Impl::On(const AttemptStopped& event) {
   if (Group* const group = FindGroup(event.group)) group->ops.OnStopped(event, now_, &out_);
 }
 
-void PeerCore::Impl::On(const InputSuspected& event) {
-  control::ContributionSuspect suspect = event.suspect;
-  Group* const group = FindGroup(suspect.group);
-  if (group == nullptr) return;
-  const std::optional<uint64_t> held_back = group->suspects.Take(suspect.peer, now_);
-  if (!held_back) return;
-  suspect.held_back = *held_back;
-  out_.push_back(LogLine{"contribution suspect group=" + ToString(suspect.group) +
-                         " peer=" + ToString(suspect.peer) + " tag=" + std::to_string(suspect.tag) +
-                         " nan=" + std::to_string(suspect.nan) +
-                         " inf=" + std::to_string(suspect.inf) + " norms=\"" + suspect.norms +
-                         "\" held_back=" + std::to_string(suspect.held_back)});
-  Send(std::move(suspect));
-}
-
 // ------------------------------------------------------------------------------ sweep
 
 void PeerCore::Impl::BeginDrain(Tick deadline, const std::string& reason) {
@@ -631,7 +612,7 @@ void PeerCore::Impl::BeginDrain(Tick deadline, const std::string& reason) {
     drain_->deadline = std::min(drain_->deadline, deadline);
     return;
   }
-  drain_ = Drain{deadline};
+  drain_ = OpenDrain{deadline};
   out_.push_back(LogLine{"draining reason=\"" + reason + "\""});
   Send(control::Draining{});
   members_.Drain(reason, /*at_once=*/false, &out_);
@@ -660,7 +641,7 @@ void PeerCore::Impl::SweepDrain() {
 void PeerCore::Impl::SweepSteps() {
   for (const auto& [id, local] : members_.all()) {
     if (!local.step_passed || syncs_.Open(id)) continue;
-    const Group& group = *groups_.at(local.group);
+    const Group& group = groups_.at(local.group);
     members_.EndStep(id, *group.current(), group.pending, &out_);
   }
 }
@@ -672,9 +653,9 @@ void PeerCore::Impl::SweepHeartbeat() {
   for (const auto& [key, group] : groups_) {
     if (!members_.HasAdmitted(key)) continue;
     beat.loads.push_back(
-        {key, group->ops.open(), group->ops.settled(), group->bytes_sent, group->bytes_received});
+        {key, group.ops.open(), group.ops.settled(), group.bytes_sent, group.bytes_received});
     control::GroupLoad& load = beat.loads.back();
-    load.oldest = group->ops.Oldest(now_);
+    load.oldest = group.ops.Oldest(now_);
     if (!load.oldest) continue;
     if (const auto worst = worst_.find(key.run); worst != worst_.end()) load.worst = worst->second;
   }
@@ -686,7 +667,7 @@ void PeerCore::Impl::SweepGroups() {
   bool closed = false;
   for (auto it = groups_.begin(); it != groups_.end();) {
     const GroupKey& key = it->first;
-    Group& group = *it->second;
+    Group& group = it->second;
     EpochFollower& epochs = group.epochs;
     if (!members_.HasAny(key)) {
       // A group without local members has no open op.
@@ -716,9 +697,9 @@ void PeerCore::Impl::SweepGroups() {
     epochs.FailIfDue(now_, &out_);
     if (epochs.WantsReady()) {
       if (!epochs.freezing()) {
-        epochs.Ready({}, &out_);
+        epochs.AnswerReady({}, &out_);
       } else if (!group.ops.Stopping()) {
-        epochs.Ready(group.ops.Report(), &out_);
+        epochs.AnswerReady(group.ops.Report(), &out_);
       }
     }
     ++it;
@@ -729,7 +710,7 @@ void PeerCore::Impl::SweepGroups() {
 void PeerCore::Impl::ForgetLinks() {
   std::set<std::pair<std::string, PeerId>> needed;
   for (const auto& [key, group] : groups_) {
-    for (const PeerId peer : group->epochs.OtherPeers()) needed.emplace(key.run, peer);
+    for (const PeerId peer : group.epochs.OtherPeers()) needed.emplace(key.run, peer);
   }
   std::erase_if(links_up_, [&](const auto& link) { return !needed.contains(link); });
 }
@@ -759,7 +740,7 @@ void PeerCore::Impl::Sweep() {
 
 Tick PeerCore::Impl::NextDeadline() const {
   Tick due = std::min({beat_due_, members_.NextDeadline(), syncs_.NextDeadline()});
-  for (const auto& [key, group] : groups_) due = std::min(due, group->epochs.NextDeadline());
+  for (const auto& [key, group] : groups_) due = std::min(due, group.epochs.NextDeadline());
   if (drain_ && !drain_->due) due = std::min(due, drain_->deadline);
   if (drain_ && !drain_->forced && !welcomed_ && !members_.empty()) {
     due = std::min(due, ForceDue());
@@ -784,7 +765,7 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
   MembersView view;
   const LocalMember* const local = members_.Find(id);
   if (local == nullptr || !local->admitted) return view;
-  const Group& group = *groups_.at(local->group);
+  const Group& group = groups_.at(local->group);
   if (group.current() == nullptr || group.current()->RankOf(local->member) < 0) return view;
   view.epoch = group.current()->epoch;
   for (const control::MemberInfo& member : group.current()->members) {
@@ -796,7 +777,7 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
 std::optional<PeerCore::MemberView> PeerCore::Impl::GetMember(LocalId id, MemberId member) const {
   const LocalMember* const local = members_.Find(id);
   if (local == nullptr || !local->admitted) return std::nullopt;
-  const Group& group = *groups_.at(local->group);
+  const Group& group = groups_.at(local->group);
   const KnownMember* const known = group.epochs.history().Member(member);
   if (known == nullptr || group.current() == nullptr) return std::nullopt;
   return MemberView{*known, group.current()->RankOf(member)};
@@ -805,7 +786,7 @@ std::optional<PeerCore::MemberView> PeerCore::Impl::GetMember(LocalId id, Member
 std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   if (!members_.MayPost(post.post.local).ok()) return std::nullopt;
   const LocalMember& local = *members_.Find(post.post.local);
-  const Group& group = *groups_.at(local.group);
+  const Group& group = groups_.at(local.group);
   if (group.current() == nullptr || group.current()->RankOf(local.member) < 0) return std::nullopt;
   const NewPost asked{post, local.member, local.boundary};
   if (!group.ops.MayPost(asked).ok()) return std::nullopt;
@@ -819,8 +800,8 @@ PeerCore::Stats PeerCore::Impl::GetStats() const {
   Stats stats;
   for (const auto& [id, local] : members_.all()) stats.members += local.admitted ? 1 : 0;
   for (const auto& [key, group] : groups_) {
-    stats.ops_open += group->ops.open();
-    if (const EpochRecord* const record = group->current()) {
+    stats.ops_open += group.ops.open();
+    if (const EpochRecord* const record = group.current()) {
       stats.mesh_share = std::max(stats.mesh_share, record->ShareOf(config_.peer));
     }
   }
@@ -839,78 +820,35 @@ void PeerCore::Impl::CheckInvariants() const {
   for (const auto& [id, local] : members_.all()) {
     const auto it = groups_.find(local.group);
     LH_CHECK(it != groups_.end()) << ToString(local.group);
-    const size_t posts = it->second->ops.PostsOf(id);
+    const size_t posts = it->second.ops.PostsOf(id);
     LH_CHECK(!local.removed || posts != 0 || syncs_.Open(id) || syncs_.Writing(id))
         << "finished member kept";
     LH_CHECK(!syncs_.Open(id) || local.admitted) << "sync of a member that is not admitted";
     LH_CHECK(!syncs_.OfferOf(id) || (local.step_open && !local.step_passed))
         << "an offer waits for a vote that nobody casts";
     LH_CHECK(!local.step_passed || syncs_.Open(id) || local.exit != Exit::kNone || local.removed ||
-             it->second->current()->RankOf(local.member) < 0)
+             it->second.current()->RankOf(local.member) < 0)
         << "a step that has passed is not answered";
     LH_CHECK(local.admitted || posts == 0) << "posts of a member that is not admitted";
-    LH_CHECK(!local.admitted || it->second->current() != nullptr) << "admitted without epoch";
+    LH_CHECK(!local.admitted || it->second.current() != nullptr) << "admitted without epoch";
   }
   for (const auto& [key, group] : groups_) {
     LH_CHECK(members_.HasAny(key)) << ToString(key);
-    LH_CHECK(!group->deferred || members_.AllAdmittedRemoved(key)) << ToString(key);
-    LH_CHECK(group->ops.frozen() == group->epochs.freezing() || !members_.HasAdmitted(key))
+    LH_CHECK(!group.deferred || members_.AllAdmittedRemoved(key)) << ToString(key);
+    LH_CHECK(group.ops.frozen() == group.epochs.freezing() || !members_.HasAdmitted(key))
         << ToString(key);
-    group->epochs.CheckInvariants();
-    group->ops.CheckInvariants();
+    group.epochs.CheckInvariants();
+    group.ops.CheckInvariants();
   }
 }
 
 std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
   LH_CHECK(out_.empty());
-  auto clone = std::make_unique<Impl>(config_);
-  clone->detect_ms_ = detect_ms_;
-  clone->counters_ = counters_;
-  clone->members_ = members_;
-  clone->syncs_ = syncs_;
-  for (const auto& [key, group] : groups_) {
-    clone->groups_.emplace(key, std::make_unique<Group>(*group, &clone->counters_));
+  auto clone = std::make_unique<Impl>(*this);
+  for (auto& [key, group] : clone->groups_) {
+    group.ops.ReferTo(&group.epochs.history(), &clone->counters_);
   }
-  clone->links_up_ = links_up_;
-  clone->welcome_ = welcome_;
-  clone->coordinator_up_ = coordinator_up_;
-  clone->refused_ = refused_;
-  clone->welcomed_ = welcomed_;
-  clone->coordinator_down_since_ = coordinator_down_since_;
-  clone->beat_due_ = beat_due_;
-  clone->worst_ = worst_;
-  clone->drain_ = drain_;
   return clone;
-}
-
-uint64_t PeerCore::Impl::Digest() const {
-  Digester digest;
-  digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
-  digest.Add(welcome_.store).Add(welcome_.term).Add(welcome_.coordinator);
-  digest.Add(uint64_t{refused_});
-  digest.Add(uint64_t{welcomed_})
-      .Add(coordinator_down_since_)
-      .Add(beat_due_)
-      .Add(counters_.committed);
-  digest.Add(counters_.aborted).Add(counters_.refused).Add(counters_.retries);
-  digest.Add(counters_.frames_stale).Add(counters_.frames_refused);
-  if (drain_) {
-    digest.Add(drain_->deadline).Add(uint64_t{drain_->due}).Add(uint64_t{drain_->forced});
-  }
-  members_.AddTo(&digest);
-  syncs_.AddTo(&digest);
-  for (const auto& [key, group] : groups_) {
-    digest.Add(key).Add(uint64_t{group->pending});
-    digest.Add(group->bytes_sent).Add(group->bytes_received);
-    digest.Add(group->deferred ? group->deferred->epoch : Epoch());
-    digest.Add(group->deferred ? group->deferred->preparation : 0);
-    digest.Add(uint64_t{group->agreed.has_value()});
-    if (group->agreed) digest.Add(group->agreed->revision).Add(group->agreed->state);
-    group->epochs.AddTo(&digest);
-    group->ops.AddTo(&digest);
-  }
-  for (const auto& [run, peer] : links_up_) digest.Add(run).Add(peer);
-  return digest.value();
 }
 
 // ------------------------------------------------------------------------------ the shell
@@ -942,7 +880,7 @@ std::optional<PostView> PeerCore::ViewPost(const LocalPost& post) const {
 }
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }
-uint64_t PeerCore::Digest() const { return impl_->Digest(); }
+uint64_t PeerCore::Digest() const { return Digester().Add(*impl_).value(); }
 PeerCore PeerCore::Clone() const { return PeerCore(impl_->Clone()); }
 
 }  // namespace longhaul::peerd

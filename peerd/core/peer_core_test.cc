@@ -330,32 +330,6 @@ TEST_F(PeerCoreTest, HeartbeatsTellHowFarAFetchIs) {
   EXPECT_TRUE(beat().empty());
 }
 
-TEST_F(PeerCoreTest, SuspectContributionsAreReportedOnceInTenSecondsForEachPeer) {
-  EnterTwo();
-  control::ContributionSuspect suspect;
-  suspect.group = kGroup;
-  suspect.peer = PeerId(2);
-  suspect.tag = 7;
-  suspect.nan = 5;
-  const auto reports = [&](uint64_t peer) {
-    suspect.peer = PeerId(peer);
-    return Sent<control::ContributionSuspect>(Give(InputSuspected{suspect}));
-  };
-  ASSERT_EQ(reports(2).size(), 1u);
-  EXPECT_EQ(reports(2).size(), 0u);
-  ASSERT_EQ(reports(1).size(), 1u);
-  now_ = now_ + Seconds(9);
-  EXPECT_EQ(reports(2).size(), 0u);
-  now_ = now_ + Seconds(1);
-  const auto late = reports(2);
-  ASSERT_EQ(late.size(), 1u);
-  EXPECT_EQ(late[0].tag, 7u);
-  EXPECT_EQ(late[0].nan, 5u);
-  EXPECT_EQ(late[0].held_back, 2u);
-  suspect.group = {"other", 0};
-  EXPECT_EQ(reports(3).size(), 0u);
-}
-
 TEST_F(PeerCoreTest, PendingCountsReachTheMembers) {
   EnterTwo();
   EXPECT_EQ(Get<WorldChanged>(Say(control::PendingCount{kGroup, 3})).at(0).world.pending, 3u);
@@ -1065,8 +1039,8 @@ class BackgroundCoreTest : public PeerCoreTest {
   // Members 2 and 3 contribute, at other peers. Member 1 joins here, in the background.
   void Enter() {
     Give(CoordinatorUp{});
-    Give(LocalJoin{LocalId(1), kGroup, "t", "", 0, 0, true});
-    EXPECT_TRUE(Sent<control::Join>(out_).at(0).background);
+    Give(LocalJoin{LocalId(1), kGroup, "t", {.background = true}});
+    EXPECT_TRUE(Sent<control::Join>(out_).at(0).wish.background);
     Say(control::JoinPending{1, kGroup, MemberId(1)});
     Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kInBackground}}));
     Up(2);

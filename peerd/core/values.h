@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "proto/control/messages.h"
@@ -47,7 +48,9 @@ struct OpInfo {
   // tensors.
   int64_t transfer_us = 0;
   Quantization codec = Quantization::kNone;  // of the last attempt; what was not encoded has none
-  friend bool operator==(const OpInfo&, const OpInfo&) = default;
+  LH_FIELDS(OpInfo, LH_FIELD(epoch), LH_FIELD(members), LH_FIELD(hosts), LH_FIELD(retries),
+            LH_FIELD(total_us), LH_FIELD(wait_us), LH_FIELD(algorithm), LH_FIELD(transfer_us),
+            LH_FIELD(codec));
 };
 
 // Names a post of a local member. The driver finds the buffers of the post by this name.
@@ -55,6 +58,7 @@ struct PostRef {
   LocalId local;
   uint64_t call = 0;
   friend auto operator<=>(const PostRef&, const PostRef&) = default;
+  LH_FIELDS(PostRef, LH_FIELD(local), LH_FIELD(call));
 };
 
 // What the driver must know about a post to find memory for it, before it gives the post to the
@@ -73,7 +77,7 @@ struct OneShotResult {
   Epoch epoch;                    // the participants are members of this epoch
   std::vector<MemberId> members;  // as OpInfo::members
   std::string bytes;              // the tensor
-  friend bool operator==(const OneShotResult&, const OneShotResult&) = default;
+  LH_FIELDS(OneShotResult, LH_FIELD(epoch), LH_FIELD(members), LH_FIELD(bytes));
 };
 
 // The state that a member brings to a sync. The driver has hashed it.

@@ -176,7 +176,6 @@ absl::Status DaemonImpl::Open() {
   OpRunner::Options runner;
   runner.self = self_;
   runner.scratch_limit = options_.scratch_limit;
-  runner.screen_factor = options_.screen_factor;
   runner.unmap = [this](void* data, size_t bytes) { unmapper_.Unmap(data, bytes); };
   ops_ = std::make_unique<OpRunner>(transport_.get(), runner);
 
@@ -187,6 +186,7 @@ absl::Status DaemonImpl::Open() {
   states.kept = {options_.keep_state, Millis(options_.keep_state_for_ms)};
   states_ = std::make_unique<StateRunner>(
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
+  transport_->SetSegmentListeners({.ops = ops_->segments(), .states = states_->segments()});
 
   LH_RETURN_IF_ERROR(address_.Refresh(options_.coordinators));
   metrics_ = std::make_unique<PeerMetrics>([this] { ring_->Wake(); });

@@ -50,7 +50,6 @@ struct DaemonOptions {
   uint32_t probe_interval_s = 0;         // between two probes of links; 0: links are not probed
   std::string zero_copy = "auto";        // auto, on, off
   std::string lane_encryption = "auto";  // auto, off, require
-  double screen_factor = 0;              // OpRunner::Options::screen_factor
   std::string congestion;
   Recorder* recorder = nullptr;  // the flight recorder; outlives the daemon
   Dumps* dumps = nullptr;        // its files after faults; outlives the daemon

@@ -10,7 +10,6 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "peerd/state/state_exchange.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -388,38 +387,10 @@ void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t
 
 absl::Status Engine::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                     std::span<const uint8_t> payload) {
-  if (StateExchange::IsOurs(header)) return ports_.states->OnControlFrame(link, header, payload);
+  if (IsOfTransfer(header.type)) return ports_.states->OnControlFrame(link, header, payload);
   LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload));
   std::visit([this](auto& frame) { Post(std::move(frame)); }, taken);
   return absl::OkStatus();
 }
-
-SegmentListener* Engine::ListenerOf(const FrameHeader& header) const {
-  return StateExchange::IsOurs(header) ? ports_.states->segments() : ports_.ops->segments();
-}
-
-SegmentListener* Engine::ListenerOf(uint64_t cookie) const {
-  return StateExchange::IsOurs(cookie) ? ports_.states->segments() : ports_.ops->segments();
-}
-
-absl::StatusOr<uint8_t*> Engine::OnDataHeader(const LinkKey& link, const FrameHeader& header) {
-  return ListenerOf(header)->OnDataHeader(link, header);
-}
-
-absl::Status Engine::OnDataReceived(const LinkKey& link, const FrameHeader& header) {
-  return ListenerOf(header)->OnDataReceived(link, header);
-}
-
-void Engine::OnDataAbandoned(const LinkKey& link, const FrameHeader& header) {
-  ListenerOf(header)->OnDataAbandoned(link, header);
-}
-
-void Engine::OnSegmentSent(uint64_t cookie) { ListenerOf(cookie)->OnSegmentSent(cookie); }
-
-uint64_t Engine::OnSegmentRepeat(uint64_t owner) {
-  return ListenerOf(owner)->OnSegmentRepeat(owner);
-}
-
-void Engine::OnReceivesDetached(uint64_t cookie) { ListenerOf(cookie)->OnReceivesDetached(cookie); }
 
 }  // namespace longhaul::peerd

@@ -94,12 +94,6 @@ class Engine final : public TransportListener, public TrainerRequests {
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;
-  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override;
-  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override;
-  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override;
-  void OnSegmentSent(uint64_t cookie) override;
-  uint64_t OnSegmentRepeat(uint64_t owner) override;
-  void OnReceivesDetached(uint64_t cookie) override;
 
   // ---- TrainerRequests
   void OnJoin(const LocalJoin& join) override;
@@ -137,8 +131,6 @@ class Engine final : public TransportListener, public TrainerRequests {
   void WithdrawSync(LocalId local, const Outcome& outcome);
   void Unwelcome();
   void FailHopelessJoins();
-  SegmentListener* ListenerOf(const FrameHeader& header) const;
-  SegmentListener* ListenerOf(uint64_t cookie) const;
 
   EngineOptions options_;
   EnginePorts ports_;

@@ -103,7 +103,6 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
     for (Event& event : std::exchange(state_events, {})) events.push_back(std::move(event));
     return events;
   }
-  SegmentListener* segments() override { return nullptr; }
 
   // ---- StatePort
   void Add(LocalId, const GroupKey&, const std::string&) override {}

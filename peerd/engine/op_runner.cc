@@ -165,10 +165,6 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
   std::vector<LinkKey> links_;
   std::shared_ptr<Scratch> scratch_;  // outlives the attempt
-  // What the attempt sees of the inputs, and whose they are. nullptr: nobody looks.
-  std::unique_ptr<Seen> seen_;  // outlives the attempt
-  uint64_t tag_ = 0;
-  std::vector<MemberId> members_;  // of posts_
   std::unique_ptr<Attempt> attempt_;
   std::string result_;          // one-shot op: the result
   std::set<uint64_t> out_;      // cookies of segments in the transport
@@ -372,12 +368,6 @@ void OpRunner::Start(const StartAttempt& action) {
   }
   spec.shares = action.shares;
   spec.order = action.order;
-  if (options_.screen_factor > 0 && MayScreen(spec.desc)) {
-    op->seen_ = std::make_unique<Seen>(action.ring.size(), action.posts.size());
-    op->tag_ = posts_.at(action.posts.front()).tag;
-    for (const PostRef& post : action.posts) op->members_.push_back(posts_.at(post).member);
-    spec.seen = op->seen_.get();
-  }
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
                                                        : ReducePayloads(spec, action.payloads);
@@ -455,7 +445,6 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
       const auto it = posts_.find(op->posts_[i]);
       if (it != posts_.end()) it->second.traffic.blocks_not_finite = blocks;
     }
-    if (op->seen_) Screen(*op);
     events_.push_back(AttemptFinished{key.group, key.ordinal});
   }
   if (!op->Idle()) return;
@@ -463,22 +452,6 @@ void OpRunner::Settle(const std::shared_ptr<Op>& op) {
   // The inputs are restored only when all segments in the transport have returned.
   if (std::exchange(op->answer_stop_, false)) {
     events_.push_back(AttemptStopped{key.group, key.ordinal, op->attempt_number_});
-  }
-}
-
-void OpRunner::Screen(const Op& op) {
-  for (const Suspicion& found :
-       Judge(*op.seen_, op.PositionOf(options_.self), options_.screen_factor)) {
-    ++counts_.contributions_suspect;
-    control::ContributionSuspect suspect;
-    suspect.group = op.key_.group;
-    suspect.tag = op.tag_;
-    suspect.peer = op.ring_[found.position];
-    for (const int local : found.locals) suspect.members.push_back(op.members_[local]);
-    suspect.nan = found.nan;
-    suspect.inf = found.inf;
-    suspect.norms = NormText(found);
-    events_.push_back(InputSuspected{std::move(suspect)});
   }
 }
 
@@ -490,7 +463,7 @@ void OpRunner::Stop(const StopAttempt& action) {
   const std::shared_ptr<Op> op = it->second;
   op->stopping_ = true;
   op->Forget();
-  transport_->DropSegments({op->out_.begin(), op->out_.end()});
+  transport_->DropSegments(FrameType::kData, {op->out_.begin(), op->out_.end()});
   const uint64_t cookie = next_detach_++;
   detaching_.emplace(cookie, op);
   transport_->DetachReceives(
@@ -515,7 +488,7 @@ void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
   op->stopped_ = true;
   // For segments dropped before, the attempt may have handed over new ones. They are dropped, too,
   // because the stop waits for them.
-  transport_->DropSegments({op->out_.begin(), op->out_.end()});
+  transport_->DropSegments(FrameType::kData, {op->out_.begin(), op->out_.end()});
   op->Forget();
   op->answer_stop_ = true;
   Retire(op);
@@ -533,7 +506,7 @@ void OpRunner::Finish(const FinishAttempt& action) {
   op->Forget();
   // Only segments that are sent again can be in the transport. All participants have the result, so
   // nobody needs them.
-  transport_->DropSegments({op->out_.begin(), op->out_.end()});
+  transport_->DropSegments(FrameType::kData, {op->out_.begin(), op->out_.end()});
   op->attempt_->Commit();
   op->answer_finish_ = true;
   Retire(op);

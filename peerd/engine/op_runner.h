@@ -41,16 +41,12 @@ namespace longhaul::peerd {
 
 // What the attempts of all ops have found.
 struct OpCounts {
-  uint64_t blocks_not_finite = 0;      // Attempt::blocks_not_finite()
-  uint64_t contributions_suspect = 0;  // Judge()
+  uint64_t blocks_not_finite = 0;  // Attempt::blocks_not_finite()
 };
 inline constexpr Counter<OpCounts> kOpCounters[] = {
     {"longhaul_peerd_blocks_not_finite_total",
      "Blocks with a NaN or an infinity in results of quantized ops, for each local member",
      &OpCounts::blocks_not_finite},
-    {"longhaul_peerd_contributions_suspect_total",
-     "Inputs of hosts to ops that look wrong; counted only with --screen-contributions",
-     &OpCounts::contributions_suspect},
 };
 
 class OpRunner final : public OpPort, private SegmentListener {
@@ -65,9 +61,6 @@ class OpRunner final : public OpPort, private SegmentListener {
     uint32_t grain_bytes = kGrainBytes;
     uint64_t cached_bytes_max = kCachedBytesMax;
     uint64_t turn_bytes_max = LH_OP_TURN_BYTES_MAX;
-    // Looks for inputs that are not finite, or whose norm is more than this many times the median
-    // of all hosts (screen.h). 0: looks at none.
-    double screen_factor = 0;
     UnmapFunction unmap;  // unmaps scratch memory; null: munmap(), at once
   };
 
@@ -90,7 +83,9 @@ class OpRunner final : public OpPort, private SegmentListener {
   void Work() override;
   bool HasWork() const override { return !work_.empty(); }
   std::vector<Event> PopEvents() override { return std::exchange(events_, {}); }
-  SegmentListener* segments() override { return this; }
+
+  // For Transport::SetSegmentListeners().
+  SegmentListener* segments() { return this; }
 
   // For each group, the bytes that ended attempts have moved.
   const std::map<GroupKey, OpTraffic>& Traffic() const { return traffic_; }
@@ -144,8 +139,6 @@ class OpRunner final : public OpPort, private SegmentListener {
   AttemptSpec MakeSpec(const Action& action) const;
   // For random numbers of a post's input. An op that is redone has the same.
   uint64_t SeedOf(uint64_t op_seed, const PostRef& post) const;
-  // Reports the inputs that look wrong in an op that is committed.
-  void Screen(const Op& op);
   // Queues the attempt if it has work, and works on the queue as far as this turn allows.
   void Advance(const std::shared_ptr<Op>& op);
   // Works on the queue, until it is empty or the turn has no bytes left.

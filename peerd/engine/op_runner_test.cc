@@ -34,7 +34,7 @@ class Narrow final : public Transport {
                    uint64_t) override {
     queue.push_back({header.payload_bytes, cookie});
   }
-  void DropSegments(const std::vector<uint64_t>& cookies) override {
+  void DropSegments(FrameType, const std::vector<uint64_t>& cookies) override {
     std::erase_if(queue, [&](const Queued& queued) {
       if (std::find(cookies.begin(), cookies.end(), queued.cookie) == cookies.end()) return false;
       dropped.push_back(queued.cookie);
@@ -47,6 +47,7 @@ class Narrow final : public Transport {
   uint64_t StateBytes(const LinkKey&) const override { return 0; }
   LinkUse BestUse(const LinkKey&) const override { return {1 << 20, false}; }
 
+  void SetSegmentListeners(const SegmentListeners&) override {}
   std::string listen_address() const override { return ""; }
   void OpenLinks(const std::string&, uint32_t, Epoch, const std::string&,
                  const std::vector<LinkRequest>&, Tick) override {}
@@ -305,82 +306,6 @@ TEST_F(Slices, AStoppedAttemptIsAnsweredWhenAllOriginalsAreBack) {
   EXPECT_EQ(Bytes(tensors, 1), 8u << 20);
   EXPECT_GE(turns, 20);
   EXPECT_TRUE(runner.Idle());
-}
-
-// ------------------------------------------------------------------------------ the screen
-
-TEST_F(Slices, TheScreenReportsAMemberBeforeTheOpIsFinished) {
-  OpRunner runner(&transport_, {.self = kSelf, .screen_factor = 100});
-  std::vector<Tensor> tensors(2, Tensor(10000, 1));
-  tensors[1][77] = NAN;
-  RunLocal(&runner, 1, &tensors);
-  runner.Finish({kGroup, OpOrdinal(1), true});
-  const std::vector<Event> events = runner.PopEvents();
-  ASSERT_EQ(events.size(), 2u);
-  const control::ContributionSuspect& suspect = std::get<InputSuspected>(events[0]).suspect;
-  EXPECT_EQ(suspect.group, kGroup);
-  EXPECT_EQ(suspect.tag, 1u);
-  EXPECT_EQ(suspect.peer, kSelf);
-  EXPECT_EQ(suspect.members, std::vector<MemberId>{MemberId(2)});
-  EXPECT_EQ(suspect.nan, 1u);
-  EXPECT_EQ(suspect.inf, 0u);
-  EXPECT_EQ(suspect.norms, "");
-  EXPECT_TRUE(std::holds_alternative<AttemptFinished>(events[1]));
-  EXPECT_EQ(runner.counts().contributions_suspect, 1u);
-}
-
-TEST_F(Slices, TheScreenIsOffByDefault) {
-  OpRunner runner(&transport_, {.self = kSelf});
-  std::vector<Tensor> tensors(2, Tensor(10000, NAN));
-  RunLocal(&runner, 1, &tensors);
-  runner.Finish({kGroup, OpOrdinal(1), true});
-  EXPECT_EQ(runner.PopEvents().size(), 1u);
-  EXPECT_EQ(runner.counts().contributions_suspect, 0u);
-}
-
-TEST_F(Slices, TheScreenNamesTheHostOfAOneShotInput) {
-  OpRunner runner(&transport_, {.self = kSelf, .screen_factor = 100});
-  Tensor tensor(100, 1);
-  OpDesc desc = Sum(tensor.size());
-  const PostRef post{LocalId(1), 1};
-  ASSERT_TRUE(Post(&runner, post, desc, InPlace(&tensor)).ok());
-  StartAttempt start = Ring(1, desc, {post});
-  start.algorithm = Algorithm::kOneShot;
-  start.ring = {kSelf, kOther, PeerId(3)};
-  start.ring_contributes = {1, 1, 1};
-  start.members = 3;
-  const auto payload = [](float value) {
-    const std::vector<float> values(100, value);
-    return std::string(reinterpret_cast<const char*>(values.data()), 400);
-  };
-  start.payloads = {"", payload(2), payload(1e6)};
-  runner.Start(start);
-  runner.PopEvents();
-  runner.Finish({kGroup, OpOrdinal(1), true});
-  const std::vector<Event> events = runner.PopEvents();
-  ASSERT_EQ(events.size(), 2u);
-  const control::ContributionSuspect& suspect = std::get<InputSuspected>(events[0]).suspect;
-  EXPECT_EQ(suspect.peer, PeerId(3));
-  EXPECT_EQ(suspect.tag, 7u);
-  EXPECT_EQ(suspect.members, std::vector<MemberId>{});
-  EXPECT_EQ(suspect.norms, "rms=1e+06 median=2 hosts=3");
-  // The result has what was sent.
-  EXPECT_EQ(tensor[0], 1000003.0F);
-}
-
-// What an attempt saw before it was stopped is forgotten: the op is redone, and reported once.
-TEST_F(Slices, TheScreenSaysNothingOfAStoppedAttempt) {
-  OpRunner runner(&transport_, {.self = kSelf, .screen_factor = 100});
-  std::vector<float> tensor(10000, NAN);
-  const PostRef post{LocalId(1), 1};
-  const OpDesc desc = Sum(tensor.size());
-  ASSERT_TRUE(Post(&runner, post, desc, InPlace(&tensor)).ok());
-  runner.Start(Ring(1, desc, {post}));
-  StopAll(&runner, &transport_, 1);
-  const std::vector<Event> events = runner.PopEvents();
-  ASSERT_EQ(events.size(), 1u);
-  EXPECT_TRUE(std::holds_alternative<AttemptStopped>(events[0]));
-  runner.EndPost(post);
 }
 
 // ------------------------------------------------------------------------------ memory of ops

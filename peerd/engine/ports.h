@@ -2,7 +2,8 @@
 //
 //   trainers ----- TrainerRequests -----> engine ----- TrainerPort -----> trainers
 //   transport ---- TransportListener ---> engine ----- Links -----------> other peers
-//   OpPort, StatePort: the two parts that move bytes, OpRunner and StateRunner
+//   OpPort, StatePort: the two parts that move bytes, OpRunner and StateRunner. The transport gives
+//   them their segments itself (SegmentListener)
 //
 // In the daemon the IPC server, the transport, OpRunner and StateRunner are behind these ports. In
 // the simulation the same two runners are there, and models are behind the other ports. The search
@@ -65,8 +66,6 @@ class OpPort {
   virtual bool HasWork() const = 0;
   // The events for the core, in order.
   virtual std::vector<Event> PopEvents() = 0;
-  // Takes the transport's calls about segments of ops.
-  virtual SegmentListener* segments() = 0;
 };
 
 // Hashes, serves and fetches states. The daemon has StateRunner here; its header explains the
@@ -110,7 +109,6 @@ class StatePort {
   virtual void OnLinkDown(const LinkKey& link) = 0;
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) = 0;
-  virtual SegmentListener* segments() = 0;
 
   // ---- time
   virtual void Work() = 0;

@@ -58,6 +58,8 @@ class StateRunner : public StatePort {
   void SetDetectMs(uint32_t detect_ms) override { exchange_.SetDetectMs(detect_ms); }
 
   StateExchange* exchange() { return &exchange_; }
+  // For Transport::SetSegmentListeners().
+  SegmentListener* segments() { return &exchange_; }
 
   // ---- links: reports about shared state
   void OnLinkUp(const LinkKey& link) override { exchange_.OnLinkUp(link, Now()); }
@@ -66,7 +68,6 @@ class StateRunner : public StatePort {
                               std::span<const uint8_t> payload) override {
     return exchange_.OnControlFrame(link, header, payload, Now());
   }
-  SegmentListener* segments() override { return &exchange_; }
 
   // ---- trainers; see SyncRunner
   // Add(): the member has asked to join. Gone(): its trainer is gone.

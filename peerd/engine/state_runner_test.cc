@@ -41,6 +41,7 @@ class RunnerPeer final : public Peer {
     options.kept = {keep_state, Seconds(60)};
     runner = std::make_unique<StateRunner>(
         options, transport.get(), [this] { woken_.release(); }, [this] { return ring->Now(); });
+    transport->SetSegmentListeners({.ops = this, .states = runner->segments()});
   }
 
   void OnLinkUp(const LinkKey& link) override {
@@ -54,22 +55,6 @@ class RunnerPeer final : public Peer {
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override {
     return runner->exchange()->OnControlFrame(link, header, payload, ring->Now());
-  }
-  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
-    return runner->exchange()->OnDataHeader(link, header);
-  }
-  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
-    return runner->exchange()->OnDataReceived(link, header);
-  }
-  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
-    runner->exchange()->OnDataAbandoned(link, header);
-  }
-  void OnSegmentSent(uint64_t cookie) override { runner->exchange()->OnSegmentSent(cookie); }
-  uint64_t OnSegmentRepeat(uint64_t owner) override {
-    return runner->exchange()->OnSegmentRepeat(owner);
-  }
-  void OnReceivesDetached(uint64_t cookie) override {
-    runner->exchange()->OnReceivesDetached(cookie);
   }
   // Threads hash in real time. The ring's time does not advance meanwhile.
   void AfterTurn() override {

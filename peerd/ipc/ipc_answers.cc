@@ -12,7 +12,7 @@ namespace longhaul::peerd::ipc {
 
 void Server::Answer(Client& client, uint64_t call, const Outcome& outcome) {
   client.calls.erase(call);
-  Push(client, MakeReply(LH_IPC_DONE, call, 0, outcome));
+  connections_.Push(client, MakeReply(LH_IPC_DONE, call, 0, outcome));
 }
 
 void Server::AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world) {
@@ -21,7 +21,7 @@ void Server::AnswerWithWorld(Client& client, uint64_t call, LocalId local, const
   PutWorld(world, &reply);
   // A later WORLD frame must follow this reply, so it must not overwrite an earlier WORLD frame.
   members_.at(local).world_frame = 0;
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 Member* Server::Find(LocalId local) {
@@ -87,7 +87,7 @@ void Server::StepDone(LocalId local, const Outcome& outcome, const World& world)
   }
   if (sync) PutSync(sync->second, &reply);
   client.calls.erase(call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 void Server::EndSync(Member& member) {
@@ -130,7 +130,7 @@ void Server::AnswerWithSync(Client& client, uint64_t call, LocalId local, const 
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
   PutSync(info, &reply);
   client.calls.erase(call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 void Server::SyncProgress(LocalId local, const control::FetchProgress& progress) {
@@ -141,7 +141,7 @@ void Server::SyncProgress(LocalId local, const control::FetchProgress& progress)
   reply.u.progress.bytes_total = progress.bytes_total;
   reply.u.progress.bytes_per_second = progress.bytes_per_second;
   reply.u.progress.sources = progress.sources;
-  PushLatest(*member->client, reply, &member->progress_frame);
+  connections_.PushLatest(*member->client, reply, &member->progress_frame);
 }
 
 void Server::LeaveDone(LocalId local, const Outcome& outcome) {
@@ -168,7 +168,7 @@ void Server::PutOpMembers(Client& client, uint64_t call, const std::vector<Membe
     page.count =
         static_cast<uint32_t>(std::min<size_t>(members.size() - first, LH_IPC_MEMBERS_PAGE));
     for (uint32_t i = 0; i < page.count; ++i) page.member_ids[i] = members[first + i].value();
-    Push(client, reply);
+    connections_.Push(client, reply);
   }
 }
 
@@ -198,7 +198,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
     reply.u.op.quantization = static_cast<uint32_t>(info.codec);
   }
   client.calls.erase(post.call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 void Server::WorldChanged(LocalId local, const World& world) {
@@ -208,16 +208,7 @@ void Server::WorldChanged(LocalId local, const World& world) {
   Client& client = *member->client;
   lh_ipc_reply reply = MakeReply(LH_IPC_WORLD, 0, local.value(), {});
   PutWorld(world, &reply);
-  PushLatest(client, reply, &member->world_frame);
-}
-
-void Server::PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame) {
-  if (*frame >= client.waiting_first + client.waiting_shared) {
-    client.waiting[*frame - client.waiting_first] = reply;
-    return;
-  }
-  *frame = client.waiting_first + client.waiting.size();
-  Push(client, reply);
+  connections_.PushLatest(client, reply, &member->world_frame);
 }
 
 void Server::MemberGone(LocalId local, const Outcome& outcome) {
@@ -226,7 +217,7 @@ void Server::MemberGone(LocalId local, const Outcome& outcome) {
   Client& client = *member->client;
   if (!member->admitted) Answer(client, member->join_call, outcome);
   // Send GONE before the answers, so that the trainer knows why its calls fail.
-  Push(client, MakeReply(LH_IPC_GONE, 0, local.value(), outcome));
+  connections_.Push(client, MakeReply(LH_IPC_GONE, 0, local.value(), outcome));
   Forget(local, outcome);
 }
 

@@ -30,11 +30,12 @@
 
 namespace longhaul::peerd::ipc {
 
-class Server;
+class Connections;
 
-// Lets callbacks of the ring find out whether the server still exists: some may come after its end.
-struct ServerLife {
-  Server* server = nullptr;  // null once the server is gone
+// Lets callbacks of the ring find out whether the connections are still served: some callbacks may
+// come after the end of the server.
+struct ConnectionsLife {
+  Connections* connections = nullptr;  // null once they are gone
 };
 
 // The most descriptors that one message carries (SCM_MAX_FD of the kernel). A request of our client
@@ -78,7 +79,7 @@ struct Member {
 // One connection. The callbacks of its operations in the ring keep it alive, because the operations
 // use its memory.
 struct Client {
-  std::shared_ptr<ServerLife> life;
+  std::shared_ptr<ConnectionsLife> life;
   UniqueFd fd;
   uint64_t number = 0;
   PeerCredentials credentials;

@@ -1,4 +1,5 @@
-// Connections of trainers, from accept to their end, and reading and writing on them.
+#include "peerd/ipc/ipc_connections.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -11,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "peerd/ipc/ipc_replies.h"
-#include "peerd/ipc/ipc_server_impl.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd::ipc {
@@ -38,10 +38,21 @@ constexpr int64_t kClientLineUs = Seconds(1);
 
 }  // namespace
 
-Server::~Server() {
-  life_->server = nullptr;
+Connections::Connections(const IpcServerOptions& options, ListeningSocket socket,
+                         SocketAccess access, Ring* ring, RequestHandler* handler)
+    : hello_timeout_ms_(options.hello_timeout_ms),
+      socket_(std::move(socket)),
+      users_(options, std::move(access)),
+      ring_(ring),
+      handler_(handler) {
+  life_->connections = this;
+  ring_->SetSharedWork(this);
+  StartAccept();
+}
+
+Connections::~Connections() {
+  life_->connections = nullptr;
   ring_->SetSharedWork(nullptr);
-  regions_.Close();
   if (accept_ != 0) ring_->Cancel(accept_);
   if (retry_ != 0) ring_->Cancel(retry_);
   for (auto& [number, client] : clients_) {
@@ -55,17 +66,17 @@ Server::~Server() {
   }
 }
 
-void Server::StartAccept() {
+void Connections::StartAccept() {
   accept_ = ring_->Accept(socket_.fd(), [life = life_](IoResult result) {
-    if (life->server == nullptr) {
+    if (life->connections == nullptr) {
       if (result.value >= 0) close(result.value);
       return;
     }
-    life->server->OnAccept(result);
+    life->connections->OnAccept(result);
   });
 }
 
-void Server::OnAccept(IoResult result) {
+void Connections::OnAccept(IoResult result) {
   accept_ = 0;
   if (closing_) {
     if (result.value >= 0) closer_.CloseSocket(UniqueFd(result.value));
@@ -75,9 +86,9 @@ void Server::OnAccept(IoResult result) {
     // Probably no descriptor or no memory is left. A new try at once would fail, too, so wait.
     CountRefusal(absl::StrCat("accept failed (", strerror(-result.value), ")"));
     retry_ = ring_->Timeout(ring_->Now() + kAcceptRetryUs, [life = life_](IoResult) {
-      if (life->server == nullptr) return;
-      life->server->retry_ = 0;
-      if (!life->server->closing_) life->server->StartAccept();
+      if (life->connections == nullptr) return;
+      life->connections->retry_ = 0;
+      if (!life->connections->closing_) life->connections->StartAccept();
     });
     return;
   }
@@ -85,7 +96,7 @@ void Server::OnAccept(IoResult result) {
   UniqueFd fd(result.value);
   auto client = std::make_shared<Client>();
   absl::StatusOr<PeerCredentials> credentials = CredentialsOf(fd.get());
-  const Outcome admitted = credentials.ok() ? Admit(*credentials, client.get())
+  const Outcome admitted = credentials.ok() ? users_.Admit(*credentials, client.get())
                                             : Outcome{Code::kFailedPrecondition,
                                                       std::string(credentials.status().message())};
   if (!admitted.ok()) return Refuse(std::move(fd), admitted);
@@ -95,86 +106,20 @@ void Server::OnAccept(IoResult result) {
   client->credentials = *std::move(credentials);
   clients_[client->number] = client;
   client->timer =
-      ring_->Timeout(ring_->Now() + Millis(options_.hello_timeout_ms), [client](IoResult timeout) {
+      ring_->Timeout(ring_->Now() + Millis(hello_timeout_ms_), [client](IoResult timeout) {
         client->timer = 0;
-        Server* const server = client->life->server;
-        if (server == nullptr) return;
+        Connections* const connections = client->life->connections;
+        if (connections == nullptr) return;
         if (timeout.value == 0 && !client->greeted && !client->ending) {
-          server->Cut(*client, {Code::kDeadlineExceeded, "no HELLO in time"});
+          connections->Cut(*client, {Code::kDeadlineExceeded, "no HELLO in time"});
         }
-        server->Settle(client);
+        connections->Settle(client);
       });
   StartRecv(client);
   BoundSilent();
 }
 
-Outcome Server::Admit(const PeerCredentials& credentials, Client* client) {
-  if (!Permitted(credentials, access_)) {
-    ++users_refused_;
-    return {Code::kFailedPrecondition,
-            absl::StrCat("connection refused: user ", credentials.uid, ", process ",
-                         credentials.pid, ", may not use this peerd; it admits ", ToString(access_),
-                         " (--socket-mode, --socket-group, --allow-users and --allow-groups of "
-                         "peerd)")};
-  }
-  User& user = UserOf(credentials.uid);
-  if (const uint32_t unclosed = user.unclosed->load(); unclosed > LH_FOREIGN_DESCRIPTORS_MAX) {
-    ++limits_reached_;
-    return {Code::kUnavailable,
-            absl::StrCat("connection refused: peerd is still closing ", unclosed,
-                         " file descriptors that user ", credentials.uid,
-                         " sent and that are no arena regions; end the processes that keep "
-                         "them open")};
-  }
-  absl::StatusOr<Hold> held = user.account->Take(Resource::kConnections, 1);
-  if (!held.ok()) {
-    ++limits_reached_;
-    return {Code::kUnavailable,
-            absl::StrCat("connection refused: ", std::string(held.status().message()))};
-  }
-  ResourceLimits limits;
-  limits.fill(UINT64_MAX);
-  limits[static_cast<size_t>(Resource::kRegions)] = LH_REGIONS_MAX;
-  limits[static_cast<size_t>(Resource::kTensors)] = static_cast<uint64_t>(LH_CLIENT_TENSORS_MAX);
-  limits[static_cast<size_t>(Resource::kPieces)] = static_cast<uint64_t>(LH_CLIENT_PIECES_MAX);
-  client->user = user;
-  client->account = Account::Make("a connection", "", limits, user.account);
-  client->held = *std::move(held);
-  return {};
-}
-
-ResourceLimits Server::LimitsOfAll(const IpcServerOptions& options) {
-  ResourceLimits limits;
-  limits[static_cast<size_t>(Resource::kConnections)] = LH_CLIENTS_MAX;
-  limits[static_cast<size_t>(Resource::kMembers)] = LH_LOCAL_MEMBERS_MAX;
-  limits[static_cast<size_t>(Resource::kRegions)] = LH_REGIONS_OF_ALL_MAX;
-  limits[static_cast<size_t>(Resource::kArenaBytes)] =
-      options.arena_limit == 0 ? UINT64_MAX : options.arena_limit;
-  limits[static_cast<size_t>(Resource::kTensors)] = static_cast<uint64_t>(LH_TENSORS_OF_ALL_MAX);
-  limits[static_cast<size_t>(Resource::kPieces)] = static_cast<uint64_t>(LH_PIECES_OF_ALL_MAX);
-  return limits;
-}
-
-User& Server::UserOf(uid_t uid) {
-  // Forget users of whom nothing is left: their accounts have no other owner.
-  std::erase_if(users_, [&](const auto& entry) {
-    const auto& [known, user] = entry;
-    return known != uid && user.account.use_count() == 1 && user.unclosed.use_count() == 1;
-  });
-  User& user = users_[uid];
-  if (user.account == nullptr) {
-    // A user who may have all gets no limits, so that refusals name peerd's.
-    ResourceLimits limits;
-    limits.fill(UINT64_MAX);
-    if (options_.user_share < 100) limits = ShareOf(LimitsOfAll(options_), options_.user_share);
-    user.account = Account::Make(absl::StrCat("user ", uid),
-                                 absl::StrCat("(--user-share=", options_.user_share, " of peerd)"),
-                                 limits, peerd_);
-  }
-  return user;
-}
-
-void Server::BoundSilent() {
+void Connections::BoundSilent() {
   std::map<uid_t, std::vector<Client*>> silent;  // each list from the oldest to the newest
   size_t count = 0;
   for (const auto& [number, client] : clients_) {
@@ -186,7 +131,7 @@ void Server::BoundSilent() {
   const auto most = std::max_element(
       silent.begin(), silent.end(),
       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  ++limits_reached_;
+  ++crowded_;
   Cut(*most->second.front(),
       {Code::kUnavailable, absl::StrCat("peerd has more than ", LH_CLIENTS_WITHOUT_HELLO_MAX,
                                         " connections without HELLO; this is the oldest one of "
@@ -194,8 +139,8 @@ void Server::BoundSilent() {
                                         most->first, ", who has most of them")});
 }
 
-void Server::Refuse(UniqueFd fd, const Outcome& outcome) {
-  ++connections_refused_;
+void Connections::Refuse(UniqueFd fd, const Outcome& outcome) {
+  ++refused_;
   CountRefusal(outcome.text);
   // The buffer of a new connection has room for one frame. It does not matter if nobody reads it.
   const lh_ipc_reply reply = MakeReply(LH_IPC_GONE, 0, 0, outcome);
@@ -203,7 +148,7 @@ void Server::Refuse(UniqueFd fd, const Outcome& outcome) {
   closer_.CloseSocket(std::move(fd));
 }
 
-void Server::DropDescriptors(Client& client, std::vector<UniqueFd>& descriptors) {
+void Connections::DropDescriptors(Client& client, std::vector<UniqueFd>& descriptors) {
   for (UniqueFd& fd : descriptors) closer_.CloseForeign(std::move(fd), client.user.unclosed);
   descriptors.clear();
   if (client.user.unclosed->load() <= LH_FOREIGN_DESCRIPTORS_MAX) return;
@@ -216,8 +161,8 @@ void Server::DropDescriptors(Client& client, std::vector<UniqueFd>& descriptors)
   }
 }
 
-void Server::CountRefusal(const std::string& what) {
-  ++requests_refused_;
+void Connections::CountRefusal(const std::string& what) {
+  ++refusals_;
   if (ring_->Now() < refusal_log_due_) {
     ++refusals_unlogged_;
     return;
@@ -229,7 +174,7 @@ void Server::CountRefusal(const std::string& what) {
   refusals_unlogged_ = 0;
 }
 
-bool Server::MayLogClient() {
+bool Connections::MayLogClient() {
   const Tick now = ring_->Now();
   const int64_t more =
       client_lines_at_ == Tick() ? kClientLinesMax : (now - client_lines_at_) / kClientLineUs;
@@ -245,7 +190,7 @@ bool Server::MayLogClient() {
   return true;
 }
 
-void Server::StartRecv(const ClientPtr& client) {
+void Connections::StartRecv(const ClientPtr& client) {
   Client& c = *client;
   const size_t wanted = c.greeted ? sizeof c.inbox : sizeof c.request;
   c.iov.iov_base = reinterpret_cast<char*>(c.inbox.data()) + c.have;
@@ -261,11 +206,11 @@ void Server::StartRecv(const ClientPtr& client) {
     if (result.value > 0) {
       ForEachDescriptor(client->message, [&client](int fd) { client->arrived.emplace_back(fd); });
     }
-    if (client->life->server != nullptr) client->life->server->OnRecv(client, result);
+    if (client->life->connections != nullptr) client->life->connections->OnRecv(client, result);
   });
 }
 
-void Server::OnRecv(const ClientPtr& client, IoResult result) {
+void Connections::OnRecv(const ClientPtr& client, IoResult result) {
   Client& c = *client;
   if (!c.ending) {
     if (result.value <= 0 && !std::exchange(c.drained, true) && HasMore(c)) {
@@ -273,7 +218,7 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
       // end again, in a later turn.
     } else if (result.value <= 0) {
       if (c.have > 0) {
-        ++(c.greeted ? connections_cut_ : connections_refused_);
+        ++(c.greeted ? cut_ : refused_);
         CountRefusal("connection ended in the middle of a request");
       }
       End(c, result.value == 0
@@ -288,7 +233,7 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
   TakeRequests(client);
 }
 
-bool Server::HasRequest(const Client& c) {
+bool Connections::HasRequest(const Client& c) {
   const size_t have = c.have - c.taken * sizeof c.request;
   if (have >= sizeof c.request) return true;
   constexpr size_t kVersionEnd = offsetof(lh_ipc_request, u.hello.version) + sizeof(uint32_t);
@@ -297,7 +242,7 @@ bool Server::HasRequest(const Client& c) {
          first.type == LH_IPC_HELLO && first.u.hello.version != LH_IPC_VERSION;
 }
 
-Server::Source Server::NextRequest(Client& c) {
+Connections::Source Connections::NextRequest(Client& c) {
   // Requests of the queue come before a later one of the socket.
   if (c.shared != nullptr && c.shared->Peek(c.frames_taken, &c.request)) return Source::kShared;
   if (!HasRequest(c)) return Source::kNone;
@@ -305,7 +250,7 @@ Server::Source Server::NextRequest(Client& c) {
   return Source::kSocket;
 }
 
-void Server::TakeRequests(const ClientPtr& client) {
+void Connections::TakeRequests(const ClientPtr& client) {
   Client& c = *client;
   if (!c.ending && c.pause != 0) return;
   LookAtShared(c);
@@ -315,7 +260,7 @@ void Server::TakeRequests(const ClientPtr& client) {
     if (costly && begin < *c.user.costly_from) {
       c.pause = ring_->Timeout(*c.user.costly_from, [client](IoResult) {
         client->pause = 0;
-        if (client->life->server != nullptr) client->life->server->TakeRequests(client);
+        if (client->life->connections != nullptr) client->life->connections->TakeRequests(client);
       });
       return;
     }
@@ -326,7 +271,7 @@ void Server::TakeRequests(const ClientPtr& client) {
       ++c.frames_taken;
       if (c.have <= c.taken * sizeof c.request) c.descriptors = std::exchange(c.arrived, {});
     }
-    OnRequest(client);
+    handler_->OnRequest(client);
     DropDescriptors(c, c.descriptors);
     if (costly) {
       const Tick end = ring_->Now();
@@ -349,10 +294,10 @@ void Server::TakeRequests(const ClientPtr& client) {
   Settle(client);
 }
 
-void Server::Push(Client& client, const lh_ipc_reply& reply) {
+void Connections::Push(Client& client, const lh_ipc_reply& reply) {
   if (client.ending) return;
   if (client.waiting.size() >= kRepliesWaitingMax + client.locals.size() * LH_OPS_OPEN_MAX) {
-    ++connections_cut_;
+    ++cut_;
     CountRefusal("client does not read its replies");
     End(client, "trainer does not read its replies");
     return;
@@ -361,22 +306,52 @@ void Server::Push(Client& client, const lh_ipc_reply& reply) {
   SendSoon(client);
 }
 
-void Server::SendSoon(Client& client) {
+void Connections::PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame) {
+  if (*frame >= client.waiting_first + client.waiting_shared) {
+    client.waiting[*frame - client.waiting_first] = reply;
+    return;
+  }
+  *frame = client.waiting_first + client.waiting.size();
+  Push(client, reply);
+}
+
+bool Connections::Greet(Client& client) {
+  client.greeted = true;
+  client.name = client.request.u.hello.name;
+  if (client.timer != 0) ring_->Cancel(client.timer);
+  if (MayLogClient()) {
+    client.logged = true;
+    Log(LogLevel::kInfo,
+        absl::StrCat("trainer attached client=", client.number, " pid=", client.credentials.pid,
+                     " uid=", client.credentials.uid) +
+            LogField("name", client.name) +
+            (clients_unlogged_ > 0 ? LogField("unlogged", std::to_string(clients_unlogged_)) : ""));
+    clients_unlogged_ = 0;
+  }
+  return Share(client);
+}
+
+Client* Connections::Find(uint64_t number) const {
+  const auto it = clients_.find(number);
+  return it == clients_.end() || it->second->told ? nullptr : it->second.get();
+}
+
+void Connections::SendSoon(Client& client) {
   if (client.send_due || (client.send != 0 && client.shared == nullptr)) return;
   client.send_due = true;
   ring_->BeforeSubmit([client = clients_.at(client.number)] {
     client->send_due = false;
-    Server* const server = client->life->server;
-    if (server != nullptr && !client->ending) server->SendReplies(client);
+    Connections* const connections = client->life->connections;
+    if (connections != nullptr && !client->ending) connections->SendReplies(client);
   });
 }
 
-void Server::SendReplies(const ClientPtr& client) {
+void Connections::SendReplies(const ClientPtr& client) {
   PutShared(*client);
   if (client->send == 0 && !client->waiting.empty()) StartSend(client);
 }
 
-void Server::StartSend(const ClientPtr& client) {
+void Connections::StartSend(const ClientPtr& client) {
   Client& c = *client;
   if (c.sent == c.sending.size() * sizeof(lh_ipc_reply)) {
     c.waiting_first += c.waiting.size();
@@ -389,12 +364,12 @@ void Server::StartSend(const ClientPtr& client) {
   c.send = ring_->Send(c.fd.get(), reinterpret_cast<const char*>(c.sending.data()) + c.sent, bytes,
                        /*wait_all=*/true, [client](IoResult result) {
                          client->send = 0;
-                         Server* const server = client->life->server;
-                         if (server != nullptr) server->OnSend(client, result);
+                         Connections* const connections = client->life->connections;
+                         if (connections != nullptr) connections->OnSend(client, result);
                        });
 }
 
-void Server::OnSend(const ClientPtr& client, IoResult result) {
+void Connections::OnSend(const ClientPtr& client, IoResult result) {
   Client& c = *client;
   if (!c.ending) {
     if (result.value <= 0) {
@@ -411,8 +386,8 @@ void Server::OnSend(const ClientPtr& client, IoResult result) {
   Settle(client);
 }
 
-void Server::Cut(Client& client, const Outcome& outcome) {
-  ++(client.greeted ? connections_cut_ : connections_refused_);
+void Connections::Cut(Client& client, const Outcome& outcome) {
+  ++(client.greeted ? cut_ : refused_);
   CountRefusal(outcome.text);
   if (client.send == 0) {
     const lh_ipc_reply reply = MakeReply(LH_IPC_GONE, 0, 0, outcome);
@@ -421,7 +396,7 @@ void Server::Cut(Client& client, const Outcome& outcome) {
   End(client, "trainer was cut off: " + outcome.text);
 }
 
-void Server::End(Client& client, const std::string& reason) {
+void Connections::End(Client& client, const std::string& reason) {
   if (client.ending) return;
   client.ending = true;
   client.reason = reason;
@@ -432,23 +407,15 @@ void Server::End(Client& client, const std::string& reason) {
   }
 }
 
-void Server::Settle(const ClientPtr& client) {
+void Connections::Settle(const ClientPtr& client) {
   Client& c = *client;
   if (!c.ending) return;
   if (!c.told) {
     c.told = true;
     const bool logged = c.logged || !c.locals.empty();
-    for (const LocalId local : std::exchange(c.locals, {})) {
-      const auto it = members_.find(local);
-      posts_open_ -= static_cast<uint32_t>(it->second.posts.size());
-      members_.erase(it);
-      if (!closing_) handler_->OnGone(local, c.reason);
-    }
-    c.states.clear();
-    c.regions.clear();
+    handler_->OnEnded(c);
     c.shared.reset();
     std::erase(sharing_, client);
-    c.calls.clear();
     c.waiting.clear();
     if (logged) {
       Log(LogLevel::kInfo, absl::StrCat("trainer detached client=", c.number) +
@@ -461,7 +428,7 @@ void Server::Settle(const ClientPtr& client) {
   clients_.erase(c.number);
 }
 
-void Server::Close() {
+void Connections::Close() {
   if (closing_) return;
   closing_ = true;
   socket_.Remove();
@@ -474,21 +441,16 @@ void Server::Close() {
   }
 }
 
-IpcStats Server::GetStats() const {
-  IpcStats stats;
-  stats.clients = static_cast<uint32_t>(clients_.size());
-  stats.members = static_cast<uint32_t>(members_.size());
-  stats.posts_open = posts_open_;
+void Connections::AddTo(IpcStats* stats) const {
+  stats->clients = static_cast<uint32_t>(clients_.size());
   for (const auto& [number, client] : clients_) {
-    stats.states += static_cast<uint32_t>(client->states.size());
+    stats->states += static_cast<uint32_t>(client->states.size());
   }
-  stats.arena_bytes = regions_.bytes_mapped();
-  stats.connections_refused = connections_refused_;
-  stats.users_refused = users_refused_;
-  stats.limits_reached = limits_reached_;
-  stats.connections_cut = connections_cut_;
-  stats.requests_refused = requests_refused_;
-  return stats;
+  stats->connections_refused += refused_;
+  stats->users_refused += users_.forbidden();
+  stats->limits_reached += users_.limited() + crowded_;
+  stats->connections_cut += cut_;
+  stats->requests_refused += refusals_;
 }
 
 }  // namespace longhaul::peerd::ipc

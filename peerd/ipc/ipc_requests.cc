@@ -12,6 +12,7 @@
 #include "peerd/ipc/ipc_server_impl.h"
 #include "peerd/ipc/ipc_states.h"
 #include "proto/wire/ipc_check.h"
+#include "proto/wire/ipc_fields.h"
 #include "proto/wire/ipc_op.h"
 #include "proto/wire/limits.h"
 
@@ -28,11 +29,12 @@ void Server::OnRequest(const ClientPtr& client) {
   Client& c = *client;
   const lh_ipc_request& request = c.request;
   const std::string wrong = IpcProtocolError(request, c.greeted, c.descriptors.size());
-  if (!wrong.empty()) return Cut(c, {Code::kFailedPrecondition, wrong});
+  if (!wrong.empty()) return connections_.Cut(c, {Code::kFailedPrecondition, wrong});
   // With a LOOK the queue has been looked at.
-  if (closing_ || request.type == LH_IPC_LOOK) return;
+  if (connections_.closing() || request.type == LH_IPC_LOOK) return;
   if (!c.calls.insert(request.call).second) {
-    return Cut(c, {Code::kFailedPrecondition, absl::StrCat("call ", request.call, " is in use")});
+    return connections_.Cut(
+        c, {Code::kFailedPrecondition, absl::StrCat("call ", request.call, " is in use")});
   }
   switch (request.type) {
     case LH_IPC_HELLO:
@@ -73,22 +75,10 @@ void Server::OnRequest(const ClientPtr& client) {
 }
 
 void Server::Greet(Client& client) {
-  client.greeted = true;
-  client.name = client.request.u.hello.name;
-  if (client.timer != 0) ring_->Cancel(client.timer);
-  if (MayLogClient()) {
-    client.logged = true;
-    Log(LogLevel::kInfo,
-        absl::StrCat("trainer attached client=", client.number, " pid=", client.credentials.pid,
-                     " uid=", client.credentials.uid) +
-            LogField("name", client.name) +
-            (clients_unlogged_ > 0 ? LogField("unlogged", std::to_string(clients_unlogged_)) : ""));
-    clients_unlogged_ = 0;
-  }
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, 0, {});
-  if (Share(client)) reply.flags = LH_IPC_SHARED;
+  if (connections_.Greet(client)) reply.flags = LH_IPC_SHARED;
   client.calls.erase(client.request.call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 void Server::Deny(Client& client, Code code, const std::string& text) {
@@ -146,26 +136,24 @@ void Server::RemoveRegion(Client& client) {
 }
 
 void Server::Join(Client& client) {
+  const lh_ipc_join& asked = client.request.u.join;
+  LocalJoin join{{}, {asked.run, asked.group}, asked.name, {}};
+  join.wish.named = !join.name.empty();
+  if (!join.wish.named) join.name = client.name;
+  std::string fault = TakeFields(asked, &join.wish);
+  if (fault.empty()) fault = FaultIn(join.wish);
+  if (!fault.empty()) return Deny(client, Code::kInvalidArgument, "join refused: " + fault);
   absl::StatusOr<Hold> held = client.account->Take(Resource::kMembers, 1);
   if (!held.ok()) {
     return DenyLimit(client, "join refused: " + std::string(held.status().message()));
   }
-  const LocalId local(next_local_++);
-  Member& member = members_[local];
+  join.local = LocalId(next_local_++);
+  Member& member = members_[join.local];
   member.client = &client;
   member.held = *std::move(held);
   member.join_call = client.request.call;
-  client.locals.insert(local);
-  const lh_ipc_join& wish = client.request.u.join;
-  handler_->OnJoin({local,
-                    {wish.run, wish.group},
-                    wish.name[0] != '\0' ? wish.name : client.name,
-                    wish.cohort,
-                    wish.cohort_size,
-                    wish.step_deadline_ms,
-                    wish.background != 0,
-                    wish.members,
-                    wish.name[0] != '\0'});
+  client.locals.insert(join.local);
+  handler_->OnJoin(join);
 }
 
 void Server::Leave(Client& client) {
@@ -362,10 +350,10 @@ void Server::Prepare(Client& client) {
 }
 
 void Server::Prepared(uint64_t client, uint64_t state, uint64_t call) {
-  const auto it = clients_.find(client);
-  if (it == clients_.end() || it->second->told) return;
-  it->second->states.at(state).syncing = false;
-  Answer(*it->second, call, {});
+  Client* const found = connections_.Find(client);
+  if (found == nullptr) return;
+  found->states.at(state).syncing = false;
+  Answer(*found, call, {});
 }
 
 void Server::Take(Client& client) {
@@ -393,7 +381,7 @@ void Server::Kept(Client& client) {
     reply.u.kept.revision = revision;
   }
   client.calls.erase(client.request.call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 void Server::Op(Client& client) {
@@ -407,7 +395,9 @@ void Server::Op(Client& client) {
         table_bytes == UINT64_MAX ? nullptr : Locate(client, wish.table, table_bytes);
     if (from == nullptr) {
       return Deny(client, Code::kInvalidArgument,
-                  "op refused: its table lies outside of the arena");
+                  table_bytes == UINT64_MAX
+                      ? "op refused: its table has too many participants, lengths or pieces"
+                      : "op refused: its table lies outside of the arena");
     }
     table.assign(from, from + table_bytes);
   }
@@ -479,7 +469,7 @@ void Server::Members(Client& client) {
     page.member_ids[i] = members.members[first + i].value();
   }
   client.calls.erase(client.request.call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 void Server::About(Client& client) {
@@ -505,7 +495,7 @@ void Server::About(Client& client) {
   put(found->member.info.cohort, info.cohort, sizeof info.cohort);
   put(found->member.host, info.host, sizeof info.host);
   client.calls.erase(client.request.call);
-  Push(client, reply);
+  connections_.Push(client, reply);
 }
 
 }  // namespace longhaul::peerd::ipc

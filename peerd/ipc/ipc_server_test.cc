@@ -85,6 +85,37 @@ lh_ipc_request JoinOf(uint64_t call, const char* run) {
   return join;
 }
 
+TEST(IpcServerTest, AWishThatCannotBeIsRefusedWithTheNameOfTheField) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  uint64_t call = 10;
+  const auto refusal = [&](auto spoil) {
+    lh_ipc_request join = JoinOf(++call, "run");
+    spoil(join.u.join);
+    EXPECT_EQ(client.Ask(join), static_cast<int>(Code::kInvalidArgument));
+    return std::string(client.reply().u.text);
+  };
+  EXPECT_EQ(refusal([](lh_ipc_join& join) { join.background = 2; }),
+            "join refused: background is 2, not 0 or 1");
+  EXPECT_EQ(refusal([](lh_ipc_join& join) { join.step_deadline_ms = UINT32_MAX; }),
+            "join refused: step_deadline_ms is 4294967295, not at most 86400000");
+  EXPECT_EQ(refusal([](lh_ipc_join& join) { join.members = LH_MEMBERS_MAX + 1; }),
+            "join refused: members is 1025, not at most 1024");
+  EXPECT_EQ(refusal([](lh_ipc_join& join) { join.cohort_size = 2; }),
+            "join refused: cohort_size is 2, not 0, as there is no cohort");
+  EXPECT_EQ(refusal([](lh_ipc_join& join) { strcpy(join.cohort, "host"); }),
+            "join refused: cohort_size is 0, not 1 to 64");
+  EXPECT_EQ(refusal([](lh_ipc_join& join) {
+              strcpy(join.cohort, "a/b");
+              join.cohort_size = 2;
+            }),
+            "join refused: cohort is \"a/b\", not 0 to 64 bytes of [A-Za-z0-9._-]");
+  EXPECT_NE(refusal([](lh_ipc_join& join) { memset(join.cohort, 'a', sizeof join.cohort); }), "");
+  EXPECT_TRUE(harness.Events().empty());
+  EXPECT_NE(client.Join(), 0u) << "the connection is as it was";
+}
+
 TEST(IpcServerTest, RequestsAndRepliesTakeTheQueuesWhileBothSidesAreAwake) {
   Harness harness({}, kForever);
   RawQueues queues;

@@ -1,14 +1,14 @@
-// The server's use of the queues in memory that it shares with trainers.
+// The use of the queues in memory that trainers share with peerd.
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "peerd/ipc/ipc_connections.h"
 #include "peerd/ipc/ipc_replies.h"
-#include "peerd/ipc/ipc_server_impl.h"
 
 namespace longhaul::peerd::ipc {
 
-bool Server::Share(Client& client) {
+bool Connections::Share(Client& client) {
   if (client.descriptors.empty()) return false;
   auto shared = SharedQueues::Map(client.descriptors.front().get());
   if (!shared.ok()) {
@@ -23,7 +23,7 @@ bool Server::Share(Client& client) {
   return true;
 }
 
-void Server::LookAtShared(Client& client) {
+void Connections::LookAtShared(Client& client) {
   if (client.shared == nullptr || client.ending) return;
   // The requests of the socket that are still in the inbox count as read.
   const size_t unread = client.have / sizeof client.request - client.taken;
@@ -31,37 +31,37 @@ void Server::LookAtShared(Client& client) {
   Cut(client, {Code::kFailedPrecondition, "impossible counts in the queue of requests"});
 }
 
-bool Server::HasShared(const Client& client) {
+bool Connections::HasShared(const Client& client) {
   return client.pause == 0 && !client.ending && client.shared->HasRequest(client.frames_taken);
 }
 
-bool Server::HasMore(const Client& client) {
+bool Connections::HasMore(const Client& client) {
   return client.shared != nullptr && (client.pause != 0 || HasShared(client));
 }
 
-bool Server::AnyHasShared() const {
+bool Connections::AnyHasShared() const {
   return std::any_of(sharing_.begin(), sharing_.end(),
                      [](const ClientPtr& client) { return HasShared(*client); });
 }
 
-void Server::SetLooking(bool looking) {
+void Connections::SetLooking(bool looking) {
   if (looking_ == looking) return;
   looking_ = looking;
   for (const ClientPtr& client : sharing_) client->shared->SetAwake(looking);
 }
 
-bool Server::Look() {
+bool Connections::Look() {
   SetLooking(true);
   return AnyHasShared();
 }
 
-bool Server::StopLooking() {
+bool Connections::StopLooking() {
   if (!looking_) return false;
   SetLooking(false);
   return AnyHasShared();
 }
 
-void Server::Run() {
+void Connections::Run() {
   if (sharing_.empty()) return;
   // A request may end connections, and so change sharing_.
   std::vector<ClientPtr> ready;
@@ -71,7 +71,7 @@ void Server::Run() {
   for (const ClientPtr& client : ready) TakeRequests(client);
 }
 
-void Server::PutShared(Client& client) {
+void Connections::PutShared(Client& client) {
   if (client.shared == nullptr || client.end_when_flushed) return;
   const size_t before = client.waiting_shared;
   while (client.waiting_shared < client.waiting.size() &&

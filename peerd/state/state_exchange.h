@@ -2,9 +2,9 @@
 // StateTransfers, which fetch state, and comparisons of manifests. The transport and the engine
 // reach all of them through this class.
 //
-// The caller passes on what the transport reports (the frames and cookies for which IsOurs() is
-// true), calls Work() after each Ring::RunOnce(), and takes the results with PopEnded() and
-// PopCompared().
+// It is the transport's listener for CHUNK_DATA. The caller passes on changes of links and the
+// other frames of transfers (IsOfTransfer()), calls Work() after each Ring::RunOnce(), and takes
+// the results with PopEnded() and PopCompared().
 //
 // Threads: the reactor thread.
 #pragma once
@@ -89,8 +89,6 @@ class StateExchange final : public SegmentListener {
   StateTransfer::Progress ProgressOf(Local local) const;
 
   // ---- reports of the transport
-  static bool IsOurs(const FrameHeader& header) { return IsOfTransfer(header.type); }
-  static bool IsOurs(uint64_t cookie) { return (cookie & kStateCookie) != 0; }
   void OnLinkUp(const LinkKey& link, Tick now);
   void OnLinkDown(const LinkKey& link, Tick now);
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
@@ -144,7 +142,7 @@ class StateExchange final : public SegmentListener {
   StateServer server_;
   std::set<LinkKey> up_;        // links that are up
   uint64_t next_transfer_ = 1;  // the next number of a transfer or a comparison
-  uint64_t next_detach_ = kStateCookie + 1;
+  uint64_t next_detach_ = 1;
   std::map<uint64_t, Transfer> transfers_;
   Comparisons comparisons_;
   std::vector<Ended> ended_;

@@ -54,14 +54,18 @@ void StateServer::Serve(const GroupKey& group, MemberId member, const Hash128& r
   served.on = true;
   served.root = root;
   served.may_change = may_change;
+  if (served.over == root) served.over.reset();
   served.digests = nullptr;
 }
 
 void StateServer::EndServe(const GroupKey& group, MemberId member) {
   const auto it = served_.find({group, member});
   if (it == served_.end() || !it->second.on) return;
-  it->second.on = false;
-  it->second.digests = nullptr;
+  Served& served = it->second;
+  served.on = false;
+  served.digests = nullptr;
+  if (served.may_change) served.over = served.root;
+  const ChunkRefusal why = served.may_change ? ChunkRefusal::kOver : ChunkRefusal::kNotHere;
   std::vector<std::shared_ptr<Answer>> open;
   for (const auto& [key, transfer] : transfers_) {
     for (const auto& [ask, answer] : transfer.asks) {
@@ -71,7 +75,7 @@ void StateServer::EndServe(const GroupKey& group, MemberId member) {
   // Refuse also an ask whose pieces have all been sent. Either the receiver has all of them and
   // ignores the refusal, or it lacks pieces that were on a lost lane.
   for (const auto& answer : open) {
-    Refuse(answer->transfer, answer->ask, ChunkRefusal::kNotHere);
+    Refuse(answer->transfer, answer->ask, why);
     transfers_.at(answer->transfer).asks.erase(answer->ask);
     End(answer);
   }
@@ -113,6 +117,12 @@ const MemoryState* StateServer::Find(const GroupKey& group, MemberId member,
   return nullptr;
 }
 
+bool StateServer::Over(const GroupKey& group, MemberId member, const Hash128& root) const {
+  const auto it = served_.find({group, member});
+  return it != served_.end() && it->second.over == root &&
+         it->second.With(root) == Served::Copy::kNone;
+}
+
 const Manifest* StateServer::FindManifest(const GroupKey& group, MemberId member) const {
   const auto it = served_.find({group, member});
   return it == served_.end() ? nullptr : &it->second.state->manifest;
@@ -145,12 +155,14 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   if (found != served_.end()) {
     copy = any_root ? Served::Copy::kLive : found->second.With(body.root);
   }
+  const ChunkRefusal why_none =
+      Over(member.first, member.second, body.root) ? ChunkRefusal::kOver : ChunkRefusal::kNotHere;
   auto it = transfers_.find(key);
   if (it == transfers_.end()) {
     // If the first ask of a transfer is for something that is not here, the transfer takes no
     // place.
     if (copy == Served::Copy::kNone) {
-      Refuse(key, ask, ChunkRefusal::kNotHere);
+      Refuse(key, ask, why_none);
       return absl::OkStatus();
     }
     if (!HasRoomFor(link)) {
@@ -177,7 +189,7 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
     return absl::OkStatus();
   }
   if (copy == Served::Copy::kNone) {
-    Refuse(key, ask, ChunkRefusal::kNotHere);
+    Refuse(key, ask, why_none);
     return absl::OkStatus();
   }
   const bool kept = copy == Served::Copy::kKept;
@@ -358,7 +370,7 @@ void StateServer::End(const std::shared_ptr<Answer>& answer) {
   }
   owners_.erase(answer->owner);
   if (!answer->out.empty()) {
-    transport_->DropSegments({answer->out.begin(), answer->out.end()});
+    transport_->DropSegments(FrameType::kChunkData, {answer->out.begin(), answer->out.end()});
   }
 }
 

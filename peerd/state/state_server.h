@@ -28,6 +28,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -46,9 +47,6 @@
 #include "proto/wire/frame.h"
 
 namespace longhaul::peerd {
-
-// Cookies and owners of segments of shared state have this bit. Those of ops do not have it.
-inline constexpr uint64_t kStateCookie = uint64_t{1} << 63;
 
 // The most bytes of an answer in one frame. An op may have to wait for such a frame on a lane.
 inline constexpr uint32_t kPieceBytes = 256 << 10;
@@ -79,7 +77,9 @@ class StateServer {
   // the trainer may write to the tensors meanwhile.
   void Serve(const GroupKey& group, MemberId member, const Hash128& root, bool may_change = false);
   // Refuses all open asks for digests and chunks. The kernel may still read pieces that are on
-  // their way: see Reading().
+  // their way: see Reading(). If the tensors could change, the state is over: all further asks for
+  // this root are refused as over, until it is served again or the tensors of another root are
+  // over.
   void EndServe(const GroupKey& group, MemberId member);
   // From now on gives out a kept state of a registered member. The state has this root, and must
   // not change until EndServeKept() or Unregister(). If Serve() gives out the same root, the
@@ -93,6 +93,8 @@ class StateServer {
 
   // For a transfer on this host: returns the member's state that has this root, or nullptr.
   const MemoryState* Find(const GroupKey& group, MemberId member, const Hash128& root) const;
+  // For a transfer on this host: returns whether the member's state of this root is over.
+  bool Over(const GroupKey& group, MemberId member, const Hash128& root) const;
   const Manifest* FindManifest(const GroupKey& group, MemberId member) const;
 
   // Takes CHUNK_REQUEST and CHUNK_CANCEL. InvalidArgument: the peer broke the protocol; close the
@@ -116,6 +118,7 @@ class StateServer {
     bool on = false;  // after Serve(), before EndServe()
     Hash128 root;
     bool may_change = false;
+    std::optional<Hash128> over;              // the root for which asks are refused as over
     std::shared_ptr<const MemoryState> kept;  // nullptr: nothing is kept
     Hash128 kept_root;
     // Encoded when a peer first asks for them:
@@ -197,8 +200,8 @@ class StateServer {
   // By owner: answers whose segments may be sent again. By cookie: segments in the transport.
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;
-  uint64_t next_owner_ = kStateCookie + 1;
-  uint64_t next_cookie_ = kStateCookie + 1;
+  uint64_t next_owner_ = 1;
+  uint64_t next_cookie_ = 1;
   Stats stats_;
   // Holds `this`, and nullptr after the end of this object. Callbacks of the hasher look at it.
   std::shared_ptr<StateServer*> self_;

@@ -22,6 +22,8 @@ constexpr int64_t kRetryMinUs = Millis(10);
 constexpr int64_t kRetryMaxUs = Millis(100);
 // How many bytes are copied from memory of this host in one turn: less than a millisecond's work.
 constexpr uint64_t kCopyBytes = uint64_t{2} << 20;
+// What is said of a source that is out.
+constexpr char kNoMore[] = "does not have the state any more";
 
 }  // namespace
 
@@ -75,6 +77,12 @@ void StateTransfer::PutOut(MemberId member, const std::string& reason) {
 bool StateTransfer::Reachable(MemberId member, const Source& source) const {
   if (Local(source)) return server_->Find(spec_.group, member, spec_.root) != nullptr;
   return link_up_(LinkTo(source.peer));
+}
+
+void StateTransfer::LookForLocalEnds() {
+  for (const auto& [member, source] : sources_) {
+    if (Local(source) && server_->Over(spec_.group, member, spec_.root)) PutOut(member, kNoMore);
+  }
 }
 
 std::vector<MemberId> StateTransfer::Usable() const {
@@ -156,14 +164,14 @@ void StateTransfer::WorkDigests(Tick now) {
     if (source.retry > now || (unequal_ && source.tried_unequal)) continue;
     if (!best || source.retry < sources_.at(best).retry) best = member;
   }
-  if (!stalled) {
-    if (best) AskForDigests(best, now);
-    return;
-  }
   const bool hope =
       sources_.empty() || std::any_of(sources_.begin(), sources_.end(), [this](const auto& entry) {
         return !entry.second.out && !(unequal_ && entry.second.tried_unequal);
       });
+  if (!stalled && (hope || !spec_.background)) {
+    if (best) AskForDigests(best, now);
+    return;
+  }
   Fail(absl::StrCat(hope ? absl::StrCat("nothing came for ", (now - last_news_) / 1000, " ms")
                          : "no source is left",
                     ", the digests of the state are missing;", WhatSourcesSaid()));
@@ -208,7 +216,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   TransferOptions options;
   options.patience_us = Millis(spec_.detect_ms);
   options.stall_us = kStallAfter * Millis(spec_.detect_ms);
-  options.wait_for_sources = !only;
+  options.wait_for_sources = !only && !spec_.background;
   options.window_bytes_max = LH_STATE_WINDOW_BYTES_MAX;
   options.window_asks_max = LH_STATE_ASKS_MAX / 2;
   plan_ = std::make_unique<TransferPlan>(chunks, options, now);
@@ -304,7 +312,7 @@ void StateTransfer::CopyLocal() {
     Ask& ask = it->second;
     const MemoryState* const from = server_->Find(spec_.group, ask.source, spec_.root);
     if (from == nullptr) {
-      Close(it, Ask::Then::kRefused, "does not have the state any more");
+      Close(it, Ask::Then::kRefused, kNoMore);
       continue;
     }
     std::memcpy(ask.place, from->Chunk(ask.chunk.tensor, ask.chunk.chunk), ask.bytes);
@@ -562,9 +570,8 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
     Close(it, Ask::Then::kChanged, "");
     return absl::OkStatus();
   } else {
-    const std::string reason = body.code == ChunkRefusal::kChanged
-                                   ? "has a state that has changed"
-                                   : "does not have the state any more";
+    const std::string reason =
+        body.code == ChunkRefusal::kChanged ? "has a state that has changed" : kNoMore;
     if (!ask.plan) PutOut(ask.source, reason);
     Close(it, Ask::Then::kRefused, reason);
     return absl::OkStatus();
@@ -600,6 +607,7 @@ void StateTransfer::Work(Tick now) {
   if (!dirty_ && now < due_) return;
   now_ = now;
   if (!arrived_ || now >= due_) LookForNews(now);
+  LookForLocalEnds();
   dirty_ = false;
   for (const AskId plan : std::exchange(touched_, {})) OnTouched(plan, now);
   for (const auto& [id, digest] : std::exchange(hashed_, {})) OnHashed(id, digest, now);

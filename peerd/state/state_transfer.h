@@ -17,7 +17,8 @@
 // the election later than this peer. If no source is left or none can be reached, the transfer
 // waits: the coordinator may name further sources (for instance members that have just fetched the
 // state), and a link may come back. The transfer fails when nothing of use has come from any source
-// for 4 * detect_ms.
+// for 4 * detect_ms. In the background it fails as soon as no source is left: the sources go on to
+// the next state, which the member can fetch instead.
 //
 // Until result() is set, the inbox may be written to, and the state, the server, the hasher and the
 // transport must exist. The memory of a source on this host is read inside Work() only.
@@ -69,7 +70,8 @@ struct TransferSpec {
   std::vector<StateSource> sources;
   bool unequal_too = false;  // fetch the tensors that may be unequal, too
   // For a member in the background: the sources go on writing to their tensors. A chunk that has
-  // changed at all sources is left out. Then the transfer fails when all other chunks are here.
+  // changed at all sources is left out. Then the transfer fails when all other chunks are here. It
+  // also fails when no source is left.
   bool background = false;
   uint32_t detect_ms = 1500;
 };
@@ -170,6 +172,8 @@ class StateTransfer {
 
   bool Local(const Source& source) const { return source.peer == spec_.self; }
   bool Reachable(MemberId member, const Source& source) const;
+  // Puts out sources on this host whose state is over.
+  void LookForLocalEnds();
   LinkKey LinkTo(PeerId peer) const { return {spec_.group.run, peer}; }
   // Returns the sources that may be asked now. If any of them is on this host, returns only the
   // sources on this host.

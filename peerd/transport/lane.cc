@@ -408,7 +408,8 @@ void Lane::FillBatch() {
       }
       batch_record_ = zero_copy_free_.back();
       zero_copy_free_.pop_back();
-      zero_copy_[batch_record_] = {.cookie = segment.cookie, .begun = now, .used = true};
+      zero_copy_[batch_record_] = {
+          .type = segment.header.type, .cookie = segment.cookie, .begun = now, .used = true};
       return;
     }
     if (batch_.size() == 1) {
@@ -531,12 +532,13 @@ void Lane::ReleaseBatch() {
     return;
   }
   if (std::exchange(batch_bare_, false)) return batch_.Clear();
-  std::array<uint64_t, SegmentBatch::kMax> cookies;
+  std::array<std::pair<FrameType, uint64_t>, SegmentBatch::kMax> sent;
   const size_t count = batch_.size();
-  for (size_t i = 0; i < count; ++i) cookies[i] = batch_[i].cookie;
+  for (size_t i = 0; i < count; ++i) sent[i] = {batch_[i].header.type, batch_[i].cookie};
   batch_.Clear();
   for (size_t i = 0; i < count; ++i) {
-    if (cookies[i] != kPartCookie) owner_->OnLaneSegmentSent(cookies[i]);
+    const auto [type, cookie] = sent[i];
+    if (type != FrameType::kPart) owner_->OnLaneSegmentSent(type, cookie);
   }
 }
 
@@ -545,7 +547,7 @@ void Lane::ReleaseZeroCopy(size_t index) {
   if (!send.used || !send.sent || send.notices > 0) return;
   send.used = false;
   zero_copy_free_.push_back(index);
-  owner_->OnLaneSegmentSent(send.cookie);
+  owner_->OnLaneSegmentSent(send.type, send.cookie);
 }
 
 // ------------------------------------------------------------------------------ ending

@@ -18,10 +18,11 @@
 // carries more. A payload is received straight into the place that the owner names. The same call
 // receives the next header, so a stream of segments costs one call for each segment.
 //
-// Every segment that was pulled comes back through OnLaneSegmentSent() exactly once, when the
-// kernel does not refer to its memory any more. This does not mean that it has arrived. The peer
-// counts the segments that it receives on the lane, in the order in which they were pulled. Each
-// PING carries the count, and one is sent after every LH_SEGMENTS_PER_ACK segments.
+// Every segment that was pulled, but for parts of frames, comes back through OnLaneSegmentSent()
+// exactly once, when the kernel does not refer to its memory any more. This does not mean that it
+// has arrived. The peer counts the segments that it receives on the lane, in the order in which
+// they were pulled. Each PING carries the count, and one is sent after every LH_SEGMENTS_PER_ACK
+// segments.
 //
 // A sealed lane breaks if it receives what the other end did not send. It says nothing about the
 // peer then: anybody on the path can change bytes.
@@ -76,7 +77,7 @@ class LaneOwner {
   virtual bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) = 0;
   // Returns the registered buffer that holds these bytes, or -1.
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
-  virtual void OnLaneSegmentSent(uint64_t cookie) = 0;
+  virtual void OnLaneSegmentSent(FrameType type, uint64_t cookie) = 0;
   // The peer sent CLOSE. Only the end of the stream follows. The owner may abort or finish the
   // lane.
   virtual void OnLaneClosing(Lane* lane, bool given_up) = 0;
@@ -193,6 +194,7 @@ class Lane {
   static constexpr int64_t kHoldUs = 2000;
   // A segment sent without a copy, until its last notice.
   struct ZeroCopySend {
+    FrameType type = FrameType::kData;
     uint64_t cookie = 0;
     Tick begun;
     uint32_t notices = 0;

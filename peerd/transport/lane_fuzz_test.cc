@@ -299,7 +299,7 @@ class Owner : public LaneOwner {
   void OnLaneDataAbandoned(Lane*, const FrameHeader&) override {}
   bool NextSegment(Lane*, uint32_t, OutgoingSegment*) override { return false; }
   int FindBuffer(const uint8_t*, size_t) override { return -1; }
-  void OnLaneSegmentSent(uint64_t) override {}
+  void OnLaneSegmentSent(FrameType, uint64_t) override {}
   void OnLaneClosing(Lane*, bool) override {}
   void OnLanePeerEnded(Lane* lane) override { lane->Abort(); }
   void OnLaneBroken(Lane* lane, const std::string&, bool) override {

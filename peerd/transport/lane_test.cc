@@ -55,7 +55,7 @@ class End : public LaneOwner {
     return true;
   }
   int FindBuffer(const uint8_t*, size_t) override { return -1; }
-  void OnLaneSegmentSent(uint64_t cookie) override { ++sent[cookie]; }
+  void OnLaneSegmentSent(FrameType, uint64_t cookie) override { ++sent[cookie]; }
   void OnLaneClosing(Lane*, bool up) override {
     EXPECT_FALSE(closing) << "closing twice";
     closing = true;

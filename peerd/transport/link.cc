@@ -11,14 +11,6 @@
 namespace longhaul::peerd {
 namespace {
 
-// Frames that are kept until the link is delivered. Later ones are bounded by what the peer sends
-// ahead (parted_frames.h).
-constexpr size_t kHeldBytesMax = 1 << 20;
-// A longer payload of a frame goes in parts on a long path, since it does not fit into what a
-// control lane that was idle sends at once.
-constexpr size_t kUnpartedBytesMax = 9 << 10;
-// Frames that may be held back. The members of this peer cannot cause more.
-constexpr size_t kWaitingBytesMax = kControlQueueBytesMax;
 // How many bytes of its own input an op may have queued on a link (LinkUse::window_bytes). The
 // window is large on a long path, where so much may be in flight, and for zero-copy sends. It is
 // small if the kernel copies: bytes that wait longer than they stay in the cache are read from
@@ -50,6 +42,9 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
       options_(std::move(options)),
       owner_(owner),
       heard_(ring->Now()),
+      // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first
+      // PING.
+      control_(ring, ToString(options_.remote), /*established=*/!options_.dialled, this),
       last_serial_(LH_LANES_MAX),
       zero_copy_(options_.zero_copy),
       congestion_(options_.congestion),
@@ -57,12 +52,8 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
   if (control.tls != nullptr) {
     secret_ = {control.tls->aead(), control.tls->Export("EXPORTER-longhaul-data-lanes")};
   }
-  control_ = MakeControl(std::move(control));
-  // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first PING.
-  established_ = !options_.dialled;
-  control_->StartReceiving();
   last_ping_ = ring->Now();
-  SendPing(last_ping_);
+  control_.Begin(MakeControl(std::move(control)));
 }
 
 std::unique_ptr<Lane> Link::MakeControl(LaneSocket control) {
@@ -89,8 +80,7 @@ std::optional<LaneKeys> Link::KeysOf(uint32_t index, uint64_t serial) const {
 
 template <class F>
 void Link::ForEachLane(F f) const {
-  if (control_ != nullptr) f(control_.get());
-  for (const auto& lane : old_controls_) f(lane.get());
+  control_.ForEachLane(f);
   for (const DataLane& data : data_) {
     if (data.lane != nullptr) f(data.lane.get());
   }
@@ -100,26 +90,19 @@ void Link::ForEachLane(F f) const {
 }
 
 uint32_t Link::lanes() const {
-  return (alive() && established_ && control_ != nullptr ? 1 : 0) + data_lanes_;
+  return (alive() && established() && has_control() ? 1 : 0) + data_lanes_;
 }
 
 // ------------------------------------------------------------------------------ lanes come
 
 bool Link::FitsControl(uint64_t serial) const {
-  return alive() && established_ && !closing() && serial > control_serial_;
+  return alive() && established() && !closing() && serial > control_.serial();
 }
 
 void Link::ResumeControl(LaneSocket control, uint64_t serial) {
   LH_CHECK(FitsControl(serial));
-  if (control_ != nullptr) LoseLane(control_.get(), "replaced by a new connection of the peer");
-  control_serial_ = serial;
-  control_ = MakeControl(std::move(control));
-  frames_.BeginLane();
-  control_->StartReceiving();
-  FrameHeader resume{.type = FrameType::kResume};
-  resume.flags = control_barren_ ? kFlagBarren : 0;
-  Acknowledge(&resume);
-  SendOnLane(resume);
+  if (has_control()) LoseLane(control_.lane(), "replaced by a new connection of the peer");
+  control_.Resume(MakeControl(std::move(control)), serial, control_barren_);
 }
 
 bool Link::HasDataLane(uint32_t index) const {
@@ -127,7 +110,7 @@ bool Link::HasDataLane(uint32_t index) const {
 }
 
 bool Link::FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const {
-  if (!alive() || !established_ || closing() || count == 0 || count > LH_LANES_MAX ||
+  if (!alive() || !established() || closing() || count == 0 || count > LH_LANES_MAX ||
       index >= count || serial <= last_serial_[index]) {
     return false;
   }
@@ -171,15 +154,14 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
     path_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
   }
   if (news) Probed(options_.probed_rate);
-  if (!delivering_) return;
+  if (!control_.delivering()) return;
   data.lane->StartReceiving();
   data.lane->Pull();
 }
 
 void Link::Deliver() {
-  if (!alive() || delivering_) return;
-  delivering_ = true;
-  if (const absl::Status status = HandOn(); !status.ok()) {
+  if (!alive() || control_.delivering()) return;
+  if (const absl::Status status = control_.Deliver(); !status.ok()) {
     Break(std::string(status.message()), true);
   }
   for (size_t i = 0; i < data_.size() && alive(); ++i) {
@@ -189,89 +171,15 @@ void Link::Deliver() {
 
 // ------------------------------------------------------------------------------ sending
 
-void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait) {
-  if (!alive()) return;
-  if (!IsNumbered(header.type)) return SendOnLane(header);
-  if (!IsForListener(header.type)) return SendNumbered(header, payload, may_wait);
-  if (waiting_.empty() && !parts_out_.full()) return SendForListener(header, payload, may_wait);
-  waiting_bytes_ += kFrameHeaderBytes + payload.size();
-  if (waiting_bytes_ > kWaitingBytesMax) {
-    return BreakAs(absl::StrCat("link to ", ToString(options_.remote),
-                                ": the other side does not say that frames have come"),
-                   false, false);
-  }
-  waiting_.push_back({header, {payload.begin(), payload.end()}, may_wait});
-}
-
-bool Link::MustPart(size_t payload_bytes) const {
-  if (payload_bytes > LH_CONTROL_PAYLOAD_BYTES_MAX) return true;
-  return payload_bytes > kUnpartedBytesMax && path_.long_way() && data_lanes_ > 0;
-}
-
-void Link::SendForListener(const FrameHeader& header, std::span<const uint8_t> payload,
-                           bool may_wait) {
-  if (!MayBeParted(header.type) || !MustPart(payload.size())) {
-    parts_out_.Sent(payload.size());
-    return SendNumbered(header, payload, may_wait);
-  }
-  const PartedSender::Split split =
-      parts_out_.SplitFrame(header, payload, std::max<uint32_t>(data_lanes_, 1));
-  parts_out_.Sent(payload.size());
-  SendNumbered(split.header, split.payload, false);
-  if (!alive()) return;
+void Link::SendParts(const std::vector<OutgoingSegment>& parts) {
   if (queue_.empty()) waiting_since_ = ring_->Now();
-  for (const OutgoingSegment& part : split.parts) queue_.Push(part);
+  for (const OutgoingSegment& part : parts) queue_.Push(part);
   PullAll();
-}
-
-// What this end has received, for a frame that says so.
-void Link::Acknowledge(FrameHeader* header) const {
-  header->acked = frames_.received();
-  header->offset = parts_in_.delivered();
-}
-
-absl::Status Link::OnAcked(const FrameHeader& header) {
-  absl::Status status = frames_.OnAcked(header.acked);
-  if (status.ok()) status = parts_out_.OnDelivered(header.offset);
-  while (status.ok() && alive() && !waiting_.empty() && !parts_out_.full()) {
-    const WaitingFrame frame = std::move(waiting_.front());
-    waiting_.pop_front();
-    waiting_bytes_ -= kFrameHeaderBytes + frame.payload.size();
-    SendForListener(frame.header, frame.payload, frame.may_wait);
-  }
-  return status;
-}
-
-void Link::SendOnLane(const FrameHeader& header) {
-  if (control_ == nullptr) return;
-  // Only the newest of these frames matters. The peer decides how many PINGs we have to answer, and
-  // need not read the answers. So a new frame replaces one that waits.
-  const bool newest = header.type == FrameType::kPing || header.type == FrameType::kPong ||
-                      header.type == FrameType::kAck;
-  if (newest ? control_->SendNewest(header) : control_->SendFrame(header, {})) return;
-  BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
-}
-
-void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload,
-                        bool may_wait) {
-  if (!frames_.Keep(header, payload)) {
-    BreakAs(absl::StrCat("control lane to ", ToString(options_.remote),
-                         ": the other side does not acknowledge what it is sent"),
-            false, false);
-    return;
-  }
-  PutNumberedOnLane(may_wait);
-}
-
-void Link::PutNumberedOnLane(bool may_wait) {
-  if (control_ == nullptr || !frames_.resumed()) return;
-  if (control_->SendFrames(frames_.TakeForLane(), may_wait)) return;
-  BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
 }
 
 void Link::SendSegment(const OutgoingSegment& segment) {
   if (!alive()) {
-    owner_->OnLinkSegmentsDropped({segment.cookie});
+    owner_->OnLinkSegmentsDropped(segment.header.type, {segment.cookie});
     return;
   }
   if (queue_.empty()) waiting_since_ = ring_->Now();
@@ -295,7 +203,7 @@ void Link::RanDry(DataLane* data, Tick now) {
   path_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
-  data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
+  data->nudge_at = now + std::max(rtt_us() / 4, kNudgeUsMin);
   owner_->OnLinkDue(this, data->nudge_at);
 }
 
@@ -377,9 +285,9 @@ void Link::Give(uint32_t index, Tick now, OutgoingSegment* segment) {
   ++unacked_;
 }
 
-void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
-  std::vector<uint64_t> dropped = queue_.Drop(cookies);
-  if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
+void Link::DropSegments(FrameType type, const std::unordered_set<uint64_t>& cookies) {
+  std::vector<uint64_t> dropped = queue_.Drop(type, cookies);
+  if (!dropped.empty()) owner_->OnLinkSegmentsDropped(type, std::move(dropped));
 }
 
 int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
@@ -395,48 +303,20 @@ int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
 
 int Link::FindBuffer(const uint8_t* data, size_t bytes) { return owner_->FindBuffer(data, bytes); }
 
-void Link::OnLaneSegmentSent(uint64_t cookie) { owner_->OnLinkSegmentSent(cookie); }
+void Link::OnLaneSegmentSent(FrameType type, uint64_t cookie) {
+  options_.segments.Of(type)->OnSegmentSent(cookie);
+}
 
 // ------------------------------------------------------------------------------ receiving
 
-absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const uint8_t> payload) {
-  if (!IsNumbered(header.type)) return HandleFrame(header, payload);
-  absl::Status status = frames_.OnReceived();
-  if (status.ok()) status = HandleFrame(header, payload);
-  if (status.ok() && alive() && frames_.AckIsDue(kFrameHeaderBytes + payload.size())) {
-    SendAck();
-  }
-  return status;
-}
-
-void Link::SendAck() {
-  FrameHeader ack{.type = FrameType::kAck};
-  Acknowledge(&ack);
-  SendOnLane(ack);
-}
-
-absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
+absl::Status Link::OnControlFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   switch (header.type) {
-    case FrameType::kPing: {
-      FrameHeader pong{.type = FrameType::kPong};
-      pong.stamp = header.stamp;
-      Acknowledge(&pong);
-      SendOnLane(pong);
-      return alive() ? OnAcked(header) : absl::OkStatus();
-    }
-    case FrameType::kPong:
-      OnPong(header);
-      return alive() ? OnAcked(header) : absl::OkStatus();
-    case FrameType::kAck:
-      return OnAcked(header);
     case FrameType::kPace:
       path_.OnTold({.wait_us = header.stamp,
                     .repeated = header.acked,
                     .tries = (header.flags & kFlagTriesLanes) != 0},
                    header.offset);
       return absl::OkStatus();
-    case FrameType::kResume:
-      return OnResume(header);
     case FrameType::kLaneLost:
       return OnLaneLost(header);
     case FrameType::kWantLanes:
@@ -450,93 +330,26 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
                           static_cast<uint32_t>(header.offset));
       return absl::OkStatus();
     default:
-      return TakeIn(header, payload);
+      return owner_->OnLinkFrame(this, header, payload);
   }
 }
 
-absl::Status Link::OnResume(const FrameHeader& header) {
-  const absl::StatusOr<uint64_t> repeated = frames_.OnResume(header.acked);
-  if (!repeated.ok()) return repeated.status();
-  control_acked_ = frames_.acked();
-  control_since_ = ring_->Now();
-  if ((header.flags & kFlagBarren) != 0) OnBarrenLane(LaneKind::kControl);
-  owner_->OnLinkFramesRepeated(*repeated);
-  owner_->OnLinkLaneBack(this, control_->name());
-  PutNumberedOnLane(/*may_wait=*/false);
-  // Frames that were held back may go on.
-  return alive() ? OnAcked(header) : absl::OkStatus();
-}
-
-void Link::OnPong(const FrameHeader& header) {
-  const int64_t us = ring_->Now().us - static_cast<int64_t>(header.stamp);
-  if (us >= 0 && us <= Seconds(60)) {
-    rtt_us_ = std::max<int64_t>(us, 1);
-    rtt_high_us_ = std::max(rtt_us_, rtt_high_us_ * 7 / 8);
-  }
-  if (established_) return;
-  established_ = true;
-  owner_->OnLinkEstablished(this);
-}
-
-absl::Status Link::TakeIn(const FrameHeader& header, std::span<const uint8_t> payload) {
-  if (header.type != FrameType::kParted) {
-    if (delivering_ && held_.empty()) return owner_->OnLinkFrame(this, header, payload);
-    return Hold(header, payload, false);
-  }
-  const absl::StatusOr<FrameHeader> frame = parts_in_.Announced(header, payload);
-  absl::Status status = frame.status();
-  if (status.ok()) status = Hold(*frame, {}, true);
-  if (status.ok() && delivering_) status = HandOn();
-  return status;
-}
-
-// Keeps the frame until Deliver(), since the peer may know before us that the link is complete; or
-// until the frames before it are whole.
-absl::Status Link::Hold(const FrameHeader& header, std::span<const uint8_t> payload, bool parted) {
-  held_bytes_ += kFrameHeaderBytes + payload.size();
-  if (held_bytes_ > (delivering_ ? LH_PARTED_HELD_BYTES_MAX : kHeldBytesMax)) {
-    return absl::InvalidArgumentError(delivering_ ? "too many frames behind one that is not whole"
-                                                  : "too many frames before the link is complete");
-  }
-  held_.push_back({header, {payload.begin(), payload.end()}, parted});
-  return absl::OkStatus();
-}
-
-// Hands on the frames that were held, up to the first one that is not whole.
-absl::Status Link::HandOn() {
-  bool parted = false;
-  while (alive() && !held_.empty()) {
-    HeldFrame& frame = held_.front();
-    if (frame.parted) {
-      std::optional<std::vector<uint8_t>> payload = parts_in_.TakeNext();
-      if (!payload) break;
-      if (payload->size() != frame.header.payload_bytes) {
-        return absl::InvalidArgumentError(absl::StrCat("a frame of ", frame.header.payload_bytes,
-                                                       " bytes has parts of ", payload->size()));
-      }
-      parted = true;
-      frame.payload = *std::move(payload);
-    } else {
-      held_bytes_ -= frame.payload.size();
-    }
-    held_bytes_ -= kFrameHeaderBytes;
-    const HeldFrame whole = std::move(frame);
-    held_.pop_front();
-    LH_RETURN_IF_ERROR(owner_->OnLinkFrame(this, whole.header, whole.payload));
-  }
-  if (parted && alive()) SendAck();
-  return absl::OkStatus();
+void Link::OnControlResumed(uint64_t repeated, bool barren) {
+  if (barren) OnBarrenLane(LaneKind::kControl);
+  owner_->OnLinkFramesRepeated(repeated);
+  owner_->OnLinkLaneBack(this, control_.lane()->name());
 }
 
 absl::StatusOr<uint8_t*> Link::OnLaneData(Lane*, const FrameHeader& header) {
-  if (header.type == FrameType::kPart) return parts_in_.Place(header);
-  return owner_->OnLinkData(this, header);
+  if (header.type == FrameType::kPart) return control_.OnPart(header);
+  return options_.segments.Of(header.type)->OnDataHeader(key(), header);
 }
 
 absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
-  if (header.type != FrameType::kPart) return owner_->OnLinkDataReceived(this, header);
-  parts_in_.Received(header);
-  return HandOn();
+  if (header.type != FrameType::kPart) {
+    return options_.segments.Of(header.type)->OnDataReceived(key(), header);
+  }
+  return control_.OnPartReceived(header);
 }
 
 absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
@@ -551,8 +364,8 @@ absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
 
 void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
   if (!alive()) return;
-  if (header.type == FrameType::kPart) return parts_in_.Abandoned(header);
-  owner_->OnLinkDataAbandoned(this, header);
+  if (header.type == FrameType::kPart) return control_.OnPartAbandoned(header);
+  options_.segments.Of(header.type)->OnDataAbandoned(key(), header);
 }
 
 // ------------------------------------------------------------------------------ lanes go
@@ -568,9 +381,9 @@ void Link::OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) {
 // `lane` is in use, and its connection has become useless.
 void Link::LoseLane(Lane* lane, const std::string& reason) {
   if (!alive()) return lane->Abort();
-  const bool control = lane == control_.get();
+  const bool control = lane == control_.lane();
   // The dialer does not know yet whether the link exists.
-  if (control && !established_) return BreakAs(reason, false, false);
+  if (control && !established()) return BreakAs(reason, false, false);
   heard_ = std::max(heard_, lane->last_heard());
   lane->Abort();
   if (control) {
@@ -645,16 +458,14 @@ bool Link::HeardOfLate() const {
   const auto heard = [&](const Lane* lane) {
     return lane != nullptr && ring_->Now() - lane->last_heard() <= Millis(detect_ms_) / 2;
   };
-  return heard(control_.get()) || std::any_of(data_.begin(), data_.end(), [&](const DataLane& d) {
+  return heard(control_.lane()) || std::any_of(data_.begin(), data_.end(), [&](const DataLane& d) {
            return heard(d.lane.get());
          });
 }
 
 void Link::LoseControl() {
-  old_controls_.push_back(std::move(control_));
-  control_lost_ = ring_->Now();
-  control_barren_ = frames_.sent() > frames_.acked() && frames_.acked() == control_acked_ &&
-                    WaitsLong(control_since_) && HeardOfLate();
+  control_.Lose();
+  control_barren_ = control_.nothing_arrived() && WaitsLong(control_.since()) && HeardOfLate();
 }
 
 void Link::LoseData(uint32_t index) {
@@ -666,12 +477,9 @@ void Link::LoseData(uint32_t index) {
 }
 
 void Link::OnLaneEnded(Lane* lane) {
-  const auto control = std::find_if(old_controls_.begin(), old_controls_.end(),
-                                    [lane](const auto& old) { return old.get() == lane; });
-  if (control != old_controls_.end()) {
+  if (std::unique_ptr<Lane> control = control_.TakeEnded(lane)) {
     gone_.Add(lane->stats());
-    owner_->OnLinkLaneEnded(std::move(*control));
-    old_controls_.erase(control);
+    owner_->OnLinkLaneEnded(std::move(control));
   }
   const auto data = std::find_if(lost_.begin(), lost_.end(),
                                  [lane](const DataLane& lost) { return lost.lane.get() == lane; });
@@ -694,7 +502,7 @@ void Link::SendLaneLost(const DataLane& lost, uint64_t received) {
   frame.group = lost.index;
   frame.stamp = lost.serial;
   frame.offset = received;
-  SendNumbered(frame, {}, /*may_wait=*/false);
+  control_.Send(frame, {}, /*may_wait=*/false);
 }
 
 absl::Status Link::OnLaneLost(const FrameHeader& header) {
@@ -734,26 +542,30 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
     return absl::InvalidArgumentError(
         absl::StrCat("LANE_LOST of lane ", index, " serial ", serial, ", which was never dialled"));
   }
-  if (frames_.acked() >= unknown_lost_answered_) unknown_lost_ = 0;
+  if (control_.acked() >= unknown_lost_answered_) unknown_lost_ = 0;
   if (++unknown_lost_ > kUnknownLostMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "LANE_LOST of ", unknown_lost_, " lanes that are not known here, no answer acknowledged"));
   }
   last_serial_[index] = std::max(last_serial_[index], serial);
   SendLaneLost({.index = index, .serial = serial}, 0);
-  unknown_lost_answered_ = frames_.sent();
+  unknown_lost_answered_ = control_.sent();
   return absl::OkStatus();
 }
 
 // Repeated segments go first, because other peers wait for them.
 void Link::Repeat(const UnackedSegments& lost) {
   std::vector<OutgoingSegment> repeated;
+  uint64_t segments = 0;
   for (OutgoingSegment segment : lost.segments()) {
-    if (segment.cookie != kPartCookie) {
-      segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
+    if (const FrameType type = segment.header.type; type != FrameType::kPart) {
+      segment.cookie = options_.segments.Of(type)->OnSegmentRepeat(segment.owner);
+      if (segment.cookie == 0) continue;
+      ++segments;
     }
-    if (segment.cookie != 0) repeated.push_back(segment);
+    repeated.push_back(segment);
   }
+  owner_->OnLinkSegmentsRepeated(segments);
   if (queue_.empty()) waiting_since_ = ring_->Now();
   queue_.PushFront(repeated);
 }
@@ -776,7 +588,8 @@ void Link::ForgiveSilence(int64_t us) {
 // RFC 6298, grows likewise). The maximum is four detect_ms.
 int64_t Link::Patience(uint32_t detect_ms) const {
   const int64_t detect = Millis(detect_ms);
-  return std::min(4 * detect, detect + 4 * std::max<int64_t>(0, rtt_high_us_ - kUsualRttUs));
+  return std::min(4 * detect,
+                  detect + 4 * std::max<int64_t>(0, control_.rtt_high_us() - kUsualRttUs));
 }
 
 // TCP doubles its waiting time with each repetition: after an outage of 0.7 s it may be silent for
@@ -787,7 +600,7 @@ void Link::TuneLanes(uint32_t detect_ms) {
   ForEachLane([ms](Lane* lane) { lane->SetUserTimeout(ms); });
 }
 
-bool Link::short_way() const { return rtt_us_ > 0 && rtt_high_us_ <= kUsualRttUs; }
+bool Link::short_way() const { return rtt_us() > 0 && control_.rtt_high_us() <= kUsualRttUs; }
 
 Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
@@ -801,14 +614,14 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   TuneLanes(detect_ms);
   if (now - last_ping_ >= interval) {
     last_ping_ = now;
-    SendPing(now);
+    control_.SendPing();
     PingDataLanes(now, detect_ms);
   }
   const Tick nudge = Nudge(now);
   if (!alive()) return kNever;
   Tick next = std::min({nudge, last_ping_ + interval, last_heard() + Patience(detect_ms)});
   if (closing()) next = std::min(next, closing_since_ + interval);
-  if (control_ == nullptr) next = std::min(next, control_lost_ + 2 * detect);
+  if (!has_control()) next = std::min(next, control_.lost_at() + 2 * detect);
   if (data_were_complete_ && data_lanes_ == 0) next = std::min(next, data_lost_ + 2 * detect);
   return next;
 }
@@ -821,7 +634,7 @@ bool Link::BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_e
     BreakAs(absl::StrCat(closing_lane_, ": closed by the other side"), false, false);
   } else if (const int64_t patience = Patience(detect_ms); now - last_heard() >= patience) {
     BreakAs(absl::StrCat("silent for ", patience / 1000, " ms"), false, false);
-  } else if (control_ == nullptr && now - control_lost_ >= 2 * detect) {
+  } else if (!has_control() && now - control_.lost_at() >= 2 * detect) {
     BreakAs(absl::StrCat("control lane to ", remote, " was lost and not replaced in ",
                          2 * uint64_t{detect_ms}, " ms", error),
             false, true);
@@ -844,22 +657,15 @@ void Link::LoseStalled(Tick now, uint32_t detect_ms) {
   const auto check = [&](Lane* lane) {
     if (now - lane->last_heard() >= patience + lane->quiet_us()) stalled.push_back(lane);
   };
-  if (control_ != nullptr) check(control_.get());
+  if (has_control()) check(control_.lane());
   for (const DataLane& data : data_) {
-    if (delivering_ && data.lane != nullptr) check(data.lane.get());
+    if (control_.delivering() && data.lane != nullptr) check(data.lane.get());
   }
   for (Lane* lane : stalled) {
     LoseLane(lane, absl::StrCat(lane->name(), ": silent for ", patience / 1000,
                                 " ms while other lanes are heard"));
     if (!alive()) return;
   }
-}
-
-void Link::SendPing(Tick now) {
-  FrameHeader ping{.type = FrameType::kPing};
-  ping.stamp = static_cast<uint64_t>(now.us);
-  Acknowledge(&ping);
-  SendOnLane(ping);
 }
 
 // While segments come and go, data lanes are pinged as often as the control lane. After a while
@@ -907,7 +713,7 @@ std::vector<LinkMeter::Lane> Link::MeteredLanes() const {
 }
 
 std::optional<TcpDelivery> Link::AskTcp(uint32_t lane) const {
-  const Lane* const asked = lane == LinkMeter::kControlLane ? control_.get()
+  const Lane* const asked = lane == LinkMeter::kControlLane ? control_.lane()
                             : lane < data_.size()           ? data_[lane].lane.get()
                                                             : nullptr;
   return asked == nullptr ? std::nullopt : asked->Delivery();
@@ -919,9 +725,10 @@ RateSample Link::PopRate() {
 }
 
 LinkWait Link::PopWait(Tick now) {
-  const LinkWait wait{.silent_us = now - last_heard(),
-                      .waiting_bytes = queue_.bytes(),
-                      .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us_, 0, UINT32_MAX))};
+  const LinkWait wait{
+      .silent_us = now - last_heard(),
+      .waiting_bytes = queue_.bytes(),
+      .rtt_us = static_cast<uint32_t>(std::clamp<int64_t>(rtt_us(), 0, UINT32_MAX))};
   // A PING comes every third of detect_ms, so a shorter silence says nothing.
   return path_.meter().PopWait(wait, MeteredLanes(), Millis(detect_ms_) / kPingsPerDetect, now,
                                [this](uint32_t lane) { return AskTcp(lane); });
@@ -932,28 +739,26 @@ HostPaths::LinkSample Link::PopSample() {
       path_.meter().PopArrivals(MeteredLanes(), [this](uint32_t lane) { return AskTcp(lane); });
   HostPaths::LinkSample sample = path_.SampleOf(arrived, ring_->Now());
   sample.relayed = static_cast<bool>(options_.relay);
-  sample.rtt_us = rtt_us_;
+  sample.rtt_us = rtt_us();
   if (sample.long_way) sample.taken = path_.meter().PopTaken(stats().bytes_taken);
   return sample;
 }
 
 int64_t Link::shortest_rtt_us() const {
   const std::optional<TcpDelivery> control = AskTcp(LinkMeter::kControlLane);
-  return control && control->rtt_us != 0 ? control->rtt_us : rtt_us_;
+  return control && control->rtt_us != 0 ? control->rtt_us : rtt_us();
 }
 
 void Link::TellPace(const HostPaths::Pace& pace) {
-  if (control_ == nullptr || !alive()) return;
   // The answer to a PING brings an acknowledgement at once, so TCP knows the round trip of the
   // control lane (LinkMeter).
-  SendPing(ring_->Now());
-  if (control_ == nullptr || !alive()) return;
-  // If the peer does not read, PINGs will tell.
-  (void)control_->SendNewest({.type = FrameType::kPace,
-                              .flags = pace.tries ? kFlagTriesLanes : uint8_t{0},
-                              .offset = std::min(pace.rate, LH_COUNT_MAX * 8 - 1),
-                              .stamp = pace.wait_us,
-                              .acked = path_.meter().repeated()});
+  control_.SendPing();
+  SendControl({.type = FrameType::kPace,
+               .flags = pace.tries ? kFlagTriesLanes : uint8_t{0},
+               .offset = std::min(pace.rate, LH_COUNT_MAX * 8 - 1),
+               .stamp = pace.wait_us,
+               .acked = path_.meter().repeated()},
+              {});
 }
 
 int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }
@@ -989,7 +794,7 @@ void Link::OnLanePeerEnded(Lane*) { MaybeClosed(); }
 
 void Link::MaybeClosed() {
   if (!alive() || !closing()) return;
-  if (control_ != nullptr && !control_->peer_ended()) return;
+  if (has_control() && !control_.lane()->peer_ended()) return;
   for (const DataLane& data : data_) {
     if (data.lane != nullptr && !data.lane->peer_ended()) return;
   }
@@ -998,7 +803,7 @@ void Link::MaybeClosed() {
 
 void Link::OnUnknownThere(const std::string& lane) {
   if (!alive()) return;
-  if (control_ != nullptr) {
+  if (has_control()) {
     MarkClosing(lane);
   } else {
     BreakGivenUp(lane);
@@ -1015,9 +820,10 @@ void Link::Break(const std::string& reason, bool protocol) { BreakAs(reason, pro
 void Link::BreakAs(const std::string& reason, bool protocol, bool tell) {
   if (!alive()) return;
   state_ = State::kBroken;
-  if (tell && control_ != nullptr) control_->Finish(kFlagGivenUp);
+  control_.Close();
+  if (tell && has_control()) control_.lane()->Finish(kFlagGivenUp);
   ForEachLane([&](Lane* lane) {
-    if (!tell || lane != control_.get()) lane->Abort();
+    if (!tell || lane != control_.lane()) lane->Abort();
   });
   DropQueue();
   owner_->OnLinkBroken(this, reason, protocol);
@@ -1027,10 +833,11 @@ void Link::BreakAs(const std::string& reason, bool protocol, bool tell) {
 void Link::Finish() {
   if (!alive()) return;
   state_ = State::kFinishing;
+  control_.Close();
   for (const DataLane& data : data_) {
     if (data.lane != nullptr) data.lane->Finish();
   }
-  if (control_ != nullptr) control_->Finish();
+  if (has_control()) control_.lane()->Finish();
   // Without data lanes nothing can carry queued segments.
   if (data_lanes_ == 0) DropQueue();
   CheckEnded();
@@ -1039,13 +846,18 @@ void Link::Finish() {
 void Link::Abort() {
   if (state_ == State::kEnded) return;
   state_ = State::kBroken;
+  control_.Close();
   ForEachLane([](Lane* lane) { lane->Abort(); });
   DropQueue();
   CheckEnded();
 }
 
 void Link::DropQueue() {
-  if (!queue_.empty()) owner_->OnLinkSegmentsDropped(queue_.DropAll());
+  (void)queue_.DropAll(FrameType::kPart);
+  for (const FrameType type : {FrameType::kData, FrameType::kChunkData}) {
+    std::vector<uint64_t> dropped = queue_.DropAll(type);
+    if (!dropped.empty()) owner_->OnLinkSegmentsDropped(type, std::move(dropped));
+  }
 }
 
 void Link::CheckEnded() {

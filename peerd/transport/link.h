@@ -21,9 +21,7 @@
 //                  LANE_LOST with the number of segments that came in whole. The other end loses
 //                  the lane too, sends LANE_LOST likewise, and puts the segments that did not
 //                  arrive at the front of its queue.
-//   control lane   Numbered frames are kept until the other end has acknowledged them. On a control
-//                  lane that replaces a lost one, each end first sends RESUME with the number of
-//                  frames received. The other end then sends the rest.
+//   control lane   See control_channel.h.
 //
 // The link breaks when
 //   - nothing was heard on any lane for Patience() (detect_ms, more if round trips are long),
@@ -35,7 +33,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -47,9 +44,8 @@
 
 #include "peerd/paths/black_hole.h"
 #include "peerd/paths/link_path.h"
+#include "peerd/transport/control_channel.h"
 #include "peerd/transport/lane.h"
-#include "peerd/transport/numbered_frames.h"
-#include "peerd/transport/parted_frames.h"
 #include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/unacked_segments.h"
@@ -68,17 +64,13 @@ class LinkOwner {
   virtual void OnWantLanes(Link* link, bool optional, uint32_t lanes) = 0;
   virtual absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
-  virtual absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) = 0;
-  virtual absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) = 0;
-  virtual void OnLinkDataAbandoned(Link* link, const FrameHeader& header) = 0;
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
-  virtual void OnLinkSegmentSent(uint64_t cookie) = 0;
-  // A segment on a lost lane has not arrived. Returns a cookie to send it again; 0: drop it.
-  virtual uint64_t OnLinkSegmentRepeat(uint64_t owner) = 0;
+  // So many segments of a lost data lane are sent again.
+  virtual void OnLinkSegmentsRepeated(uint64_t segments) = 0;
   // So many control frames are sent again on a new control lane.
   virtual void OnLinkFramesRepeated(uint64_t frames) = 0;
-  // These segments were never put on a lane. Tell their owners later, not from within this call.
-  virtual void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) = 0;
+  // These segments were never put on a lane. Tell their listener later, not from within this call.
+  virtual void OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) = 0;
   // The peer closes the link. Work() is due now.
   virtual void OnLinkClosing(Link* link) = 0;
   // A lane is lost, and the link is alive. Work() is due. If we dialled the link, a new lane has to
@@ -107,6 +99,7 @@ class LinkOwner {
 
 struct LinkOptions {
   LinkKey key;
+  SegmentListeners segments;
   uint64_t id = 0;  // NewLinkId() of the HELLO that made the link
   SocketAddress remote;
   PeerId relay;  // the peer at `remote` that the link goes through; 0: none, the link is straight
@@ -123,7 +116,7 @@ struct LinkOptions {
   uint64_t sealed_bytes_max = kSealedBytesMax;  // see LaneOptions
 };
 
-class Link final : public LaneOwner {
+class Link final : public LaneOwner, private ControlChannelOwner {
  public:
   // `control`: the control lane.
   Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner);
@@ -133,7 +126,7 @@ class Link final : public LaneOwner {
   bool alive() const { return state_ == State::kAlive; }
   bool ended() const { return state_ == State::kEnded; }
   bool finishing() const { return state_ == State::kFinishing; }
-  bool established() const { return established_; }
+  bool established() const { return control_.established(); }
   bool open() const { return open_ && alive(); }
   // The peer is closing the link. A lane that ends now is not lost.
   bool closing() const { return !closing_lane_.empty(); }
@@ -141,7 +134,7 @@ class Link final : public LaneOwner {
   // Returns a serial for a new lane. Only the side that dialled the link does this.
   uint64_t NewSerial() { return next_serial_++; }
 
-  bool has_control() const { return control_ != nullptr; }
+  bool has_control() const { return control_.lane() != nullptr; }
   // Whether a control lane with this serial would be newer than every earlier one.
   bool FitsControl(uint64_t serial) const;
   // The lane must be sealed if the link is.
@@ -158,7 +151,7 @@ class Link final : public LaneOwner {
   void AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial);
   bool small_packets() const { return black_hole_.small(); }
   bool HasDataLane(uint32_t index) const;
-  uint32_t data_lanes() const { return data_lanes_; }
+  uint32_t data_lanes() const override { return data_lanes_; }
   // All announced data lanes are up, and at least one was announced.
   bool data_complete() const { return !data_.empty() && data_lanes_ == data_.size(); }
   // The data lanes were complete once, and at least one is up.
@@ -185,9 +178,11 @@ class Link final : public LaneOwner {
 
   // `may_wait` concerns numbered frames only, see Lane::SendFrames().
   void SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
-                   bool may_wait = false);
+                   bool may_wait = false) {
+    control_.Send(header, payload, may_wait);
+  }
   void SendSegment(const OutgoingSegment& segment);
-  void DropSegments(const std::unordered_set<uint64_t>& cookies);
+  void DropSegments(FrameType type, const std::unordered_set<uint64_t>& cookies);
   // Stops receiving the payloads that `key` names. Returns how many calls of `done` follow: one for
   // each lane with such a receive in flight.
   int Detach(const ReceiveKey& key, const std::function<void()>& done);
@@ -212,12 +207,12 @@ class Link final : public LaneOwner {
   void Tune(const StreamTuning& tuning);
   // The congestion control of data lanes, if the path is long.
   void SetCongestion(const std::string& congestion);
-  bool long_way() const { return path_.long_way(); }
+  bool long_way() const override { return path_.long_way(); }
   // One way. 0: unknown, or the path is short.
   uint32_t latency_us() const {
     return path_.long_way() ? static_cast<uint32_t>(path_.lanes().rtt_us() / 2) : 0;
   }
-  int64_t rtt_us() const { return rtt_us_; }
+  int64_t rtt_us() const { return control_.rtt_us(); }
   // As in LinkStats.
   int64_t shortest_rtt_us() const;
   // True if a round trip was measured, and no recent one took long.
@@ -254,39 +249,32 @@ class Link final : public LaneOwner {
     bool answered = false;  // LANE_LOST was received
   };
 
-  absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
-                           std::span<const uint8_t> payload) override;
+  absl::Status OnLaneFrame(Lane*, const FrameHeader& header,
+                           std::span<const uint8_t> payload) override {
+    return control_.OnFrame(header, payload);
+  }
   absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneAcked(Lane* lane, uint64_t segments) override;
   void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) override;
   bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
-  void OnLaneSegmentSent(uint64_t cookie) override;
+  void OnLaneSegmentSent(FrameType type, uint64_t cookie) override;
   void OnLaneClosing(Lane* lane, bool given_up) override;
   void OnLanePeerEnded(Lane* lane) override;
   void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) override;
   void OnLaneEnded(Lane* lane) override;
 
+  void OnControlAnswered() override { owner_->OnLinkEstablished(this); }
+  absl::Status OnControlFrame(const FrameHeader& header, std::span<const uint8_t> payload) override;
+  void OnControlResumed(uint64_t repeated, bool barren) override;
+  void OnControlStuck(const std::string& reason) override { BreakAs(reason, false, false); }
+  void SendParts(const std::vector<OutgoingSegment>& parts) override;
+
   std::unique_ptr<Lane> MakeControl(LaneSocket control);
   std::optional<LaneKeys> KeysOf(uint32_t index, uint64_t serial) const;
-  absl::Status HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload);
-  absl::Status OnResume(const FrameHeader& header);
   absl::Status OnLaneLost(const FrameHeader& header);
   absl::Status OnUnknownLaneLost(uint32_t index, uint64_t serial);
-  void OnPong(const FrameHeader& header);
-  absl::Status OnAcked(const FrameHeader& header);
-  void SendAck();
-  void Acknowledge(FrameHeader* header) const;
-  // A frame for the listener came.
-  absl::Status TakeIn(const FrameHeader& header, std::span<const uint8_t> payload);
-  absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload, bool parted);
-  absl::Status HandOn();
-  void SendForListener(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
-  bool MustPart(size_t payload_bytes) const;
-  void SendOnLane(const FrameHeader& header);
-  void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
-  void PutNumberedOnLane(bool may_wait);
   void SendLaneLost(const DataLane& lost, uint64_t received);
   // A barren lane (black_hole.h: nothing that it carried ever arrived) was lost, here or at the
   // peer. (The dialer decides the size of packets both
@@ -314,7 +302,6 @@ class Link final : public LaneOwner {
   bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
   void LoseStalled(Tick now, uint32_t detect_ms);
   void TuneLanes(uint32_t detect_ms);
-  void SendPing(Tick now);
   // As LinkMeter asks.
   std::optional<TcpDelivery> AskTcp(uint32_t lane) const;
   std::vector<LinkMeter::Lane> MeteredLanes() const;
@@ -336,23 +323,13 @@ class Link final : public LaneOwner {
   LinkOwner* const owner_;
   std::optional<Secret> secret_;  // of a sealed link
   State state_ = State::kAlive;
-  bool established_ = false;
   bool open_ = false;
-  bool delivering_ = false;
   uint64_t next_serial_ = 1;
   LaneStats gone_;  // of lanes that have ended
   Tick heard_;      // when something was last heard on a lane that was lost
 
-  // nullptr while the control lane is lost.
-  std::unique_ptr<Lane> control_;
-  uint64_t control_serial_ = 0;
-  Tick control_lost_;
-  Tick control_since_;           // when this control lane came into use
-  uint64_t control_acked_ = 0;   // frames that were acknowledged at that time
-  bool control_barren_ = false;  // the control lane before it was barren, see black_hole.h
-  std::vector<std::unique_ptr<Lane>> old_controls_;  // lost ones that have not ended
-
-  NumberedFrames frames_;
+  ControlChannel control_;
+  bool control_barren_ = false;  // the control lane before this one was barren, see black_hole.h
 
   std::vector<DataLane> data_;         // by index; a lane that is nullptr is missing
   std::vector<uint64_t> last_serial_;  // by index: the newest serial that was in use or lost
@@ -376,26 +353,6 @@ class Link final : public LaneOwner {
   LinkPath path_;         // for the lanes in data_
   size_t next_lane_ = 0;  // the lane that was offered a segment last
 
-  // Frames for the listener that came before Deliver(), or behind a frame of which parts are
-  // missing.
-  struct HeldFrame {
-    FrameHeader header;
-    std::vector<uint8_t> payload;
-    bool parted = false;  // the payload comes in parts
-  };
-  std::deque<HeldFrame> held_;
-  size_t held_bytes_ = 0;
-  PartedReceiver parts_in_;
-  PartedSender parts_out_;
-  // Frames for the listener that are held back (PartedSender::full()).
-  struct WaitingFrame {
-    FrameHeader header;
-    std::vector<uint8_t> payload;
-    bool may_wait = false;
-  };
-  std::deque<WaitingFrame> waiting_;
-  size_t waiting_bytes_ = 0;
-
   // The first lane on which the peer sent CLOSE. Other lanes may still bring what was queued on
   // them.
   std::string closing_lane_;
@@ -408,8 +365,6 @@ class Link final : public LaneOwner {
   // The last PING on every data lane told the peer how much longer than usual this end may be
   // silent.
   bool quiet_told_ = false;
-  int64_t rtt_us_ = 0;
-  int64_t rtt_high_us_ = 0;  // the highest recent round trip; falls by an eighth with each PONG
 };
 
 }  // namespace longhaul::peerd

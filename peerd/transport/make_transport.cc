@@ -56,6 +56,7 @@ class TransportImpl final : public Transport,
 
   absl::Status Start();
 
+  void SetSegmentListeners(const SegmentListeners& listeners) override { segments_ = listeners; }
   std::string listen_address() const override { return admission_.address(); }
   void OpenLinks(const std::string& run, uint32_t group, Epoch epoch, const std::string& token,
                  const std::vector<LinkRequest>& links, Tick deadline) override;
@@ -74,7 +75,7 @@ class TransportImpl final : public Transport,
   uint32_t LatencyUs(const LinkKey& link) const override;
   uint64_t StateBytes(const LinkKey& link) const override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
-  void DropSegments(const std::vector<uint64_t>& cookies) override;
+  void DropSegments(FrameType type, const std::vector<uint64_t>& cookies) override;
   void BreakLink(const LinkKey& link, const std::string& reason) override;
   void AddMemory(const uint8_t* data, size_t bytes) override { memory_.Add(data, bytes); }
   void RemoveMemory(const uint8_t* data) override { memory_.Remove(data); }
@@ -95,10 +96,7 @@ class TransportImpl final : public Transport,
   void OnWantLanes(Link* link, bool optional, uint32_t lanes) override;
   absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                            std::span<const uint8_t> payload) override;
-  absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) override;
-  absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) override;
-  void OnLinkDataAbandoned(Link* link, const FrameHeader& header) override;
-  uint64_t OnLinkSegmentRepeat(uint64_t owner) override;
+  void OnLinkSegmentsRepeated(uint64_t segments) override { stats_.segments_repeated += segments; }
   void OnLinkFramesRepeated(uint64_t frames) override { stats_.frames_repeated += frames; }
   void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) override;
   void OnLinkSmallPackets(Link* link) override;
@@ -109,8 +107,7 @@ class TransportImpl final : public Transport,
   void OnLinkLaneRests(Link*) override { ++stats_.lane_rests; }
   void OnLinkLaneEnded(std::unique_ptr<Lane> lane) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override { return memory_.Find(data, bytes); }
-  void OnLinkSegmentSent(uint64_t cookie) override { listener_->OnSegmentSent(cookie); }
-  void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) override;
+  void OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) override;
   void OnLinkClosing(Link*) override { alarm_.Set(ring_->Now()); }
   void OnLinkBroken(Link* link, const std::string& reason, bool protocol) override;
   void OnLinkEnded(Link* link) override;
@@ -154,6 +151,7 @@ class TransportImpl final : public Transport,
   TransportOptions options_;
   Ring* const ring_;
   TransportListener* const listener_;
+  SegmentListeners segments_;
   bool closing_ = false;
 
   struct Retired {
@@ -498,24 +496,6 @@ absl::Status TransportImpl::OnLinkFrame(Link* link, const FrameHeader& header,
   return listener_->OnControlFrame(link->key(), header, payload);
 }
 
-absl::StatusOr<uint8_t*> TransportImpl::OnLinkData(Link* link, const FrameHeader& header) {
-  return listener_->OnDataHeader(link->key(), header);
-}
-
-absl::Status TransportImpl::OnLinkDataReceived(Link* link, const FrameHeader& header) {
-  return listener_->OnDataReceived(link->key(), header);
-}
-
-void TransportImpl::OnLinkDataAbandoned(Link* link, const FrameHeader& header) {
-  listener_->OnDataAbandoned(link->key(), header);
-}
-
-uint64_t TransportImpl::OnLinkSegmentRepeat(uint64_t owner) {
-  const uint64_t cookie = listener_->OnSegmentRepeat(owner);
-  if (cookie != 0) ++stats_.segments_repeated;
-  return cookie;
-}
-
 void TransportImpl::OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) {
   Peering* p = PeeringOf(link);
   LH_CHECK(p != nullptr);
@@ -574,9 +554,9 @@ void TransportImpl::OnLinkLaneEnded(std::unique_ptr<Lane> lane) {
   events_.DestroyLater(std::move(lane));
 }
 
-void TransportImpl::OnLinkSegmentsDropped(std::vector<uint64_t> cookies) {
-  events_.Later([this, cookies = std::move(cookies)] {
-    for (const uint64_t cookie : cookies) listener_->OnSegmentSent(cookie);
+void TransportImpl::OnLinkSegmentsDropped(FrameType type, std::vector<uint64_t> cookies) {
+  events_.Later([this, type, cookies = std::move(cookies)] {
+    for (const uint64_t cookie : cookies) segments_.Of(type)->OnSegmentSent(cookie);
   });
 }
 
@@ -661,6 +641,7 @@ std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) co
 void TransportImpl::Adopt(Peering* p, LaneSocket socket, const LaneHello& hello,
                           const SocketAddress& remote, bool dialled) {
   LinkOptions options{.key = p->key,
+                      .segments = segments_,
                       .id = NewLinkId(hello),
                       .remote = remote,
                       .relay = hello.relay,
@@ -734,13 +715,13 @@ void TransportImpl::SendSegment(const LinkKey& key, const FrameHeader& header, c
   if (Link* link = runs_.FindOpen(key)) {
     link->SendSegment({.header = header, .data = data, .cookie = cookie, .owner = owner});
   } else {
-    OnLinkSegmentsDropped({cookie});
+    OnLinkSegmentsDropped(header.type, {cookie});
   }
 }
 
-void TransportImpl::DropSegments(const std::vector<uint64_t>& cookies) {
+void TransportImpl::DropSegments(FrameType type, const std::vector<uint64_t>& cookies) {
   const std::unordered_set<uint64_t> wanted(cookies.begin(), cookies.end());
-  ForEachLink([&](Link* link) { link->DropSegments(wanted); });
+  ForEachLink([&](Link* link) { link->DropSegments(type, wanted); });
 }
 
 void TransportImpl::WantDataLanes(const LinkKey& key) {
@@ -779,8 +760,9 @@ void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key
   // Begins with one more than there are receives, so that it cannot reach zero before all are
   // counted.
   const auto left = std::make_shared<int>(1);
-  const std::function<void()> done = [this, left, cookie] {
-    if (--*left == 0) events_.Later([this, cookie] { listener_->OnReceivesDetached(cookie); });
+  SegmentListener* const listener = segments_.Of(key.type);
+  const std::function<void()> done = [this, left, listener, cookie] {
+    if (--*left == 0) events_.Later([listener, cookie] { listener->OnReceivesDetached(cookie); });
   };
   ForEachLink([&](Link* link) {
     if (link->key().run == run) *left += link->Detach(key, done);

@@ -40,7 +40,6 @@ PartedSender::Split PartedSender::SplitFrame(const FrameHeader& header,
                    .offset = offset,
                    .stamp = payload.size()};
     part.data = memory->data() + offset;
-    part.cookie = kPartCookie;
     part.memory = memory;
   }
   return split;

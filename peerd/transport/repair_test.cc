@@ -180,7 +180,7 @@ TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
   for (int i = 0; i < 20; ++i) traffic.Segment(0, 1, 1000 * i, 200000, 1 + i % 2);
   for (int i = 0; i < GetParam(); ++i) world.Step();
   // Owners 1 and 2 do not want their segments repeated, whether these are dropped or not.
-  world.at(0).transport->DropSegments({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  world.at(0).transport->DropSegments(FrameType::kData, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
   world.at(0).forgotten = {1, 2};
   world.fake->CutConnection(1, true, 0);
   world.fake->CutConnection(2, false, 0);

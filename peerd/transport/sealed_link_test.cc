@@ -309,6 +309,7 @@ TEST(SealedLinkTest, PeersThatDisagreeAreToldTheFlag) {
     world.at(0).transport->Close();
     ASSERT_TRUE(world.Until([&] { return world.at(0).transport->closed(); }));
     world.at(0).transport = *MakeTransport(other, world.at(0).ring, &world.at(0));
+    world.at(0).transport->SetSegmentListeners(world.at(0).Segments());
     const int from = dialer_seals ? 0 : 1;
     world.Open(from, 1 - from, 1, true, 500);
     const PeerId to = world.at(1 - from).id;

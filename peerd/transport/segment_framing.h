@@ -34,10 +34,9 @@ struct OutgoingSegment {
   const uint8_t* data = nullptr;
   uint64_t cookie = 0;
   uint64_t owner = 0;  // see Transport::SendSegment
-  // Of a part of a frame (parted_frames.h): what `data` points into. Its cookie is kPartCookie.
+  // Of a part of a frame (parted_frames.h): what `data` points into. A part has no cookie.
   std::shared_ptr<const std::vector<uint8_t>> memory = nullptr;
 };
-inline constexpr uint64_t kPartCookie = UINT64_MAX;
 
 class SegmentReader {
  public:

@@ -6,16 +6,18 @@
 
 namespace longhaul::peerd {
 
-std::deque<OutgoingSegment>* SegmentQueue::QueueOf(const OutgoingSegment& segment) {
-  if (segment.header.type == FrameType::kPart) return &parts_;
-  return segment.header.type == FrameType::kChunkData ? &chunks_ : &ops_;
+std::deque<OutgoingSegment>* SegmentQueue::QueueOf(FrameType type) {
+  if (type == FrameType::kPart) return &parts_;
+  return type == FrameType::kChunkData ? &chunks_ : &ops_;
 }
 
-void SegmentQueue::Push(const OutgoingSegment& segment) { QueueOf(segment)->push_back(segment); }
+void SegmentQueue::Push(const OutgoingSegment& segment) {
+  QueueOf(segment.header.type)->push_back(segment);
+}
 
 void SegmentQueue::PushFront(const std::vector<OutgoingSegment>& segments) {
   for (auto it = segments.rbegin(); it != segments.rend(); ++it) {
-    QueueOf(*it)->push_front(*it);
+    QueueOf(it->header.type)->push_front(*it);
   }
 }
 
@@ -54,25 +56,22 @@ OutgoingSegment SegmentQueue::Pop() {
   return segment;
 }
 
-std::vector<uint64_t> SegmentQueue::Drop(const std::unordered_set<uint64_t>& cookies) {
+std::vector<uint64_t> SegmentQueue::Drop(FrameType type,
+                                         const std::unordered_set<uint64_t>& cookies) {
   std::vector<uint64_t> dropped;
-  const auto drop = [&](const OutgoingSegment& segment) {
+  std::erase_if(*QueueOf(type), [&](const OutgoingSegment& segment) {
     if (!cookies.contains(segment.cookie)) return false;
     dropped.push_back(segment.cookie);
     return true;
-  };
-  std::erase_if(ops_, drop);
-  std::erase_if(chunks_, drop);
+  });
   return dropped;
 }
 
-std::vector<uint64_t> SegmentQueue::DropAll() {
+std::vector<uint64_t> SegmentQueue::DropAll(FrameType type) {
   std::vector<uint64_t> dropped;
-  for (const OutgoingSegment& segment : ops_) dropped.push_back(segment.cookie);
-  for (const OutgoingSegment& segment : chunks_) dropped.push_back(segment.cookie);
-  parts_.clear();
-  ops_.clear();
-  chunks_.clear();
+  std::deque<OutgoingSegment>* const queue = QueueOf(type);
+  for (const OutgoingSegment& segment : *queue) dropped.push_back(segment.cookie);
+  queue->clear();
   return dropped;
 }
 

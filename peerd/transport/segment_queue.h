@@ -28,13 +28,14 @@ class SegmentQueue {
   const OutgoingSegment* Next();
   // Takes the segment that Next() returns. Something must wait.
   OutgoingSegment Pop();
-  // Drops the segments with these cookies, or all segments. Returns their cookies, but for parts.
-  std::vector<uint64_t> Drop(const std::unordered_set<uint64_t>& cookies);
-  std::vector<uint64_t> DropAll();
+  // Drops the segments of this type with these cookies. Returns the cookies of those.
+  std::vector<uint64_t> Drop(FrameType type, const std::unordered_set<uint64_t>& cookies);
+  // Drops all segments of this type. Returns their cookies.
+  std::vector<uint64_t> DropAll(FrameType type);
 
  private:
   std::deque<OutgoingSegment>* Turn();
-  std::deque<OutgoingSegment>* QueueOf(const OutgoingSegment& segment);
+  std::deque<OutgoingSegment>* QueueOf(FrameType type);
 
   std::deque<OutgoingSegment> parts_;   // PART segments
   std::deque<OutgoingSegment> ops_;     // DATA segments

@@ -33,7 +33,7 @@ struct Frame {
 };
 
 // One peer: a transport, and a listener that records its calls.
-class Peer : public TransportListener {
+class Peer : public TransportListener, public SegmentListener {
  public:
   void OnLinkUp(const LinkKey& link) override {
     EXPECT_TRUE(inside) << "called from within a call";
@@ -105,6 +105,8 @@ class Peer : public TransportListener {
     EXPECT_TRUE(inside);
     ++detached[cookie];
   }
+
+  virtual SegmentListeners Segments() { return {.ops = this, .states = this}; }
 
   // Called after each turn of the ring.
   virtual void AfterTurn() {}
@@ -233,6 +235,7 @@ class PeerWorld {
       auto transport = MakeTransport(options, peer->ring, peer.get());
       EXPECT_TRUE(transport.ok()) << transport.status();
       peer->transport = *std::move(transport);
+      peer->transport->SetSegmentListeners(peer->Segments());
       peers.push_back(std::move(peer));
     }
   }
@@ -316,10 +319,7 @@ class Traffic {
   explicit Traffic(PeerWorld* world) : world_(world) {
     for (auto& peer : world->peers) {
       peer->scatter = true;
-      peer->memory.resize(1 << 20);
-      for (size_t b = 0; b < peer->memory.size(); ++b) {
-        peer->memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all peers
-      }
+      peer->memory = Pattern();
     }
   }
 
@@ -374,6 +374,16 @@ class Traffic {
     int to;
     uint64_t cookie;
   };
+  // What the memory of each peer holds. It is computed once, because tests make thousands of
+  // worlds.
+  static const std::vector<uint8_t>& Pattern() {
+    static const auto& pattern = *new std::vector<uint8_t>([] {
+      std::vector<uint8_t> bytes(1 << 20);
+      for (size_t b = 0; b < bytes.size(); ++b) bytes[b] = static_cast<uint8_t>(b * 13 + b / 241);
+      return bytes;
+    }());
+    return pattern;
+  }
   std::vector<uint64_t> Frames(int from, int to) const {
     std::vector<uint64_t> ordinals;
     for (const auto& frame : world_->at(to).frames) {

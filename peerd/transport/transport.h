@@ -63,12 +63,12 @@ struct ReceiveKey {
   }
 };
 
-// The code that sends and receives segments.
+// The code that sends and receives the segments of one type.
 class SegmentListener {
  public:
   virtual ~SegmentListener() = default;
-  // Returns where header.payload_bytes bytes of a DATA or CHUNK_DATA frame go. nullptr: they are
-  // read and thrown away (a stale attempt). InvalidArgument closes the link.
+  // Returns where header.payload_bytes bytes of the frame go. nullptr: they are read and thrown
+  // away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
   virtual absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) = 0;
   // The lane was lost before the payload was whole. Nothing writes to the place any more. The
@@ -83,8 +83,17 @@ class SegmentListener {
   virtual void OnReceivesDetached(uint64_t cookie) = 0;
 };
 
-class TransportListener : public SegmentListener {
+// Who gets which segments: DATA and CHUNK_DATA. Links call them, and nobody in between.
+struct SegmentListeners {
+  SegmentListener* ops = nullptr;
+  SegmentListener* states = nullptr;
+
+  SegmentListener* Of(FrameType type) const { return type == FrameType::kChunkData ? states : ops; }
+};
+
+class TransportListener {
  public:
+  virtual ~TransportListener() = default;
   virtual void OnLinkUp(const LinkKey& link) = 0;
   // From now on nothing comes from the link. Its queued frames and segments are dropped. Their
   // OnSegmentSent() still comes, once the kernel has let go of the memory. `silent_ms`: for how
@@ -303,13 +312,18 @@ class Transport : public Links {
   // If the transport is not closed(), the ring must not be run any more, only destroyed.
   ~Transport() override = default;
 
+  // Names the listeners for segments, which must outlive the transport. Must be called before links
+  // are asked for.
+  virtual void SetSegmentListeners(const SegmentListeners& listeners) = 0;
+
   // Returns the bound address with its port.
   virtual std::string listen_address() const = 0;
 
   // Queues a DATA or CHUNK_DATA frame. `data` stays mapped until OnSegmentSent(cookie), which comes
   // exactly once, even if the link is not up. If the segment is lost with its lane, it is read
   // again. So memory and bytes stay as they are until the receiver has the segment, or until
-  // OnSegmentRepeat(owner) has returned 0. The caller chooses `owner`, and never uses it again.
+  // OnSegmentRepeat(owner) has returned 0. The caller chooses `cookie` and `owner`, which mean
+  // nothing to the other listener, and never uses an `owner` again.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                            uint64_t cookie, uint64_t owner) = 0;
   // Builds data lanes for a link that is up without them. If this fails, the link stays as it is,
@@ -322,8 +336,9 @@ class Transport : public Links {
   // From now on the payload of these segments is thrown away. OnReceivesDetached(cookie) follows,
   // never from within this call. After it nothing writes to memory named for them.
   virtual void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) = 0;
-  // Drops the segments with these cookies that are still queued. OnSegmentSent() follows for each.
-  virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
+  // Drops the segments of this type with these cookies that are still queued. OnSegmentSent()
+  // follows for each.
+  virtual void DropSegments(FrameType type, const std::vector<uint64_t>& cookies) = 0;
 
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
@@ -346,7 +361,7 @@ class Transport : public Links {
   // Returns the result of the last probe, once, when the probe is over.
   virtual std::optional<LinkProbe> PopProbe() = 0;
 
-  // Stops listening and closes every lane in order. From now on the listener gets only
+  // Stops listening and closes every lane in order. From now on the listeners get only
   // OnSegmentSent() and OnReceivesDetached(). Run the ring until closed() or a deadline.
   virtual void Close() = 0;
   virtual bool closed() const = 0;

@@ -51,7 +51,7 @@ FrameHeader DrawHeader(FuzzInput* in) {
 }
 
 // The victim's listener.
-class Listener : public TransportListener {
+class Listener : public TransportListener, public SegmentListener {
  public:
   void OnLinkUp(const LinkKey& link) override { up.insert(link.peer); }
   void OnLinkDown(const LinkKey& link, const std::string&, uint32_t) override {
@@ -128,6 +128,7 @@ class Attack {
     auto transport = MakeTransport(options, &ring_, &listener_);
     LH_CHECK(transport.ok()) << transport.status().ToString();
     victim_ = *std::move(transport);
+    victim_->SetSegmentListeners({.ops = &listener_, .states = &listener_});
     listening_ = *ring_.sockets().Listen(*NumericAddress(*ParseHostPort("127.0.0.1:0")));
     if (dialled_) AcceptNext();
     Open(1);
@@ -231,7 +232,8 @@ class Attack {
         return victim_->DetachReceives(kRun, key, last_detach_);
       }
       case 2:
-        return victim_->DropSegments({listener_.out.begin(), listener_.out.end()});
+        return victim_->DropSegments(FrameType::kData,
+                                     {listener_.out.begin(), listener_.out.end()});
       case 3:
         return victim_->KeepLinks(kRun, 0, Epoch(1),
                                   in_.Bool() ? std::vector{kHostile} : std::vector<PeerId>{});

@@ -624,7 +624,7 @@ TEST_P(TransportTest, DroppedSegmentsComeBackAtOnceUnlessTheyHaveBegun) {
     world->at(0).Send(PeerId(2), i << 20, 1 << 20, i);
     cookies.push_back(i);
   }
-  world->at(0).transport->DropSegments(cookies);
+  world->at(0).transport->DropSegments(FrameType::kData, cookies);
   EXPECT_TRUE(world->at(0).sent.empty()) << "returned from within the call";
   ASSERT_TRUE(world->Until([&] { return world->at(0).sent == world->at(0).started; }));
   for (int i = 0; i < 100; ++i) world->Step();
@@ -1756,7 +1756,9 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
             kRun, {.op = OpOrdinal(1 + random.Below(3)), .attempt = Epoch(1)}, cookie++);
         break;
       case 2:
-        world.at(from).transport->DropSegments({cookie - 1, cookie - 2, cookie - 3});
+        for (const FrameType type : {FrameType::kData, FrameType::kChunkData}) {
+          world.at(from).transport->DropSegments(type, {cookie - 1, cookie - 2, cookie - 3});
+        }
         break;
       case 3:
         world.at(from).SendReady(

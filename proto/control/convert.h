@@ -31,7 +31,7 @@ v1::CoordinatorMessage ToProto(const CoordinatorMessage& message);
 absl::StatusOr<PeerMessage> FromProto(const v1::PeerMessage& proto);
 absl::StatusOr<CoordinatorMessage> FromProto(const v1::CoordinatorMessage& proto);
 
-// The same with serialized protobuf messages, for journals and simulation. InvalidArgument: as for
+// The same with serialized protobuf messages, as streams carry them. InvalidArgument: as for
 // FromProto(), or the bytes are no protobuf message or exceed LH_CONTROL_MESSAGE_BYTES_MAX.
 std::string Serialize(const PeerMessage& message);
 std::string Serialize(const CoordinatorMessage& message);

@@ -47,13 +47,13 @@ class Generator {
   Join MakeJoin() {
     Join m{.request = Any(), .group = Group(), .name = Label()};
     if (prng_.Chance(0.5)) {
-      m.cohort = Label();
-      m.cohort_size = 1 + Count(LH_COHORT_MEMBERS_MAX - 1);
+      m.wish.cohort = Label();
+      m.wish.cohort_size = 1 + Count(LH_LOCAL_MEMBERS_MAX - 1);
     }
-    m.step_deadline_ms = Count(LH_STEP_DEADLINE_MS_MAX);
-    m.background = prng_.Chance(0.5);
-    m.members = Count(LH_MEMBERS_MAX);
-    m.named = prng_.Chance(0.5);
+    m.wish.step_deadline_ms = Count(LH_STEP_DEADLINE_MS_MAX);
+    m.wish.background = prng_.Chance(0.5);
+    m.wish.members = Count(LH_MEMBERS_MAX);
+    m.wish.named = prng_.Chance(0.5);
     return m;
   }
   Leave MakeLeave() { return {Group(), Make<MemberId>(), prng_.Chance(0.5), Words()}; }
@@ -215,16 +215,12 @@ class Generator {
     dispute.what = Words();
     return dispute;
   }
-  ContributionSuspect MakeContributionSuspect() {
-    return {Group(), Any(), Make<PeerId>(), {Make<MemberId>()}, Any(), Any(), Words(), Any()};
-  }
   TryPeer MakeTryPeer() { return {Group(), Any(), {Make<PeerId>(), {"10.0.0.1:29700"}, 4}}; }
 
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),      MakeJoin(),        MakeLeave(),     MakeVote(),
-            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(),  MakeHeartbeat(),
-            MakeDraining(),   MakeSyncVote(),    MakeFetchDone(), MakeLinkReport(),
-            MakePeerTried(),  MakeCancelOp(),    MakeDispute(),   MakeContributionSuspect()};
+    return {MakeHello(),       MakeJoin(),       MakeLeave(),     MakeVote(),     MakeEpochReady(),
+            MakeEpochFailed(), MakeLinkLost(),   MakeHeartbeat(), MakeDraining(), MakeSyncVote(),
+            MakeFetchDone(),   MakeLinkReport(), MakePeerTried(), MakeCancelOp(), MakeDispute()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
@@ -674,24 +670,26 @@ TEST(RefusalTest, MembersAndPeersThatDoNotMeet) {
 }
 
 TEST(RefusalTest, Cohorts) {
-  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = 1), "");
-  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = LH_COHORT_MEMBERS_MAX), "");
-  EXPECT_EQ(REFUSAL(Join, m->cohort = ""; m->cohort_size = 0), "");
-  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = LH_COHORT_MEMBERS_MAX + 1),
-            "Join: cohort_size is 257, not 1 to 256");
-  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = 0),
-            "Join: cohort_size is 0, not 1 to 256");
-  EXPECT_EQ(REFUSAL(Join, m->cohort = ""; m->cohort_size = 2),
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = "host1"; m->wish.cohort_size = 1), "");
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = "host1"; m->wish.cohort_size = LH_LOCAL_MEMBERS_MAX),
+            "");
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = ""; m->wish.cohort_size = 0), "");
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = "host1"; m->wish.cohort_size = LH_LOCAL_MEMBERS_MAX + 1),
+            "Join: cohort_size is 65, not 1 to 64");
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = "host1"; m->wish.cohort_size = 0),
+            "Join: cohort_size is 0, not 1 to 64");
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = ""; m->wish.cohort_size = 2),
             "Join: cohort_size is 2, not 0, as there is no cohort");
-  EXPECT_EQ(REFUSAL(Join, m->cohort = "a b"; m->cohort_size = 2),
+  EXPECT_EQ(REFUSAL(Join, m->wish.cohort = "a b"; m->wish.cohort_size = 2),
             "Join: cohort is \"a b\", not 0 to 64 bytes of [A-Za-z0-9._-]");
-  EXPECT_NE(REFUSAL(Join, m->cohort.assign(LH_COHORT_NAME_BYTES_MAX + 1, 'a'); m->cohort_size = 2),
+  EXPECT_NE(REFUSAL(Join, m->wish.cohort.assign(LH_COHORT_NAME_BYTES_MAX + 1, 'a');
+                    m->wish.cohort_size = 2),
             "");
 }
 
 TEST(RefusalTest, StepDeadlines) {
-  EXPECT_EQ(REFUSAL(Join, m->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX), "");
-  EXPECT_EQ(REFUSAL(Join, m->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1),
+  EXPECT_EQ(REFUSAL(Join, m->wish.step_deadline_ms = LH_STEP_DEADLINE_MS_MAX), "");
+  EXPECT_EQ(REFUSAL(Join, m->wish.step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1),
             "Join: step_deadline_ms is 86400001, not at most 86400000");
 }
 

@@ -29,8 +29,8 @@ std::string MembersFault(const PrepareEpoch& m) {
 
 }  // namespace
 
-std::string Join::Fault() const {
-  const uint32_t max = cohort.empty() ? 0 : LH_COHORT_MEMBERS_MAX;
+std::string JoinWish::Fault() const {
+  const uint32_t max = cohort.empty() ? 0 : LH_LOCAL_MEMBERS_MAX;
   if (cohort.empty() == (cohort_size == 0) && cohort_size <= max) return "";
   return Refusal("cohort_size", std::to_string(cohort_size),
                  cohort.empty() ? "0, as there is no cohort" : "1 to " + std::to_string(max));

@@ -87,11 +87,9 @@ struct Hello {
              LH_FIELD(term), LH_FIELD(coordinator, kLabel));
 };
 
-// A local trainer asks to become a member. The peer never uses the same `request` for another join.
-struct Join {
-  uint64_t request = 0;
-  GroupKey group;
-  std::string name;  // for people
+// What a trainer wishes of its membership. Its request on the socket (lh_ipc_join in
+// proto/wire/ipc.h) has fields of the same names, except `named`.
+struct JoinWish {
   // The cohort: members of one run at this peer that are admitted together and removed together.
   // All of them give the same size. "" and 0: none.
   std::string cohort;
@@ -110,12 +108,21 @@ struct Join {
   // epoch, in the order of their peers.
   bool named = false;
   std::string Fault() const;
+  LH_FIELDS(JoinWish, LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}),
+            LH_FIELD(cohort_size),
+            LH_FIELD(step_deadline_ms, rule::Range{0, LH_STEP_DEADLINE_MS_MAX}),
+            LH_FIELD(background), LH_FIELD(members, rule::Range{0, LH_MEMBERS_MAX}),
+            LH_FIELD(named));
+};
+
+// A local trainer asks to become a member. The peer never uses the same `request` for another join.
+struct Join {
+  uint64_t request = 0;
+  GroupKey group;
+  std::string name;  // for people
+  JoinWish wish;
   LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
-             LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}),
-             LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}), LH_FIELD(cohort_size),
-             LH_FIELD(step_deadline_ms, rule::Range{0, LH_STEP_DEADLINE_MS_MAX}),
-             LH_FIELD(background), LH_FIELD(members, rule::Range{0, LH_MEMBERS_MAX}),
-             LH_FIELD(named));
+             LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(wish, rule::Flat{}));
 };
 
 // A member leaves, or its trainer died (`died`). The member is pending or admitted.
@@ -457,29 +464,9 @@ struct Dispute {
              LH_FIELD(statements, rule::List{0, LH_MEMBERS_MAX}), LH_FIELD(what, kText));
 };
 
-// The reporting peer screens contributions (--screen-contributions of peerd), and the input of
-// `peer` to an op looks wrong. The op has gone its way. The coordinator decides nothing by this
-// message: it tells operators. The reporter may be wrong, or lie.
-struct ContributionSuspect {
-  GroupKey group;
-  uint64_t tag = 0;  // of the op
-  PeerId peer;       // may be the reporter itself
-  // The members with values that are not finite, if `peer` is the reporter. A peer cannot tell the
-  // members of another peer apart.
-  std::vector<MemberId> members;
-  uint64_t nan = 0;
-  uint64_t inf = 0;
-  std::string norms;  // for people; "": the norm is not suspect
-  // What the reporter has found about `peer` since its last report, and not reported.
-  uint64_t held_back = 0;
-  LH_MESSAGE(ContributionSuspect, contribution_suspect, LH_FIELD(group), LH_FIELD(tag),
-             LH_FIELD(peer, rule::Needed{}), LH_FIELD(members, rule::List{0, LH_LOCAL_MEMBERS_MAX}),
-             LH_FIELD(nan), LH_FIELD(inf), LH_FIELD(norms, kText), LH_FIELD(held_back));
-};
-
-using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport, PeerTried,
-                                 CancelOp, Dispute, ContributionSuspect>;
+using PeerMessage =
+    std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost, Heartbeat, Draining,
+                 SyncVote, FetchDone, LinkReport, PeerTried, CancelOp, Dispute>;
 
 // ---------------------------------------------------------------- coordinator to peer
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/fields.h"
 #include "base/ids.h"
 #include "proto/control/messages.h"
 
@@ -24,6 +25,8 @@ struct ReadyName {
   // READYs of a name are matched to ops in order, so all participants of an op know the same index.
   uint64_t index = 0;
   friend auto operator<=>(const ReadyName&, const ReadyName&) = default;
+  LH_FIELDS(ReadyName, LH_FIELD(group), LH_FIELD(attempt), LH_FIELD(boundary), LH_FIELD(tag),
+            LH_FIELD(set), LH_FIELD(index));
 };
 
 // Returns the text that the sender signs. `digest`: the SHA-256 of the READY's payload without the

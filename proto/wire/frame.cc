@@ -419,8 +419,8 @@ absl::StatusOr<ChunkRefusedBody> ParseChunkRefusedBody(std::span<const uint8_t> 
   }
   const uint32_t code = ByteReader(payload).U32();
   if (code < static_cast<uint32_t>(ChunkRefusal::kNotHere) ||
-      code > static_cast<uint32_t>(ChunkRefusal::kBusy)) {
-    return Refuse("code of CHUNK_REFUSED", code, "1 to 3");
+      code > static_cast<uint32_t>(ChunkRefusal::kOver)) {
+    return Refuse("code of CHUNK_REFUSED", code, "1 to 4");
   }
   return ChunkRefusedBody{static_cast<ChunkRefusal>(code)};
 }

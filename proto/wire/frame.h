@@ -247,6 +247,7 @@ enum class ChunkRefusal : uint32_t {
   kNotHere = 1,  // the source does not serve this state: not yet, or not any more
   kChanged = 2,  // the source's copy of the chunk has other bits by now
   kBusy = 3,     // the source serves too many transfers: ask again later
+  kOver = 4,     // the source's trainer goes on from this state, and the source keeps no copy of it
 };
 
 // The payload of a CHUNK_REFUSED, 4 bytes: code u32

@@ -74,17 +74,6 @@ bool IsIpcName(const char (&field)[N], size_t bytes_max) {
   return IpcAllZero(field + length, N - length);
 }
 
-inline std::string IpcCohortError(const lh_ipc_join& join) {
-  if (IpcAllZero(join.cohort, sizeof join.cohort)) {
-    return join.cohort_size == 0 ? "" : "a size of a cohort without name";
-  }
-  if (!IsIpcName(join.cohort, LH_COHORT_NAME_BYTES_MAX)) return "malformed cohort name";
-  if (join.cohort_size == 0 || join.cohort_size > LH_LOCAL_MEMBERS_MAX) {
-    return "cohort of " + std::to_string(join.cohort_size) + " members";
-  }
-  return "";
-}
-
 inline std::string IpcSyncError(const lh_ipc_sync& sync) {
   if (sync.strategy < LH_WIRE_POPULAR || sync.strategy > LH_WIRE_SEND) {
     return "strategy " + std::to_string(sync.strategy);
@@ -145,16 +134,12 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       break;
     case LH_IPC_JOIN:
       if (request.member != 0) return "member in a request that has none";
-      if (request.u.join.members > LH_MEMBERS_MAX) return "a join that waits for too many members";
-      if (request.u.join.background > 1) return "unknown mode of a join";
       if (!IsIpcName(request.u.join.run, LH_RUN_NAME_BYTES_MAX)) return "malformed run name";
-      if (request.u.join.step_deadline_ms > LH_STEP_DEADLINE_MS_MAX)
-        return "step deadline too long";
       if (!IpcAllZero(request.u.join.name, sizeof request.u.join.name) &&
           !IsIpcName(request.u.join.name, LH_MEMBER_NAME_BYTES_MAX)) {
         return "malformed name";
       }
-      return IpcCohortError(request.u.join);
+      break;
     case LH_IPC_LEAVE:
       if ((request.member == 0) == (request.u.leave.join == 0)) {
         return "LEAVE names a member or a JOIN, not both";

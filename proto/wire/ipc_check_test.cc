@@ -133,14 +133,6 @@ TEST(IpcProtocolErrorTest, PrepareNamesAStateAndNothingElse) {
   EXPECT_FALSE(Fine(prepare));
 }
 
-TEST(IpcProtocolErrorTest, AJoinHasOneOfTwoModes) {
-  lh_ipc_request join = Join();
-  join.u.join.background = 1;
-  EXPECT_TRUE(Fine(join));
-  join.u.join.background = 2;
-  EXPECT_FALSE(Fine(join));
-}
-
 TEST(IpcProtocolErrorTest, ATakeNamesAMemberAndWaitsADayAtMost) {
   lh_ipc_request take = Request(LH_IPC_TAKE);
   EXPECT_FALSE(Fine(take));
@@ -237,36 +229,7 @@ TEST(IpcProtocolErrorTest, RefusesBytesThatHaveNoMeaning) {
   join.u.join.run[60] = 'x';
   EXPECT_FALSE(Fine(join));
   join = Join();
-  join.u.join.background = 7;
-  EXPECT_FALSE(Fine(join));
-  join = Join();
   join.member = 1;
-  EXPECT_FALSE(Fine(join));
-}
-
-TEST(IpcProtocolErrorTest, ACohortHasANameAndASize) {
-  lh_ipc_request join = Join();
-  strcpy(join.u.join.cohort, "host-7");
-  EXPECT_FALSE(Fine(join));
-  join.u.join.cohort_size = LH_LOCAL_MEMBERS_MAX;
-  EXPECT_TRUE(Fine(join));
-  join.u.join.cohort_size = LH_LOCAL_MEMBERS_MAX + 1;
-  EXPECT_FALSE(Fine(join));
-  join.u.join.cohort_size = 2;
-  join.u.join.cohort[1] = '/';
-  EXPECT_FALSE(Fine(join));
-  join = Join();
-  join.u.join.cohort_size = 2;
-  EXPECT_FALSE(Fine(join));
-  join.u.join.cohort[20] = 'x';
-  EXPECT_FALSE(Fine(join));
-}
-
-TEST(IpcProtocolErrorTest, AJoinWaitsForAtMostTheMembersOfAGroup) {
-  lh_ipc_request join = Join();
-  join.u.join.members = LH_MEMBERS_MAX;
-  EXPECT_TRUE(Fine(join));
-  join.u.join.members = LH_MEMBERS_MAX + 1;
   EXPECT_FALSE(Fine(join));
 }
 
@@ -576,15 +539,16 @@ TEST(IpcOpTest, AnErrorIsAFloatForEachElement) {
   op = Quantized();
   op.quantization = op.block = 0;
   EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
-            "all-reduce refused: an error, and only a quantized all-reduce or reduce-scatter keeps "
-            "one");
+            "all-reduce refused: an error is given, and only a quantized all-reduce or "
+            "reduce-scatter keeps one");
 }
 
 TEST(IpcOpTest, AnErrorNeedsACodecThatIsNamed) {
   lh_ipc_op op = Quantized();
   op.quantization = LH_WIRE_QUANTIZE_AUTO + 1;
   EXPECT_EQ(TakeOp(op, 512, 512).status().message(),
-            "all-reduce refused: an error, and a codec that peerd chooses: name the codec");
+            "all-reduce refused: an error is given, and peerd chooses the codec; name the codec to "
+            "keep its errors");
 }
 
 TEST(IpcOpTest, AllPiecesOfAListHaveAnErrorOrNone) {
@@ -855,6 +819,23 @@ TEST(IpcOpTest, ParticipantsComeFromTheTable) {
             (std::vector{MemberId(2), MemberId(5), MemberId(UINT64_MAX)}));
 }
 
+TEST(IpcOpTest, ParticipantsAreARisingSetThatHasTheRoot) {
+  Wish wish = Exactly(LH_WIRE_REDUCE, false);
+  const auto refusal = [&](std::vector<uint64_t> ids) {
+    wish.participants = std::move(ids);
+    return RefusalOf(wish);
+  };
+  EXPECT_EQ(refusal({2, 7}), "");
+  EXPECT_EQ(refusal({0, 7}),
+            "reduce refused: its participants have the member id 0, which nobody has");
+  EXPECT_EQ(refusal({2, 2, 7}),
+            "reduce refused: its participants have member m2 twice; give each id of a member once");
+  EXPECT_EQ(refusal({7, 2}), "reduce refused: its participants are not in rising order");
+  EXPECT_EQ(refusal({2, 8}), "reduce refused: the root, member m7, is not among its participants");
+  wish.op.flags = LH_IPC_ROOT_IS_RANK;
+  EXPECT_EQ(refusal({2, 8}), "") << "a rank is looked up when the op is posted";
+}
+
 TEST(IpcOpTest, AWeightIsANumberFromZeroOn) {
   Wish wish;
   wish.op.weighted = 1;
@@ -864,7 +845,7 @@ TEST(IpcOpTest, AWeightIsANumberFromZeroOn) {
   for (const double weight :
        {-0.5, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     wish.op.weight = weight;
-    EXPECT_NE(RefusalOf(wish).find("a number from 0 on"), std::string::npos) << weight;
+    EXPECT_NE(RefusalOf(wish).find("a finite number, 0 or more"), std::string::npos) << weight;
   }
   wish.op.weighted = 0;
   EXPECT_FALSE(Take(wish).ok());

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
 
 #include "absl/status/status.h"
 #include "base/digest.h"
 #include "base/fields.h"
 #include "base/status_macros.h"
+#include "proto/wire/ipc_fields.h"
 
 namespace longhaul {
 namespace {
@@ -20,23 +20,16 @@ absl::Status Refuse(const lh_ipc_op& op, const std::string& what) {
   return absl::InvalidArgumentError(std::string(kind) + " refused: " + what);
 }
 
-// Copies the fields that the request and the description share. Returns what is wrong, or "".
-std::string TakeFields(const lh_ipc_op& op, OpDesc* desc) {
-  std::string fault;
-  ForEachField<OpDesc>([&](const auto& field) {
-    const auto seen = field.proto(Asking<ProtoAsk::kPlain>(), op);
-    using Field = std::remove_cvref_t<decltype(desc->*field.member)>;
-    if constexpr (!std::is_same_v<Field, MemberId> &&
-                  !std::is_null_pointer_v<std::remove_const_t<decltype(seen)>>) {
-      auto& member = desc->*field.member;
-      member = static_cast<Field>(*seen);
-      const bool fits = static_cast<uint64_t>(member) == *seen;
-      if (!fits && fault.empty()) fault = Refusal(field.name, std::to_string(*seen), "so large");
-    }
-  });
-  // 0 and 1 mean the same, because one member is always there.
-  if (desc->min_world == 1) desc->min_world = 0;
-  return fault;
+std::string ParticipantsFault(const std::vector<MemberId>& ids, MemberId root) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (!ids[i]) return "its participants have the member id 0, which nobody has";
+    if (i == 0 || ids[i - 1] < ids[i]) continue;
+    return ids[i - 1] == ids[i] ? "its participants have member " + ToString(ids[i]) +
+                                      " twice; give each id of a member once"
+                                : "its participants are not in rising order";
+  }
+  if (ids.empty() || !root || std::binary_search(ids.begin(), ids.end(), root)) return "";
+  return "the root, member " + ToString(root) + ", is not among its participants";
 }
 
 // Reads the table, part after part.
@@ -166,10 +159,10 @@ std::string RangesFault(const IpcOp& op, const RegionBytes& region_bytes) {
     }
   }
   if (errors > 0 && !(op.desc.Encodes() && Reduces(op.desc.kind))) {
-    return "an error, and only a quantized all-reduce or reduce-scatter keeps one";
+    return "an error is given, and only a quantized all-reduce or reduce-scatter keeps one";
   }
   if (errors > 0 && IsAuto(op.desc.quantization)) {
-    return "an error, and a codec that peerd chooses: name the codec";
+    return "an error is given, and peerd chooses the codec; name the codec to keep its errors";
   }
   if (errors > 0 && errors != with_elements) {
     return "an error for some pieces, and none for others";
@@ -242,6 +235,8 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
   IpcOp taken;
   OpDesc& desc = taken.desc;
   std::string fault = TakeFields(op, &desc);
+  // 0 and 1 mean the same, because one member is always there.
+  if (desc.min_world == 1) desc.min_world = 0;
   if (!fault.empty()) return Refuse(op, fault);
   constexpr uint8_t kFlags = LH_IPC_ROOT_IS_RANK | LH_IPC_IS_ROOT;
   if ((op.flags & ~kFlags) != 0) {
@@ -268,6 +263,8 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
   desc.list = 0;
   TableReader reader(table);
   for (const uint64_t id : reader.Numbers(op.participants)) taken.participants.emplace_back(id);
+  fault = ParticipantsFault(taken.participants, desc.root);
+  if (!fault.empty()) return Refuse(op, fault);
   taken.terms.gives = reader.Numbers(op.gives);
   taken.terms.gets = reader.Numbers(op.gets);
   if (op.pieces != 0) {
@@ -280,7 +277,7 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
   taken.terms.weight = op.weight;
   if (!(desc.weighted ? std::isfinite(op.weight) && op.weight >= 0 : op.weight == 0)) {
     return Refuse(op, "weight is " + std::to_string(op.weight) + ", not " +
-                          (desc.weighted ? "a number from 0 on" : "0 without weighted"));
+                          (desc.weighted ? "a finite number, 0 or more" : "0 without weighted"));
   }
   if (!desc.weighted) taken.terms.weight = 1;
   fault = FaultIn(desc);

@@ -12,14 +12,12 @@
 /* Error texts that cross the Unix socket or the control stream are cut to this many bytes. */
 #define LH_ERROR_TEXT_BYTES_MAX 448
 
-/* Members of one group, local members of one peer, groups that one peer takes part in, trainers
- * connected to one peer. */
+/* Members of one group, local members of one peer (and so of a cohort), groups that one peer takes
+ * part in, trainers connected to one peer. */
 #define LH_MEMBERS_MAX 1024
 #define LH_LOCAL_MEMBERS_MAX 64
 #define LH_GROUPS_MAX 256
 #define LH_CLIENTS_MAX 256
-/* Members of one cohort that the coordinator accepts. A peer accepts LH_LOCAL_MEMBERS_MAX. */
-#define LH_COHORT_MEMBERS_MAX 256
 /* Pairs of peers of one group that cannot reach each other. */
 #define LH_BLOCKED_PAIRS_MAX 1024
 

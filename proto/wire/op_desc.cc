@@ -13,29 +13,9 @@
 namespace longhaul {
 
 size_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kUint8:
-    case DType::kInt8:
-    case DType::kBool:
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2:
-      return 1;
-    case DType::kUint16:
-    case DType::kInt16:
-    case DType::kFloat16:
-    case DType::kBfloat16:
-      return 2;
-    case DType::kUint32:
-    case DType::kInt32:
-    case DType::kFloat32:
-      return 4;
-    case DType::kUint64:
-    case DType::kInt64:
-    case DType::kFloat64:
-      return 8;
-  }
-  LH_CHECK(false) << "dtype " << static_cast<int>(dtype);
-  return 0;
+  const size_t bytes = lh_wire_dtype_bytes(static_cast<int>(dtype));
+  LH_CHECK(bytes > 0) << "dtype " << static_cast<int>(dtype);
+  return bytes;
 }
 
 bool IsOneShot(const OpDesc& desc) {

@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/fields.h"
 #include "base/ids.h"
+#include "proto/wire/kinds.h"
 #include "proto/wire/limits.h"
 #include "proto/wire/types.h"
 
@@ -122,71 +123,29 @@ constexpr bool IsFloat8(DType dtype) {
   return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
 }
 
-// The kinds of ops differ in two ways: in their phases (peerd/collective/attempt.h), and in who
-// owns which part of the whole tensor, and who gets it (OpTable::CutsOf).
-//
-//   kind                the whole                     inputs            results
-//   all-reduce, barrier one tensor                    added up          everybody gets the whole
-//   reduce-scatter      a part for each member        added up          each member gets its part
-//   reduce              one tensor                    added up          the root gets the whole
-//   all-gather          a part from each member       put side by side  everybody gets the whole
-//   gather              a part from each member       put side by side  the root gets the whole
-//   broadcast           the tensor of the root        -                 everybody gets the whole
-//   scatter             the tensor of the root        -                 each member gets its part
-//   all-to-all          a part for each pair          -                 each member gets N parts
-//   send-recv           the tensor of the sender      -                 the receiver gets the whole
-constexpr bool Reduces(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kBarrier || kind == OpKind::kReduceScatter ||
-         kind == OpKind::kReduce;
-}
-constexpr bool Gathers(OpKind kind) {
-  return kind != OpKind::kReduceScatter && kind != OpKind::kReduce;
-}
-// Each part goes to one member only, so it travels straight from its owner to that member.
-constexpr bool IsDirect(OpKind kind) {
-  return kind == OpKind::kGather || kind == OpKind::kScatter || kind == OpKind::kAllToAll ||
-         kind == OpKind::kSendRecv;
-}
-constexpr bool HasRoot(OpKind kind) {
-  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
-         kind == OpKind::kScatter;
-}
-// Tensors are laid out for a number of members, which may differ from the number that takes part.
+// How the kinds of ops differ (kinds.h), beside their phases (peerd/collective/attempt.h) and who
+// owns which part of the whole tensor (peerd/core/op_terms.h).
+constexpr const lh_kind& FactsOf(OpKind kind) { return *lh_kind_of(static_cast<int>(kind)); }
+constexpr bool Reduces(OpKind kind) { return FactsOf(kind).reduces != 0; }
+constexpr bool Gathers(OpKind kind) { return FactsOf(kind).gathers != 0; }
+constexpr bool IsDirect(OpKind kind) { return FactsOf(kind).direct != 0; }
+constexpr bool HasRoot(OpKind kind) { return FactsOf(kind).has_root != 0; }
+constexpr bool IsInParts(OpKind kind) { return FactsOf(kind).in_parts != 0; }
 // Whether the peers own shares of the tensor in the mesh (shares.h).
 constexpr bool IsShared(OpKind kind) { return kind == OpKind::kAllReduce; }
-constexpr bool IsInParts(OpKind kind) {
-  return kind == OpKind::kReduceScatter || kind == OpKind::kAllGather || kind == OpKind::kGather ||
-         kind == OpKind::kScatter || kind == OpKind::kAllToAll;
-}
 
 // How many parts the tensors of a member have: `world`, one, or none because nobody uses them.
-enum class Extent : uint8_t { kNone, kPart, kWhole };
+enum class Extent : uint8_t {
+  kNone = LH_WIRE_NOTHING,
+  kPart = LH_WIRE_PART,
+  kWhole = LH_WIRE_WHOLE
+};
 // `is_root`: of this member; of kSendRecv: it is the sender.
 constexpr Extent SourceOf(OpKind kind, bool is_root) {
-  switch (kind) {
-    case OpKind::kAllGather:
-    case OpKind::kGather:
-      return Extent::kPart;
-    case OpKind::kScatter:
-    case OpKind::kSendRecv:
-      return is_root ? Extent::kWhole : Extent::kNone;
-    default:
-      return Extent::kWhole;
-  }
+  return static_cast<Extent>(FactsOf(kind).source[is_root ? 1 : 0]);
 }
 constexpr Extent TargetOf(OpKind kind, bool is_root) {
-  switch (kind) {
-    case OpKind::kReduceScatter:
-    case OpKind::kScatter:
-      return Extent::kPart;
-    case OpKind::kReduce:
-    case OpKind::kGather:
-      return is_root ? Extent::kWhole : Extent::kNone;
-    case OpKind::kSendRecv:
-      return is_root ? Extent::kNone : Extent::kWhole;
-    default:
-      return Extent::kWhole;
-  }
+  return static_cast<Extent>(FactsOf(kind).target[is_root ? 1 : 0]);
 }
 
 // The one definition of an op and its options. The trainer's request (lh_ipc_op in
@@ -198,9 +157,9 @@ struct OpDesc {
   ReduceOp reduce = ReduceOp::kSum;
   OnFault on_fault = OnFault::kRetry;
   Quantization quantization = Quantization::kNone;
+  Algorithm algorithm = Algorithm::kAuto;
   // With fewer members of weight 1 the op ends with kTooFewMembers. 0: any number; never 1.
   uint16_t min_world = 0;
-  Algorithm algorithm = Algorithm::kAuto;
   uint64_t count = 0;  // elements; of one part if the op is in parts; 0 if `unequal`
   // The number of members that the tensors are laid out for, if the op is in parts. Otherwise 0.
   uint16_t world = 0;
@@ -261,7 +220,7 @@ struct OpTerms {
   //   all-to-all      gives: parts of all    gets: parts of all
   std::vector<uint64_t> gives;
   std::vector<uint64_t> gets;
-  friend bool operator==(const OpTerms&, const OpTerms&) = default;
+  LH_FIELDS(OpTerms, LH_FIELD(weight), LH_FIELD(gives), LH_FIELD(gets));
 };
 
 // The bytes of these terms in a READY.
@@ -271,7 +230,7 @@ size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms);
 struct OtherOffer {
   MemberId member;
   OpDesc desc;
-  friend bool operator==(const OtherOffer&, const OtherOffer&) = default;
+  LH_FIELDS(OtherOffer, LH_FIELD(member), LH_FIELD(desc));
 };
 
 // Returns whether the tensors of such an op travel inside READY frames.

@@ -40,7 +40,8 @@ enum lh_wire_kind {
   LH_WIRE_GATHER = 7,
   LH_WIRE_SCATTER = 8,
   LH_WIRE_ALL_TO_ALL = 9,
-  LH_WIRE_SEND_RECV = 10 /* one op of two members: one of them sends, the other one receives */
+  LH_WIRE_SEND_RECV = 10, /* one op of two members: one of them sends, the other one receives */
+  LH_WIRE_KIND_END = 11
 };
 
 /* In which order inputs are added. RANK: an order that depends on the members only. */

@@ -380,13 +380,13 @@ TEST(ChunkTest, RequestIsBounded) {
   EXPECT_FALSE(ParseChunkRequestBody(std::span(bytes).first(39)).ok());
 }
 
-TEST(ChunkTest, RefusedIsGoldenAndOneOfThree) {
+TEST(ChunkTest, RefusedIsGoldenAndOneOfFour) {
   EXPECT_EQ(Hex(Encode(ChunkRefusedBody{ChunkRefusal::kChanged})), "02000000");
-  for (const ChunkRefusal code :
-       {ChunkRefusal::kNotHere, ChunkRefusal::kChanged, ChunkRefusal::kBusy}) {
+  for (const ChunkRefusal code : {ChunkRefusal::kNotHere, ChunkRefusal::kChanged,
+                                  ChunkRefusal::kBusy, ChunkRefusal::kOver}) {
     EXPECT_EQ(ParseChunkRefusedBody(Encode(ChunkRefusedBody{code}))->code, code);
   }
-  for (const uint32_t code : {0, 4}) {
+  for (const uint32_t code : {0, 5}) {
     EXPECT_FALSE(
         ParseChunkRefusedBody(Encode(ChunkRefusedBody{static_cast<ChunkRefusal>(code)})).ok());
   }

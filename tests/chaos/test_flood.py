@@ -8,6 +8,8 @@ import pathlib
 import pytest
 from flood import flood, parser
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("mode", ["clear", "sealed"])
 def test_members_do_not_notice_a_flood(mode: str, tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from trainers import HELD, Trainer, assemble, check, post, release, trainers_of
 from world import DATA_PORT, World, pair_drop, why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")]
 
 COUNT = 500_000
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from trainers import free_port
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -61,8 +62,7 @@ def test_the_lines_of_the_page_make_a_coordinator_and_a_peer_with_tls_and_a_toke
     page = (ROOT / "docs" / "deploy.md").read_text().split("## systemd")[1].split("\n## ")[0]
     (coordinator,) = [block for block in re.findall(r"```\n(.*?)```", page, re.S) if "ca init" in block]
     (peerd,) = [block for block in re.findall(r"```\n(.*?)```", page, re.S) if "token-file=" in block]
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, admin = one.getsockname()[1], other.getsockname()[1]
+    port, admin = free_port(), free_port()
     etc = tmp_path / "etc"
     etc.mkdir()
     for name in ("coordinator", "peerd"):
@@ -288,7 +288,7 @@ def test_the_daemons_need_only_system_calls_that_their_units_allow(tmp_path: pat
             f'#!/bin/sh\nexec {sys.executable} -IS {confined} {tmp_path}/{daemon}.bpf {find_binary(daemon)} "$@"\n'
         )
         wrapper.chmod(0o755)
-    flags = [f"--store=sqlite:{tmp_path}/coordinator.db", f"--journal={tmp_path}/journal"]
+    flags = [f"--store=sqlite:{tmp_path}/coordinator.db"]
     with (
         LocalCluster(peers=2, binaries=tmp_path, log_dir=tmp_path / "logs", coordinator_flags=flags) as cluster,
         ThreadPoolExecutor(2) as pool,

@@ -193,33 +193,36 @@ def refused_specs(ids: tuple[int, ...]) -> Iterator[tuple[str, Spec]]:
             counts = (6,) * (1 + len(dtypes))
             for dtype, op in itertools.product(MOVED, OPS):
                 more = {"dtypes": (*dtypes, dtype), "counts": counts, "several": several, "op": op}
-                yield "a float8, which can only be moved", spec(kind, **more)
+                yield "not one that can be reduced; float8 can only be moved", spec(kind, **more)
             for op in ("avg", "prod"):
                 more = {"dtypes": (*dtypes, "bool"), "counts": counts, "several": several, "op": op}
-                yield f"LH_{op.upper()} for LH_BOOL", spec(kind, **more)
+                yield f"reduce is {op}, not sum, min or max for bool", spec(kind, **more)
             for dtype in (*INTEGERS, "bool"):
                 more = {"dtypes": (*dtypes, dtype), "counts": counts, "several": several}
-                yield "with a weight give a float of 16 bits or more", spec(kind, weights=(1.0, 2.0), **more)
+                yield "dtype is .*, not a float with weights", spec(kind, weights=(1.0, 2.0), **more)
         for op in ("prod", "min", "max"):
-            yield "with a weight give LH_SUM or LH_AVG", spec(kind, weights=(1.0, 2.0), op=op)
+            yield f"reduce is {op}, not sum or avg with weights", spec(kind, weights=(1.0, 2.0), op=op)
         for weight in (-1.0, float("inf"), float("nan")):
-            yield "weight is .*; give a finite number, 0 or more", spec(kind, weights=(weight, weight))
-        yield "LH_RING with LH_RANK_ORDER", spec(kind, order="rank", algorithm="ring")
+            yield "weight is .*, not a finite number, 0 or more", spec(kind, weights=(weight, weight))
+        yield "algorithm is ring, not auto, oneshot or mesh with order rank", spec(kind, order="rank", algorithm="ring")
         yield "op is 'mean'; give one of sum, avg, prod, min, max", spec(kind, op="mean")
         yield "order is 'time'; give one of any, rank", spec(kind, order="time")
     for kind in DIRECT:
-        yield "algorithm is LH_RING, and the parts .* go straight to their receiver", spec(kind, algorithm="ring")
+        yield "algorithm is ring, not auto, oneshot or mesh for this kind", spec(kind, algorithm="ring")
     for kind in KINDS:
         yield "on_fault is 'ignore'; give one of retry, abort", spec(kind, on_fault="ignore")
         if kind != "send":
-            yield "min_world is 1025; a group has at most 1024 members", spec(kind, min_world=1025)
+            yield "min_world is 1025, not at most 1024", spec(kind, min_world=1025)
         if kind == "barrier":
             continue
         yield "algorithm is 'tree'; give one of", spec(kind, algorithm="tree")
         yield "a one-shot op has at most 4096 bytes", spec(kind, algorithm="oneshot", counts=(1025,))
         if kind in IN_PARTS:
             rows = equal * len(ids) if kind == "all_to_all" else equal
-            yield "LH_ONESHOT, and parts of unequal lengths cannot", spec(kind, algorithm="oneshot", lengths=rows)
+            yield (
+                "parts of unequal lengths cannot travel as a one-shot op",
+                spec(kind, algorithm="oneshot", lengths=rows),
+            )
             yield "counts is given for a list", spec(kind, several=True, lengths=rows, counts=(3,))
 
 
@@ -247,23 +250,23 @@ def other_refusals(comm: lh.Comm) -> Iterator[tuple[str, type[Exception], Callab
                 yield "unexpected keyword argument", TypeError, functools.partial(call, **{option: value})
         for option in ("participants", "min_world") if kind in ("send", "recv") else ():
             yield "unexpected keyword argument", TypeError, functools.partial(call, **{option: [me]})
-        yield "tag is -1; give a number from 0", wrong, functools.partial(call, tag=-1)
+        yield "tag is -1; give a whole number from 0", wrong, functools.partial(call, tag=-1)
         yield "timeout has no meaning", wrong, functools.partial(call, async_op=True, timeout=1)
         if kind in ("send", "recv"):
             continue
         for ids, text in (
             ([], "is empty"),
-            ([other], "does not have this member"),
+            ([other], "this member, m.*, is not among its participants"),
             ([me, me], "twice"),
             ([0, me], "0 "),
         ):
             yield text, wrong, functools.partial(call, participants=ids)
         if kind in collectives.ROOTED:
             alone = {"participants": [me], "root_member": other}
-            yield "not one of participants", wrong, functools.partial(call, **alone)
+            yield "the root, member m.*, is not among its participants", wrong, functools.partial(call, **alone)
             yield "root is rank 7, and the group has 2", wrong, functools.partial(call, root=7)
-    yield "names this member itself", wrong, lambda: comm.recv(six, source_member=me)
-    yield "names this member itself", wrong, lambda: comm.send(six, to=rank)
+    yield "a member cannot send to itself", wrong, lambda: comm.recv(six, source_member=me)
+    yield "a member cannot send to itself", wrong, lambda: comm.send(six, to=rank)
     yield "same dtype", wrong, lambda: comm.reduce_scatter(six, out=three.astype(np.float64))
     yield "out is float64", wrong, lambda: comm.all_reduce(six, out=six.astype(np.float64))
     yield "dtype complex64, which no op takes", wrong, lambda: comm.broadcast(six.astype(np.complex64))

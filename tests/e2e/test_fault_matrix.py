@@ -11,6 +11,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 MATRIX = pathlib.Path(__file__).parents[1] / "chaos" / "matrix"
 SKIPPED = 77
 

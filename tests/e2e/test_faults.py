@@ -28,6 +28,7 @@ def sockets(cluster: LocalCluster, peers: list[int]) -> list[str]:
     return [cluster.socket(peer) for peer in peers]
 
 
+@pytest.mark.full
 def test_forty_ops_in_flight_and_a_death_none_is_reported_done_that_was_not(stack: ExitStack) -> None:
     """In PCCL 29 to 32 of 40 ops of an all-reduce-multiple-with-retry were never done, but reported as done."""
     cluster = stack.enter_context(LocalCluster(peers=2))
@@ -37,6 +38,7 @@ def test_forty_ops_in_flight_and_a_death_none_is_reported_done_that_was_not(stac
         pass  # kill_at_many_points() checks them
 
 
+@pytest.mark.full
 def test_a_death_in_one_group_neither_aborts_nor_delays_the_other(stack: ExitStack) -> None:
     """In PCCL a death in one peer group deadlocks the other."""
     cluster = stack.enter_context(LocalCluster(peers=5))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import pytest
 from trainers import kill_at_many_points, trainers_of
 
 from longhaul.testing import LocalCluster
 
 
+@pytest.mark.full
 def test_survivors_of_mesh_ops_agree_on_exact_sums() -> None:
     with LocalCluster(peers=3) as cluster, ExitStack() as stack:
         survivors = trainers_of(stack, 3)

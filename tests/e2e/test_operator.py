@@ -1,4 +1,4 @@
-"""Tests of lhctl beside a group that trains: doctor, links, top and bench."""
+"""Tests of lhctl beside a group that trains: doctor, links and top."""
 
 from __future__ import annotations
 
@@ -178,56 +178,3 @@ def test_top_shows_what_moves(group: Group) -> None:
         assert time.monotonic() < until, lines
     assert all(line.endswith("working") for line in lines[6 : 6 + PEERS]), lines
     assert group.lhctl("top", "nowhere", "--once").returncode == 1
-
-
-def test_bench_measures_between_hosts_beside_a_run(group: Group) -> None:
-    def start(number: int, *more: str) -> subprocess.Popen[str]:
-        bench = [str(find_binary("lhctl")), "bench", "--sizes=256,64K", "--seconds=0.05", f"--world-size={PEERS}"]
-        return subprocess.Popen(
-            [*bench, f"--peerd={group.cluster.socket(number)}", *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    # A member of each kind: a table, JSON, and the Python module.
-    table, numbers = start(0), start(1, "--json")
-    module = [sys.executable, "-m", "longhaul.bench", "--run=bench", f"--peerd={group.cluster.socket(2)}", "--quiet"]
-    module += ["--sizes=256,64K", "--seconds=0.05", f"--world-size={PEERS}"]
-    assert subprocess.run(module, timeout=PATIENCE_S).returncode == 0
-    lines, error = table.communicate(timeout=PATIENCE_S)
-    assert table.returncode == 0, error
-    rows = [line.split() for line in lines.splitlines()[2:]]
-    assert [row[:2] for row in rows] == [["256", "B"], ["64", "KiB"]], lines
-    text, error = numbers.communicate(timeout=PATIENCE_S)
-    assert numbers.returncode == 0, error
-    measured = json.loads(text)["rows"]
-    assert [row["bytes"] for row in measured] == [256, 65536]
-    assert all(row["world_size"] == PEERS and 0 < row["p10_s"] <= row["p90_s"] for row in measured)
-    # All members show the same figures.
-    assert [f"{1e3 * row['median_s']:.3f}" for row in measured] == [row[4] for row in rows]
-
-
-def test_bench_leaves_when_it_is_interrupted_and_the_others_say_so(group: Group) -> None:
-    # So many rows that it never ends by itself.
-    sizes = ",".join(["256"] * 5000)
-    command = [str(find_binary("lhctl")), "bench", "--run=bench-2", f"--sizes={sizes}", "--world-size=2"]
-    members = [
-        subprocess.Popen(
-            [*command, f"--peerd={group.cluster.socket(i)}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for i in (0, 1)
-    ]
-    for member in members:
-        assert member.stdout is not None
-        assert member.stdout.readline() == (
-            "2 members, float32 sums in place, times of whole calls at the slowest member\n"
-        )
-    members[0].send_signal(signal.SIGINT)
-    _, error = members[0].communicate(timeout=PATIENCE_S)
-    assert (members[0].returncode, error) == (1, "lhctl: interrupted\n")
-    _, error = members[1].communicate(timeout=PATIENCE_S)
-    assert members[1].returncode == 1
-    assert "the group has 1 members now, not 2; run the bench again" in error
-    left = group.lhctl("events", "bench-2").stdout
-    assert "why=left" in left and "why=died" not in left, left

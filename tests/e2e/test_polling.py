@@ -8,9 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
+
+# It measures processor time, and a peerd that polls cannot take what others have.
+pytestmark = pytest.mark.alone
 
 # How long the late member is late, and how much of it all others together may compute. A peerd that polls all the time
 # takes a whole processor, or what it can get of one.

@@ -211,12 +211,9 @@ def succeeds(command: list[str]) -> str:
 def test_the_commands_of_readme_and_operations_run(tmp_path: pathlib.Path) -> None:
     coordinator, peerd, lhctl = commands(README)
     store = tmp_path / "store" / "coordinator.db"
-    journal = tmp_path / "journal"
     flags = with_values(coordinator[1:], {"0.0.0.0:29600": "127.0.0.1:0"})
     # The last one of equal flags counts. The default store is a file, too, but not in a directory of the test.
-    with LocalCluster(
-        peers=0, coordinator_flags=[*flags, f"--store=sqlite:{store}", f"--journal={journal}"]
-    ) as cluster:
+    with LocalCluster(peers=0, coordinator_flags=[*flags, f"--store=sqlite:{store}"]) as cluster:
         address = with_values(peerd[1:], {"COORDINATOR_HOST:29600": cluster.coordinator})
         cluster.add_peer(address)
         with lh.join("page", peerd=cluster.socket(0)) as comm:
@@ -227,7 +224,3 @@ def test_the_commands_of_readme_and_operations_run(tmp_path: pathlib.Path) -> No
             (statement,) = re.findall(r"`(SELECT .*?)`", (ROOT / "docs" / "operations.md").read_text())
             with contextlib.closing(sqlite3.connect(store)) as database:
                 assert [row[0] for row in database.execute(statement)] == ["page"]
-    replays = commands(ROOT / "docs" / "operations.md")
-    assert len(replays) == 3
-    for command in replays:
-        succeeds(with_values(command, {"FILE": str(journal), "=N": "=1"}))

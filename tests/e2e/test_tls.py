@@ -15,13 +15,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from trainers import PATIENCE_S, until
+from trainers import PATIENCE_S, free_port, until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary, start_tethered
 
 # The connections of the tests end all the time.
 AGE_S = 1
+# How long trainers compute between two ops. Without a pause they would take the processors from all other tests.
+COMPUTE_S = 0.003
 
 
 def run(program: str, *arguments: object, code: int = 0) -> str:
@@ -110,8 +112,7 @@ def test_the_lines_of_the_page_make_a_cluster(tmp_path: pathlib.Path) -> None:
     page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
     lines = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).replace("\\\n", "").splitlines()
     assert len(lines) <= 10
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = {"29600": str(one.getsockname()[1]), "29602": str(other.getsockname()[1])}
+    ports = {"29600": str(free_port()), "29602": str(free_port())}
     names = {"coordinator.example.org,10.0.0.5": "localhost,127.0.0.1", "10.0.0.5": "127.0.0.1", **ports}
     more = {
         "longhaul-coordinator": [f"--listen=127.0.0.1:{ports['29600']}", "--http=", "--store=memory"],
@@ -239,6 +240,7 @@ class Trainers:
             self.ops += 1
             if tensor[0] > 0:
                 break
+            self._stop.wait(COMPUTE_S)
         comm.leave()
 
     def __enter__(self) -> Trainers:

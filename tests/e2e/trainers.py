@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import os
 import pathlib
 import queue
 import random
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TextIO
 
 from longhaul.testing import LocalCluster
 
@@ -34,37 +39,75 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-class Trainer:
-    """A process that runs worker.py. do() gives a command and waits for the answer; start() and finish() split this."""
+def free_port() -> int:
+    """A port of 127.0.0.1 for a program that cannot choose one by itself.
+
+    It is below the ports that the kernel gives to whoever asks for any. So no other test gets it before the program.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+class _Server:
+    """A process that forks trainers. It ends with this process, or with the last reference to it."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(WORKER), str(fd)], stdin=subprocess.DEVNULL, pass_fds=[fd]
+            )
+
+    def fork(self, torch: bool) -> tuple[int, TextIO, TextIO]:
+        """Starts a trainer. Returns its process id, and the other ends of its standard input and output."""
+        its_input, our_output = os.pipe()
+        our_input, its_output = os.pipe()
+        with self._lock:
+            socket.send_fds(self._control, [b"T" if torch else b"t"], [its_input, its_output])
+            answer = self._control.recv(8)
+        os.close(its_input)
+        os.close(its_output)
+        assert len(answer) == 8, "the process that forks trainers has ended"
+        return int.from_bytes(answer, "little"), open(our_output, "w", buffering=1), open(our_input)
+
+
+_server = functools.cache(_Server)
+
+
+class Trainer:
+    """A process that runs worker.py. do() gives a command and waits for the answer; start() and finish() split this.
+
+    torch: it has imported PyTorch, which takes seconds for the first trainer.
+    """
+
+    def __init__(self, torch: bool = False) -> None:
+        self.pid, self._input, self._output = _server().fork(torch)
+        # Unlike the process id, this never names another process.
+        self._process = os.pidfd_open(self.pid)
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
+    def __del__(self) -> None:
+        os.close(self._process)
+
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self._lines.put(line)
         self._lines.put(None)
 
     def start(self, name: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")
-        self.process.stdin.flush()
+        self._input.write(json.dumps({"do": name, **arguments}) + "\n")
 
     def finish(self, timeout: float = 90) -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
-            raise AssertionError(f"trainer {self.process.pid} gave no answer in {timeout} s: a hang") from None
-        assert line is not None, f"trainer {self.process.pid} died"
+            raise AssertionError(f"trainer {self.pid} gave no answer in {timeout} s: a hang") from None
+        assert line is not None, f"trainer {self.pid} died"
         result: dict[str, Any] = json.loads(line)
         return result
 
@@ -85,18 +128,19 @@ class Trainer:
         assert "error" in result, result
         return result
 
+    def _ended(self, timeout: float | None) -> bool:
+        return bool(select.select([self._process], [], [], timeout)[0])
+
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        self._ended(None)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            try:
-                self.process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
+        if not self._ended(60):
+            self.kill()
 
 
 def all_do(trainers: list[Trainer], name: str, timeout: float = 90, **arguments: Any) -> list[dict[str, Any]]:
@@ -109,19 +153,19 @@ def all_do(trainers: list[Trainer], name: str, timeout: float = 90, **arguments:
     return results
 
 
-def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
+def trainers_of(stack: ExitStack, count: int, torch: bool = False) -> list[Trainer]:
     """Starts `count` trainers. They end with the stack."""
     trainers = []
     for _ in range(count):
-        trainers.append(Trainer())
+        trainers.append(Trainer(torch))
         stack.callback(trainers[-1].kill)
     return trainers
 
 
 def assemble(trainers: list[Trainer], sockets: list[str], run: str, group: int = 0) -> None:
     """Makes all trainers members of one group. Each uses the peerd at its own socket."""
-    for trainer, socket in zip(trainers, sockets):
-        trainer.start("assemble", socket=socket, run=run, group=group, size=len(trainers))
+    for trainer, path in zip(trainers, sockets):
+        trainer.start("assemble", socket=path, run=run, group=group, size=len(trainers))
     for trainer in trainers:
         answer = trainer.finish()
         assert "error" not in answer, answer

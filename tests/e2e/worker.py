@@ -1,5 +1,7 @@
 """A trainer process for end-to-end tests. It does what the test tells it.
 
+    worker.py FD    forks a trainer for each message that the Unix socket FD brings, until its other end is closed
+
 Each input line is a command in JSON. Each output line is the result of a command, in the same order. The test decides
 about time and faults; the worker owns the tensors. The methods of Worker are the commands.
 """
@@ -10,6 +12,9 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import signal
+import socket
 import sys
 import time
 import traceback
@@ -300,12 +305,6 @@ class Worker:
             "algorithm": outcome.algorithm,
         }
 
-    def load_torch(self) -> dict[str, Any]:
-        """Takes seconds, so do it before a time is measured."""
-        import torch
-
-        return {"torch": torch.__version__}
-
     def random_specs(self, seed: str, ops: int, late: list[int]) -> dict[str, Any]:
         """Makes the ops of start_random(). The test makes the same ones."""
         assert self.comm is not None
@@ -469,5 +468,32 @@ def main() -> None:
         print(json.dumps(result), flush=True)
 
 
+def fork_trainers(control: socket.socket) -> None:
+    """Answers each message, which brings a standard input and output, with the process id of a new trainer.
+
+    The message says whether the trainer has PyTorch at once. Returns in the trainers. Importing all modules takes far
+    longer than a fork.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets trainers that have ended
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1, 2)
+        if not message:
+            sys.exit()
+        if message == b"T":
+            import torch  # noqa: F401
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+        for place, file in enumerate(files):
+            if pid == 0:
+                os.dup2(file, place)
+            os.close(file)
+        if pid == 0:
+            return
+        control.sendall(pid.to_bytes(8, "little"))
+
+
 if __name__ == "__main__":
+    fork_trainers(socket.socket(fileno=int(sys.argv[1])))
     main()

@@ -27,6 +27,8 @@ from world import HTTP_PORT, Host, Process
 
 from longhaul.testing import LocalCluster, start_tethered
 
+pytestmark = pytest.mark.alone
+
 CHURN = pathlib.Path(__file__).with_name("churn.py")
 PICTURES = os.environ.get("LONGHAUL_SCREENSHOTS")
 MINUTES = 5

@@ -25,6 +25,8 @@ from trainers import until
 
 from longhaul.testing import LocalCluster, find_binary, start_tethered
 
+pytestmark = pytest.mark.alone
+
 CHROMIUM = os.environ.get("LONGHAUL_CHROMIUM") or shutil.which("chromium")
 CHURN = pathlib.Path(__file__).with_name("churn.py")
 PICTURES = os.environ.get("LONGHAUL_SCREENSHOTS")

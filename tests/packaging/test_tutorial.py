@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -20,18 +19,13 @@ from collections.abc import Callable
 
 import pytest
 from test_wheels import PATIENCE_S, ROOT, Environment, wheels  # noqa: F401
+from trainers import free_port
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 SHELL = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FULL = os.environ.get("LONGHAUL_TUTORIAL") == "full"
 FOREVER = "1000000000"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class Terminal:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -104,6 +105,12 @@ class BusyTrainer final : public TrainerSide {
   std::vector<Tick> ops_;
   std::vector<Code> outcomes_;
 };
+
+// How many seeds each test has: LONGHAUL_SIM_SEEDS, or two.
+inline uint64_t Seeds() {
+  const char* const text = std::getenv("LONGHAUL_SIM_SEEDS");
+  return text == nullptr ? 2 : std::strtoull(text, nullptr, 10);
+}
 
 // Hosts with one busy trainer each, and the time at which a test makes its fault.
 class BusyGroup {

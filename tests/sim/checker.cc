@@ -51,7 +51,8 @@ void Checker::Fail(const std::string& text) {
 
 // ------------------------------------------------------------------------------ members
 
-void Checker::OnLocalJoin(const Local& local, uint32_t, uint32_t slot, const Terms& terms) {
+void Checker::OnLocalJoin(const Local& local, uint32_t, uint32_t slot,
+                          const control::JoinWish& terms) {
   slots_[local] = slot;
   terms_[local] = terms;
 }
@@ -217,7 +218,7 @@ void Checker::CheckAssembly(const control::PrepareEpoch& prepare,
 }
 
 void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& member) const {
-  const Terms& asked = terms_.at(local);
+  const control::JoinWish& asked = terms_.at(local);
   if (member.cohort == asked.cohort && member.cohort_size == asked.cohort_size &&
       member.step_deadline_ms == asked.step_deadline_ms && member.members == asked.members &&
       (asked.background || member.background_until != control::kInBackground)) {

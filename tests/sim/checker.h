@@ -41,15 +41,6 @@
 
 namespace longhaul::sim {
 
-// What a member asks for when it joins.
-struct Terms {
-  std::string cohort;
-  uint32_t cohort_size = 0;
-  uint32_t step_deadline_ms = 0;
-  bool background = false;
-  uint32_t members = 0;
-};
-
 class Checker {
  public:
   explicit Checker(uint64_t seed) : seed_(seed) {}
@@ -63,7 +54,8 @@ class Checker {
     peerd::LocalId local;
     friend auto operator<=>(const Local&, const Local&) = default;
   };
-  void OnLocalJoin(const Local& local, uint32_t group, uint32_t slot, const Terms& terms = {});
+  void OnLocalJoin(const Local& local, uint32_t group, uint32_t slot,
+                   const control::JoinWish& terms = {});
   // Returns the step with which the member begins. It is known as soon as its admission is sent.
   uint64_t FirstStep(uint32_t group, MemberId member) const;
   // The member has passed a boundary and is now in `step`.
@@ -271,7 +263,7 @@ class Checker {
 
   const uint64_t seed_;
   std::map<Local, uint32_t> slots_;
-  std::map<Local, Terms> terms_;
+  std::map<Local, control::JoinWish> terms_;
   std::set<std::pair<PeerId, std::string>> cohorts_;                   // admitted in some group
   std::map<std::pair<PeerId, std::string>, uint64_t> cohort_ballots_;  // that admitted them
   std::set<std::pair<uint32_t, MemberId>> departed_;

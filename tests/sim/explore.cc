@@ -32,7 +32,7 @@ class Search {
 
   // Enters the state unless it was entered before.
   void Enter(ExploreState state, int faults_left);
-  void Try(const Frame& frame, const Move& move);
+  void Try(Frame* frame, const Move& move);
   bool Chosen(uint64_t digest, const Move& move) const;
   static void TellPath();
 
@@ -91,10 +91,11 @@ void Search::Enter(ExploreState state, int faults_left) {
   result_.depth_max = std::max<uint64_t>(result_.depth_max, stack_.size());
 }
 
-void Search::Try(const Frame& frame, const Move& move) {
+void Search::Try(Frame* frame, const Move& move) {
+  const bool last = frame->next == frame->moves.size() && move.crash_after == 0;
   Move tried = move;
   for (;;) {
-    ExploreState state = frame.state;
+    ExploreState state = last ? std::move(frame->state) : frame->state;
     path_.resize(stack_.size() - 1);
     path_.push_back(tried);
     ++result_.moves;
@@ -104,7 +105,7 @@ void Search::Try(const Frame& frame, const Move& move) {
       ++(tried.crash_after == 0 ? result_.faults[static_cast<size_t>(tried.kind)]
                                 : result_.faults_within);
     }
-    Enter(std::move(state), frame.faults_left - (tried.fault() ? 1 : 0));
+    Enter(std::move(state), frame->faults_left - (tried.fault() ? 1 : 0));
     if (tried.crash_after == 0) return;
     ++tried.crash_after;
   }
@@ -126,7 +127,7 @@ ExploreResult Search::Run() {
     const size_t depth = stack_.size();
     const Move move = frame.moves[frame.next];
     ++frame.next;
-    Try(frame, move);
+    Try(&frame, move);
     LH_CHECK(stack_.size() >= depth);
   }
   running_ = nullptr;
@@ -225,6 +226,11 @@ ExploreScenario Silences(ExploreScenario scenario) {
   return scenario;
 }
 
+ExploreScenario Signs(ExploreScenario scenario) {
+  scenario.signs = true;
+  return scenario;
+}
+
 ExploreScenario Closed(int attempts, bool drops, ExploreScenario scenario) {
   scenario.closed_attempts = attempts;
   scenario.drops = drops;
@@ -244,6 +250,9 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
             Inside(2, {PostOrGiveUp(1)})}),
       GoesBack(Make("two_tags", 2, {Inside(0, {Post(1), Post(2)}), Inside(1, {Post(2), Post(1)})})),
       Make("tag_again", 2, {Inside(0, {Post(1), Post(1)}), Inside(1, {Post(1), Post(1)})}),
+      // The second READY of a name is signed with another index than the first.
+      Signs(Make("signed", 2,
+                 {Inside(0, {PostRing(1), Post(1)}), Inside(1, {PostRing(1), Post(1)})})),
       Make("tag_again_or_abort", 3,
            {Inside(0, {Post(1), PostOrAbort(1)}), Inside(1, {Post(1), PostOrAbort(1)}),
             Inside(2, {Post(1), PostOrAbort(1)})}),

@@ -91,6 +91,7 @@ struct ExploreScenario {
   // deadline. A firewall that refuses connections answers at once.
   int closed_attempts = 0;
   bool drops = false;
+  bool signs = false;  // peers sign their READYs from the beginning
 };
 
 struct Move {

@@ -5,8 +5,8 @@
 //   bazel run -c opt //tests/sim:explore_test -- --faults=2 --states=5000000 --sample=50 --seed=3
 //
 // Without flags, the search tries what kDefaults says: one or two faults on a path, all of them or
-// a sample. --plant=NAME plants a bug. --all_plants plants one bug after the other, and fails
-// unless each is found.
+// a sample. With --more=N, the samples are N times as large. --plant=NAME plants a bug.
+// --all_plants plants one bug after the other, and fails unless each is found.
 #include "tests/sim/explore.h"
 
 #include <sys/wait.h>
@@ -33,6 +33,7 @@ struct Options {
   uint64_t states = UINT64_MAX;
   uint64_t sample = 1;
   uint64_t seed = 1;
+  uint64_t more = 1;
   std::optional<Planted> planted;
   bool all_plants = false;
 };
@@ -51,34 +52,35 @@ constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
     {"one_mesh_op", 2, 60, 50000},
+    {"signed", 1, 1, 1},         // early: no other scenario shows index_forgotten
     {"cancel", 1, 100, 110000},  // early: no other scenario shows cancel_forgotten
     {"abort_on_fault", 2, 20, 30000},
-    {"given_up", 1, 100, 100000},
+    {"given_up", 1, 250, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},
-    {"tag_again", 2, 100, 50000},
+    {"tag_again", 2, 250, 50000},
     {"tag_again_or_abort", 1, 30000, 50000},
     {"leave", 2, 3000, 30000},
     {"evict_one_of_two", 1, 1000, 10000},
     {"two_tags", 1, 1, 30000},
     {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},
-    {"three_peers", 1, 1000, 5000},
-    {"no_path", 1, 2000, 20000},
-    {"join_during_an_op", 1, 1000000, 130000},
+    {"three_peers", 1, 3000, 5000},
+    {"no_path", 1, 6000, 20000},
+    {"join_during_an_op", 1, 2000000, 130000},
     {"join_refused", 1, 20, 100000},
     {"join_unanswered", 1, 1, 20000},
     {"silence", 1, 1, 15000},
-    {"ring", 1, 3000, 150000},
-    {"ring_during_an_op", 1, 60000, 140000},
-    {"sync", 2, 40, 40000},
+    {"ring", 1, 6000, 150000},
+    {"ring_during_an_op", 1, 180000, 140000},
+    {"sync", 2, 100, 40000},
     {"sync_at_a_boundary", 2, 300, 40000},
     {"sync_of_three", 1, 1, 80000},
     {"sync_of_a_joiner", 1, 1, 80000},
     {"reduce_scatter", 1, 1, 4900},
     {"small_reduce_scatter", 1, 1, 3500},
-    {"reduce_scatter_of_three", 1, 1000, 55000},
+    {"reduce_scatter_of_three", 1, 3000, 55000},
     {"all_gather", 1, 1, 4800},
-    {"all_gather_of_three", 1, 1000, 45000},
+    {"all_gather_of_three", 1, 4000, 45000},
     {"unequal_all_gather", 1, 1, 5500},
     {"broadcast", 1, 1, 5000},
     {"reduce_and_gather", 1, 200, 28000},
@@ -89,10 +91,10 @@ constexpr Default kDefaults[] = {
     {"send_beside_a_third", 1, 3, 42000},
     {"two_of_three", 1, 3, 70000},
     {"weights", 1, 1, 5600},
-    {"weights_of_three", 1, 4000, 25000},
+    {"weights_of_three", 1, 8000, 25000},
     {"cancel_small", 1, 100, 100000},
     {"cancel_before", 1, 400, 40000},
-    {"two_cancel", 1, 2500, 200000},
+    {"two_cancel", 1, 6000, 200000},
     {"cancel_and_tag_again", 1, 500, 60000},
 };
 
@@ -169,7 +171,8 @@ bool RunAll(Planted planted) {
     if (!options.scenario.empty() && options.scenario != run.scenario) continue;
     ExploreOptions explore;
     explore.faults = options.faults.value_or(run.faults);
-    explore.sample = options.faults ? options.sample : run.sample;
+    explore.sample =
+        options.faults ? options.sample : std::max<uint64_t>(1, run.sample / options.more);
     explore.states_max = options.states;
     explore.seed = options.seed;
     explore.planted = planted;
@@ -200,6 +203,8 @@ bool Parse(const char* argument) {
     options.sample = number(sample);
   } else if (const char* seed = value("--seed=")) {
     options.seed = number(seed);
+  } else if (const char* more = value("--more=")) {
+    options.more = std::max<uint64_t>(1, number(more));
   } else if (const char* plant = value("--plant=")) {
     for (const PlantedName& name : kPlanted) {
       if (std::strcmp(name.name, plant) == 0) options.planted = name.planted;
@@ -230,7 +235,7 @@ int Main(int argc, char** argv) {
     if (Parse(argv[i])) continue;
     std::fprintf(stderr,
                  "%s: unknown; there are --scenario=NAME --faults=N --states=N --sample=N --seed=N "
-                 "--plant=NAME --all_plants\n",
+                 "--more=N --plant=NAME --all_plants\n",
                  argv[i]);
     return 2;
   }

@@ -17,7 +17,6 @@
 namespace longhaul::sim {
 namespace {
 
-constexpr uint64_t kSeeds = 4;
 constexpr int64_t kDetect = Millis(1500);
 
 class FaultTimesTest : public BusyGroup, public testing::TestWithParam<uint64_t> {
@@ -40,7 +39,7 @@ class FaultTimesTest : public BusyGroup, public testing::TestWithParam<uint64_t>
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Seeds, FaultTimesTest, testing::Range(uint64_t{1}, kSeeds + 1));
+INSTANTIATE_TEST_SUITE_P(Seeds, FaultTimesTest, testing::Range(uint64_t{1}, Seeds() + 1));
 
 TEST_P(FaultTimesTest, TwoPairsThatAreCutShortlyAfterEachOtherCostTheTimeOfOne) {
   Start(5);

@@ -404,6 +404,41 @@ class PeerHost::States final : public peerd::StateRunner {
   std::vector<peerd::Event> events_;
 };
 
+// What a runner hears of its segments may give the engine something to do.
+class PeerHost::Segments final : public peerd::SegmentListener {
+ public:
+  Segments(PeerHost* host, peerd::SegmentListener* runner) : host_(host), runner_(runner) {}
+
+  absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey& link,
+                                        const FrameHeader& header) override {
+    return runner_->OnDataHeader(link, header);
+  }
+  absl::Status OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) override {
+    const absl::Status status = runner_->OnDataReceived(link, header);
+    host_->Wake();
+    if (header.type == FrameType::kChunkData) {
+      host_->context_.trigger(Moment::kChunkArrived, host_->id_);
+    }
+    return status;
+  }
+  void OnDataAbandoned(const peerd::LinkKey& link, const FrameHeader& header) override {
+    runner_->OnDataAbandoned(link, header);
+  }
+  uint64_t OnSegmentRepeat(uint64_t owner) override { return runner_->OnSegmentRepeat(owner); }
+  void OnSegmentSent(uint64_t cookie) override {
+    runner_->OnSegmentSent(cookie);
+    if (host_->node_.alive) host_->Wake();
+  }
+  void OnReceivesDetached(uint64_t cookie) override {
+    runner_->OnReceivesDetached(cookie);
+    host_->Wake();
+  }
+
+ private:
+  PeerHost* const host_;
+  peerd::SegmentListener* const runner_;
+};
+
 PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int index, PeerId id)
     : context_(context),
       coordinator_(coordinator),
@@ -430,6 +465,9 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   states.kept.keep_us = 10 * Millis(context.detect_ms);
   states.kept.memory = [](uint64_t bytes) { return std::make_shared<uint8_t[]>(bytes); };
   states_ = std::make_unique<States>(this, states);
+  op_segments_ = std::make_unique<Segments>(this, runner_->segments());
+  state_segments_ = std::make_unique<Segments>(this, states_->segments());
+  transport_.SetSegmentListeners({.ops = op_segments_.get(), .states = state_segments_.get()});
   peerd::EngineOptions options;
   options.core.peer = id;
   options.core.endpoints = {"host" + std::to_string(index) + ":29700"};
@@ -461,13 +499,8 @@ void PeerHost::Dispose() {
   if (!runner_) return;
   if (node_.alive) context_.world->Kill(&node_);
   transport_.Die(/*resets=*/false);
-  // Nothing refers to the process's memory any more, so all segments in flight are given back. Then
-  // queued segments may be sent; these are given back at once as well.
-  for (;;) {
-    const std::vector<uint64_t> cookies = transport_.PopSegmentsOut();
-    if (cookies.empty()) break;
-    for (const uint64_t cookie : cookies) engine_->OnSegmentSent(cookie);
-  }
+  // Nothing refers to the process's memory any more.
+  transport_.GiveBackSegments();
   runner_.reset();
   engine_.reset();
   states_.reset();
@@ -650,6 +683,12 @@ void PeerHost::OnActions(std::vector<peerd::Action>* actions) {
       if (auto* const start = std::get_if<peerd::StartAttempt>(&action)) {
         start->seed += start->attempt.value();
       }
+    }
+  }
+  if (context_.planted == Planted::kIndexForgotten) {
+    for (peerd::Action& action : *actions) {
+      auto* const ready = std::get_if<peerd::SendReady>(&action);
+      if (ready != nullptr && ready->sign) ready->sign = 0;
     }
   }
   if (context_.planted == Planted::kResultForgotten) {
@@ -996,18 +1035,19 @@ void PeerHost::ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)>
 }
 
 peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
-                              uint32_t slot, const Terms& terms) {
+                              uint32_t slot, const control::JoinWish& terms) {
   const peerd::LocalId local(next_local_++);
   locals_[local] = {trainer, group, false};
   context_.checker->OnLocalJoin({id_, local}, group.group, slot, terms);
-  Terms asked = terms;
+  control::JoinWish asked = terms;
   if (context_.planted == Planted::kTermsIgnored) {
-    asked = {"", 0, terms.step_deadline_ms == 0 ? context_.detect_ms : 0, false};
+    asked = {};
+    if (terms.step_deadline_ms == 0) asked.step_deadline_ms = context_.detect_ms;
   }
+  asked.named = asked.members > 0;
   FromTrainer([this, local, group, name, asked] {
     Asks(local).join = true;
-    engine_->OnJoin({local, group, name, asked.cohort, asked.cohort_size, asked.step_deadline_ms,
-                     asked.background, asked.members, asked.members > 0});
+    engine_->OnJoin({local, group, name, asked});
     Wake();
   });
   return local;
@@ -1293,34 +1333,6 @@ absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHea
   const absl::Status status = engine_->OnControlFrame(link, header, payload);
   Wake();
   return status;
-}
-
-absl::StatusOr<uint8_t*> PeerHost::OnDataHeader(const peerd::LinkKey& link,
-                                                const FrameHeader& header) {
-  return engine_->OnDataHeader(link, header);
-}
-
-absl::Status PeerHost::OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) {
-  const absl::Status status = engine_->OnDataReceived(link, header);
-  Wake();
-  if (header.type == FrameType::kChunkData) context_.trigger(Moment::kChunkArrived, id_);
-  return status;
-}
-
-void PeerHost::OnDataAbandoned(const peerd::LinkKey& link, const FrameHeader& header) {
-  engine_->OnDataAbandoned(link, header);
-}
-
-uint64_t PeerHost::OnSegmentRepeat(uint64_t owner) { return engine_->OnSegmentRepeat(owner); }
-
-void PeerHost::OnSegmentSent(uint64_t cookie) {
-  engine_->OnSegmentSent(cookie);
-  Wake();
-}
-
-void PeerHost::OnReceivesDetached(uint64_t cookie) {
-  engine_->OnReceivesDetached(cookie);
-  Wake();
 }
 
 // ---- planted bugs

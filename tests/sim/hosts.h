@@ -205,7 +205,7 @@ class PeerHost final : private peerd::TransportListener,
 
   // ---- requests of its trainers; each arrives a little later, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
-                      uint32_t slot, const Terms& terms = {});
+                      uint32_t slot, const control::JoinWish& terms = {});
   // `sync`: the state that the member offers, if any. Nobody writes to that state until OnSyncDone.
   void Step(peerd::LocalId local, std::optional<peerd::StateSync> sync = std::nullopt);
   void Sync(peerd::LocalId local, const peerd::StateSync& sync);
@@ -310,13 +310,6 @@ class PeerHost final : private peerd::TransportListener,
                    const std::string& error) override;
   absl::Status OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;
-  absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey& link,
-                                        const FrameHeader& header) override;
-  absl::Status OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) override;
-  void OnDataAbandoned(const peerd::LinkKey& link, const FrameHeader& header) override;
-  void OnSegmentSent(uint64_t cookie) override;
-  uint64_t OnSegmentRepeat(uint64_t owner) override;
-  void OnReceivesDetached(uint64_t cookie) override;
 
   const Context context_;
   CoordinatorHost* const coordinator_;
@@ -329,6 +322,9 @@ class PeerHost final : private peerd::TransportListener,
   std::unique_ptr<peerd::Engine> engine_;
   class States;
   std::unique_ptr<States> states_;
+  class Segments;
+  std::unique_ptr<Segments> op_segments_;
+  std::unique_ptr<Segments> state_segments_;
   bool hash_due_ = false;
   std::map<peerd::LocalId, peerd::StateSync> brought_;             // offered last
   std::map<peerd::LocalId, bool> serving_;                         // whether the state may change

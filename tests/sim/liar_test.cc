@@ -53,12 +53,18 @@ class LiarTest : public BusyGroup, public testing::TestWithParam<Case> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Seeds, LiarTest,
-                         testing::Values(Case{1, 1000}, Case{2, 1000}, Case{3, 100}, Case{4, 100}),
-                         [](const auto& info) {
-                           return "seed" + std::to_string(info.param.seed) + "count" +
-                                  std::to_string(info.param.count);
-                         });
+// Ops of both sizes.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (uint64_t seed = 1; seed <= Seeds(); ++seed) {
+    cases.push_back({seed, seed % 2 == 1 ? uint64_t{1000} : uint64_t{100}});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, LiarTest, testing::ValuesIn(Cases()), [](const auto& info) {
+  return "seed" + std::to_string(info.param.seed) + "count" + std::to_string(info.param.count);
+});
 
 void OfferAnotherOp(peerd::SendReady* ready) {
   ready->desc.min_world = ready->desc.min_world == 0 ? 2 : 0;

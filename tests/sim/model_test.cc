@@ -57,16 +57,6 @@ class Listener final : public peerd::TransportListener {
                               std::span<const uint8_t>) override {
     return absl::OkStatus();
   }
-  absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey&, const FrameHeader&) override {
-    return nullptr;
-  }
-  absl::Status OnDataReceived(const peerd::LinkKey&, const FrameHeader&) override {
-    return absl::OkStatus();
-  }
-  void OnDataAbandoned(const peerd::LinkKey&, const FrameHeader&) override {}
-  void OnSegmentSent(uint64_t) override {}
-  uint64_t OnSegmentRepeat(uint64_t) override { return 0; }
-  void OnReceivesDetached(uint64_t) override {}
 
   std::string heard;
 };

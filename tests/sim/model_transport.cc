@@ -386,14 +386,9 @@ void ModelTransport::Die(bool resets) {
   receives_.clear();
 }
 
-std::vector<uint64_t> ModelTransport::PopSegmentsOut() {
-  std::vector<uint64_t> cookies;
-  for (const auto& [cookie, segment] : segments_) {
-    segment->sent = true;
-    cookies.push_back(cookie);
-  }
-  segments_.clear();
-  return cookies;
+void ModelTransport::GiveBackSegments() {
+  // Queued segments may be sent then; these are given back at once as well.
+  while (!segments_.empty()) SegmentSent(std::shared_ptr<Segment>(segments_.begin()->second));
 }
 
 // ------------------------------------------------------------------------------ silence
@@ -504,7 +499,7 @@ void ModelTransport::SendSegment(const LinkKey& link, const FrameHeader& header,
   segment->data = data;
   segment->cookie = cookie;
   segment->owner = owner;
-  const bool fresh = segments_.emplace(cookie, segment).second;
+  const bool fresh = segments_.emplace(std::pair(segment->header.type, cookie), segment).second;
   LH_CHECK(fresh) << "cookie " << cookie << " is in use";
   const ConnectionPtr c = Find(link);
   if (c == nullptr) {
@@ -608,13 +603,14 @@ void ModelTransport::Abandon(const ConnectionPtr& c, const std::shared_ptr<Segme
   if (it == receives_.end()) return;
   const bool placed = it->place != nullptr;
   receives_.erase(it);
-  if (placed) listener_->OnDataAbandoned({c->run, c->end[1 - EndOf(c)]->self_}, segment->header);
+  if (placed)
+    ListenerOf(*segment)->OnDataAbandoned({c->run, c->end[1 - EndOf(c)]->self_}, segment->header);
 }
 
 void ModelTransport::Repeat(const ConnectionPtr& c, const Segment& lost) {
   const int end = EndOf(c);
   if (!c->open[end] || model_.planted == Planted::kLaneForgets) return;
-  const uint64_t cookie = listener_->OnSegmentRepeat(lost.owner);
+  const uint64_t cookie = ListenerOf(lost)->OnSegmentRepeat(lost.owner);
   if (cookie == 0) return;
   auto segment = std::make_shared<Segment>();
   segment->header = lost.header;
@@ -622,7 +618,7 @@ void ModelTransport::Repeat(const ConnectionPtr& c, const Segment& lost) {
   segment->cookie = cookie;
   segment->owner = lost.owner;
   segment->connection = c->id;
-  const bool fresh = segments_.emplace(cookie, segment).second;
+  const bool fresh = segments_.emplace(std::pair(segment->header.type, cookie), segment).second;
   LH_CHECK(fresh) << "cookie " << cookie << " is in use";
   c->way[end].queue.insert(c->way[end].queue.begin(), std::move(segment));
   Pump(c, end);
@@ -630,8 +626,8 @@ void ModelTransport::Repeat(const ConnectionPtr& c, const Segment& lost) {
 
 void ModelTransport::SegmentSent(const std::shared_ptr<Segment>& segment) {
   if (std::exchange(segment->sent, true)) return;
-  segments_.erase(segment->cookie);
-  listener_->OnSegmentSent(segment->cookie);
+  segments_.erase({segment->header.type, segment->cookie});
+  ListenerOf(*segment)->OnSegmentSent(segment->cookie);
 }
 
 // True if the bytes can still be read at the segment's place.
@@ -680,7 +676,7 @@ void ModelTransport::ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segme
   const auto parsed = ParseFrameHeader(Encode(segment->header), LaneKind::kData);
   LH_CHECK(parsed.ok()) << parsed.status().ToString();
   switchboard_->OnFrame(from, self_, *parsed);
-  const auto place = listener_->OnDataHeader({c->run, from}, *parsed);
+  const auto place = ListenerOf(*segment)->OnDataHeader({c->run, from}, *parsed);
   if (!place.ok()) {
     switchboard_->OnProtocolError(ToString(self_) + " refuses a segment of " + ToString(from) +
                                   ": " + std::string(place.status().message()));
@@ -710,7 +706,7 @@ void ModelTransport::ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<S
   const size_t half = segment->header.payload_bytes / 2;
   Arrive(c, *segment, place, half, segment->header.payload_bytes - half);
   const PeerId from = c->end[1 - end]->self_;
-  const absl::Status status = listener_->OnDataReceived({c->run, from}, segment->header);
+  const absl::Status status = ListenerOf(*segment)->OnDataReceived({c->run, from}, segment->header);
   if (!status.ok()) {
     switchboard_->OnProtocolError(ToString(self_) + " refuses a payload of " + ToString(from) +
                                   ": " + std::string(status.message()));
@@ -726,15 +722,15 @@ void ModelTransport::DetachReceives(const std::string& run, const peerd::Receive
         receive.place = nullptr;
       }
     }
-    listener_->OnReceivesDetached(cookie);
+    segment_listeners_.Of(key.type)->OnReceivesDetached(cookie);
   });
 }
 
 // Drops queued segments by their cookies. For a segment that is lost later, the listener refuses
 // the repeat.
-void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {
+void ModelTransport::DropSegments(FrameType type, const std::vector<uint64_t>& cookies) {
   for (const uint64_t cookie : cookies) {
-    const auto it = segments_.find(cookie);
+    const auto it = segments_.find({type, cookie});
     if (it == segments_.end()) continue;
     const std::shared_ptr<Segment> segment = it->second;
     const auto drop = [&](const ConnectionPtr& c) {

@@ -65,6 +65,9 @@ class ModelTransport final : public peerd::Transport {
   ModelTransport(World* world, Node* node, PeerId self, TransportModel model,
                  Switchboard* switchboard, peerd::TransportListener* listener);
 
+  void SetSegmentListeners(const peerd::SegmentListeners& listeners) override {
+    segment_listeners_ = listeners;
+  }
   std::string listen_address() const override { return node_->name + ":29700"; }
   void OpenLinks(const std::string& run, uint32_t group, Epoch epoch, const std::string& token,
                  const std::vector<peerd::LinkRequest>& links, Tick deadline) override;
@@ -90,7 +93,7 @@ class ModelTransport final : public peerd::Transport {
   }
   void DetachReceives(const std::string& run, const peerd::ReceiveKey& key,
                       uint64_t cookie) override;
-  void DropSegments(const std::vector<uint64_t>& cookies) override;
+  void DropSegments(FrameType type, const std::vector<uint64_t>& cookies) override;
   void BreakLink(const peerd::LinkKey& link, const std::string& reason) override;
   void AddMemory(const uint8_t*, size_t) override {}
   void RemoveMemory(const uint8_t*) override {}
@@ -127,9 +130,9 @@ class ModelTransport final : public peerd::Transport {
   // The process is dead. With `resets` its kernel tells the other ends; otherwise they find out by
   // silence.
   void Die(bool resets);
-  // Returns the cookies of segments that are not yet sent, whose memory may be referred to, and
-  // forgets them.
-  std::vector<uint64_t> PopSegmentsOut();
+  // Gives all segments back that are not yet sent, as if their memory were not referred to any
+  // more.
+  void GiveBackSegments();
   // True if something in flight is read from there or written to there.
   bool Uses(const uint8_t* memory, size_t bytes) const;
   // True if a bit flipped in a state that came from that peer.
@@ -243,6 +246,9 @@ class ModelTransport final : public peerd::Transport {
   void Abandon(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
   void Repeat(const ConnectionPtr& c, const Segment& lost);
   void SegmentSent(const std::shared_ptr<Segment>& segment);
+  peerd::SegmentListener* ListenerOf(const Segment& segment) const {
+    return segment_listeners_.Of(segment.header.type);
+  }
   // Half of the payload has arrived: copies `bytes` of it, from offset `at` on.
   void Arrive(const ConnectionPtr& c, const Segment& segment, uint8_t* place, size_t at,
               size_t bytes);
@@ -261,6 +267,7 @@ class ModelTransport final : public peerd::Transport {
   TransportModel model_;
   Switchboard* const switchboard_;
   peerd::TransportListener* const listener_;
+  peerd::SegmentListeners segment_listeners_;
   Watch watch_;
 
   std::map<TokenKey, std::string> tokens_;
@@ -275,7 +282,8 @@ class ModelTransport final : public peerd::Transport {
   std::map<uint64_t, TryAnswer> tries_;  // not answered, by number
   std::vector<Receive> receives_;
   std::set<PeerId> flipped_;
-  std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not yet sent, by cookie
+  // Not yet sent, by type and cookie.
+  std::map<std::pair<FrameType, uint64_t>, std::shared_ptr<Segment>> segments_;
 };
 
 }  // namespace longhaul::sim

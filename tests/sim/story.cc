@@ -161,10 +161,6 @@ struct Details {
     return Group(m.group) + " peer=" + ToString(m.peer) + " attempt=" + ToString(m.attempt) +
            " statements=" + Number(m.statements.size()) + " " + m.what;
   }
-  std::string operator()(const control::ContributionSuspect& m) const {
-    return Group(m.group) + " tag=" + Number(m.tag) + " peer=" + ToString(m.peer) +
-           " nan=" + Number(m.nan) + " inf=" + Number(m.inf) + " " + m.norms;
-  }
   std::string operator()(const control::TryPeer& m) const {
     return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer.peer);
   }

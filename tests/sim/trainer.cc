@@ -115,7 +115,7 @@ void Trainer::Join() {
   background_steps_ = 0;
   CheckState();
   tensors_->Register();
-  Terms terms = plan_.terms;
+  control::JoinWish terms = plan_.terms;
   terms.members = std::exchange(waits_for_, 0);
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, terms);

@@ -43,7 +43,7 @@ struct TrainerPlan {
   bool rejoin = false;            // joins again after it was removed
   int64_t dawdle_us = 0;          // maximal delay before some boundaries
   bool cancels = false;           // cancels some of its ops
-  Terms terms;
+  control::JoinWish terms;
   Syncs syncs = Syncs::kNone;
   bool odd = false;  // declares other tensors than its group
 };

@@ -245,6 +245,7 @@ def test_the_time_is_within_one_percent_of_the_best_one() -> None:
     assert PROBLEMS < 500 or 0 < impossible < PROBLEMS / 10
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sort", SORTS)
 def test_64_hosts_take_less_than_ten_milliseconds(sort: str) -> None:
     rng = random.Random(f"{SEED}/{sort}")

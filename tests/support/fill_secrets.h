@@ -1,5 +1,5 @@
 // For tests: puts a marker into all secrets of a value, so that a test can look for the marker in
-// logs, journals and recordings. It finds secrets by the lists of fields (base/fields.h), so a new
+// logs and recordings. It finds secrets by the lists of fields (base/fields.h), so a new
 // message needs no change here.
 #pragma once
 

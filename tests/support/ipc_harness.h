@@ -3,7 +3,7 @@
 //
 // A Harness owns the thread, the ring, the server and its socket. The test's thread calls the
 // Harness; Run() carries work over to the reactor thread. Failures are LH_CHECKs. The ring is
-// io_uring, or epoll in a test that is compiled with LONGHAUL_TEST_ON_EPOLL.
+// io_uring, or epoll where the environment has LONGHAUL_TEST_ON_EPOLL.
 #pragma once
 
 #include <dirent.h>
@@ -44,12 +44,13 @@ class ScriptedHandler : public TrainerRequests {
   void OnJoin(const LocalJoin& join) override {
     events.push_back("join " + std::to_string(join.local.value()) + " " + ToString(join.group) +
                      " " + join.name);
-    if (!join.cohort.empty()) {
-      events.back() += " cohort " + join.cohort + " of " + std::to_string(join.cohort_size);
+    const control::JoinWish& wish = join.wish;
+    if (!wish.cohort.empty()) {
+      events.back() += " cohort " + wish.cohort + " of " + std::to_string(wish.cohort_size);
     }
-    if (join.members != 0) events.back() += " members " + std::to_string(join.members);
-    if (join.step_deadline_ms != 0) {
-      events.back() += " step_deadline_ms " + std::to_string(join.step_deadline_ms);
+    if (wish.members != 0) events.back() += " members " + std::to_string(wish.members);
+    if (wish.step_deadline_ms != 0) {
+      events.back() += " step_deadline_ms " + std::to_string(wish.step_deadline_ms);
     }
     if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
   }
@@ -213,11 +214,7 @@ class Harness {
 
  private:
   void Main(std::promise<void>* ready) {
-#ifdef LONGHAUL_TEST_ON_EPOLL
-    auto ring = MakeEpollRing();
-#else
-    auto ring = MakeUringRing(256);
-#endif
+    auto ring = getenv("LONGHAUL_TEST_ON_EPOLL") ? MakeEpollRing() : MakeUringRing(256);
     LH_CHECK(ring.ok()) << ring.status().ToString();
     Ring* const r = ring->get();
     r->SetPoll(poll_us_);

@@ -16,6 +16,8 @@ import pytest
 from testbed import Wan, uniform, why_not
 from trainer import main as trainer_main
 
+pytestmark = pytest.mark.alone
+
 MINUTES = float(os.environ.get("LONGHAUL_BAD_PATHS_MINUTES", "0.3"))
 HOSTS = 4
 # How long a call may take. A round trip takes up to 0.7 s, and a lost packet comes several round trips later.

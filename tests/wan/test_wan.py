@@ -19,6 +19,8 @@ import pytest
 from testbed import SETTINGS, EmulatorError, Wan, access_of, scenarios, settings_of, uniform, why_not
 from trainers import PATIENCE_S, all_do, trainers_of, until
 
+pytestmark = pytest.mark.alone
+
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
 
 

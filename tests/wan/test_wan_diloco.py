@@ -15,6 +15,8 @@ from diloco_trainer import FRAGMENTS, SYNC_EVERY
 from diloco_trainer import main as trainer_main
 from testbed import Wan, uniform, why_not
 
+pytestmark = pytest.mark.alone
+
 ROUNDS = int(os.environ.get("LONGHAUL_DILOCO_ROUNDS", "2"))
 PATIENCE_S = 300
 KINDS = ["DiLoCo", "AsyncDiLoCo", "StreamingDiLoCo"]

@@ -110,11 +110,6 @@ class Lhctl(unittest.TestCase):
             (["drain"], "drain needs an argument"),
             (["runs", "x"], "unexpected argument 'x'"),
             (["top", "--json"], "top prints no JSON"),
-            (["bench"], "bench needs --world-size of at least 2"),
-            (["bench", "--world-size=2", "--sizes=6"], "--sizes: '6': the elements are float32"),
-            (["bench", "--world-size=2", "--algorithm=tree"], "--algorithm: 'tree' is no algorithm"),
-            (["bench", "--world-size=2", "--seconds=0"], "--seconds: give"),
-            (["bench", "--world-size=2", "--timeout-s=0"], "--timeout-s: give"),
             (["evict", "m3"], "'m3' is not RUN/GROUP/MEMBER"),
             (["status", "demo/x"], "'x' is not a group's number"),
             (["status", "--jsno"], "unknown flag --jsno"),
@@ -281,11 +276,6 @@ class Lhctl(unittest.TestCase):
             top.stdout.close()
             self.assertNotEqual(top.wait(timeout=DEADLINE_S), 0)
 
-    def test_bench_says_that_no_peerd_is_there(self):
-        result = self.lhctl("bench", "--world-size=2", "--timeout-s=1", "--peerd=/nonexistent/peerd.sock")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("/nonexistent/peerd.sock", result.stderr)
-
     def start(self, directory, store, admin):
         ready_file = os.path.join(directory, "ready.json")
         if os.path.exists(ready_file):
@@ -325,7 +315,6 @@ class Lhctl(unittest.TestCase):
             "top",
             "events",
             "doctor",
-            "bench",
             "drain",
             "evict",
         ):

@@ -28,7 +28,6 @@
 #include "base/log.h"
 #include "base/recorder.h"
 #include "tools/lhctl/admin_client.h"
-#include "tools/lhctl/bench.h"
 #include "tools/lhctl/ca.h"
 #include "tools/lhctl/doctor.h"
 #include "tools/lhctl/examine.h"
@@ -54,8 +53,7 @@ ABSL_FLAG(int32_t, pid, -1,
           "doctor: the process of longhaul-peerd to look at; -1: the first one that runs here; 0: "
           "none");
 ABSL_FLAG(std::string, run, "",
-          "bench: name of the run, the same for all members, and used by nobody else (default: "
-          "bench); ca issue: the run that the certificate is for (default: all runs); token "
+          "ca issue: the run that the certificate is for (default: all runs); token "
           "create: the run that the token is for, or * for all runs");
 ABSL_FLAG(std::string, name, "", "ca issue: name of the holder, and of the files");
 ABSL_FLAG(std::string, role, "trainer",
@@ -80,13 +78,6 @@ ABSL_FLAG(std::vector<std::string>, host, {},
           "ca issue: DNS names and IP addresses at which a coordinator is dialled");
 ABSL_FLAG(uint32_t, days, 0,
           "ca: how long the certificate is valid; 0: ten years for init, one year for issue");
-ABSL_FLAG(uint32_t, world_size, 0, "bench: number of members to wait for; at least 2");
-ABSL_FLAG(std::string, sizes, "256,4K,1M,16M,64M", "bench: sizes of the tensor in bytes");
-ABSL_FLAG(std::string, algorithm, "auto", "bench: auto, oneshot, mesh or ring");
-ABSL_FLAG(double, seconds, 1, "bench: about how long to measure each size");
-ABSL_FLAG(uint32_t, timeout_s, 120, "bench: seconds to wait for members, or for an op");
-ABSL_FLAG(std::string, peerd, "",
-          "bench: path of the socket of longhaul-peerd; default: where trainers look for it");
 ABSL_FLAG(std::vector<std::string>, file, {},
           "dump, trace: files of --dump-dir to read, separated by commas; needs no coordinator");
 ABSL_FLAG(uint32_t, last, 0,
@@ -121,9 +112,6 @@ const ProgramInfo kInfo{
     "needs\n"
     "                             no coordinator, no peerd and no rights; takes the coordinator's\n"
     "                             address for peers, too, to try the way to it\n"
-    "  bench --world-size=N       measures all-reduce between N hosts: run it on each of them, "
-    "beside\n"
-    "                             longhaul-peerd; needs no coordinator's address\n"
     "  dump [PEER]                the flight recorder of a peer, or of the coordinator: its last "
     "ops\n"
     "                             and events; or --file=PATH: a file that a crash or a fault left\n"
@@ -394,42 +382,6 @@ int Doctor(AdminClient&, const std::string&) {
   return ExitCodeOf(findings);
 }
 
-std::atomic<bool> bench_stops{false};
-
-int Bench(AdminClient&, const std::string&) {
-  BenchOptions options;
-  options.run = absl::GetFlag(FLAGS_run);
-  if (options.run.empty()) options.run = "bench";
-  options.world_size = absl::GetFlag(FLAGS_world_size);
-  options.seconds = absl::GetFlag(FLAGS_seconds);
-  options.timeout_ms = int64_t{1000} * absl::GetFlag(FLAGS_timeout_s);
-  options.peerd = absl::GetFlag(FLAGS_peerd);
-  if (options.world_size < 2) Usage("bench needs --world-size of at least 2: the number of hosts");
-  if (!(options.seconds > 0 && options.seconds <= 3600)) Usage("--seconds: give 0.001 to 3600");
-  if (options.timeout_ms == 0) Usage("--timeout-s: give at least 1");
-  const auto sizes = ParseSizes(absl::GetFlag(FLAGS_sizes));
-  if (!sizes.ok()) Usage(absl::StrCat("--sizes: ", sizes.status().message()));
-  options.sizes = *sizes;
-  const auto algorithm = ParseAlgorithm(absl::GetFlag(FLAGS_algorithm));
-  if (!algorithm.ok()) Usage(absl::StrCat("--algorithm: ", algorithm.status().message()));
-  options.algorithm = *algorithm;
-
-  // The first signal makes this member leave. The second one ends the process.
-  struct sigaction leave {};
-  leave.sa_handler = [](int) { bench_stops = true; };
-  leave.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &leave, nullptr);
-
-  const bool json = absl::GetFlag(FLAGS_json);
-  std::vector<BenchRow> rows;
-  const absl::Status ended = RunBench(options, bench_stops, [&](const BenchRow& row) {
-    if (!json) Print(absl::StrCat(rows.empty() ? BenchHead(row.world_size) : "", BenchLine(row)));
-    rows.push_back(row);
-  });
-  if (json && !rows.empty()) Print(BenchJson(rows));
-  return ended.ok() ? 0 : Fail(ended);
-}
-
 absl::StatusOr<Recording> ReadRecordingFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes;
@@ -574,7 +526,6 @@ const std::map<std::string, Command>& Commands() {
       {"top", {0, 1, ShowTop}},
       {"events", {0, 1, Events}},
       {"doctor", {0, 0, Doctor}},
-      {"bench", {0, 0, Bench}},
       {"dump", {0, 1, Dump}},
       {"trace", {0, 1, Trace}},
       {"drain", {1, 1, Drain}},

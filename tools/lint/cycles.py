@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Checks that no C, C++ or Python files depend on each other in a circle, and no directories.
 
-A header and the source of the same name are one module. Imports for types only count, too. A directory depends on the
-directories whose headers its sources include. What its tests include does not count.
+A header and the source of the same name are one module. Imports for types only count, too, and those inside of
+functions. A directory depends on the directories whose headers its sources include. What its tests include does not
+count.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -16,7 +18,6 @@ from pathlib import Path
 import sources
 
 _SOURCE = re.compile(r"\.(c|cc|h|hpp)$")
-_IMPORT = re.compile(r"^\s*(?:from (\.*)([\w.]*) import ([^\n]*)|import (\w[\w.]*))", re.M)
 
 # Modules of old circles that nobody has broken up yet. Never add one.
 KNOWN: set[str] = set()
@@ -46,28 +47,65 @@ def _cpp(root: Path, graph: Graph) -> int:
     return len(files)
 
 
+class _Modules:
+    """The Python files, by what an import calls them."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._files = set(files)
+        self._by_name: dict[str, list[str]] = {}
+        for path in files:
+            self._by_name.setdefault(self._name(path), []).append(path)
+
+    def _name(self, path: str) -> str:
+        """The full name of a module: with the packages that it is in."""
+        parts = [] if os.path.basename(path) == "__init__.py" else [Path(path).stem]
+        above = os.path.dirname(path)
+        while f"{above}/__init__.py" in self._files:
+            parts.append(os.path.basename(above))
+            above = os.path.dirname(above)
+        return ".".join(reversed(parts))
+
+    def _below(self, directory: str, name: str) -> str | None:
+        """The file of a dotted name, as seen from a directory."""
+        base = os.path.normpath(os.path.join(directory, *name.split("."))) if name else directory
+        return next((path for path in (f"{base}.py", f"{base}/__init__.py") if path in self._files), None)
+
+    def _one(self, path: str, dots: int, name: str) -> str | None:
+        """The file that `path` means by a name with so many dots before it."""
+        directory = os.path.dirname(path)
+        if dots:
+            return self._below(os.path.join(directory, *[".."] * (dots - 1)), name)
+        # A file of the same directory. If there is none, a file elsewhere, provided that only one has this name.
+        near = None if self._below(directory, "__init__") else self._below(directory, name)
+        everywhere = self._by_name.get(name, [])
+        return near or (everywhere[0] if len(everywhere) == 1 else None)
+
+    def used_by(self, path: str, text: str) -> Iterator[tuple[str, int]]:
+        """The files that a file imports, with the lines, wherever in the file it does so.
+
+        A package runs its __init__.py before each of its modules, and this does not count: no file chooses it.
+        """
+        for node in ast.walk(ast.parse(text)):
+            wanted: list[str | None] = []
+            if isinstance(node, ast.Import):
+                wanted = [self._one(path, 0, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                for alias in node.names:
+                    # What is imported is a module, or something of one.
+                    inner = self._one(path, node.level, f"{module}.{alias.name}".lstrip("."))
+                    wanted.append(inner or self._one(path, node.level, module))
+            for used in wanted:
+                if used is not None and used != path:
+                    yield used, node.lineno  # type: ignore[attr-defined]
+
+
 def _python(root: Path, graph: Graph) -> int:
     files = list(_python_files(root))
-    by_name: dict[str, list[str]] = {}
+    modules = _Modules(files)
     for path in files:
-        by_name.setdefault(Path(path).stem, []).append(path)
-    for path in files:
-        text = (root / path).read_text()
-        for found in _IMPORT.finditer(text):
-            dots, module, names, plain = found.groups()
-            if dots and not module:
-                wanted = re.findall(r"\w+", names)  # from . import a, b
-            else:
-                wanted = [(plain or module).split(".")[0]]
-            for name in wanted:
-                # The name means a file of the same directory. If there is none, it means a file elsewhere, provided
-                # that only one has this name.
-                near = os.path.join(os.path.dirname(path), f"{name}.py")
-                everywhere = by_name.get(name, [])
-                used = near if near in everywhere else everywhere[0] if len(everywhere) == 1 and not dots else path
-                if used != path:
-                    line = sources.line_of(text, found.start(found.lastindex or 0))
-                    graph.setdefault(path, {})[used] = sources.Finding(path, line, "")
+        for used, line in modules.used_by(path, (root / path).read_text()):
+            graph.setdefault(path, {}).setdefault(used, sources.Finding(path, line, ""))
     return len(files)
 
 

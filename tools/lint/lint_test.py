@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import class_size
 import cycles
 import definitions
+import file_lists
 import layering
 import names
 import purity
@@ -58,6 +60,32 @@ class Cycles(unittest.TestCase):
         }
         self.assertEqual(findings(cycles.check, a), ["client/p/_a.py:1"])
         a["client/p/_b.py"] = "from ._c import C\n"
+        self.assertEqual(findings(cycles.check, a), [])
+
+    def test_circles_through_packages_are_found(self) -> None:
+        packages = {"client/p/__init__.py": "from ._a import A\n", "client/p/q/__init__.py": "from ._x import X\n"}
+        for down in ("from .q._x import X", "from .q import _x", "from p.q._x import X", "import p.q._x"):
+            for up in ("from .._a import A", "from .. import _a", "from p._a import A"):
+                a = {**packages, "client/p/_a.py": f"\n{down}\n", "client/p/q/_x.py": f"{up}\n"}
+                self.assertEqual(findings(cycles.check, a), ["client/p/_a.py:2"], (down, up))
+                a["client/p/q/_x.py"] = ""
+                self.assertEqual(findings(cycles.check, a), [], down)
+
+    def test_imports_count_wherever_they_are(self) -> None:
+        for text in (
+            "\ndef f():\n    from .q._x import X\n",
+            "\nif TYPE_CHECKING:\n    from .q._x import X\n",
+            "\ntry:\n    from .q._x import (\n        X,\n    )\nexcept ImportError:\n    pass\n",
+        ):
+            a = {"client/p/_a.py": text, "client/p/q/_x.py": "from .. import (\n    _a,\n)\n"}
+            self.assertEqual(findings(cycles.check, a), ["client/p/_a.py:3"], text)
+
+    def test_what_a_package_offers_is_of_its_init(self) -> None:
+        a = {"client/p/__init__.py": "from ._a import A\n", "client/p/_a.py": "from . import A\n"}
+        self.assertEqual(findings(cycles.check, a), ["client/p/__init__.py:1"])
+        # A text of the same form is no import, and a module of the standard library is no neighbour in a package.
+        a["client/p/_a.py"] = '"""\nfrom . import A\n"""\nimport json\n'
+        a["client/p/json.py"] = "from ._a import B\n"
         self.assertEqual(findings(cycles.check, a), [])
 
     def test_a_module_of_the_same_directory_is_meant(self) -> None:
@@ -220,6 +248,31 @@ class Names(unittest.TestCase):
         self.assertEqual(findings(names.check, files), ["base/a.h:2", "docs/page.md:3"])
 
 
+class FileLists(unittest.TestCase):
+    LIST = "## What a feature costs\n\nWords.\n\n*An option* (3, and its use):\n- `base/a.{h,cc}`,\n- `docs/*.md`\n\nMore.\n"
+    FILES = {"base/a.h": "", "base/a.cc": "", "docs/page.md": ""}
+
+    def test_a_list_that_is_right_passes(self) -> None:
+        self.assertEqual(findings(file_lists.check, {**self.FILES, file_lists.PAGE: self.LIST}), [])
+        elsewhere = self.LIST.replace("What a feature costs", "Style").replace("a.{h", "b.{h")
+        self.assertEqual(findings(file_lists.check, {**self.FILES, file_lists.PAGE: elsewhere}), [])
+
+    def test_a_wrong_number_and_a_missing_file_are_found(self) -> None:
+        for right, wrong in (
+            ("(3,", "(4,"),
+            ("`base/a.{h,cc}`", "`base/a.h` and its source"),
+            ("base/a.{h,cc}", "base/{a,b}.h"),
+            ("docs/*.md", "docs/*.proto"),
+            ("`docs/*.md`", "`page.md`"),
+        ):
+            files = {**self.FILES, file_lists.PAGE: self.LIST.replace(right, wrong)}
+            self.assertEqual(findings(file_lists.check, files), ["CONTRIBUTING.md:5"], wrong)
+
+    def test_a_file_in_other_words_of_the_section_has_to_exist(self) -> None:
+        files = {**self.FILES, file_lists.PAGE: self.LIST.replace("More.", "More in `base/b.h`.")}
+        self.assertEqual(findings(file_lists.check, files), ["CONTRIBUTING.md:9"])
+
+
 class Definitions(unittest.TestCase):
     A = "namespace n {\nclass A final : public B {\n};\n}  // namespace n\n"
 
@@ -238,6 +291,27 @@ class Definitions(unittest.TestCase):
         )
         for other in others:
             self.assertEqual(findings(definitions.check, {"base/a.h": self.A, "peerd/a.cc": other}), [])
+
+
+class ClassSize(unittest.TestCase):
+    HEADER = "namespace n {\nclass A {\n};\nstruct B {\n};\n}  // namespace n\n"
+
+    def test_a_class_is_counted_over_all_its_files(self) -> None:
+        long = "namespace n {\nabsl::Status A::F(int x) {\n" + "  ++x;\n" * 700 + "}\n}  // namespace n\n"
+        files = {"base/a.h": self.HEADER, "base/a.cc": long, "base/a_more.cc": long.replace("A::F", "A::G")}
+        self.assertEqual(findings(class_size.check, files), ["base/a.h:1"])
+        files["base/a_more.cc"] = files["base/a_more.cc"].replace("A::G", "B::G")
+        files["base/b.h"] = self.HEADER.replace("class A", "class C").replace("struct B", "struct D")
+        self.assertEqual(findings(class_size.check, files), ["base/a.h:1"])
+        files["base/a.h"] = self.HEADER.replace("struct B {\n};\n", "")
+        files["base/b.h"] = "namespace n {\nstruct B {\n};\n}  // namespace n\n"
+        self.assertEqual(findings(class_size.check, files), [])
+
+    def test_a_file_without_classes_counts_and_tests_do_not(self) -> None:
+        long = "// A line.\n" * 1300
+        self.assertEqual(findings(class_size.check, {"base/a.cc": long}), ["base/a.cc:1"])
+        self.assertEqual(findings(class_size.check, {"client/python/longhaul/a.py": long}), ["client/python/longhaul/a.py:1"])
+        self.assertEqual(findings(class_size.check, {"base/a_test.cc": long, "tests/sim/a.cc": long}), [])
 
 
 class Purity(unittest.TestCase):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that pure code uses no clock, thread, socket, randomness or container in hash order.
 
-Pure code computes from its inputs alone, so that a simulation or a journal can replay it exactly. Time, random bytes
+Pure code computes from its inputs alone, so that a simulation can replay it exactly. Time, random bytes
 and the results of slow work reach it as events.
 """
 

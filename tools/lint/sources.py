@@ -113,4 +113,4 @@ def main(check: Callable[[Path], tuple[int, list[Finding]]], title: str, advice:
 
 
 if __name__ == "__main__":
-    sys.exit("run cycles.py, definitions.py, layering.py, names.py or purity.py")
+    sys.exit("run cycles.py, definitions.py, file_lists.py, layering.py, names.py or purity.py")

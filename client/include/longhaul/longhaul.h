@@ -300,11 +300,13 @@ typedef struct lh_join_options {
  * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. The text says what
  * it waited for; with `members`, who has come and who has left again. LH_UNAVAILABLE:
  * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or
- * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why. */
+ * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why.
+ * LH_INVALID_ARGUMENT: the text names the option. */
 LH_API lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** comm_out);
 /* lh_join() without waiting. *comm_out can be used once lh_op_wait(*op_out) has returned LH_OK. In
  * every other case free it with lh_comm_free(), which also withdraws a request to join that is
- * still open. options->timeout_ms is not used. */
+ * still open. options->timeout_ms is not used. peerd checks most options, so a wrong one may be the
+ * outcome of *op_out. */
 LH_API lh_status lh_join_start(lh_client* client, const lh_join_options* options,
                                lh_comm** comm_out, lh_op** op_out);
 
@@ -321,9 +323,12 @@ LH_API void lh_comm_free(lh_comm* comm);
 
 typedef struct lh_world_info {
   uint32_t struct_size;
-  uint32_t rank;       /* of this member: 0 to size - 1; may change with the epoch */
-  uint32_t size;       /* all members, those in the background included */
-  uint32_t pending;    /* as lh_pending() */
+  uint32_t rank; /* of this member: 0 to size - 1; may change with the epoch */
+  uint32_t size; /* all members, those in the background included */
+  /* Newcomers that the next step boundary may admit, as peerd last reported them. A newcomer that
+   * the members' hosts cannot reach does not count. When lh_begin_step() returns, the newcomers
+   * that it admitted are no longer counted. */
+  uint32_t pending;
   uint64_t epoch;      /* number of the agreed membership; rises with every change */
   uint64_t member_id;  /* of this member; unique in the run, never changes */
   uint32_t background; /* 1: this member's input is not in the results yet (LH_BACKGROUND) */
@@ -340,10 +345,6 @@ typedef struct lh_world_info {
  * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:
  * peerd died. */
 LH_API lh_status lh_world(lh_comm* comm, lh_world_info* info);
-/* Gives the number of newcomers that the next step boundary may admit, as peerd last reported it. A
- * newcomer that the members' hosts cannot reach does not count. When lh_begin_step() returns, the
- * newcomers that it admitted are no longer counted. Errors: as lh_world(). */
-LH_API lh_status lh_pending(lh_comm* comm, uint32_t* count_out);
 /* Gives the ids of all members of the current epoch, in rank order. Writes at most `capacity` ids
  * to `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing
  * while the ids were read, or peerd does not answer. */
@@ -386,8 +387,6 @@ LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* in
  * peerd drains. */
 LH_API lh_status lh_begin_step(lh_comm* comm, int64_t timeout_ms);
 LH_API lh_status lh_begin_step_start(lh_comm* comm, lh_op** op_out);
-/* The same as lh_begin_step(). */
-LH_API lh_status lh_admit(lh_comm* comm, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------ operations */
 
@@ -494,7 +493,8 @@ typedef struct lh_all_reduce_options {
  * Returns: LH_OK and a new operation in *op_out, or an error and NULL in *op_out.
  * LH_FAILED_PRECONDITION: source or target shares memory with a tensor of a state that is in a
  * sync; or target shares memory with a state that peerd fetches in the background
- * (lh_state_take()). LH_INVALID_ARGUMENT, LH_UNAVAILABLE, LH_EVICTED: the text says why.
+ * (lh_state_take()). LH_INVALID_ARGUMENT: the call's structs or memory cannot be used. (Other wrong
+ * options are found by peerd, and are an outcome.) LH_UNAVAILABLE, LH_EVICTED: the text says why.
  *
  * Outcomes, and what the buffers hold then:
  * LH_OK                every member that stays in the group has the same bytes in its target
@@ -502,8 +502,9 @@ typedef struct lh_all_reduce_options {
  *                      was cancelled (lh_op_cancel()); source is unchanged
  * LH_TOO_FEW_MEMBERS   too few members contribute, or their weights sum to 0, at all members;
  *                      source is unchanged
- * LH_INVALID_ARGUMENT  the members' calls differ in an option that has to be the same, at all
- *                      members; or the tag is in use; source is unchanged
+ * LH_INVALID_ARGUMENT  an option is wrong, or the tag is in use: the text names it, and only this
+ *                      member's operation ends; or the members' calls differ in an option that has
+ *                      to be the same, at all members. source is unchanged
  * LH_EVICTED           this member was removed; source is unchanged
  * LH_UNAVAILABLE       peerd refused the operation for lack of memory or room, and source is
  *                      unchanged; or peerd stopped or died (lh_client_check()), and the other

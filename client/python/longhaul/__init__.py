@@ -50,7 +50,8 @@ from ._join import join
 from ._op_info import OpInfo
 from ._quant import Quant
 from ._run import run
-from ._state import Progress, State, SyncInfo
+from ._state import State
+from ._sync_info import Progress, SyncInfo
 from ._version import __version__
 from ._work import Work, wait_any
 from ._world import MemberInfo, World

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import array
 import ctypes
-import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from . import _native
 from ._arena import Client
@@ -15,51 +15,41 @@ from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code
 from ._member import Member
 from ._op_info import OpInfo, op_info
 from ._quant import set_quantize
-from ._tensor import Elements, elements_of, numbers, plain_tensors
+from ._tensor import Elements, Tensors, tensors_of
 from ._work import Op, Work, abandon, result_of
 
 Counts = Sequence[int]
 
-_MEMBER_ID_MAX = (1 << 64) - 1
-_LENGTH_MAX = (1 << 48) - 1
-
-
-# Where tensors are: their elements, or their addresses. An address of 0 belongs to a tensor without elements.
-_Places = Union[list[Elements], "array.array[int]", None]
-
-
-def _addresses(places: _Places) -> Iterable[int]:
-    if places is None:
-        return ()
-    if isinstance(places, array.array):
-        return filter(None, places)
-    return [each.address for each in places if each.count]
+_NUMBER_MAX = (1 << 64) - 1
 
 
 class _Of(NamedTuple):
-    """What an op is of: a text for errors, what has to stay alive meanwhile, and what the op reads and writes.
+    """What an op is of: a text for errors, what has to stay alive meanwhile, and the addresses that it reads and writes.
 
     staged: the tensors on a GPU.
     """
 
     text: str
     owners: tuple[Any, ...]
-    reads: _Places = None
-    writes: _Places = None
+    reads: Sequence[int] = ()
+    writes: Sequence[int] = ()
     staged: Staged | None = None
-
-
-#: Gives the sources and targets that are on a GPU their addresses.
-_Stage = Callable[[list[Elements] | None, list[Elements] | None], Staged | None]
 
 
 # ------------------------------------------------------------------ options
 
 
+def _options(name: str, op: str | None = None) -> Any:
+    options: Any = _native.COLLECTIVES[name]()
+    if op is not None:
+        options.op = code_of(_native.REDUCE_OPS, op, "op")
+    return options
+
+
 def _set_participants(options: Any, value: Iterable[int] | None) -> None:
     if value is None:
         return
-    ids = [number_of(each, "a member id of participants", _MEMBER_ID_MAX) for each in value]
+    ids = [number_of(each, "a member id of participants", _NUMBER_MAX) for each in value]
     if not ids:
         raise InvalidArgument("participants is empty; give the ids of the members that take part, or None for all")
     options.participants = (ctypes.c_uint64 * len(ids))(*ids)
@@ -101,22 +91,9 @@ _SETTERS: dict[str, Callable[[Any, Any], None]] = {
 # ------------------------------------------------------------------ tensors
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _side(value: Any, name: str, written: bool) -> list[Elements]:
-    """The elements of a tensor, or of those of a list."""
-    if not _is_list(value):
-        return [elements_of(value, name, written)]
-    if not value:
-        raise InvalidArgument("the list of tensors is empty; give at least one tensor")
-    return [elements_of(each, f"{name}[{i}]", written) for i, each in enumerate(value)]
-
-
 def _check_lists(tensor: Any, out: Any, tensor_name: str, out_name: str) -> None:
-    count = len(tensor) if _is_list(tensor) else None
-    if count != (len(out) if _is_list(out) else None):
+    count, out_count = (len(each) if isinstance(each, (list, tuple)) else None for each in (tensor, out))
+    if count != out_count:
         said = "one tensor" if count is None else f"a list of {count}"
         raise InvalidArgument(
             f"{tensor_name} is {said}; {out_name} must be "
@@ -124,150 +101,110 @@ def _check_lists(tensor: Any, out: Any, tensor_name: str, out_name: str) -> None
         )
 
 
-def _at(name: str, index: int, several: bool) -> str:
-    return f"{name}[{index}]" if several else name
+def _first(differs: Iterable[bool]) -> int:
+    """The number of the first tensor that differs. There is one."""
+    return next(i for i, each in enumerate(differs) if each)
 
 
-def _check_alike(sources: list[Elements], targets: list[Elements], several: bool) -> None:
-    for i, (source, target) in enumerate(zip(sources, targets)):
-        if (target.shape, target.dtype) != (source.shape, source.dtype):
-            name, out_name = _at("tensor", i, several), _at("out", i, several)
-            raise InvalidArgument(
-                f"{out_name} is {target.dtype} {list(target.shape)}, {name} is {source.dtype} {list(source.shape)}; "
-                "pass an out of the same dtype and shape"
-            )
+def _alike(tensor: Any, out: Any) -> tuple[Tensors, Tensors]:
+    """A tensor, and where a result like it goes. out None: in place."""
+    if out is None:
+        sources = tensors_of(tensor, "tensor", written=True)
+        return sources, sources
+    _check_lists(tensor, out, "tensor", "out")
+    sources, targets = tensors_of(tensor, "tensor", written=False), tensors_of(out, "out", written=True)
+    shapes, out_shapes = sources.shapes, targets.shapes
+    if sources.dtypes != targets.dtypes or shapes != out_shapes:
+        i = _first(map(operator.ne, zip(sources.dtypes, shapes), zip(targets.dtypes, out_shapes)))
+        raise InvalidArgument(
+            f"{targets.name_of(i)} is {targets.dtypes[i]} {list(out_shapes[i])}, {sources.name_of(i)} is "
+            f"{sources.dtypes[i]} {list(shapes[i])}; pass an out of the same dtype and shape"
+        )
+    return sources, targets
 
 
-def _set_slices(
-    options: Any,
-    sources: array.array[int] | None,
-    targets: array.array[int] | None,
-    counts: array.array[int],
-    dtypes: array.array[int],
-) -> None:
+def _errors_of(tensor: Any, error: Any, sources: Tensors) -> Tensors | None:
+    """The errors of a quantized op. sources: its input, `tensor`."""
+    if error is None:
+        return None
+    _check_lists(tensor, error, "tensor", "error")
+    errors = tensors_of(error, "error", written=True)
+    if errors.counts != sources.counts or set(errors.dtypes) != {"float32"}:
+        i = _first(
+            dtype != "float32" or count != own
+            for dtype, count, own in zip(errors.dtypes, errors.counts, sources.counts)
+        )
+        raise InvalidArgument(
+            f"{errors.name_of(i)} is {errors.dtypes[i]} with {errors.counts[i]} elements, {sources.name_of(i)} has "
+            f"{sources.counts[i]}; an error is float32 and has as many elements as its tensor"
+        )
+    if errors.elements is not None:
+        i = _first(each.copier is not None for each in errors.elements)
+        raise InvalidArgument(f"{errors.name_of(i)} is on a GPU; keep errors in host memory")
+    return errors
+
+
+def _numbers(values: Iterable[int]) -> array.array[int]:
+    return array.array("Q", values)
+
+
+def _set_slices(options: Any, sources: Tensors | None, targets: Tensors | None, counts: list[int]) -> None:
     # The fields of lh_slice, one after the other: for thousands of tensors this takes a fifth of the time of a loop.
-    fields = array.array("Q", bytes(ctypes.sizeof(_native.Slice) * len(counts)))
+    fields = _numbers(bytes(ctypes.sizeof(_native.Slice) * len(counts)))
+    known = sources or targets
+    assert known is not None
+    first = _numbers(known.addresses)
     if sources is not None:
-        fields[0::4] = sources
+        fields[0::4] = first
     if targets is not None:
-        fields[1::4] = targets
-    fields[2::4] = counts
-    fields[3::4] = dtypes  # and lh_slice.zero
+        fields[1::4] = first if targets is known else _numbers(targets.addresses)
+    fields[2::4] = _numbers(counts)
+    kinds = set(known.dtypes)
+    codes = _numbers(map(_native.DTYPES.__getitem__, kinds if len(kinds) == 1 else known.dtypes))
+    fields[3::4] = codes * len(counts) if len(kinds) == 1 else codes  # and lh_slice.zero
     options.slices = (_native.Slice * len(counts)).from_buffer(fields)
     options.slice_count = len(counts)
 
 
-def _set_tensors(
-    stage: _Stage,
-    options: Any,
-    several: bool,
-    sources: list[Elements] | None,
-    targets: list[Elements] | None,
-    counts: list[int],
-) -> _Of:
-    """Fills in the tensors. counts: the elements of each; in parts: of one part."""
-    known = sources or targets or []
-    owners = tuple(each.owner for side in (sources, targets) if side is not None for each in side)
-    staged = stage(sources, targets)
-    if several:
-        _set_slices(
-            options,
-            None if sources is None else numbers([each.address for each in sources]),
-            None if targets is None else numbers([each.address for each in targets]),
-            numbers(counts),
-            numbers([_native.DTYPES[each.dtype] for each in known]),
-        )
-        return _Of(f" of {len(known)} tensors", owners, sources, targets, staged)
-    if sources is not None:
-        options.source = sources[0].address
-    if targets is not None:
-        options.target = targets[0].address
-    options.count = counts[0]
-    options.dtype = _native.DTYPES[known[0].dtype]
-    return _Of(f" of {known[0].dtype} x {known[0].count}", owners, sources, targets, staged)
-
-
-def _alike(stage: _Stage, options: Any, tensor: Any, out: Any, *, source: bool = True, target: bool = True) -> _Of:
-    """Fills in tensors whose results are like them. out None: in place. source, target: what this member needs."""
-    several = _is_list(tensor)
-    if out is not None and target:
-        _check_lists(tensor, out, "tensor", "out")
-    elif several:
-        plain = plain_tensors(tensor, target)
-        if plain is not None:
-            addresses, counts, dtypes = plain
-            reads, writes = addresses if source else None, addresses if target else None
-            _set_slices(options, reads, writes, counts, dtypes)
-            return _Of(f" of {len(tensor)} tensors", tuple(tensor), reads, writes)
-    sources = _side(tensor, "tensor", written=target and out is None)
-    targets = None
-    if target and out is None:
-        targets = sources
-    elif target:
-        targets = _side(out, "out", written=True)
-        _check_alike(sources, targets, several)
-    return _set_tensors(stage, options, several, sources if source else None, targets, [each.count for each in sources])
-
-
-def _set_errors(options: Any, tensor: Any, error: Any, of: _Of) -> _Of:
-    """Fills in the errors of a quantized op. tensor: its input."""
-    if error is None:
-        return of
-    _check_lists(tensor, error, "tensor", "error")
-    several = _is_list(tensor)
-    errors = _side(error, "error", written=True)
-    for i, (source, each) in enumerate(zip(_side(tensor, "tensor", written=False), errors)):
-        name, error_name = _at("tensor", i, several), _at("error", i, several)
-        if each.dtype != "float32" or each.count != source.count:
-            raise InvalidArgument(
-                f"{error_name} is {each.dtype} with {each.count} elements, {name} has {source.count}; "
-                "an error is float32 and has as many elements as its tensor"
-            )
-        if each.copier is not None:
-            raise InvalidArgument(f"{error_name} is on a GPU; keep errors in host memory")
-    addresses = [each.address for each in errors]
-    if several:
-        options.errors = (ctypes.c_void_p * len(errors))(*addresses)
-    else:
-        options.error = addresses[0]
-    owners = (*of.owners, *(each.owner for each in errors))
-    writes: _Places = numbers([*_addresses(of.writes), *filter(None, addresses)])
-    return of._replace(owners=owners, writes=writes)
-
-
 def _lengths(counts: Counts, name: str) -> list[int]:
-    return [number_of(each, f"{name}[{i}]", _LENGTH_MAX) for i, each in enumerate(counts)]
+    return [number_of(each, f"{name}[{i}]", _NUMBER_MAX) for i, each in enumerate(counts)]
 
 
-def _check_counts(counts: list[int], whole: Elements, counts_name: str, whole_name: str) -> None:
-    if sum(counts) != whole.count:
+def _check_counts(counts: list[int], whole: Tensors, counts_name: str) -> None:
+    if sum(counts) != whole.counts[0]:
         raise InvalidArgument(
-            f"{counts_name} has {sum(counts)} elements in all, {whole_name} has {whole.count}; they need the same number"
+            f"{counts_name} has {sum(counts)} elements in all, {whole.name} has {whole.counts[0]}; they need the same "
+            "number"
         )
 
 
-def _world_of(
-    wholes: list[Elements], parts: list[Elements], whole_name: str, part_name: str, several: bool
-) -> int | None:
+def _check_dtypes(wholes: Tensors, parts: Tensors) -> None:
+    if wholes.dtypes != parts.dtypes:
+        i = _first(map(operator.ne, wholes.dtypes, parts.dtypes))
+        raise InvalidArgument(
+            f"{wholes.name_of(i)} is {wholes.dtypes[i]}, {parts.name_of(i)} is {parts.dtypes[i]}; they need the same dtype"
+        )
+
+
+def _world_of(wholes: Tensors, parts: Tensors) -> int | None:
     """The number of equal parts in each whole. None: no part has an element, so the number may be any."""
-    world = None
-    for i, (whole, part) in enumerate(zip(wholes, parts)):
-        w, p = _at(whole_name, i, several), _at(part_name, i, several)
-        if whole.dtype != part.dtype:
-            raise InvalidArgument(f"{w} is {whole.dtype}, {p} is {part.dtype}; they need the same dtype")
-        fits = whole.count == 0 if part.count == 0 else whole.count > 0 and whole.count % part.count == 0
-        here = whole.count // part.count if fits and part.count else world
-        if not fits or (world is not None and here != world):
-            raise InvalidArgument(
-                f"{w} has {whole.count} elements, {p} has {part.count}; "
-                f"{w} needs as many as {p} for each member of the group"
-            )
-        world = here
+    _check_dtypes(wholes, parts)
+    world = next((whole // part for whole, part in zip(wholes.counts, parts.counts) if part), None)
+    due = [part * (world or 0) for part in parts.counts]
+    if wholes.counts != due or world == 0:
+        i = _first(
+            whole != right or (part > 0 and whole == 0) for whole, right, part in zip(wholes.counts, due, parts.counts)
+        )
+        w, p = wholes.name_of(i), parts.name_of(i)
+        raise InvalidArgument(
+            f"{w} has {wholes.counts[i]} elements, {p} has {parts.counts[i]}; "
+            f"{w} needs as many as {p} for each member of the group"
+        )
     return world
 
 
-def _check_one(several: bool) -> None:
-    if several:
+def _check_one(tensors: Tensors) -> None:
+    if tensors.several:
         raise InvalidArgument(
             "counts is given for a list; the parts of a list are equal, so pass one tensor, or no counts"
         )
@@ -281,7 +218,7 @@ def _name_member(options: Any, field: str, rank: int | None, member: int | None,
     """Fills in a root or partner. name: what the arguments are called."""
     name = name or field
     if member is not None:
-        number = number_of(member, f"{name}_member", _MEMBER_ID_MAX)
+        number = number_of(member, f"{name}_member", _NUMBER_MAX)
         if number == 0:
             raise InvalidArgument(f"{name}_member is 0, which is no member; give an id from comm.members")
         setattr(options, f"{field}_member", number)
@@ -309,79 +246,79 @@ class Collectives:
         self._starter = Starter()
 
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
-        options = _native.AllReduceOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
-        of = _alike(self._stage, options, tensor, out)
-        of = _set_errors(options, tensor, more.pop("error", None), of)
-        return self._start("all_reduce", owner, options, of, **more)
+        options = _options("all_reduce", op)
+        sources, targets = _alike(tensor, out)
+        errors = _errors_of(tensor, more.pop("error", None), sources)
+        return self._start("all_reduce", owner, options, self._fill(options, sources, targets, errors), **more)
 
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.ReduceOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
-        of = _alike(self._stage, options, tensor, out, target=self._is_root(options, root, root_member))
-        return self._start("reduce", owner, options, of, **more)
-
-    def reduce_scatter(
-        self, owner: object, tensor: Any, op: str, out: Any, counts: Counts | None, more: dict[str, Any]
-    ) -> OpInfo | Work:
-        options = _native.ReduceScatterOptions()
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
-        error = more.pop("error", None)
-        of = self._parts(options, (tensor, "tensor"), (out, "out"), counts, more)
-        of = _set_errors(options, tensor, error, of)
-        return self._start("reduce_scatter", owner, options, of, **more)
-
-    def all_gather(
-        self, owner: object, tensor: Any, out: Any, counts: Counts | None, more: dict[str, Any]
-    ) -> OpInfo | Work:
-        options = _native.AllGatherOptions()
-        of = self._parts(options, (out, "out"), (tensor, "tensor"), counts, more)
-        return self._start("all_gather", owner, options, of, **more)
+        options = _options("reduce", op)
+        targets = None
+        if self._is_root(options, root, root_member):
+            sources, targets = _alike(tensor, out)
+        else:
+            sources = tensors_of(tensor, "tensor", written=False)
+        return self._start("reduce", owner, options, self._fill(options, sources, targets), **more)
 
     def broadcast(
         self, owner: object, tensor: Any, root: int, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.BroadcastOptions()
+        options = _options("broadcast")
         _name_member(options, "root", root, root_member)
-        return self._start("broadcast", owner, options, _alike(self._stage, options, tensor, out), **more)
+        return self._start("broadcast", owner, options, self._fill(options, *_alike(tensor, out)), **more)
 
-    def gather(
+    def in_parts(
         self,
+        name: str,
         owner: object,
         tensor: Any,
-        root: int,
-        root_member: int | None,
         out: Any,
         counts: Counts | None,
         more: dict[str, Any],
+        *,
+        op: str | None = None,
+        root: tuple[int, int | None] | None = None,
     ) -> OpInfo | Work:
-        options = _native.GatherOptions()
-        if not self._is_root(options, root, root_member):
-            out = None
-        elif out is None:
-            raise InvalidArgument("out is None; this member is the root of the gather, so it needs an out")
-        of = self._parts(options, (out, "out"), (tensor, "tensor"), counts, more)
-        return self._start("gather", owner, options, of, **more)
+        """Collectives whose tensor, or out, has a part for each member, while the other one is a part.
 
-    def scatter(
-        self,
-        owner: object,
-        tensor: Any,
-        root: int,
-        root_member: int | None,
-        out: Any,
-        counts: Counts | None,
-        more: dict[str, Any],
-    ) -> OpInfo | Work:
-        options = _native.ScatterOptions()
-        if not self._is_root(options, root, root_member):
-            tensor = None
-        elif tensor is None:
-            raise InvalidArgument("tensor is None; this member is the root of the scatter, so it needs a tensor")
-        of = self._parts(options, (tensor, "tensor"), (out, "out"), counts, more)
-        return self._start("scatter", owner, options, of, **more)
+        root: rank and member id. Only the root has the whole then.
+        """
+        options = _options(name, op)
+        gathers = name.endswith("gather")
+        part_name, part, whole_name, whole = (
+            ("tensor", tensor, "out", out) if gathers else ("out", out, "tensor", tensor)
+        )
+        if root is not None and not self._is_root(options, *root):
+            whole = None
+        elif root is not None and whole is None:
+            raise InvalidArgument(
+                f"{whole_name} is None; this member is the root of the {name}, so it needs "
+                + ("an out" if gathers else "a tensor")
+            )
+        parts = tensors_of(part, part_name, written=not gathers)
+        wholes = world = None
+        if whole is not None:
+            _check_lists(part, whole, part_name, whole_name)
+            wholes = tensors_of(whole, whole_name, written=gathers)
+        if counts is not None:
+            _check_one(parts)
+            lengths = _lengths(counts, "counts")
+            if wholes is not None:
+                _check_dtypes(wholes, parts)
+                _check_counts(lengths, wholes, "counts")
+            world = len(lengths)
+            options.counts = _c_numbers(lengths or [0])
+        elif wholes is not None:
+            world = _world_of(wholes, parts)
+        options.world = world or self._world(more)
+        errors = None
+        if wholes is not None and hasattr(options, "error"):
+            errors = _errors_of(tensor, more.pop("error", None), wholes)
+        sources, targets = (parts, wholes) if gathers else (wholes, parts)
+        of = self._fill(options, sources, targets, errors, counts=parts.counts)
+        return self._start(name, owner, options, of, **more)
 
     def all_to_all(
         self,
@@ -392,25 +329,24 @@ class Collectives:
         out_counts: Counts | None,
         more: dict[str, Any],
     ) -> OpInfo | Work:
-        options = _native.AllToAllOptions()
-        several = _is_list(tensor)
+        options = _options("all_to_all")
         _check_lists(tensor, out, "tensor", "out")
-        sources = _side(tensor, "tensor", written=False)
-        targets = _side(out, "out", written=True)
+        sources, targets = tensors_of(tensor, "tensor", written=False), tensors_of(out, "out", written=True)
         if (counts is None) != (out_counts is None):
             raise InvalidArgument("give counts and out_counts, or neither")
-        for i, (source, target) in enumerate(zip(sources, targets)):
-            if source.dtype != target.dtype or (counts is None and source.count != target.count):
-                name, out_name = _at("tensor", i, several), _at("out", i, several)
-                raise InvalidArgument(
-                    f"{name} is {source.dtype} x {source.count}, {out_name} is {target.dtype} x {target.count}; they need "
-                    "the same dtype and number of elements"
-                )
+        if sources.dtypes != targets.dtypes or (counts is None and sources.counts != targets.counts):
+            said = [list(zip(side.dtypes, side.counts)) for side in (sources, targets)]
+            i = _first(map(operator.ne, *said)) if counts is None else 0
+            (dtype, count), (out_dtype, out_count) = said[0][i], said[1][i]
+            raise InvalidArgument(
+                f"{sources.name_of(i)} is {dtype} x {count}, {targets.name_of(i)} is {out_dtype} x {out_count}; they need "
+                "the same dtype and number of elements"
+            )
         if counts is not None and out_counts is not None:
-            _check_one(several)
+            _check_one(sources)
             gives, gets = _lengths(counts, "counts"), _lengths(out_counts, "out_counts")
-            _check_counts(gives, sources[0], "counts", "tensor")
-            _check_counts(gets, targets[0], "out_counts", "out")
+            _check_counts(gives, sources, "counts")
+            _check_counts(gets, targets, "out_counts")
             if len(gives) != len(gets) or not gives:
                 raise InvalidArgument(
                     f"counts has {len(gives)} lengths, out_counts has {len(gets)}; give one for each member in both"
@@ -418,52 +354,106 @@ class Collectives:
             options.world = len(gives)
             options.counts = _c_numbers(gives)
             options.target_counts = _c_numbers(gets)
-            of = _set_tensors(self._stage, options, several, sources, targets, [0])
-            return self._start("all_to_all", owner, options, of, **more)
-        options.world = world = self._world(more)
-        for i, source in enumerate(sources):
-            if source.count % world:
+            each = [0]
+        else:
+            options.world = world = self._world(more)
+            each = [count // world for count in sources.counts]
+            if sources.counts != [world * count for count in each]:
+                i = _first(count % world != 0 for count in sources.counts)
                 raise InvalidArgument(
-                    f"{_at('tensor', i, several)} has {source.count} elements, and {world} members take part; "
+                    f"{sources.name_of(i)} has {sources.counts[i]} elements, and {world} members take part; "
                     "it needs a part of the same length for each"
                 )
-        of = _set_tensors(
-            self._stage, options, several, sources, targets, [source.count // world for source in sources]
-        )
+        of = self._fill(options, sources, targets, counts=each)
         return self._start("all_to_all", owner, options, of, **more)
 
     def send(
         self, owner: object, tensor: Any, to: int | None, to_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.SendOptions()
+        options = _options("send")
         _name_member(options, "to", to, to_member)
-        return self._start("send", owner, options, _alike(self._stage, options, tensor, None, target=False), **more)
+        sources = tensors_of(tensor, "tensor", written=False)
+        return self._start("send", owner, options, self._fill(options, sources, None), **more)
 
     def recv(
         self, owner: object, tensor: Any, source: int | None, source_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _native.RecvOptions()
+        options = _options("recv")
         _name_member(options, "from", source, source_member, "source")
-        return self._start("recv", owner, options, _alike(self._stage, options, tensor, None, source=False), **more)
+        targets = tensors_of(tensor, "tensor", written=True)
+        return self._start("recv", owner, options, self._fill(options, None, targets), **more)
 
     def barrier(self, owner: object, more: dict[str, Any]) -> OpInfo | Work:
-        return self._start("barrier", owner, _native.BarrierOptions(), _Of("", ()), **more)
+        return self._start("barrier", owner, _options("barrier"), _Of("", ()), **more)
 
     def reduce_numbers(
         self, owner: object, values: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
     ) -> OpInfo:
         """Reduces a small array of numbers in place."""
-        elements = [Elements(ctypes.addressof(values), len(values), "uint64", (len(values),), values)]
-        options = _native.AllReduceOptions()
-        options.op = _native.REDUCE_OPS[op]
-        of = _set_tensors(self._stage, options, False, elements, elements, [len(values)])
+        elements = Elements(ctypes.addressof(values), len(values), "uint64", (len(values),), values)
+        numbers = Tensors.one("numbers", elements)
+        options = _options("all_reduce", op)
+        of = self._fill(options, numbers, numbers)
         info = self._start("all_reduce", owner, options, of, tag=tag, timeout=timeout)
         assert isinstance(info, OpInfo)
         return info
 
+    def _fill(
+        self,
+        options: Any,
+        sources: Tensors | None,
+        targets: Tensors | None,
+        errors: Tensors | None = None,
+        *,
+        counts: list[int] | None = None,
+    ) -> _Of:
+        """Fills in the tensors. In place: sources and targets are one object. counts: the elements of each; in parts: of
+        one part; None: those of the sources, or the targets."""
+        known = sources or targets
+        assert known is not None
+        counts = known.counts if counts is None else counts
+        staged = self._stage(sources, targets)
+        if known.several:
+            text = f" of {len(counts)} tensors"
+            _set_slices(options, sources, targets, counts)
+            if errors is not None:
+                options.errors = (ctypes.c_void_p * len(counts))(*errors.addresses)
+        else:
+            text = f" of {known.dtypes[0]} x {known.counts[0]}"
+            if sources is not None:
+                options.source = sources.addresses[0]
+            if targets is not None:
+                options.target = targets.addresses[0]
+            if errors is not None:
+                options.error = errors.addresses[0]
+            options.count = counts[0]
+            options.dtype = _native.DTYPES[known.dtypes[0]]
+        owners = known.owners
+        reads = [] if sources is None or sources is targets else sources.places()
+        writes = [] if targets is None else targets.places()
+        if targets is not None and targets is not known:
+            owners = (*owners, *targets.owners)
+        if errors is not None:
+            owners = (*owners, *errors.owners)
+            writes = [*writes, *errors.places()]
+        return _Of(text, owners, reads, writes, staged)
+
+    def _stage(self, sources: Tensors | None, targets: Tensors | None) -> Staged | None:
+        """Gives tensors of a GPU places in host memory. None: all are in host memory already."""
+        rows = [None if side is None else side.elements for side in (sources, targets)]
+        if rows == [None, None]:
+            return None
+        from .torch._staging import place  # not needed for CPU tensors
+
+        staged = place(self._client, self._pools, *rows)
+        for side in (sources, targets):
+            if side is not None and side.elements is not None:
+                side.addresses = [each.address for each in side.elements]
+        return staged
+
     def _note_written(self, op: Op, of: _Of) -> None:
-        op.written = tuple(_addresses(of.writes))
-        self._client.written.update(dict.fromkeys(op.written, op))
+        op.written = of.writes
+        self._client.written.update(dict.fromkeys(of.writes, op))
 
     def _check_not_written(self, name: str, of: _Of) -> None:
         """Raises FailedPrecondition if an op in flight writes one of the tensors.
@@ -471,24 +461,13 @@ class Collectives:
         It finds tensors that begin at the same place. Whoever gives an op a part of another op's tensor is on their own.
         """
         written = self._client.written
-        for address in itertools.chain(_addresses(of.reads), _addresses(of.writes)):
+        for address in (written.keys() & of.reads) | (written.keys() & of.writes):
             other = written.get(address)
             if other is not None and not other.poll():
                 raise FailedPrecondition(
                     f"{name}{of.text}: an op in flight ({other.what}) writes the same tensor; wait for that op first, or "
                     "give this one another tensor"
                 )
-
-    def _stage(self, sources: list[Elements] | None, targets: list[Elements] | None) -> Staged | None:
-        """Gives tensors of a GPU places in host memory. None: all are in host memory already."""
-        for side in (sources, targets):
-            if side is not None and any(each.copier is not None for each in side):
-                break
-        else:
-            return None
-        from .torch._staging import place  # not needed for CPU tensors
-
-        return place(self._client, self._pools, sources, targets)
 
     def _is_root(self, options: Any, root: int, root_member: int | None) -> bool:
         """Names the root. Returns whether this member is the root."""
@@ -509,33 +488,6 @@ class Collectives:
             return self._member.world().world_size
         more["participants"] = ids = tuple(participants)
         return len(set(ids).intersection(self._member.members())) or 1
-
-    def _parts(
-        self, options: Any, whole: tuple[Any, str], part: tuple[Any, str], counts: Counts | None, more: dict[str, Any]
-    ) -> _Of:
-        """Fills in a tensor with a part for each member, and one part. The whole is None if this member needs none."""
-        (whole_value, whole_name), (part_value, part_name) = whole, part
-        several = _is_list(part_value)
-        parts = _side(part_value, part_name, written=part_name == "out")
-        wholes = None
-        if whole_value is not None:
-            _check_lists(part_value, whole_value, part_name, whole_name)
-            wholes = _side(whole_value, whole_name, written=whole_name == "out")
-        world = None
-        if counts is not None:
-            _check_one(several)
-            lengths = _lengths(counts, "counts")
-            if wholes is not None:
-                if wholes[0].dtype != parts[0].dtype:
-                    _world_of(wholes, parts, whole_name, part_name, several)
-                _check_counts(lengths, wholes[0], "counts", whole_name)
-            world = len(lengths)
-            options.counts = _c_numbers(lengths or [0])
-        elif wholes is not None:
-            world = _world_of(wholes, parts, whole_name, part_name, several)
-        options.world = world or self._world(more)
-        sources, targets = (parts, wholes) if part_name == "tensor" else (wholes, parts)
-        return _set_tensors(self._stage, options, several, sources, targets, [each.count for each in parts])
 
     def _start(
         self,
@@ -560,7 +512,7 @@ class Collectives:
         if not async_op:
             self._client.watcher.check_may_wait(name)
         deadline = _native.Deadline(timeout)
-        options.tag = number_of(tag, "tag", (1 << 64) - 1)
+        options.tag = number_of(tag, "tag", _NUMBER_MAX)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
         for option, value in more.items():
             if option not in _SETTERS or not hasattr(options, option):

@@ -9,7 +9,6 @@ import hashlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _native
@@ -27,8 +26,9 @@ from ._errors import (
 from ._log import Counters, logger
 from ._member import Member
 from ._op_info import OpInfo
-from ._state import OnProgress, State, SyncInfo
+from ._state import State
 from ._sync import Syncs, check_state
+from ._sync_info import OnProgress, SyncInfo
 from ._work import Work
 from ._world import MemberInfo, World
 
@@ -653,7 +653,7 @@ class Comm:
         says. Then look at the new world, and start it again with tensors of the new size.
         """
         self._member.check_joined()
-        return self._collectives.reduce_scatter(self, tensor, op, out, counts, options)
+        return self._collectives.in_parts("reduce_scatter", self, tensor, out, counts, options, op=op)
 
     @overload
     def all_gather(
@@ -678,7 +678,7 @@ class Comm:
         holds for members in the background.
         """
         self._member.check_joined()
-        return self._collectives.all_gather(self, tensor, out, counts, options)
+        return self._collectives.in_parts("all_gather", self, tensor, out, counts, options)
 
     @overload
     def broadcast(
@@ -764,7 +764,7 @@ class Comm:
         gone, whatever on_fault says; the message names it.
         """
         self._member.check_joined()
-        return self._collectives.gather(self, tensor, root, root_member, out, counts, options)
+        return self._collectives.in_parts("gather", self, tensor, out, counts, options, root=(root, root_member))
 
     @overload
     def scatter(
@@ -811,7 +811,7 @@ class Comm:
         on_fault says. If the op raises, `out` may hold anything.
         """
         self._member.check_joined()
-        return self._collectives.scatter(self, tensor, root, root_member, out, counts, options)
+        return self._collectives.in_parts("scatter", self, tensor, out, counts, options, root=(root, root_member))
 
     @overload
     def all_to_all(
@@ -976,9 +976,7 @@ class Comm:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.leave()
             return

@@ -138,15 +138,16 @@ def check(status: int, what: str) -> None:
         raise error(status, what)
 
 
-def number_of(value: Any, name: str, most: int) -> int:
-    """Returns `value` as an int from 0 to `most`. Raises InvalidArgument for anything else."""
+def number_of(value: Any, name: str, most: int | None = None, *, least: int = 0) -> int:
+    """Returns `value` as an int from `least` to `most`. Raises InvalidArgument for anything else."""
     try:
         # operator.index() takes True and False, but nobody means them as numbers here.
-        number = -1 if isinstance(value, bool) else operator.index(value)
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = -1
-    if not 0 <= number <= most:
-        raise InvalidArgument(f"{name} is {value!r}; give a number from 0 to {most}")
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        wanted = f", {least} or more" if most is None else f" from {least} to {most}"
+        raise InvalidArgument(f"{name} is {value!r}; give a whole number{wanted}")
     return number
 
 

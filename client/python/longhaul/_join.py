@@ -117,19 +117,19 @@ def _join_options(
     options = _native.JoinOptions()
     options.run = run.encode()
     options.group = number_of(group, f"{what}: group", (1 << 32) - 1)
-    options.timeout_ms = _native.FOREVER  # _admitted() waits with its own deadline
+    options.timeout_ms = _native.FOREVER  # Request.comm() waits with its own deadline
     if members is not None:
         options.members = number_of(members, f"{what}: members", _native.MEMBERS_MAX)
         if members == 0:
             raise InvalidArgument(f"{what}: members is 0; give the number of members to wait for, or None")
     if cohort is not None:
         try:
-            name, size = cohort
-            options.cohort = name.encode()
+            cohort_name, size = cohort
+            options.cohort = cohort_name.encode()
             options.cohort_size = size if 0 < size < 1 << 32 else 0
         except (AttributeError, TypeError, ValueError):
             raise InvalidArgument(f"{what}: cohort is {cohort!r}; give a tuple (name, size)") from None
-        if not name:
+        if not cohort_name:
             raise InvalidArgument(f"{what}: cohort is {cohort!r}; the name must not be empty")
     if step_deadline is not None:
         if not 0.001 <= step_deadline <= 86400:
@@ -154,14 +154,14 @@ def _join(
     deadline: _native.Deadline,
     state: State | None,
 ) -> Comm:
-    if state is None:
-        return _admitted(client, options, run, group, deadline)
-    state.prepare(client, deadline)
+    if state is not None:
+        state.prepare(client, deadline)
     try:
-        return _admitted(client, options, run, group, deadline)
+        return Request(client, options, run, group).comm(deadline)
     except BaseException:
-        # The caller may write to the tensors before the next try, so hash them again then.
-        state.unprepare()
+        if state is not None:
+            # The caller may write to the tensors before the next try, so hash them again then.
+            state.unprepare()
         raise
 
 
@@ -218,10 +218,6 @@ class Request:
     def _free_op(self) -> None:
         op, self._op = self._op, ctypes.c_void_p()
         _native.library().lh_op_free(op)
-
-
-def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
-    return Request(client, options, run, group).comm(deadline)
 
 
 def join_groups(

@@ -16,7 +16,7 @@ from ._errors import Aborted, Error, Evicted
 
 if TYPE_CHECKING:
     from ._op_info import OpInfo
-    from ._state import SyncInfo
+    from ._sync_info import SyncInfo
     from ._world import MemberInfo, World
 
 logger = logging.getLogger("longhaul")

@@ -15,7 +15,6 @@ from ._version import __version__
 
 OK = 0
 FAILED_PRECONDITION = 2
-UNAVAILABLE = 3
 ABORTED = 4
 DEADLINE_EXCEEDED = 5
 
@@ -50,7 +49,6 @@ STATE_NAME_BYTES_MAX = 256
 STATE_DIMS_MAX = 8
 ALLOW_UNEQUAL = 1
 STAGED = 2
-ALL_TENSORS = 0xFFFFFFFF
 REVISION_MAX = 1 << 63
 NO_REVISION = (1 << 64) - 1
 MEMBERS_MAX = 1024
@@ -154,63 +152,22 @@ _WORLD: _Fields = [("world", c_uint32)]
 _COUNTS: _Fields = [("counts", POINTER(c_uint64))]
 
 
-class AllReduceOptions(_Sized):
-    _fields_ = _COMMON + _REDUCTION + _CODEC + _ERRORS
-
-
-class ReduceOptions(_Sized):
-    _fields_ = _COMMON + _REDUCTION + _ROOT + _ZERO
-
-
-class ReduceScatterOptions(_Sized):
-    _fields_ = _COMMON + _REDUCTION + _WORLD + _ZERO + _COUNTS + _CODEC + _ERRORS
-
-
-class AllGatherOptions(_Sized):
-    _fields_ = _COMMON + _WORLD + _ZERO + _COUNTS + _CODEC
-
-
-class BroadcastOptions(_Sized):
-    _fields_ = _COMMON + _ROOT + _ZERO + _CODEC
-
-
-class GatherOptions(_Sized):
-    _fields_ = _COMMON + _ROOT + _WORLD + _COUNTS
-
-
-class ScatterOptions(_Sized):
-    _fields_ = _COMMON + _ROOT + _WORLD + _COUNTS
-
-
-class AllToAllOptions(_Sized):
-    _fields_ = _COMMON + _WORLD + _ZERO + _COUNTS + [("target_counts", POINTER(c_uint64))]
-
-
-class SendOptions(_Sized):
-    _fields_ = _HEAD + _SOURCE + _LIST + _FAULT + [("to_member", c_uint64), ("to", c_uint32)] + _ZERO
-
-
-class RecvOptions(_Sized):
-    _fields_ = _HEAD + _TARGET + _LIST + _FAULT + [("from_member", c_uint64), ("from", c_uint32)] + _ZERO
-
-
-class BarrierOptions(_Sized):
-    _fields_ = [("struct_size", c_uint32), ("on_fault", c_int), ("tag", c_uint64), *_MEMBERS]
-
-
-# By the name of the C function, without lh_.
+# The options of collectives, by the name of the C function without lh_.
 COLLECTIVES: dict[str, type[_Sized]] = {
-    "all_reduce": AllReduceOptions,
-    "reduce": ReduceOptions,
-    "reduce_scatter": ReduceScatterOptions,
-    "all_gather": AllGatherOptions,
-    "broadcast": BroadcastOptions,
-    "gather": GatherOptions,
-    "scatter": ScatterOptions,
-    "all_to_all": AllToAllOptions,
-    "send": SendOptions,
-    "recv": RecvOptions,
-    "barrier": BarrierOptions,
+    name: type(f"{name}_options", (_Sized,), {"_fields_": fields})
+    for name, fields in {
+        "all_reduce": _COMMON + _REDUCTION + _CODEC + _ERRORS,
+        "reduce": _COMMON + _REDUCTION + _ROOT + _ZERO,
+        "reduce_scatter": _COMMON + _REDUCTION + _WORLD + _ZERO + _COUNTS + _CODEC + _ERRORS,
+        "all_gather": _COMMON + _WORLD + _ZERO + _COUNTS + _CODEC,
+        "broadcast": _COMMON + _ROOT + _ZERO + _CODEC,
+        "gather": _COMMON + _ROOT + _WORLD + _COUNTS,
+        "scatter": _COMMON + _ROOT + _WORLD + _COUNTS,
+        "all_to_all": [*_COMMON, *_WORLD, *_ZERO, *_COUNTS, ("target_counts", POINTER(c_uint64))],
+        "send": [*_HEAD, *_SOURCE, *_LIST, *_FAULT, ("to_member", c_uint64), ("to", c_uint32), *_ZERO],
+        "recv": [*_HEAD, *_TARGET, *_LIST, *_FAULT, ("from_member", c_uint64), ("from", c_uint32), *_ZERO],
+        "barrier": [("struct_size", c_uint32), ("on_fault", c_int), ("tag", c_uint64), *_MEMBERS],
+    }.items()
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._state import Progress
+from ._sync_info import Progress
 
 
 class Bar:

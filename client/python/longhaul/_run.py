@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ._comm import Comm
-from ._errors import Error, Evicted, InvalidArgument, StateMismatch, Unavailable
+from ._errors import Error, Evicted, InvalidArgument, StateMismatch, Unavailable, number_of
 from ._join import join
 from ._log import Counters, logger
 from ._programs import PathLike
@@ -49,13 +49,11 @@ class Rejoins:
     """
 
     def __init__(self, most: int, window: float, backoff: float, now: Callable[[], float] = time.monotonic) -> None:
-        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-            raise InvalidArgument(f"max_rejoins is {most!r}; give a number, 0 or more")
         if not window > 0:
             raise InvalidArgument(f"window is {window!r}; give seconds, more than 0")
         if not backoff >= 0:
             raise InvalidArgument(f"backoff is {backoff!r}; give seconds, 0 or more")
-        self.most = most
+        self.most = number_of(most, "max_rejoins")
         self.window = window
         self._backoff = backoff
         self._now = now

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import enum
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from . import _digest, _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, number_of
 from ._state_tensor import Memory, StateTensor, tensor_of
+from ._sync_info import SyncInfo
 
 
 class Holder(Protocol):
@@ -31,34 +31,6 @@ class Holder(Protocol):
 
     def settle_if_out(self) -> None:
         """Calls State.abandon() if the member has left or was removed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SyncInfo:
-    """The result of a sync, as this member saw it."""
-
-    revision: int  #: of the state that all members hold now
-    hash: str  #: of its contents, 32 hexadecimal digits; the same at all members
-    bytes: int  #: bytes that this member received; 0: it had the state already
-    sources: int  #: how many members sent some of these bytes
-    seconds: float  #: from the call to its end, measured by peerd
-    resumed: bool  #: before the sync, the tensors were filled from what peerd had kept (`Comm.kept_revision`)
-    #: True: this member is in the background, and peerd fetches the state meanwhile. Do not write to its tensors until
-    #: take() returns True. The other fields mean nothing then.
-    background: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How much of the state a fetching member has received."""
-
-    bytes_done: int
-    bytes_total: int
-    bytes_per_second: int  #: recent speed
-    sources: int  #: how many members are asked for parts of the state
-
-
-OnProgress = bool | Callable[[Progress], None]
 
 
 class Registration:

@@ -13,7 +13,8 @@ from ._arena import Client
 from ._errors import DeadlineExceeded, FailedPrecondition, check, code_of, error
 from ._member import Member
 from ._progress import Shown
-from ._state import OnProgress, Progress, State, SyncInfo
+from ._state import State
+from ._sync_info import OnProgress, Progress, SyncInfo
 
 # How often a sync is tried. If a transfer fails, the sync ends for all members, and all try again at once.
 _SYNC_TRIES = 5

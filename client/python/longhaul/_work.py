@@ -38,7 +38,7 @@ class Op:
         # None while the object waits to be used. The owner (the Comm) stays alive as long as the op.
         self.owner: object = None
         self.tensors: tuple[Any, ...] | None = None
-        self.written: tuple[int, ...] = ()  # addresses of tensors, as in Client.written
+        self.written: Sequence[int] = ()  # addresses of tensors, as in Client.written
         self.outcome: OpInfo | Error | None = None
         weakref.finalize(self, _free_op, client, self.handle).atexit = False
 

@@ -14,6 +14,7 @@ What peerd encoded with stochastic rounding decodes in the same way. docs/wire_f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -77,12 +78,15 @@ def encode(values: Any, quantize: str | Quant) -> Any:
         raise InvalidArgument(
             'rounding of quantize is "stochastic", whose random numbers only peerd knows; encode with "nearest"'
         )
-    if isinstance(values, class_of("torch", "Tensor")):
-        return _torch_encode(values, form)
-    array = np.asarray(values)
-    if array.dtype.name not in ("float32", "float16", "bfloat16"):
-        raise InvalidArgument(f"values is {array.dtype}; give float32, float16 or bfloat16")
-    return _numpy_encode(np.ascontiguousarray(array, np.float32).ravel(), form)
+    tensor = isinstance(values, class_of("torch", "Tensor"))
+    if not tensor:
+        values = np.asarray(values)
+    if str(values.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
+        raise InvalidArgument(f"values is {values.dtype}; give float32, float16 or bfloat16")
+    if tensor:
+        torch = sys.modules["torch"]
+        return _encode(torch, values.detach().to(torch.float32).contiguous().flatten(), form)
+    return _encode(np, np.ascontiguousarray(values, np.float32).ravel(), form)
 
 
 def decode(encoded: Any, count: int, quantize: str | Quant) -> Any:
@@ -101,7 +105,7 @@ def decode(encoded: Any, count: int, quantize: str | Quant) -> Any:
     size = data.numel() if tensor else data.size
     if str(data.dtype).replace("torch.", "") != "uint8" or size != wanted:
         raise InvalidArgument(f"encoded is {data.dtype} x {size}; {count} elements have {wanted} bytes (uint8)")
-    return _torch_decode(data.flatten(), count, form) if tensor else _numpy_decode(data, count, form)
+    return _decode(sys.modules["torch"] if tensor else np, data.flatten(), count, form)
 
 
 def _ranges(count: int, form: _Form) -> Iterator[tuple[int, int, int, int]]:
@@ -113,121 +117,68 @@ def _ranges(count: int, form: _Form) -> Iterator[tuple[int, int, int, int]]:
         yield whole, count, 1, form.bytes_of(count - whole)
 
 
-# ------------------------------------------------------------------ numpy
+# What follows works on numpy arrays and on torch tensors: xp is the module of the values. Numbers are int32, as torch has
+# no operations on uint32. Whole arrays stand for numbers where the result could have another dtype or other bits
+# otherwise: to divide by a number, CUDA multiplies by its reciprocal, which is rounded in another way.
 
 
-def _numpy_encode(values: np.ndarray, form: _Form) -> np.ndarray:
+def _cast(values: Any, dtype: Any) -> Any:
+    return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
+
+
+def _encode(xp: Any, values: Any, form: _Form) -> Any:
     if not form.most:
-        bits = values.view(np.uint32)
-        magnitude = bits & np.uint32(_MAGNITUDE)
-        rounded = (magnitude + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        rounded = np.minimum(rounded, np.uint32(0x7F7F))
-        rounded = np.where(magnitude == _INFINITY, np.uint32(_INFINITY >> 16), rounded)
-        rounded |= (bits >> np.uint32(16)) & np.uint32(0x8000)
-        rounded = np.where(magnitude > _INFINITY, np.uint32(_NAN >> 16), rounded)
-        return rounded.astype("<u2").view(np.uint8)
-    out = np.empty(form.bytes_of(values.size), np.uint8)
-    done = 0
-    for begin, end, blocks, size in _ranges(values.size, form):
+        return _encode_bfloat16(xp, values)
+    parts = [_cast(values[:0], xp.uint8)]
+    for begin, end, blocks, _ in _ranges(len(values), form):
         rows = values[begin:end].reshape(blocks, -1)
-        to = out[done : done + blocks * size].reshape(blocks, size)
-        done += blocks * size
-        greatest = (rows.view(np.uint32) & np.uint32(_MAGNITUDE)).max(1).view(np.float32)
-        finite = greatest.view(np.uint32) < _INFINITY
+        greatest = xp.amax(rows.view(xp.int32) & _MAGNITUDE, 1).view(xp.float32)
+        finite = xp.isfinite(greatest)
+        most, zeros = xp.full_like(greatest, form.most), xp.zeros_like(greatest)
         with np.errstate(all="ignore"):
-            most = np.float32(form.most)
             scale = greatest / most
-            scale = np.where(scale * most > np.float32(_FLOAT_MAX), np.nextafter(scale, np.float32(0)), scale)
-            scale = np.where(finite & (scale < np.float32(_SCALE_MIN)), np.float32(0), scale)
-            shifted = rows / scale[:, None] + np.float32(_MAGIC)
-        numbers = (shifted.view(np.uint32) & np.uint32(0xFF)).astype(np.uint8)
-        numbers[~(finite & (scale > 0))] = 0
-        scale = np.where(finite, scale.view(np.uint32), np.uint32(_NAN))
-        to[:, :4] = scale.astype("<u4").view(np.uint8).reshape(blocks, 4)
+            scale = xp.where(scale * most > _FLOAT_MAX, xp.nextafter(scale, zeros), scale)
+            scale = xp.where(finite & (scale < _SCALE_MIN), zeros, scale)
+            numbers = (rows / scale[:, None] + _MAGIC).view(xp.int32) & 0xFF
+        numbers = xp.where((finite & (scale > 0))[:, None], numbers, xp.zeros_like(numbers))
+        bits = scale.view(xp.int32)
+        bits = xp.where(finite, bits, xp.full_like(bits, _NAN))
         if form.most == 7:
-            numbers = np.pad(numbers & 0xF, ((0, 0), (0, numbers.shape[1] % 2)))
-            numbers = (numbers[:, 0::2] | numbers[:, 1::2] << 4).astype(np.uint8, copy=False)
-        to[:, 4:] = numbers
-    return out
-
-
-def _numpy_decode(data: np.ndarray, count: int, form: _Form) -> np.ndarray:
-    if not form.most:
-        return (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    out = np.empty(count, np.float32)
-    done = 0
-    for begin, end, blocks, size in _ranges(count, form):
-        rows = data[done : done + blocks * size].reshape(blocks, size)
-        done += blocks * size
-        scale = np.ascontiguousarray(rows[:, :4]).view("<f4").astype(np.float32)
-        numbers: Any = np.ascontiguousarray(rows[:, 4:])
-        if form.most == 7:
-            halves = np.stack([numbers & 0xF, numbers >> 4], 2).reshape(blocks, -1)
-            numbers = np.subtract(halves ^ 8, 8, dtype=np.uint8)
-        values = numbers.view(np.int8)[:, : (end - begin) // blocks].astype(np.float32)
-        out[begin:end].reshape(blocks, -1)[:] = values * scale
-    return out
-
-
-# ------------------------------------------------------------------ torch
-
-
-def _torch_encode(values: Any, form: _Form) -> Any:
-    import torch
-
-    if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise InvalidArgument(f"values is {values.dtype}; give float32, float16 or bfloat16")
-    values = values.detach().to(torch.float32).contiguous().flatten()
-    if not form.most:
-        bits = values.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-        magnitude = bits & _MAGNITUDE
-        rounded = (magnitude + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = rounded.clamp(max=0x7F7F)
-        rounded = rounded.where(magnitude != _INFINITY, _INFINITY >> 16) | ((bits >> 16) & 0x8000)
-        rounded = rounded.where(magnitude <= _INFINITY, _NAN >> 16)
-        return torch.stack([rounded & 0xFF, rounded >> 8], 1).to(torch.uint8).flatten()
-    out = torch.empty(form.bytes_of(values.numel()), dtype=torch.uint8, device=values.device)
-    # A tensor: to divide by a number, CUDA multiplies by its reciprocal, which is rounded in another way.
-    most = torch.tensor(float(form.most), device=values.device)
-    done = 0
-    for begin, end, blocks, size in _ranges(values.numel(), form):
-        rows = values[begin:end].view(blocks, -1)
-        to = out[done : done + blocks * size].view(blocks, size)
-        done += blocks * size
-        greatest = (rows.view(torch.int32) & _MAGNITUDE).amax(1).view(torch.float32)
-        finite = greatest.isfinite()
-        scale = greatest / most
-        scale = torch.where(scale * most > _FLOAT_MAX, torch.nextafter(scale, torch.zeros_like(scale)), scale)
-        scale = torch.where(finite & (scale < _SCALE_MIN), torch.zeros_like(scale), scale)
-        numbers = (rows / scale[:, None] + _MAGIC).view(torch.int32) & 0xFF
-        numbers = numbers.where((finite & (scale > 0))[:, None], 0).to(torch.uint8)
-        bits = scale.view(torch.int32).where(finite, _NAN)
-        to[:, :4] = torch.stack([bits >> shift & 0xFF for shift in (0, 8, 16, 24)], 1).to(torch.uint8)
-        if form.most == 7:
-            numbers = torch.nn.functional.pad(numbers & 0xF, (0, numbers.shape[1] % 2))
+            numbers = numbers & 0xF
+            if numbers.shape[1] % 2:
+                numbers = xp.concatenate([numbers, xp.zeros_like(numbers[:, :1])], 1)
             numbers = numbers[:, 0::2] | numbers[:, 1::2] << 4
-        to[:, 4:] = numbers
-    return out
+        scales = xp.stack([bits >> shift & 0xFF for shift in (0, 8, 16, 24)], 1)
+        parts.append(_cast(xp.concatenate([scales, numbers], 1), xp.uint8).reshape(-1))
+    return xp.concatenate(parts)
 
 
-def _torch_decode(data: Any, count: int, form: _Form) -> Any:
-    import torch
+def _encode_bfloat16(xp: Any, values: Any) -> Any:
+    bits = values.view(xp.int32)
+    magnitude = bits & _MAGNITUDE
+    # The sum is too large for int32 for NaNs only, which are replaced.
+    rounded = (magnitude + 0x7FFF + (bits >> 16 & 1)) >> 16
+    rounded = xp.where(rounded < 0x7F80, rounded, xp.full_like(rounded, 0x7F7F))
+    rounded = xp.where(magnitude != _INFINITY, rounded, xp.full_like(rounded, _INFINITY >> 16)) | (bits >> 16 & 0x8000)
+    rounded = xp.where(magnitude <= _INFINITY, rounded, xp.full_like(rounded, _NAN >> 16))
+    return _cast(xp.stack([rounded & 0xFF, rounded >> 8], 1), xp.uint8).reshape(-1)
 
+
+def _decode(xp: Any, data: Any, count: int, form: _Form) -> Any:
     if not form.most:
-        pairs = data.view(-1, 2).to(torch.int32)
-        return (pairs[:, 0] << 16 | pairs[:, 1] << 24).view(torch.float32)
-    out = torch.empty(count, dtype=torch.float32, device=data.device)
+        pairs = _cast(data.reshape(-1, 2), xp.int32)
+        return (pairs[:, 0] << 16 | pairs[:, 1] << 24).view(xp.float32)
+    parts = [_cast(data[:0], xp.float32)]
     done = 0
     for begin, end, blocks, size in _ranges(count, form):
-        rows = data[done : done + blocks * size].view(blocks, size)
+        rows = _cast(data[done : done + blocks * size].reshape(blocks, size), xp.int32)
         done += blocks * size
-        bits: Any = sum(rows[:, i].to(torch.int32) << 8 * i for i in range(4))
-        numbers = rows[:, 4:].to(torch.int32)
+        bits: Any = sum(rows[:, i] << 8 * i for i in range(4))
+        numbers = rows[:, 4:]
         if form.most == 7:
-            halves = torch.stack([numbers & 0xF, numbers >> 4], 2).view(blocks, -1)
-            numbers = (halves ^ 8) - 8
-        else:
-            numbers = (numbers ^ 128) - 128
-        values = numbers[:, : (end - begin) // blocks].to(torch.float32)
-        out[begin:end].view(blocks, -1)[:] = values * bits.view(torch.float32)[:, None]
-    return out
+            numbers = xp.stack([numbers & 0xF, numbers >> 4], 2).reshape(blocks, -1)
+        sign = 8 if form.most == 7 else 128
+        numbers = (numbers ^ sign) - sign
+        values = _cast(numbers[:, : (end - begin) // blocks], xp.float32)
+        parts.append((values * bits.view(xp.float32)[:, None]).reshape(-1))
+    return xp.concatenate(parts)

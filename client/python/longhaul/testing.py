@@ -16,7 +16,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
-from types import TracebackType
 
 from ._programs import PathLike
 from ._programs import find_binary as find_binary  # part of this module, too
@@ -177,9 +176,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(

@@ -52,7 +52,7 @@ def test_numpy_without_bfloat16_is_told_so(cluster: LocalCluster) -> None:
 
 def test_memory_is_given_back_with_the_last_view(small: LocalCluster) -> None:
     path = small.socket(len(small.peers) - 1)
-    for _ in range(20):  # 20 x 100 MiB would not fit
+    for _ in range(5):  # 5 x 100 MiB would not fit
         array = lh.empty(100 * MIB, "uint8", peerd=path)
         array[::4096] = 1
         view = array[10:20].reshape(2, 5)

@@ -60,10 +60,10 @@ def test_members_of_a_run_measure_together(cluster: LocalCluster, tmp_path: path
 
 
 def test_a_member_alone_says_whom_it_waits_for(cluster: LocalCluster) -> None:
-    command = [*BENCH, "--run=bench-2", f"--peerd={cluster.socket(0)}", "--world-size=2", "--timeout=5"]
+    command = [*BENCH, "--run=bench-2", f"--peerd={cluster.socket(0)}", "--world-size=2", "--timeout=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "only 1 of 2 members joined in 5 s" in done.stderr
+    assert "only 1 of 2 members joined in 2 s" in done.stderr
 
 
 def test_a_wrong_call_is_refused() -> None:

@@ -19,11 +19,11 @@ import diloco_reference as reference
 import pytest
 import torch
 from conftest import Gated, Members, wait_for_open_ops, wait_until
+from fake_copier import FakeCopier
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
 from longhaul.torch import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
-from longhaul.torch._fragment import pin
 
 ROUNDS = 5
 SYNC_EVERY = 6
@@ -593,24 +593,14 @@ def test_without_a_hook_and_evaluation(cluster: LocalCluster) -> None:
         assert diloco.info is not None and diloco.info.world_size == 1
 
 
-def test_pages_are_locked_where_cuda_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    locked: dict[int, int] = {}
-
-    class Driver:
-        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-            locked[address] = size
-            return 0 if size < 100 else 712
-
-        def cudaHostUnregister(self, address: int) -> None:
-            del locked[address]
-
+def test_buckets_are_pinned_where_cuda_is(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", Driver)
-    flat = torch.zeros(5)
-    pin(flat)
-    assert locked == {flat.data_ptr(): 20}
-    del flat
-    gc.collect()
-    assert locked == {}
-    with pytest.raises(lh.Unavailable, match="cudaError 712"):
-        pin(torch.zeros(25))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    model = torch.nn.Linear(1000, 1000)
+    with FakeCopier() as device, lh.join("pinned-buckets", peerd=cluster.socket(0)) as comm:
+        with LocalSGD(comm, model, None, sync_every=1, pin_memory=True) as local:
+            assert list(device.pinned.values()) == [4_004_000] * 2  # what is global, and what goes out
+            local.step()
+        del local
+        gc.collect()
+        wait_until(lambda: not device.pinned)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from conftest import Members, wait_until
+from fake_copier import DeviceTensor, FakeCopier
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
 from longhaul.torch import _copier
 from longhaul.torch._buckets import buckets_of
 from longhaul.torch._copier import DOWN, UP
-from longhaul.torch._fake_copier import DeviceTensor, FakeCopier
+from longhaul.torch._exchange import DeviceCopier
 
 PATIENCE_S = 60.0
 
@@ -465,7 +466,7 @@ def test_copies_of_three_buckets_and_the_network_overlap(pair: Members, device: 
         copier.unpack(buckets[0], tensors[:1])  # held back
         comm.all_reduce(buckets[1].flat, timeout=PATIENCE_S)
         copier.unpack(buckets[1], tensors[1:])
-        (again,) = copier._start(buckets[0], [device.tensor(torch.ones(300_000))])  # after the held copy
+        (again,) = copier.start_pack(buckets[0], [device.tensor(torch.ones(300_000))])  # after the held copy
         assert torch.equal(buckets[0].flat, ramp(0, 300_000) + ramp(1, 300_000))
         assert [lane for lane, _ in device.log] == 4 * [DOWN]
         ready.wait(PATIENCE_S)
@@ -496,7 +497,7 @@ def test_a_bucket_may_have_another_dtype(cluster: LocalCluster, device: FakeCopi
 
 def test_an_op_on_a_bucket_waits_for_the_gpu_and_the_caller_does_not(pair: Members, device: FakeCopier) -> None:
     def call(comm: lh.Comm) -> None:
-        copier = _copier.BucketCopier()
+        copier = DeviceCopier()
         tensors = [device.tensor(torch.zeros(10)), ramp(comm.rank, 5), device.tensor(ramp(comm.rank, 300_000))]
         (bucket,) = buckets_of(comm._client, tensors, 4 << 20)  # of tensors on two devices
         with device.held("stream"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,75 @@ def test_arrays_may_be_used_while_a_thread_imports_torch(pair: Members, monkeypa
     for make in (lambda: np.ones(5, np.float32), lambda: [np.ones(5, np.float32), np.ones(7, np.float32)]):
         pair.all(lambda comm, make=make: comm.all_reduce(make(), timeout=30))  # type: ignore[misc]
     lh.State({"w": np.ones(5, np.float32)})
+
+
+def swap_memory(tensor: np.ndarray) -> None:
+    """Has the array forget its memory, which something else may get then."""
+    memory = np.full(tensor.shape, 2, tensor.dtype).tobytes()
+    tensor.__setstate__((1, tensor.shape, tensor.dtype, False, memory))  # type: ignore[arg-type]
+
+
+# What may happen between two calls with one list. Each keeps the list and its tensors the same objects, but for the first.
+CHANGES: dict[str, Callable[[list[Any]], object]] = {
+    "another tensor in the list": lambda mine: mine.__setitem__(1, mine[1] + 1),
+    "one tensor more": lambda mine: mine.append(mine[0] + 1),
+    "numpy: longer": lambda mine: mine[1].resize(70_000, refcheck=False),
+    "numpy: shorter": lambda mine: mine[1].resize(3, refcheck=False),
+    "numpy: other memory": lambda mine: swap_memory(mine[1]),
+    "torch: longer": lambda mine: mine[1].resize_(70_000).fill_(3),
+    "torch: shorter": lambda mine: mine[1].resize_(3),
+    "torch: other memory": lambda mine: mine[1].set_(torch.full((9,), 4.0)),
+    "torch: other data": lambda mine: setattr(mine[1], "data", torch.full((9,), 4.0)),
+    "torch: another dtype": lambda mine: setattr(mine[1], "data", torch.full((9,), 4, dtype=torch.int16)),
+    "torch: a new storage": lambda mine: (
+        mine[1].untyped_storage().resize_(1 << 20),
+        mine[1].resize_(1 << 18).fill_(5),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_list_that_is_passed_again_is_looked_at_anew(pair: Members, change: str) -> None:
+    def call(comm: lh.Comm) -> None:
+        make = np.ones if change.startswith("numpy") else torch.ones
+        mine: list[Any] = [make(5), make(7), make(1000)]
+        for _ in range(2):
+            comm.all_reduce(mine, timeout=30)
+        CHANGES[change](mine)
+        before = [np.asarray(tensor).copy() for tensor in mine]
+        comm.all_reduce(mine, timeout=30)
+        for tensor, values in zip(mine, before, strict=True):
+            np.testing.assert_array_equal(np.asarray(tensor), 2 * values)
+
+    pair.all(call)
+
+
+def test_a_list_that_is_passed_again_may_be_refused(cluster: LocalCluster) -> None:
+    ways: list[tuple[str, Any, Callable[[Any], object]]] = [
+        ("is not contiguous", torch.ones(3, 4), lambda tensor: tensor.t_()),
+        ("has no memory", torch.ones(5), lambda tensor: tensor.untyped_storage().resize_(0)),
+        ("requires grad", torch.ones(5), lambda tensor: tensor.requires_grad_()),
+        ("complex64", torch.ones(5), lambda tensor: setattr(tensor, "data", torch.ones(5, dtype=torch.complex64))),
+        ("is on meta", torch.ones(5), lambda tensor: torch.utils.swap_tensors(tensor, torch.ones(5, device="meta"))),
+        ("is read-only", np.ones(5), lambda array: array.setflags(write=False)),
+    ]
+    with lh.join("changes", peerd=cluster.socket(0)) as comm:
+        for text, tensor, change in ways:
+            mine = [type(tensor)(3), tensor]
+            comm.all_reduce(mine, timeout=30)
+            change(tensor)
+            with pytest.raises(lh.InvalidArgument, match=rf"tensor\[1\].*{text}"):
+                comm.all_reduce(mine, timeout=30)
+
+
+def test_a_list_of_arrays_that_are_only_read_may_be_read_only(pair: Members) -> None:
+    def call(comm: lh.Comm) -> None:
+        mine = [np.frombuffer(np.full(5, i, np.float32).tobytes(), np.float32) for i in range(3)]
+        out = [np.zeros(5, np.float32) for _ in mine]
+        comm.all_reduce(mine, out=out, timeout=30)
+        np.testing.assert_array_equal(out, [[2.0 * i] * 5 for i in range(3)])
+
+    pair.all(call)
 
 
 def test_members_whose_lists_differ_are_refused(pair: Members) -> None:
@@ -170,7 +240,7 @@ def test_a_list_that_cannot_be_is_refused_before_it_starts(cluster: LocalCluster
     ones = np.ones(8, np.float32)
     refusals: list[tuple[str, Callable[[], object]]] = [
         ("list of tensors is empty", lambda: comm.all_reduce([])),
-        ("dtype is 7; with a weight give a float", lambda: comm.all_reduce([ones, np.ones(8, int)], weight=1.0)),
+        ("dtype is int64, not a float with weights", lambda: comm.all_reduce([ones, np.ones(8, int)], weight=1.0)),
         ("counts is given for a list", lambda: comm.all_gather([ones], out=[ones.copy()], counts=[8])),
         ("slices 0 and 1 share memory", lambda: comm.all_reduce([ones[:5], ones[4:]])),
         ("slices 0 and 0 share memory", lambda: comm.all_reduce([ones[:5]], out=[ones[2:7]])),

@@ -122,9 +122,10 @@ def test_a_missing_peerd_is_named() -> None:
         lh.join(peerd="/nonexistent/peerd.sock", timeout=0.2)
 
 
-def test_joining_again_reaches_a_peerd_that_was_started_anew(cluster: LocalCluster) -> None:
-    flags = ["--coordinator_timeout_ms=20000"]
-    with LocalCluster(peers=1, coordinator=cluster.coordinator, peerd_flags=flags) as other:
+def test_joining_again_reaches_a_peerd_that_was_started_anew() -> None:
+    # The dead member is removed after four times detect_ms, because no other member misses it.
+    timeouts = ["--detect-ms=500"], ["--coordinator_timeout_ms=20000"]
+    with LocalCluster(peers=1, coordinator_flags=timeouts[0], peerd_flags=timeouts[1]) as other:
         path = other.socket(0)
         first = lh.join("anew", peerd=path)
         other.kill_peer(0)
@@ -155,6 +156,13 @@ def test_members_are_known_by_id_also_when_they_have_left(cluster: LocalCluster,
     assert comm.begin_step(30).world_size == 1
     assert comm.member(gone).rank is None
     assert comm.member(gone).name == str(os.getpid())
+
+
+def test_a_member_of_a_cohort_has_a_name_of_its_own(cluster: LocalCluster) -> None:
+    for name, shown in (("shard-0", "shard-0"), (None, str(os.getpid()))):
+        with lh.join("named", peerd=cluster.socket(0), cohort=("host-a", 1), name=name) as comm:
+            info = comm.member(comm.member_id)
+            assert (info.name, info.cohort) == (shown, "host-a")
 
 
 def test_the_shards_of_a_host_agree_on_the_hosts_of_their_ops(cluster: LocalCluster) -> None:

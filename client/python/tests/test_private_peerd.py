@@ -25,7 +25,8 @@ PATIENCE_S = 60
 
 @pytest.fixture(scope="module")
 def coordinator() -> Iterator[str]:
-    with LocalCluster(peers=0) as cluster:
+    # A member whose peerd has died is removed after four times detect_ms, if no other member misses it.
+    with LocalCluster(peers=0, coordinator_flags=["--detect-ms=500"]) as cluster:
         yield cluster.coordinator
 
 

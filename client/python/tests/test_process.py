@@ -16,8 +16,6 @@ import pytest
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-
 
 def python(code: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -152,15 +150,6 @@ def test_a_missing_library_is_named() -> None:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert re.search(r"ImportError: .*LONGHAUL_LIBRARY.*/nonexistent/liblonghaul.so: no such file", output)
-
-
-def test_the_example_of_the_readme_runs(cluster: LocalCluster) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        process = python(block, LONGHAUL_SOCKET=cluster.socket(0))
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
 
 
 def test_a_cluster_dies_with_its_process() -> None:

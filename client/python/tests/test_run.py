@@ -102,7 +102,8 @@ def test_training_goes_on_after_its_peerd_was_restarted(
     pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "longhaul")
-    with LocalCluster(peers=1) as cluster:
+    # The dead member is removed after four times detect_ms, because no other member misses it.
+    with LocalCluster(peers=1, coordinator_flags=["--detect-ms=500"]) as cluster:
         socket = cluster.socket(0)
         weights = np.zeros(1000, np.float32)
         state = lh.State({"weights": weights})

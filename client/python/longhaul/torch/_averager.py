@@ -7,7 +7,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -146,9 +145,7 @@ class GradientAverager:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_no_round(self, what: str) -> None:

@@ -20,7 +20,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -28,10 +28,6 @@ from .._arena import Client
 from .._errors import FailedPrecondition, InvalidArgument
 from .._log import logger
 from ._buckets import Bucket
-
-if TYPE_CHECKING:
-    from .._comm import Comm
-    from .._work import Work
 
 #: The names of the lanes.
 DOWN, UP = "to host", "to device"
@@ -330,23 +326,8 @@ class BucketCopier:
 
     def pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
         """Fills the bucket. An op may read it as soon as this returns."""
-        for mark in self._start(bucket, tensors):
+        for mark in self.start_pack(bucket, tensors):
             mark.wait()
-
-    def all_reduce(self, comm: Comm, bucket: Bucket, tensors: Sequence[torch.Tensor], op: str, **options: Any) -> Work:
-        """Fills the bucket, and then starts an all-reduce of it in place. Returns at once, as with async_op=True.
-
-        The host waits for no GPU: the op starts when the bucket is full. options: those of Comm.all_reduce(). The result
-        is in the bucket; unpack() copies it to the tensors.
-        """
-        marks = self._start(bucket, tensors)
-        if not marks:
-            return comm.all_reduce(bucket.flat, op, async_op=True, **options)
-        copier = copier_for(next(tensor.device for tensor in tensors if not tensor.is_cpu))
-        # Only Collectives knows the option `after`, because it is not for users.
-        options.update(async_op=True, after=_Filled(copier, marks))
-        work: Work = comm.all_reduce(bucket.flat, op, **options)
-        return work
 
     def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
         """Fills the tensors from the bucket: those on a GPU in the order of its current stream. The bucket may be
@@ -357,8 +338,9 @@ class BucketCopier:
             else:
                 copier_for(device).unpack_part(bucket, host, group)
 
-    def _start(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> list[Mark]:
-        marks = []
+    def start_pack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> list[Mark]:
+        """Starts to fill the bucket, and waits for no GPU. It is full after the marks."""
+        marks: list[Mark] = []
         for device, host, group in _runs(bucket, tensors, "pack"):
             if device.type == "cpu":
                 parts = host.split([tensor.numel() for tensor in group])
@@ -367,24 +349,6 @@ class BucketCopier:
             else:
                 marks.append(copier_for(device).start_pack_part(bucket, host, group))
         return marks
-
-
-class _Filled:
-    """Does for an op on a bucket what Staged does for an op on tensors of a GPU: says when the memory is filled."""
-
-    def __init__(self, copier: Copier, marks: Sequence[Mark]) -> None:
-        self.copier = copier
-        self._marks = marks
-
-    def begin(self, what: str) -> Mark:
-        return self
-
-    def wait(self) -> None:
-        for mark in self._marks:
-            mark.wait()
-
-    def land(self) -> None:
-        """The result stays in the bucket."""
 
 
 def _runs(
@@ -425,18 +389,3 @@ def copier_for(device: torch.device, name: str = "the tensor") -> Copier:
                 )
             _copiers[device] = copier = CudaCopier(device)
         return copier
-
-
-@contextlib.contextmanager
-def copier_used(copier: Copier) -> Iterator[None]:
-    """Within the block, `copier` serves its device. For tests."""
-    with _lock:
-        before = _copiers.pop(copier.device, None)
-        _copiers[copier.device] = copier
-    try:
-        yield
-    finally:
-        with _lock:
-            del _copiers[copier.device]
-            if before is not None:
-                _copiers[copier.device] = before

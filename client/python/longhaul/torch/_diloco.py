@@ -9,26 +9,44 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import operator
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import torch
 
 from .._arena import arena_of
 from .._comm import Comm
-from .._errors import FailedPrecondition, InvalidArgument
+from .._errors import FailedPrecondition, InvalidArgument, number_of
 from .._op_info import OpInfo
 from .._quant import Quant, quant_of
-from .._state import State, SyncInfo
+from .._state import State
+from .._sync_info import SyncInfo
 from ._error_feedback import ErrorFeedback
 from ._fragment import Fragment
 from ._outer import Outer
 from ._topk import TopK
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _Self = TypeVar("_Self", bound="Rounds")
+
+
+class BucketOptions(TypedDict, total=False):
+    """What all classes take. `LocalSGD` explains each."""
+
+    use_bucketization: bool
+    bucket_cap_mb: float
+    pin_memory: bool
+    backup_device: torch.device | str | None
+
+
+class OuterOptions(BucketOptions, total=False):
+    """What the classes with an outer optimizer take. `DiLoCo` explains each."""
+
+    quantize: str | Quant | ErrorFeedback | None
+    compress: TopK | None
 
 
 class Rounds(abc.ABC):
@@ -56,12 +74,12 @@ class Rounds(abc.ABC):
         fragments: Sequence[Sequence[torch.nn.Parameter]],
         sync_every: int,
         *,
-        use_bucketization: bool,
-        bucket_cap_mb: float,
-        pin_memory: bool,
-        backup_device: torch.device | str | None,
+        use_bucketization: bool = True,
+        bucket_cap_mb: float = 1024,
+        pin_memory: bool = False,
+        backup_device: torch.device | str | None = None,
     ) -> None:
-        self._sync_every = _whole(sync_every, "sync_every", 1)
+        self._sync_every = number_of(sync_every, "sync_every", least=1)
         if not bucket_cap_mb > 0:
             raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb!r}; give a number of MiB above 0")
         if backup_device is not None and torch.device(backup_device).type != "cpu":
@@ -113,9 +131,7 @@ class Rounds(abc.ABC):
             self._block = block.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Without an exception: applies the ops in flight, and sets the model to the global parameters.
 
         With one, it waits for nothing; the model keeps the values of the inner steps.
@@ -246,9 +262,9 @@ class LocalSGD(Rounds):
         without requires_grad and the optimizer's state stay with each member.
     optimizer: makes the inner steps; a hook counts them. None: call step() after each inner step.
     sync_every: inner steps in a round; the same at all members.
-    use_bucketization: parameters lie side by side in buckets, which is faster; False: each by itself.
-    bucket_cap_mb: a bucket has at most so many MiB, unless one parameter is larger.
-    pin_memory: locks the buckets in memory, so that copies from and to a GPU are faster. Nothing without CUDA.
+    use_bucketization: True, the default: parameters lie side by side in buckets, which is faster; False: each by itself.
+    bucket_cap_mb: a bucket has at most so many MiB, by default 1024, unless one parameter is larger.
+    pin_memory: True: locks the buckets in memory, so that copies from and to a GPU are faster. Nothing without CUDA.
     backup_device: where the global parameters lie. None or "cpu": in memory shared with peerd.
 
     Memory shared with peerd: two times the parameters. One op for each round carries all buckets.
@@ -263,21 +279,9 @@ class LocalSGD(Rounds):
         optimizer: torch.optim.Optimizer | None,
         *,
         sync_every: int,
-        use_bucketization: bool = True,
-        bucket_cap_mb: float = 1024,
-        pin_memory: bool = False,
-        backup_device: torch.device | str | None = None,
+        **buckets: Unpack[BucketOptions],
     ) -> None:
-        super().__init__(
-            comm,
-            optimizer,
-            [trained(model)],
-            sync_every,
-            use_bucketization=use_bucketization,
-            bucket_cap_mb=bucket_cap_mb,
-            pin_memory=pin_memory,
-            backup_device=backup_device,
-        )
+        super().__init__(comm, optimizer, [trained(model)], sync_every, **buckets)
         self.state = State(self._globals())
 
     def _after_step(self, count: int) -> None:
@@ -306,12 +310,9 @@ class OuterRounds(Rounds):
         outer_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         sync_every: int,
         *,
-        quantize: str | Quant | ErrorFeedback | None,
-        compress: TopK | None,
-        use_bucketization: bool,
-        bucket_cap_mb: float,
-        pin_memory: bool,
-        backup_device: torch.device | str | None,
+        quantize: str | Quant | ErrorFeedback | None = None,
+        compress: TopK | None = None,
+        **buckets: Unpack[BucketOptions],
     ) -> None:
         if quantize is not None and not isinstance(quantize, ErrorFeedback):
             quant_of(quantize)  # raises InvalidArgument
@@ -326,16 +327,7 @@ class OuterRounds(Rounds):
                 f"compress is {compress!r}, and {type(self).__name__} sends whole pseudo-gradients only; use DiLoCo, or "
                 "StreamingDiLoCo, which hides the exchange, too"
             )
-        super().__init__(
-            comm,
-            inner_optimizer,
-            fragments,
-            sync_every,
-            use_bucketization=use_bucketization,
-            bucket_cap_mb=bucket_cap_mb,
-            pin_memory=pin_memory,
-            backup_device=backup_device,
-        )
+        super().__init__(comm, inner_optimizer, fragments, sync_every, **buckets)
         # The errors of sparse pseudo-gradients take the place of momentum.
         momentum = 0.0 if compress is not None else 0.9
         optimizers = _outer_optimizers(outer_optimizer, fragments, momentum)
@@ -411,26 +403,9 @@ class DiLoCo(OuterRounds):
         outer_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         sync_every: int,
-        quantize: str | Quant | ErrorFeedback | None = None,
-        compress: TopK | None = None,
-        use_bucketization: bool = True,
-        bucket_cap_mb: float = 1024,
-        pin_memory: bool = False,
-        backup_device: torch.device | str | None = None,
+        **options: Unpack[OuterOptions],
     ) -> None:
-        super().__init__(
-            comm,
-            [trained(model)],
-            inner_optimizer,
-            outer_optimizer,
-            sync_every,
-            quantize=quantize,
-            compress=compress,
-            use_bucketization=use_bucketization,
-            bucket_cap_mb=bucket_cap_mb,
-            pin_memory=pin_memory,
-            backup_device=backup_device,
-        )
+        super().__init__(comm, [trained(model)], inner_optimizer, outer_optimizer, sync_every, **options)
 
     def _after_step(self, count: int) -> None:
         if count < self._sync_every:
@@ -537,21 +512,16 @@ class StreamingDiLoCo(OuterRounds):
         model_fragments: Sequence[torch.nn.Module],
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
-        quantize: str | Quant | ErrorFeedback | None = None,
-        compress: TopK | None = None,
-        use_bucketization: bool = True,
-        bucket_cap_mb: float = 1024,
-        pin_memory: bool = False,
-        backup_device: torch.device | str | None = None,
+        **options: Unpack[OuterOptions],
     ) -> None:
         fragments = divided(model, model_fragments)
-        sync_every = _whole(sync_every, "sync_every", 1)
+        sync_every = number_of(sync_every, "sync_every", least=1)
         self._turn, rest = divmod(sync_every, len(fragments))
         if rest:
             raise InvalidArgument(
                 f"sync_every is {sync_every}, and there are {len(fragments)} fragments; give a multiple of that number"
             )
-        self._delay = _whole(fragment_sync_delay, "fragment_sync_delay", 0)
+        self._delay = number_of(fragment_sync_delay, "fragment_sync_delay")
         if self._delay >= self._turn:
             raise InvalidArgument(
                 f"fragment_sync_delay is {self._delay}, and each of the {len(fragments)} fragments has a turn of "
@@ -560,19 +530,7 @@ class StreamingDiLoCo(OuterRounds):
         if not 0 <= fragment_update_alpha <= 1:
             raise InvalidArgument(f"fragment_update_alpha is {fragment_update_alpha!r}; give a number from 0 to 1")
         self._alpha = float(fragment_update_alpha)
-        super().__init__(
-            comm,
-            fragments,
-            inner_optimizer,
-            outer_optimizer,
-            sync_every,
-            quantize=quantize,
-            compress=compress,
-            use_bucketization=use_bucketization,
-            bucket_cap_mb=bucket_cap_mb,
-            pin_memory=pin_memory,
-            backup_device=backup_device,
-        )
+        super().__init__(comm, fragments, inner_optimizer, outer_optimizer, sync_every, **options)
 
     def _after_step(self, count: int) -> None:
         fragment = self._fragments[(count - 1) // self._turn]
@@ -629,13 +587,3 @@ def _outer_optimizers(
         parameters = [parameter for fragment in fragments for parameter in fragment]
         return [torch.optim.SGD(parameters, lr=0.7, momentum=momentum, nesterov=momentum > 0)]
     return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
-
-
-def _whole(value: int, name: str, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"{name} is {value!r}; give a whole number") from None
-    if number < least:
-        raise InvalidArgument(f"{name} is {number}; give {least} or more")
-    return number

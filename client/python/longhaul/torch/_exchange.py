@@ -20,7 +20,7 @@ from .._op_info import OpInfo
 from .._quant import Quant, quant_of
 from .._work import Work
 from ._buckets import Bucket, division
-from ._copier import BucketCopier
+from ._copier import BucketCopier, Copier, Mark, copier_for
 from ._memory import local_part
 
 #: First tag of the ops on gradients. The op on the weights has it; bucket i has this one plus 1 + i.
@@ -56,7 +56,7 @@ class GradientInfo:
     weight: float | None = None
 
 
-class Copier(Protocol):
+class GradientCopier(Protocol):
     """Copies gradients into a bucket and back.
 
     tensors: one for each of `bucket.views`, of the same shape; dtype, device and strides may differ.
@@ -128,6 +128,41 @@ class HostCopier:
 
     def unpack(self, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
         torch._foreach_copy_(list(tensors), bucket.views)
+
+
+class DeviceCopier(BucketCopier):
+    """Copies gradients that are on CUDA devices, or on the CPU and on CUDA devices."""
+
+    def all_reduce(self, comm: Comm, bucket: Bucket, tensors: Sequence[torch.Tensor], op: str, **options: Any) -> Work:
+        """Fills the bucket, and then starts an all-reduce of it in place. Returns at once, as with async_op=True.
+
+        The host waits for no GPU: the op starts when the bucket is full.
+        """
+        marks = self.start_pack(bucket, tensors)
+        if marks:
+            copier = copier_for(next(tensor.device for tensor in tensors if not tensor.is_cpu))
+            # Only Collectives knows this option, because it is not for users.
+            options["after"] = _Filled(copier, marks)
+        work: Work = comm.all_reduce(bucket.flat, op, async_op=True, **options)
+        return work
+
+
+class _Filled:
+    """Does for an op on a bucket what Staged does for an op on tensors of a GPU: says when the memory is filled."""
+
+    def __init__(self, copier: Copier, marks: Sequence[Mark]) -> None:
+        self.copier = copier
+        self._marks = marks
+
+    def begin(self, what: str) -> Mark:
+        return self
+
+    def wait(self) -> None:
+        for mark in self._marks:
+            mark.wait()
+
+    def land(self) -> None:
+        """The result stays in the bucket."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,9 +254,7 @@ class GradientExchange:
     open. Not thread-safe.
     """
 
-    def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], client: Client, settings: Settings, copier: Copier | None = None
-    ) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], client: Client, settings: Settings) -> None:
         self.client = client
         self.settings = settings
         _check_dtypes(parameters)
@@ -231,7 +264,7 @@ class GradientExchange:
             settings.as_view and all(_may_be_view(parameters[number], bucket) for number in bucket.numbers)
             for bucket in self.buckets
         ]
-        self._copier = copier or _copier_of(parameters)
+        self._copier = _copier_of(parameters)
         self._works: dict[int, Work] = {}  # by number of the bucket
         self._weights: Work | None = None  # the op that sums the weights
         self._sum = torch.zeros(1, dtype=torch.float64)
@@ -366,9 +399,9 @@ class GradientExchange:
         return lost / elements
 
 
-def _copier_of(parameters: Sequence[torch.nn.Parameter]) -> Copier:
+def _copier_of(parameters: Sequence[torch.nn.Parameter]) -> GradientCopier:
     """A gradient is where its parameter is."""
-    return HostCopier() if all(map(_IS_CPU, parameters)) else BucketCopier()
+    return HostCopier() if all(map(_IS_CPU, parameters)) else DeviceCopier()
 
 
 def _may_be_view(parameter: torch.nn.Parameter, bucket: Bucket) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,11 +9,12 @@ import torch
 
 from .._arena import Client
 from .._comm import Comm
-from .._errors import Aborted, FailedPrecondition, TooFewMembers, Unavailable
+from .._errors import Aborted, FailedPrecondition, TooFewMembers
 from .._op_info import OpInfo
 from .._quant import Quant
 from .._work import Work
 from ._buckets import Bucket, buckets_of
+from ._copier import copier_for
 from ._memory import local_part
 from ._topk import SparseExchange
 
@@ -52,9 +52,10 @@ class Fragment:
 
     def _buckets(self, client: Client) -> list[Bucket]:
         buckets = buckets_of(client, self.locals(), self._bytes_max)
-        if self._pinned:
+        if self._pinned and torch.cuda.is_available():
+            copier = copier_for(torch.device("cuda", torch.cuda.current_device()))
             for bucket in buckets:
-                pin(bucket.flat)
+                copier.pin(client, bucket.flat.data_ptr(), bucket.nbytes)
         return buckets
 
     def locals(self) -> list[torch.Tensor]:
@@ -182,18 +183,3 @@ class Fragment:
 def _numbered_views(buckets: list[Bucket]) -> Iterator[tuple[int, torch.Tensor]]:
     for bucket in buckets:
         yield from zip(bucket.numbers, bucket.views)
-
-
-def pin(flat: torch.Tensor) -> None:
-    """Locks the pages of a tensor, so that copies from and to a GPU are faster. Without CUDA it does nothing.
-
-    Raises Unavailable if the CUDA driver refuses.
-    """
-    if not torch.cuda.is_available() or flat.numel() == 0:
-        return
-    cuda: Any = torch.cuda.cudart()
-    address = flat.data_ptr()
-    status = int(cuda.cudaHostRegister(address, flat.numel() * flat.element_size(), 0))
-    if status != 0:
-        raise Unavailable(f"CUDA refuses to lock {flat.nbytes} bytes (cudaError {status}); use pin_memory=False")
-    weakref.finalize(flat, cuda.cudaHostUnregister, address)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgument
+from .._tensor import class_of
 
 # Python's generator: 624 words and a position, and a normal deviate that is left over. numpy's: the same.
 _WORDS = struct.Struct("<625Ibd")
@@ -107,40 +108,13 @@ def _cuda(index: int) -> Generator:
     )
 
 
-class TorchGenerator:
-    """state_dict() and load_state_dict() for a torch.Generator."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"state": self._generator.get_state()}
-
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._generator.set_state(values["state"])
-
-
-class PythonGenerator:
-    """state_dict() and load_state_dict() for a random.Random."""
-
-    def __init__(self, generator: random.Random) -> None:
-        self._generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"state": self._generator.getstate()}
-
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._generator.setstate(values["state"])
-
-
-class NumpyGenerator:
-    """state_dict() and load_state_dict() for a numpy.random.Generator."""
-
-    def __init__(self, generator: Any) -> None:
-        self._generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"state": self._generator.bit_generator.state}
-
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._generator.bit_generator.state = values["state"]
+def held_of(value: Any) -> tuple[str, Callable[[], Any], Callable[[Any], object]] | None:
+    """The kind of a generator that a program holds, and how to get and set its state. None: the value is no generator."""
+    if isinstance(value, torch.Generator):
+        return "TorchGenerator", value.get_state, value.set_state
+    if isinstance(value, random.Random):
+        return "PythonGenerator", value.getstate, value.setstate
+    if isinstance(value, class_of("numpy.random", "Generator")):
+        bits = value.bit_generator
+        return "NumpyGenerator", lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return None

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
 from .. import _digest
 from .._errors import Error, InvalidArgument
-from .._state import Holder, SyncInfo
+from .._state import Holder
 from .._state import State as PlainState
 from .._state_tensor import tensor_of
+from .._sync_info import SyncInfo
 from . import _objects, _rng
 from ._memory import local_part
 from ._objects import Json
@@ -375,48 +374,42 @@ class State(PlainState):
                 generator.set(self._own[name].clone())
 
 
-class _Source:
+class _Source(NamedTuple):
     """Where Python values come from and go to: a scheduler, or an object of `objects`."""
 
-    def __init__(self, name: str, value: Any) -> None:
-        self._name = name
-        self._value = value
-        self.kind = type(value).__name__
+    kind: str
+    get: Callable[[], Any]  #: the values as they are now
+    set: Callable[[Any], object]
 
-    def get(self) -> Any:
-        """The values as they are now."""
-        if isinstance(self._value, (dict, list)):
-            return self._value
-        values = self._value.state_dict()
-        if self._name.startswith("scheduler.") and type(values) is dict:
+
+def _source(name: str, value: Any) -> _Source:
+    kind = type(value).__name__
+    if (held := _rng.held_of(value)) is not None:
+        kind, get, put = held
+        return _Source(kind, lambda: {"state": get()}, lambda values: put(values["state"]))
+    if isinstance(value, dict):
+
+        def fill(values: dict[Any, Any]) -> None:
+            value.clear()
+            value.update(values)
+
+        return _Source(kind, lambda: value, fill)
+    if isinstance(value, list):
+        return _Source(kind, lambda: value, lambda values: value.__setitem__(slice(None), values))
+    if not all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")):
+        raise TypeError(
+            f"{name} is a {kind}; pass an object with state_dict() and load_state_dict(), a random generator, or a dict or "
+            "list of plain values"
+        )
+
+    def values_of() -> Any:
+        values = value.state_dict()
+        if name.startswith("scheduler.") and type(values) is dict:
             # They come from the attributes of the scheduler, whose order depends on its history.
             return {key: values[key] for key in sorted(values)}
         return values
 
-    def set(self, values: Any) -> None:
-        if isinstance(self._value, dict):
-            self._value.clear()
-            self._value.update(values)
-        elif isinstance(self._value, list):
-            self._value[:] = values
-        else:
-            self._value.load_state_dict(values)
-
-
-def _source(name: str, value: Any) -> _Source:
-    if isinstance(value, torch.Generator):
-        value = _rng.TorchGenerator(value)
-    elif isinstance(value, random.Random):
-        value = _rng.PythonGenerator(value)
-    elif "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].random.Generator):
-        value = _rng.NumpyGenerator(value)
-    has_methods = all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict"))
-    if not (isinstance(value, (dict, list)) or has_methods):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}; pass an object with state_dict() and load_state_dict(), a random "
-            "generator, or a dict or list of plain values"
-        )
-    return _Source(name, value)
+    return _Source(kind, values_of, value.load_state_dict)
 
 
 def _named(what: str, values: Any, kind: type[T], wanted: str) -> dict[str, T]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .._arena import Client
 from .._comm import Comm
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, number_of
 from .._op_info import OpInfo
 from .._work import Work
 from ._member_errors import MemberErrors
@@ -77,9 +76,9 @@ class TopK(MemberErrors):
     """
 
     def __init__(self, k: int = 64, chunk: int = 4096, bits: int = 2, error_decay: float = 0.95) -> None:
-        self.chunk = _between(chunk, "chunk", 2, _CHUNK_MAX)
-        self.k = _between(k, "k", 1, self.chunk)
-        self.bits = _between(bits, "bits", 2, _BITS_MAX)
+        self.chunk = number_of(chunk, "chunk", _CHUNK_MAX, least=2)
+        self.k = number_of(k, "k", self.chunk, least=1)
+        self.bits = number_of(bits, "bits", _BITS_MAX, least=2)
         if not isinstance(error_decay, (int, float)) or not 0 <= error_decay <= 1:
             raise InvalidArgument(f"error_decay is {error_decay!r}; give a number from 0 to 1")
         self.error_decay = float(error_decay)
@@ -200,13 +199,3 @@ def _parts_of(lengths: Sequence[int], rule: TopK) -> Iterator[_Part]:
                 stop = place + (end - begin) // size * form.nbytes
                 yield _Part(form, bucket, slice(begin, end), slice(place, stop))
                 place = stop
-
-
-def _between(value: Any, name: str, least: int, most: int) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if not least <= number <= most:
-        raise InvalidArgument(f"{name} is {value!r}; give a whole number from {least} to {most}")
-    return number
