@@ -11,7 +11,6 @@
 #include <chrono>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 #include <variant>
 
@@ -39,9 +38,7 @@
 #include "peerd/io/unmapper.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
-#include "peerd/paths/host_watch.h"
-#include "peerd/paths/link_watch.h"
-#include "peerd/paths/probe_plan.h"
+#include "peerd/paths/path_reports.h"
 #include "peerd/state/hash_pool.h"
 #include "peerd/state/state_exchange.h"
 #include "peerd/transport/transport.h"
@@ -148,9 +145,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   Tick op_seen_;           // when a trainer last had an op open
   uint64_t moved_ = 0;     // bytes sent and received, at the last LookAtHost()
   bool op_ended_ = false;  // since the last LookAtHost()
-  HostWatch host_watch_;
-  LinkWatch link_watch_{self_};
-  ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
+  PathReports path_reports_{self_, Seconds(options_.probe_interval_s)};
   std::map<LinkKey, uint64_t> sent_before_;  // bytes sent, at the last ProbeLinks()
   Tick report_due_;
   RepeatedBytes repeated_;
@@ -333,10 +328,7 @@ void DaemonImpl::HandleInbox() {
       engine_->OnStreamDown(down->reason);
     } else {
       auto& message = std::get<control::CoordinatorMessage>(mail);
-      if (std::holds_alternative<control::Welcome>(message)) {
-        link_watch_.SayAllAgain();
-        host_watch_.SayAgain();
-      }
+      if (std::holds_alternative<control::Welcome>(message)) path_reports_.SayAllAgain();
       engine_->OnMessage(std::move(message));
     }
   }
@@ -383,22 +375,8 @@ void DaemonImpl::LookAtHost(Tick now) {
   look_due_ = now + kLookUs;
   const TransportStats stats = transport_->GetStats();
   moved_ = stats.bytes_sent + stats.bytes_taken;
-  const HostSample host = transport_->PopArrivals();
-  host_watch_.Add(now, host.bytes, stats.bytes_taken, host.arrivals.rtt_us,
-                  std::exchange(op_ended_, false),
-                  {.up_full = host.up_full,
-                   .down_full = host.down_full,
-                   .network_limits = host.network_limits});
-  host_watch_.SetSpare(host.up_spare, host.down_spare);
-  if (host_watch_.network_limits()) {
-    link_watch_.ClearHeld();
-    return;
-  }
-  for (const HostSample::Waiting& link : host.waiting) {
-    if (host_watch_.Holds(link.us, link.rtt_us, host.waiting.size(), host.links)) {
-      link_watch_.SetHeld(link.peer);
-    }
-  }
+  path_reports_.Look(now, transport_->PopArrivals(), stats.bytes_taken,
+                     std::exchange(op_ended_, false));
 }
 
 void DaemonImpl::WatchLinks() {
@@ -409,15 +387,13 @@ void DaemonImpl::WatchLinks() {
   for (const auto& [group, traffic] : ops_->Traffic()) {
     engine_->core().SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }
-  auto rates = transport_->PopRates();
-  uint64_t sent = 0;
-  for (const auto& [link, rate] : rates) sent += rate.bytes_sent;
-  for (auto& [link, rate] : rates) {
-    rate.crowded = sent - rate.bytes_sent > rate.bytes_sent / 8;
-    link_watch_.Add(link.peer, rate, now);
+  std::vector<std::pair<PeerId, RateSample>> rates;
+  for (const auto& [link, rate] : transport_->PopRates()) {
+    rates.emplace_back(link.peer, rate);
     repeated_.bytes += rate.bytes_repeated;
     repeated_by_peer_[link.peer] += rate.bytes_repeated;
   }
+  path_reports_.AddRates(std::move(rates), now);
   TellWorstLanes();
   // Hello has to be the first message of a stream, so nothing is reported before Welcome.
   if (!coordinator_up_) return;
@@ -425,21 +401,14 @@ void DaemonImpl::WatchLinks() {
   if (!engine_->drained() && signals_ == 0) ProbeLinks(links, now);
   if (now < report_due_) return;
   report_due_ = now + kReportUs;
-  std::vector<PeerId> peers;
-  peers.reserve(links.size());
-  std::set<PeerId> small;
+  std::vector<PathReports::Link> up;
+  up.reserve(links.size());
   for (const LinkStats& link : links) {
-    peers.push_back(link.link.peer);
-    if (!link.relay) {
-      const int64_t us = std::clamp<int64_t>(link.shortest_rtt_us, 0, UINT32_MAX);
-      link_watch_.SetRtt(link.link.peer, static_cast<uint32_t>(us));
-    }
-    if (link.small_packets) small.insert(link.link.peer);
+    const int64_t us = link.relay ? 0 : std::clamp<int64_t>(link.shortest_rtt_us, 0, UINT32_MAX);
+    up.push_back({link.link.peer, static_cast<uint32_t>(us), link.small_packets});
   }
-  for (const PeerId peer : peers) link_watch_.SetSmallPackets(peer, small.contains(peer));
-  link_watch_.Keep(peers);
-  control::LinkReport report = link_watch_.PopReport(now);
-  const bool host = host_watch_.PopReport(now, &report);
+  const control::LinkReport report = path_reports_.PopReport(up, now);
+  const bool host = report.up_bytes_per_second != 0 || report.down_bytes_per_second != 0;
   if (host || !report.links.empty()) control_->Send(report);
 }
 
@@ -458,18 +427,15 @@ void DaemonImpl::TellWorstLanes() {
 
 void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
   if (const std::optional<LinkProbe> probe = transport_->PopProbe()) {
-    probe_plan_.Ended(probe->begun, probe->ended);
-    if (probe->error.empty()) {
-      const auto link = std::find_if(stats.begin(), stats.end(), [&](const LinkStats& link) {
-        return link.link == probe->link;
-      });
-      // The rate is only a lower bound on a path with long round trips, where ops search for the
-      // number of lanes that they need, and on a link that uses more lanes than a probe.
-      RateSample rate = probe->rate;
-      rate.few_connections = rate.rtt_us >= kLongWayUs ||
-                             (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
-      link_watch_.Add(probe->link.peer, rate, now);
-    }
+    const auto link = std::find_if(stats.begin(), stats.end(),
+                                   [&](const LinkStats& link) { return link.link == probe->link; });
+    // The rate is only a lower bound on a path with long round trips, where ops search for the
+    // number of lanes that they need, and on a link that uses more lanes than a probe.
+    RateSample rate = probe->rate;
+    rate.few_connections = rate.rtt_us >= kLongWayUs ||
+                           (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
+    path_reports_.Probed(probe->link.peer, rate, !probe->error.empty(), probe->begun, probe->ended,
+                         now);
     // Every probe is logged. Probes are few, and an operator wants to know what uses the link.
     Log(LogLevel::kInfo,
         absl::StrCat("link probed peer=", ToString(probe->link.peer), " bytes_per_second=",
@@ -489,10 +455,10 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
     if (!links.emplace(peer, link.link).second) continue;
     const auto before = sent_before_.find(link.link);
     const bool in_use = before != sent_before_.end() && before->second != link.bytes_sent;
-    candidates.push_back({peer, link_watch_.Measured(peer), in_use});
+    candidates.push_back({peer, std::nullopt, in_use});
   }
   sent_before_ = std::move(sent);
-  const std::optional<PeerId> next = probe_plan_.Next(candidates, now);
+  const std::optional<PeerId> next = path_reports_.NextProbe(std::move(candidates), now);
   if (next) (void)transport_->StartProbe(links.at(*next));
 }
 
@@ -508,8 +474,8 @@ void DaemonImpl::PublishMetrics() {
   snapshot.arena_limit = options_.arena_limit;
   snapshot.scratch_bytes = ops_->scratch_bytes();
   snapshot.scratch_limit = ops_->scratch_limit();
-  snapshot.host_up = host_watch_.up();
-  snapshot.host_down = host_watch_.down();
+  snapshot.host_up = path_reports_.up();
+  snapshot.host_down = path_reports_.down();
   snapshot.links = SampleLinks();
   snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;
@@ -523,7 +489,7 @@ std::vector<LinkSample> DaemonImpl::SampleLinks() {
   std::map<PeerId, LinkSample> samples;  // a peer that has a link in each of two runs counts once
   for (const LinkStats& link : transport_->GetLinkStats()) {
     const PeerId peer = link.link.peer;
-    const LinkWatch::Known known = link_watch_.Look(peer);
+    const LinkWatch::Known known = path_reports_.Of(peer);
     const auto repeated = repeated_by_peer_.find(peer);
     samples[peer] = {peer, known.bytes_per_second, known.rtt_us,
                      repeated == repeated_by_peer_.end() ? 0 : repeated->second};
