@@ -57,7 +57,16 @@ absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outl
     memory->extra_bytes = Aligned(memory->extra_bytes);
     if (KeepsErrors(spec)) memory->error_bytes = sizeof(float) * elements;
   }
-  const uint64_t bytes = slots + memory->extra_bytes + memory->error_bytes;
+  uint64_t held = 0;
+  if (HoldsResults(spec.desc)) {
+    for (const Layout::Chunk& chunk : outline.layout.chunks()) {
+      memory->held_begin.push_back(held);
+      if (chunk.position == spec.position) held += Aligned(chunk.bytes);
+    }
+    memory->extra_bytes = Aligned(memory->extra_bytes);
+    memory->error_bytes = Aligned(memory->error_bytes);
+  }
+  const uint64_t bytes = slots + memory->extra_bytes + memory->error_bytes + held;
   if (bytes == 0) return absl::OkStatus();
   const auto scratch = pool->Borrow(bytes);
   if (!scratch.ok()) return scratch.status();
@@ -66,6 +75,7 @@ absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outl
   if (memory->error_bytes > 0) {
     memory->errors = reinterpret_cast<float*>(memory->extra + memory->extra_bytes);
   }
+  if (held > 0) memory->held = memory->extra + memory->extra_bytes + memory->error_bytes;
   return absl::OkStatus();
 }
 
@@ -87,6 +97,8 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       slot_begin_(memory.slot_begin),
       error_begin_(memory.error_begin),
       pending_errors_(memory.errors),
+      held_(memory.held),
+      held_begin_(memory.held_begin),
       blocks_not_finite_(spec.sources.size()),
       reads_out_(plan_.grains()) {
   if (spec.desc.Encodes()) coder_.emplace(spec_, inputs_);
@@ -107,7 +119,14 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
 
 uint8_t* SegmentAttempt::ResultOf(const Plan::Grains& grains) const {
   const Layout::Chunk& chunk = ChunkOf(grains);
-  const int member = IsForEverybody(chunk) ? outline_.lead : chunk.to_local;
+  if (held_ != nullptr) {
+    return held_ + held_begin_[plan_.ChunkOf(grains.first)] + SkipOf(chunk, grains);
+  }
+  return TargetOf(IsForEverybody(chunk) ? outline_.lead : chunk.to_local, grains);
+}
+
+uint8_t* SegmentAttempt::TargetOf(int member, const Plan::Grains& grains) const {
+  const Layout::Chunk& chunk = ChunkOf(grains);
   return spec_.targets[member][chunk.piece] + chunk.target + SkipOf(chunk, grains);
 }
 
@@ -339,7 +358,8 @@ void SegmentAttempt::Commit() {
 bool SegmentAttempt::HasWork() const {
   if (stopped_) return !restore_.empty();
   if (committed_) {
-    return (!late_.empty() || pending_errors_ != nullptr) && copied_ < plan_.grains();
+    const bool any = !late_.empty() || pending_errors_ != nullptr || held_ != nullptr;
+    return any && copied_ < plan_.grains();
   }
   return MayGoOn();
 }
@@ -370,21 +390,29 @@ uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
   uint64_t worked = 0;
   while (worked < bytes_max && HasWork()) {
     const Plan::Grains grain{copied_++, 1};
+    worked += CopyHeld(grain);
     if (coder_) {
       // The input in place is overwritten, but its error is known.
       worked += DecodeTo(late_, grain) + CommitErrors(grain) + sizeof(uint64_t);
       continue;
     }
-    const Layout::Chunk& chunk = ChunkOf(grain);
+    if (late_.empty()) continue;
     const uint64_t bytes = plan_.RangeOf(grain).bytes;
     const uint8_t* const result = ResultOf(grain);
-    for (const int member : late_) {
-      std::memcpy(spec_.targets[member][chunk.piece] + chunk.target + SkipOf(chunk, grain), result,
-                  bytes);
-    }
+    for (const int member : late_) std::memcpy(TargetOf(member, grain), result, bytes);
     worked += bytes * (1 + late_.size());
   }
   return worked;
+}
+
+uint64_t SegmentAttempt::CopyHeld(const Plan::Grains& grains) {
+  if (held_ == nullptr) return 0;
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  // Looking at a grain counts as work, too.
+  if (chunk.to_local < 0) return sizeof(chunk);
+  const uint64_t bytes = plan_.RangeOf(grains).bytes;
+  std::memcpy(TargetOf(chunk.to_local, grains), ResultOf(grains), bytes);
+  return 2 * bytes;
 }
 
 uint64_t SegmentAttempt::DecodeTo(const std::vector<int>& members, const Plan::Grains& grains) {

@@ -8,6 +8,9 @@
 // If the lead is in place, its target is also its source. Before a sum overwrites a segment there,
 // the original goes to scratch.
 //
+// The parts of a reduce-scatter are held in scratch, and copied to their targets after Commit(). So
+// the targets stay as they are until the op ends well.
+//
 // The targets of other local members that are out of place get a copy of each finished segment at
 // once, while it is in the cache. Those that are in place get the result after Commit(). Otherwise
 // the original of each of them would have to be kept, too.
@@ -119,6 +122,9 @@ class SegmentAttempt : public Attempt {
     uint8_t* extra = nullptr;    // 64-byte aligned
     uint64_t error_bytes = 0;
     float* errors = nullptr;  // 64-byte aligned; nullptr: nobody keeps errors
+    uint8_t* held = nullptr;  // 64-byte aligned; nullptr: results are not held
+    // If results are held: by chunk, where its result begins in `held`.
+    std::vector<uint64_t> held_begin;
     // If the op encodes: by chunk, where its slots begin in `scratch`, and its errors in `errors`.
     std::vector<uint64_t> slot_begin;
     std::vector<uint64_t> error_begin;
@@ -163,7 +169,8 @@ class SegmentAttempt : public Attempt {
   bool IsForHere(const Layout::Chunk& chunk) const {
     return IsForEverybody(chunk) || chunk.to_position == spec_.position;
   }
-  // Where these grains are in the target that holds the result.
+  // Where the result of these grains is until the op is committed: in the target of a local member,
+  // or in held_.
   uint8_t* ResultOf(const Plan::Grains& grains) const;
   // Where these grains are in their slots: one behind the other, if they are of one chunk.
   uint8_t* SlotOf(const Plan::Grains& grains) const;
@@ -265,6 +272,10 @@ class SegmentAttempt : public Attempt {
   uint64_t Restore(uint64_t grain);
   uint64_t RestoreSome(uint64_t bytes_max);
   uint64_t CopySome(uint64_t bytes_max);
+  // These grains in the target of a local member.
+  uint8_t* TargetOf(int member, const Plan::Grains& grains) const;
+  // Copies committed grains that are held to their target. Returns the bytes read and written.
+  uint64_t CopyHeld(const Plan::Grains& grains);
   // Where the errors of these grains are until they are committed; nullptr: nobody keeps them.
   float* PendingErrorOf(const Plan::Grains& grains) const;
   void MarkErrorsKnown(const Plan::Grains& grains);
@@ -294,8 +305,10 @@ class SegmentAttempt : public Attempt {
   const std::vector<uint64_t> slot_begin_;
   const std::vector<uint64_t> error_begin_;
   float* pending_errors_ = nullptr;          // nullptr: nobody keeps errors
+  uint8_t* const held_;                      // nullptr: results are not held
+  const std::vector<uint64_t> held_begin_;   // by chunk: where its result begins in held_
   std::vector<uint64_t> blocks_not_finite_;  // by local member
-  uint64_t copied_ = 0;                      // grains of the result that were copied to late_
+  uint64_t copied_ = 0;                      // grains of which the work after Commit() is done
   std::vector<Plan::Grains> restore_;        // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;
