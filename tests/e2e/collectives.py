@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -206,6 +207,42 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.dtype == right.dtype and bool(np.array_equal(left.view(np.uint8), right.view(np.uint8)))
 
 
+# ------------------------------------------------------------------ what is promised
+
+CONCEPTS = pathlib.Path(__file__).parents[2] / "docs" / "concepts.md"
+PROMISES = "## What tensors hold if an op does not end well"
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """A line of the table: what a tensor holds if an op of the kind does not end well."""
+
+    source: str
+    apart: str  # a target apart from the source
+    inside: str  # a target that is, or overlaps, the source
+
+    def keeps_inside(self, receives: bool) -> bool:
+        """receives: this member gets what another one gives."""
+        words = {
+            "unchanged": True,
+            "anything; the source in it is unchanged": False,
+            "the root: unchanged; others: anything": not receives,
+        }
+        return words[self.inside]
+
+
+@functools.cache
+def promises() -> dict[str, Promise]:
+    section = CONCEPTS.read_text().split(PROMISES)[1].split("\n## ")[0]
+    made = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for kind in cells[0].replace("`", "").split(", ") if line.startswith("| `") else ():
+            made[kind] = Promise(*cells[1:])
+    assert set(made) >= set(KINDS) - {"barrier"}, made
+    return made
+
+
 # ------------------------------------------------------------------ ops
 
 # What a member keeps of an earlier quantized op, and the most by which the result of one is off.
@@ -348,21 +385,27 @@ class Started:
         return None
 
     def harmed(self, peerd_died: bool = False) -> str | None:
-        """After another outcome: what has changed, though it must not. The table in docs/concepts.md, once more."""
+        """After another outcome: what has changed, though the table in docs/concepts.md says that it does not."""
         spec = self.spec
+        promised = promises()[spec.kind]
+        assert promised.source == "unchanged", promised
         lost = peerd_died and spec.arena != "none"
-        # The tensor of a broadcast is only a target where it does not come from.
-        only_target = spec.kind == "broadcast" and spec.in_place and self.me != spec.root
-        in_place = spec.kind in ("all_reduce", "reduce") and spec.in_place
-        if not (only_target or (lost and in_place)) and (problem := self._changed()):
+        inside = spec.in_place and bool(self.sources)
+        receives = spec.kind == "broadcast" and self.me != spec.root
+        only_target = receives and spec.in_place
+        both = spec.kind in ("all_reduce", "reduce") or (spec.kind == "broadcast" and bool(spec.quantize))
+        if not (only_target or (lost and both and spec.in_place)) and (problem := self._changed()):
             return problem
         for i, (out, before) in enumerate(zip(self.outs, self._before)):
-            keeps = not self._is_shared(i) or (spec.kind == "reduce_scatter" and not lost)
-            if keeps and not same(out, before):
+            keeps = promised.keeps_inside(receives) if inside else promised.apart == "unchanged"
+            if lost and (both if inside else spec.kind == "reduce_scatter"):
+                keeps = False
+            if (keeps or not self._is_shared(i)) and not same(out, before):
                 return f"out {i} of {spec.dtypes[i]}: {_difference(out, before)}"
+        wanted = [np.full(len(error), ERROR, np.float32) for error in self.errors]
         for i, error in enumerate(self.errors if not lost else ()):
-            if not same(error, np.full(len(error), ERROR, np.float32)):
-                return f"error {i}: {_difference(error, np.full(len(error), ERROR, np.float32))}"
+            if not same(error, wanted[i]):
+                return f"error {i}: {_difference(error, wanted[i])}"
         return None
 
 
