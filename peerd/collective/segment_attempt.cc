@@ -15,12 +15,6 @@ namespace {
 // The most grains in a segment. More gain nothing, and the number must fit into a cookie.
 constexpr uint64_t kSegmentGrainsMax = 64;
 
-// The number of landings. On links with a short latency about so many segments arrive at a time,
-// and so many fit into the cache of one processor. On links with a long latency most segments find
-// no free landing, but there the processor has time.
-constexpr uint64_t kLandings = 4;
-constexpr uint64_t kLandingBytesMax = 512 << 10;
-
 }  // namespace
 
 Outline::Outline(const AttemptSpec& spec) : layout(spec, spec.size), inputs(InputsOf(spec)) {
@@ -90,6 +84,7 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       in_place_(outline_.in_place && !spec.desc.Encodes()),
       divisor_(DivisorOf(spec)),
       marks_(plan_.grains()),
+      landings_(pool),
       sink_(sink),
       pool_(pool),
       segment_grains_(
@@ -191,12 +186,7 @@ void SegmentAttempt::MakeLandings() {
   if (!in_place_ || outline_.layout.bytes() <= spec_.cached_bytes_max) return;
   // Sums that are float32 are not built in place.
   if (slot_width_ > 1 && spec_.pieces.size() == 1) return;
-  landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
-  // Without memory for landings an op takes longer, but is right.
-  const absl::StatusOr<uint8_t*> memory = pool_->Borrow(kLandings * landing_bytes_);
-  for (uint64_t i = 0; memory.ok() && i < kLandings; ++i) {
-    landings_.push_back({*memory + i * landing_bytes_, std::nullopt});
-  }
+  landings_.Make(segment_grains_ * spec_.grain_bytes);
 }
 
 SegmentAttempt::~SegmentAttempt() {
@@ -262,7 +252,7 @@ void SegmentAttempt::Abandoned(int from, const Segment& segment) {
   const Plan::Grains grains = GrainsOf(from, segment);
   const bool reduce = segment.phase == Phase::kReduce;
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
-  if (reduce) GiveLanding(plan_.RangeOf(grains));
+  if (reduce) landings_.Give(plan_.RangeOf(grains));
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
     uint16_t& marks = MarksOf(grain, from);
     LH_CHECK((marks & placed) && !(marks & (reduce ? kReduceReceived : kGatherReceived)))
@@ -518,31 +508,8 @@ void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
 }
 
-uint8_t* SegmentAttempt::BorrowLanding(const Plan::Range& range) {
-  if (range.bytes > landing_bytes_) return nullptr;
-  for (Landing& landing : landings_) {
-    if (landing.offset) continue;
-    landing.offset = range.offset;
-    return landing.data;
-  }
-  return nullptr;
-}
-
-uint8_t* SegmentAttempt::LandingOf(const Plan::Range& range) const {
-  for (const Landing& landing : landings_) {
-    if (landing.offset == range.offset) return landing.data;
-  }
-  return nullptr;
-}
-
-void SegmentAttempt::GiveLanding(const Plan::Range& range) {
-  for (Landing& landing : landings_) {
-    if (landing.offset == range.offset) landing.offset.reset();
-  }
-}
-
 void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const SumFunction& sum) {
-  const bool landed = LandingOf(plan_.RangeOf(grains)) != nullptr;
+  const bool landed = landings_.Of(plan_.RangeOf(grains)) != nullptr;
   // Fits into the first-level cache, together with the inputs.
   alignas(64) uint8_t block[16 << 10];
   uint64_t before = 0;  // bytes of the grains that are done
@@ -587,8 +554,7 @@ void SegmentAttempt::MaybeComplete() {
 
 void SegmentAttempt::ReleaseScratch() {
   if (uint8_t* const scratch = std::exchange(scratch_, nullptr)) pool_->Give(scratch);
-  if (!landings_.empty()) pool_->Give(landings_.front().data);
-  landings_.clear();
+  landings_.Release();
 }
 
 }  // namespace longhaul::peerd

@@ -50,6 +50,7 @@
 #include "absl/status/statusor.h"
 #include "peerd/collective/attempt.h"
 #include "peerd/collective/coder.h"
+#include "peerd/collective/landings.h"
 #include "peerd/collective/layout.h"
 #include "peerd/collective/local.h"
 #include "peerd/collective/plan.h"
@@ -227,12 +228,6 @@ class SegmentAttempt : public Attempt {
   void Overwrite(const Plan::Grains& grains);
   // Borrows the landings, if this attempt uses them.
   void MakeLandings();
-  // Takes a landing for a segment. nullptr: none is free, or the segment is too long.
-  uint8_t* BorrowLanding(const Plan::Range& range);
-  // The landing that holds the segment, or nullptr.
-  uint8_t* LandingOf(const Plan::Range& range) const;
-  // Frees the landing of the segment, if there is one.
-  void GiveLanding(const Plan::Range& range);
   // Computes bytes [done, done + bytes) of some grains into `out`.
   using SumFunction = std::function<void(uint64_t done, uint64_t bytes, uint8_t* out)>;
   // If the lead is in place: moves the originals of these grains to their slots, and writes the sum
@@ -250,17 +245,13 @@ class SegmentAttempt : public Attempt {
   const double divisor_;
 
   bool started_ = false;
-  std::vector<uint16_t> marks_;        // by grain
-  uint64_t results_open_ = 0;          // grains of the result that are not finished
-  uint64_t sends_open_ = 0;            // sends of grains that are not Sent, handed over or not
+  std::vector<uint16_t> marks_;  // by grain
+  uint64_t results_open_ = 0;    // grains of the result that are not finished
+  uint64_t sends_open_ = 0;      // sends of grains that are not Sent, handed over or not
+  Landings landings_;
   std::deque<Plan::Grains> uncopied_;  // own chunks that are not copied to the local targets yet
 
  private:
-  struct Landing {
-    uint8_t* data = nullptr;
-    std::optional<uint64_t> offset;  // of the segment that it holds; nullopt: free
-  };
-
   static void MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark);
   // The grains that a segment from position `from` has; nullopt: they are not cut like that.
   std::optional<Plan::Grains> Find(int from, const Segment& segment) const;
@@ -294,8 +285,6 @@ class SegmentAttempt : public Attempt {
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
-  uint64_t landing_bytes_ = 0;
-  std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
   // Local members that get what everybody gets, at once and after Commit(). Without the lead,
   // unless the op encodes.
   std::vector<int> early_;
