@@ -387,6 +387,8 @@ class Started:
     def harmed(self, peerd_died: bool = False) -> str | None:
         """After another outcome: what has changed, though the table in docs/concepts.md says that it does not."""
         spec = self.spec
+        if spec.kind == "barrier":
+            return None
         promised = promises()[spec.kind]
         assert promised.source == "unchanged", promised
         lost = peerd_died and spec.arena != "none"
