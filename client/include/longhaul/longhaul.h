@@ -164,7 +164,7 @@ typedef enum lh_algorithm {
  * LH_RING it encodes each partial sum: there are as many errors, but of larger scales. A
  * reduce-scatter does not encode the sum; an all-gather and a broadcast encode once. What does not
  * leave a host is not encoded, and nor is an operation of at most 4096 bytes, unless the caller
- * chooses LH_MESH or LH_RING.
+ * chooses LH_MESH or LH_RING, or gives `counts`.
  *
  * A block with a NaN or an infinity arrives as NaN at all members; with LH_QUANTIZE_BF16 only these
  * elements are affected. lh_op_info_t.blocks_not_finite counts such blocks. */

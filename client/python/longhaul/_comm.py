@@ -519,11 +519,12 @@ class Comm:
         quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
             explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All
             members get the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an
-            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
-            each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the
-            sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose scales are larger. So "auto"
-            takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A block with a NaN or an
-            infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`). docs/quantization.md tells more.
+            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring", or `counts` is given. An element errs by at
+            most half a scale of its block each time it is encoded: once in the input of each host, and once in the sum
+            (reduce-scatter: not in the sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose
+            scales are larger. So "auto" takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A
+            block with a NaN or an infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`).
+            docs/quantization.md tells more.
 
         Option of all-reduce and reduce-scatter:
         error: error feedback, with quantize: a float32 array in host memory with as many elements as `tensor`; for a
