@@ -51,7 +51,10 @@ def test_no_fault_in_any_phase_harms_a_healthy_member(tmp_path: pathlib.Path) ->
 # posted: one member has not called the ops yet. Data moves among the others as far as possible.
 # moving: all have called the ops. A peer stops at some moment, and the others go on as far as they can. So some ops are
 #     left in the middle, and some are complete at some members, or have ended.
-ROUNDS = (("cancel", "posted"), ("death", "posted"), *(("cancel", "moving"), ("death", "moving")) * 3)
+# done: the peer of one member stops when it has announced the ops, and before the others call them. So a small op, whose
+#     inputs travel with READY, is complete at all others, and not settled. Of a large one, the others do what they can.
+FAULTS = ("cancel", "death")
+PHASES = ("posted", "done", "moving", "moving")
 # Where source and target are: apart; the same tensor, or one in the other at its own place; or at another place.
 PLACES = ("apart", "in place", "elsewhere")
 ELEMENTS = 384 << 10  # of the largest tensor: some segments for each part
@@ -123,10 +126,13 @@ class Member:
     comm: lh.Comm
     started: dict[int, Started] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.id = self.comm.member_id  # also when its peerd has died
+
     def start(self, specs: Sequence[Spec]) -> None:
         for spec in specs:
-            if self.comm.member_id in spec.ids:
-                self.started[spec.tag] = Started(self.comm, spec, self.comm.member_id)
+            if self.id in spec.ids:
+                self.started[spec.tag] = Started(self.comm, spec, self.id)
 
     def outcome(self, spec: Spec, peerd_died: bool = False) -> dict[str, Any] | None:
         """None: this member does not take part."""
@@ -169,18 +175,23 @@ class Round:
         with ThreadPoolExecutor(len(peers)) as pool:
             *self.healthy, self.last = pool.map(join, peers)
         ids = self.last.comm.members
-        self.specs = [spec_of(rng, row, ids, self.last.comm.member_id, tag) for tag, row in enumerate(chosen)]
+        self.specs = [spec_of(rng, row, ids, self.last.id, tag) for tag, row in enumerate(chosen)]
 
     def start_at_once(self) -> None:
         """Lets all ops begin at the same moment, so that a fault finds many of them in the middle."""
         first, second = self.healthy
         first.start(self.specs)
-        holder = self.cluster.peers[0]
-        until(lambda: holder.metric("longhaul_peerd_ops_open") >= len(first.started), "ops of the first member")
-        holder.process.send_signal(signal.SIGSTOP)
+        self.announced(0, first)
+        holder = self.cluster.peers[0].process
+        holder.send_signal(signal.SIGSTOP)
         second.start(self.specs)
         self.last.start(self.specs)
-        holder.process.send_signal(signal.SIGCONT)
+        holder.send_signal(signal.SIGCONT)
+
+    def announced(self, peer: int, member: Member) -> None:
+        """Waits until the peer has the ops of its member."""
+        metric = self.cluster.peers[peer].metric
+        until(lambda: metric("longhaul_peerd_ops_open") >= len(member.started), "ops are open")
 
     def calibrate(self) -> float:
         """Returns how long the ops take without a fault, once all have called them."""
@@ -196,7 +207,11 @@ class Round:
         return span
 
     def play(self, fault: str, phase: str, span: float) -> None:
-        if phase == "posted":
+        if phase == "done":
+            self.last.start(self.specs)
+            self.announced(self.victim, self.last)
+            self.process.send_signal(signal.SIGSTOP)
+        if phase != "moving":
             for member in self.healthy:
                 member.start(self.specs)
         else:
@@ -219,12 +234,12 @@ class Round:
             self.last.start(self.specs)
 
     def outcomes(self, fault: str, phase: str) -> Iterator[tuple[str, str]]:
-        """The kind and the outcome of each op."""
+        """What was seen: the outcome of each op."""
         for row, spec in zip(self.chosen, self.specs):
-            ops = {each.comm.member_id: each.outcome(spec) for each in self.healthy}
+            ops = {each.id: each.outcome(spec) for each in self.healthy}
             last = self.last.outcome(spec, peerd_died=fault == "death")
             if fault == "cancel":
-                ops[self.last.comm.member_id] = last
+                ops[self.last.id] = last
             all_there = [op for op in ops.values() if op is not None]
             about = f"{self.name}: {row}\n{spec}\n{ops}, at the peer that stopped or died: {last}"
             assert last is None or last["wrong"] is None, about
@@ -238,7 +253,9 @@ class Round:
                 assert not any("root" in op.get("text", "") for op in all_there), about
             if fault == "cancel" and phase == "posted":
                 assert ended == {"Aborted"}, about
-            yield row.kind, " ".join(ended)
+            yield f"{row.kind} {fault}", " ".join(ended)
+            if row.algorithm == "oneshot" and (fault, phase) == ("death", "done"):
+                yield "in the result", str(any(self.last.id in op.get("members", ()) for op in all_there))
 
     def end(self) -> None:
         for member in self.healthy:
@@ -255,15 +272,17 @@ def matrix(seeds: int, sample: int | None) -> None:
             first = Round(cluster, f"{seed}", rng, shuffled(rng)[:sample])
             span = first.calibrate()
             first.end()
-            for fault, phase in ROUNDS:
+            for fault, phase in itertools.product(FAULTS, PHASES):
                 chosen = shuffled(rng)[: sample if phase == "moving" else None]
                 played = Round(cluster, f"{seed}-{len(cluster.peers)}-{fault}-{phase}", rng, chosen)
                 played.play(fault, phase, span)
-                seen.update(f"{kind} {fault} {outcome}" for kind, outcome in played.outcomes(fault, phase))
+                seen.update(f"{what}: {outcome}" for what, outcome in played.outcomes(fault, phase))
                 played.end()
     print("\n".join(f"{name}: {count}" for name, count in sorted(seen.items())))
     for kind in KINDS:
-        assert kind == "barrier" or seen[f"{kind} cancel Aborted"] > 0, seen
+        assert kind == "barrier" or seen[f"{kind} cancel: Aborted"] > 0, seen
+    # If all survivors were done with an op, they keep the result, with the input of the dead.
+    assert seen["in the result: True"] > 0, seen
 
 
 def test_sources_and_targets_hold_what_is_promised_after_every_fault() -> None:
