@@ -280,7 +280,7 @@ class GradientExchange:
 
     def begin(self, comm: Comm, weight: float | None) -> None:
         """Opens a round, with this member's weight."""
-        self._expected = comm._size_of_step or comm.world_size
+        self._expected = comm.world().step.world_size
         self.comm = comm
         self._weight = weight
 
