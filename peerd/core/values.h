@@ -27,7 +27,6 @@ struct StepWorld {
   Epoch epoch;
   uint32_t rank = 0;
   uint32_t size = 0;
-  friend bool operator==(const StepWorld&, const StepWorld&) = default;
   LH_FIELDS(StepWorld, LH_FIELD(epoch), LH_FIELD(rank), LH_FIELD(size));
 };
 
