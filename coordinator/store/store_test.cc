@@ -67,7 +67,6 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
       {PeerId(0x20), {"", ""}, 1, std::string("nul\0inside", 10)},
   };
   group.ballots = 17;
-  group.stepped = Epoch(3);
   group.state = StateRecord{UINT64_MAX - 1, {0, UINT64_MAX}, {UINT64_MAX, 1}};
   group.members[0].syncs = UINT64_MAX;
   group.members[0].cohort = "host-a";
