@@ -171,7 +171,7 @@ void Trainer::OnJoinDone(const Outcome& outcome, const peerd::World& world) {
   Say("is " + ToString(world.member) + ", rank " + std::to_string(world.rank) + " of " +
       std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", step " +
       std::to_string(step_));
-  context_.checker->OnStep(plan_.group, world.member, step_);
+  context_.checker->OnStep(plan_.group, step_, world);
   if (!SyncsAt(step_)) return BeginStep();
   if (state_prng_.Chance(0.5)) return After(0, plan_.think_us / 10, [this] { Sync(); });
   peer_->Prepare(local_, tensors_->registered(), [this, life = life_] {
@@ -452,7 +452,7 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   }
   world_seen_ = world;
   ++step_;
-  context_.checker->OnStep(plan_.group, world.member, step_);
+  context_.checker->OnStep(plan_.group, step_, world);
   background_steps_ = world.background ? background_steps_ + 1 : 0;
   if (background_steps_ > 100) Checker::Fail(name_ + " does not come out of the background");
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +

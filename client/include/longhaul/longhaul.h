@@ -337,9 +337,16 @@ typedef struct lh_world_info {
    * when that boundary admitted newcomers, or let members in the background take part, and at no
    * other time. All members that passed the boundary see the same number until their next one. */
   uint64_t boundary;
+  /* The group at this member's last step boundary: epoch and size are the same at all members that
+   * passed the boundary, and rank is this member's place among them. They change at the next
+   * boundary only, whereas the fields above follow each fault at once. A newcomer's first boundary
+   * is the one that admitted it. To divide the work of a step, use these. */
+  uint64_t step_epoch;
+  uint32_t step_rank;
+  uint32_t step_size;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
-  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Gives the group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed;
  * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:
@@ -370,8 +377,9 @@ typedef struct lh_member_info {
 LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info);
 
 /* Step boundary: waits until every member has called it, admits the newcomers that wait, and
- * returns in the epoch that all members now share. Every member must call it at the same point of
- * its program.
+ * returns in the epoch that all members now share (lh_world_info.step_epoch). Every member must
+ * call it at the same point of its program. A member may be removed at any moment, also before this
+ * call returns: lh_world() shows that in `size` and `rank`, but not in `step_size` and `step_rank`.
  *
  * A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands
  * for the boundary that admitted it, unless the newcomer has started an operation or a sync before.

@@ -72,7 +72,10 @@ class _Standing:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The group as it was when a step began. Members may be removed during the step, but none is added."""
+    """The group at the boundary with which a step began: the same at all members that passed it, but for `rank`.
+
+    Members may be removed during the step, and `Comm.world()` shows that. None is added.
+    """
 
     epoch: int  #: number of the agreed members and links; rises with every change of them
     rank: int  #: of this member, 0 to world_size - 1
@@ -129,7 +132,6 @@ class Comm:
         self._collectives = Collectives(member)
         self._epoch_of_step = 0
         self._standings: weakref.WeakKeyDictionary[State, _Standing] = weakref.WeakKeyDictionary()
-        self._size_of_step = 0  # world_size at the last boundary; 0: this member has passed none
         self.run = run
         self.group = group
         with contextlib.suppress(Error):  # the next call says what is wrong
@@ -270,12 +272,12 @@ class Comm:
         """seconds: how long this member waited at the boundary. 0: a sync counts them."""
         world = self.world()
         self._member.record.counters.add(steps=1, seconds_steps=seconds)
-        changed = world.epoch != self._epoch_of_step
+        at = world.step  # a member may have gone since the boundary, and then `world` differs from member to member
+        changed = at.epoch != self._epoch_of_step
         if changed:
             self._member.record.changed(world, self._member.members, self.member)
-        self._epoch_of_step = world.epoch
-        self._size_of_step = world.world_size
-        return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
+        self._epoch_of_step = at.epoch
+        return Step(at.epoch, at.rank, at.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:
         """The same as begin_step()."""
