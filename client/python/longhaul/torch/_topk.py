@@ -156,7 +156,9 @@ class SparseExchange:
         if len(self._gathered) != room * self._nbytes:
             self._gathered = torch.empty(0, dtype=torch.uint8)  # frees the memory first
             self._gathered = shared(self._client, (room * self._nbytes,), torch.uint8)
-        work: Work = comm.all_gather(self._packed, out=self._gathered, tag=tag, on_fault="retry", async_op=True)
+        work: Work = comm.all_gather(
+            self._packed, out=self._gathered, world=room, tag=tag, on_fault="retry", async_op=True
+        )
         return work
 
     def unpack(self, info: OpInfo, progress: Sequence[torch.Tensor]) -> None:

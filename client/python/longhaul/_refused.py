@@ -1,0 +1,77 @@
+"""Calls that were refused at this member: the other members, who wait for them, are told.
+
+In place of a refused call this member starts an op under the same name that fits nobody, and uses no memory of the call:
+a barrier of more members than a group can have, or a send or receive of nothing. So the op ends with InvalidArgument at
+all members that make the call, also later. The member itself has its error already, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from . import _native
+from ._arena import Client
+from ._errors import DeadlineExceeded
+from ._log import Record
+from ._work import Op
+
+#: Rank and member id of the partner of a send or receive. One of them is None.
+Partner = tuple[int | None, int | None]
+
+
+class _StandIn(Op):
+    """An op in place of a refused call. If nobody has it any more, it ends: a member does not leave before its ops."""
+
+    def __del__(self) -> None:
+        if self.handle.value is not None:
+            _native.library().lh_op_cancel(self.handle)
+
+
+class Refused:
+    """The refused calls of one member that others may still make. Any thread."""
+
+    def __init__(self, client: Client, record: Record) -> None:
+        self._client = client
+        self._record = record
+        self._open: dict[int, _StandIn] = {}  # by tag
+
+    def add(self, handle: ctypes.c_void_p, name: str, options: Any, tag: int) -> None:
+        op = _StandIn(self._client, self._record)
+        status = getattr(_native.library(), f"lh_{name}_start")(handle, ctypes.byref(options), ctypes.byref(op.handle))
+        if status == _native.OK:
+            self._open[tag] = op
+
+    def holds(self, tag: int) -> bool:
+        op = self._open.get(tag)
+        if op is None or not _ended(op):
+            return op is not None
+        self._open.pop(tag, None)
+        return False
+
+    def make_way(self, tag: int, deadline: _native.Deadline) -> None:
+        """This member makes another call under the tag: members that have not made the refused one meet this call."""
+        if self._open and self.holds(tag):
+            self._end(tag, deadline)
+
+    def end(self, deadline: _native.Deadline) -> None:
+        for tag in list(self._open):
+            self._end(tag, deadline)
+
+    def _end(self, tag: int, deadline: _native.Deadline) -> None:
+        op = self._open.pop(tag, None)
+        if op is None or _ended(op):
+            return
+        _native.library().lh_op_cancel(op.handle)
+        if _native.wait(op.handle, deadline) == _native.DEADLINE_EXCEEDED:
+            self._open.setdefault(tag, op)
+            raise DeadlineExceeded(
+                f"a call with tag {tag} was refused at this member, and the other members are not told yet, because the "
+                "coordinator does not answer; use another tag, or call again"
+            )
+
+
+def _ended(op: Op) -> bool:
+    finished = ctypes.c_int()
+    status = _native.library().lh_op_test(op.handle, ctypes.byref(finished))
+    return status != _native.OK or bool(finished.value)
