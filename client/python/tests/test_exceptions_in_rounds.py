@@ -96,34 +96,35 @@ class Trials:
 
     def lines(self) -> int:
         """How many lines a round without an exception executes, and a few more."""
-        injectors = self._once(dict.fromkeys(self._rounds))
-        return max(each.lines for each in injectors.values()) + 3
+        return max(each.lines for each in self._go({}, RuntimeError, 1)) + 3
 
     def try_at(self, at: dict[int, int], kind: type[BaseException]) -> list[str]:
         """A round with an exception after `at` lines, by member, then three without. Returns where it was raised."""
-        injectors = self._once({member: at.get(member) for member in self._rounds}, kind)
-        for _ in range(3):
-            self._once(dict.fromkeys(self._rounds))
-        return [each.place for each in injectors.values() if each.place]
+        return [each.place for each in self._go(at, kind, 4) if each.place]
 
-    def _once(self, at: dict[int, int | None], kind: type[BaseException] = RuntimeError) -> dict[int, Injector]:
-        number = self._number = self._number + 1
-        injected = any(each is not None for each in at.values())
+    def _go(self, at: dict[int, int], kind: type[BaseException], count: int) -> list[Injector]:
+        """`count` rounds. Returns the injectors of the first one. No member waits for the others between two rounds."""
+        numbers = range(self._number, self._number + count)
+        self._number += count
 
-        def call(comm: lh.Comm) -> Injector:
-            mine = self._rounds[comm.member_id]
-            if self._boundaries:
-                comm.begin_step(60)
-            injector = Injector(at[comm.member_id], kind, mine.within)
-            problem = injector.run(lambda: mine.run(number))
-            if problem is None:
-                mine.check(number, len(self._rounds))
-            else:
-                assert injected, f"round {number} is without an exception, and raised {problem!r}"
-                assert injector.place or isinstance(problem, lh.Aborted), repr(problem)
-            return injector
+        def rounds(comm: lh.Comm) -> Injector:
+            first, *_ = [self._once(comm, number, at if number == numbers[0] else {}, kind) for number in numbers]
+            return first
 
-        return dict(zip(self._rounds, self._members.all(call, timeout=120), strict=True))
+        return self._members.all(rounds, timeout=120)
+
+    def _once(self, comm: lh.Comm, number: int, at: dict[int, int], kind: type[BaseException]) -> Injector:
+        mine = self._rounds[comm.member_id]
+        if self._boundaries:
+            comm.begin_step(60)
+        injector = Injector(at.get(comm.member_id), kind, mine.within)
+        problem = injector.run(lambda: mine.run(number))
+        if problem is None:
+            mine.check(number, len(self._rounds))
+        else:
+            assert at, f"round {number} is without an exception, and raised {problem!r}"
+            assert injector.place or isinstance(problem, lh.Aborted), repr(problem)
+        return injector
 
 
 def sockets(cluster: LocalCluster, hosts: tuple[int, ...]) -> list[str]:
