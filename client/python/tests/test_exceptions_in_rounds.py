@@ -170,3 +170,152 @@ def test_the_rounds_after_an_exception_are_exact(
         places.update(trials.try_at(at, kind))
     assert places
     members.close()
+
+
+# ------------------------------------------------------------------ rounds of many inner steps
+
+RATE, MOMENTUM = 0.5, 0.5
+Values = list[torch.Tensor]
+
+
+class Few(torch.nn.Module):
+    """Two parts, which StreamingDiLoCo exchanges one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(
+            torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes)
+            for shapes in ([(3,), (5, 2)], [(40,), ()])
+        )
+
+
+def local_sgd(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.LocalSGD(comm, model, None, sync_every=2)
+
+
+def outer(model: Few) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def diloco(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.DiLoCo(comm, model, None, outer(model), sync_every=2)
+
+
+def sparse(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.DiLoCo(comm, model, None, outer(model), sync_every=2, compress=lh.torch.TopK(2, 4))
+
+
+def late(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.AsyncDiLoCo(comm, model, None, outer(model), sync_every=2)
+
+
+def streaming(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.StreamingDiLoCo(
+        comm,
+        model,
+        None,
+        outer(model),
+        sync_every=4,
+        model_fragments=list(model.parts),
+        fragment_sync_delay=1,
+        fragment_update_alpha=0.25,
+    )
+
+
+class Block:
+    """The open block of one member. Each inner step moves the parameters by numbers of the member."""
+
+    def __init__(self, comm: lh.Comm, make: Callable[[lh.Comm, Few], Any], leaves: bool) -> None:
+        self.comm = comm
+        self.model = Few()
+        self.rounds = make(comm, self.model)
+        self.rounds.__enter__()
+        self.leaves = leaves
+        self._random = torch.Generator().manual_seed(comm.rank)
+        self.ends: dict[int, Values] = {}  # the member's own parameters at the end of the round with this number
+
+    def inner_step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter += torch.randint(-4, 5, parameter.shape, generator=self._random)
+        self.ends[self.rounds.round + 1] = [each.detach().clone() for each in self.model.parameters()]
+
+    def train_to(self, number: int, injector: Injector | None = None) -> None:
+        while self.rounds.round < number or self.rounds._due:  # the boundary is passed after the round has been counted
+            self.inner_step()
+            problem = (injector or Injector(None, RuntimeError, ())).run(self.rounds.step)
+            if problem is None:
+                continue
+            if injector is not None and injector.place and self.leaves:
+                injector = None
+                self.rounds.__exit__(type(problem), problem, None)
+                self.rounds.__enter__()
+            elif injector is None or not injector.place:
+                assert "gave up this round" in str(problem), repr(problem)
+
+    def values(self) -> tuple[Values, Values]:
+        """The global parameters and the momentum of each."""
+        globals_ = [each.detach().clone() for fragment in self.rounds._fragments for each in fragment.globals]
+        state = (
+            {}
+            if not hasattr(self.rounds, "_outer")
+            else self.rounds._outer._of[self.rounds._fragments[0].globals[0]].state
+        )
+        moments = [
+            state[each]["momentum_buffer"].clone()
+            for fragment in self.rounds._fragments
+            for each in fragment.globals
+            if each in state
+        ]
+        return globals_, moments
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+@pytest.mark.parametrize("make", [local_sgd, diloco, sparse, late, streaming])
+def test_rounds_of_inner_steps_go_on_after_an_exception(
+    cluster: LocalCluster, make: Callable[[lh.Comm, Few], Any], leaves: bool
+) -> None:
+    """After it all members have the same bits, and each outer step is a whole one over the progress of all."""
+    members = Members(sockets(cluster, (0, 0, 1)))
+    blocks = dict(zip(members.comms, members.all(lambda comm: Block(comm, make, leaves)), strict=True))
+    seed = int(os.environ.get("LONGHAUL_SEED", random.randrange(1 << 32)))
+    print(f"LONGHAUL_SEED={seed}")  # shown if the test fails
+    rng = random.Random(seed)
+    number = 1
+    counting = [Injector(None, RuntimeError, ("_go_on",)) for _ in members.comms]
+    injectors: dict[lh.Comm, Injector] = dict(zip(members.comms, counting, strict=True))
+    members.all(lambda comm: blocks[comm].train_to(number, injectors[comm]), timeout=120)
+    lines = max(each.lines for each in counting)
+    places: set[str] = set()
+    end = time.monotonic() + SECONDS
+    while len(places) < 5 or time.monotonic() < end:
+        who = members.comms if rng.random() < 0.3 else [rng.choice(members.comms)]
+        kind = rng.choice(KINDS)
+        injectors = {comm: Injector(rng.randrange(lines), kind, ("_go_on",)) for comm in who}
+        for turn in range(4):
+            # A member that has entered a block anew waits for the others at their next boundary: so they go on.
+            rounds = 3 if leaves and turn == 0 else 1
+            number += rounds
+            before, momentum = blocks[members.comms[0]].values()
+            members.all(
+                lambda comm: blocks[comm].train_to(number, injectors.get(comm) if turn == 0 else None),  # noqa: B023
+                timeout=120,
+            )
+            after = [block.values() for block in blocks.values()]
+            for globals_, moments in after[1:]:
+                assert all(map(torch.equal, globals_, after[0][0])), f"members differ after {places}"
+                assert all(map(torch.equal, moments, after[0][1]))
+            for old, new, moment in zip(before, after[0][0], after[0][1]) if rounds == 1 else ():
+                torch.testing.assert_close(new, old - RATE * moment, msg=f"half an outer step after {places}")
+            ends = [block.ends[number] for block in blocks.values()]
+            if turn > 0 and make in (local_sgd, diloco):
+                means = [torch.stack(each).mean(0) for each in zip(*ends, strict=True)]
+                if make is diloco:
+                    grads = [old - mean for old, mean in zip(before, means, strict=True)]
+                    moved = [MOMENTUM * m + g for m, g in zip(momentum, grads, strict=True)]
+                    means = [old - RATE * m for old, m in zip(before, moved, strict=True)]
+                torch.testing.assert_close(after[0][0], means)
+        places.update(each.place for each in injectors.values() if each.place)
+    for block in blocks.values():
+        block.rounds.__exit__(RuntimeError, None, None)
+    members.close()
