@@ -115,6 +115,7 @@ class Rounds(abc.ABC):
         self._due: list[Callable[[], None]] = []
         # The fragments whose op is to be started before the next boundary.
         self._unsent: list[Fragment] = []
+        self._passing: _Passed | None = None  # the boundary of which _unsent does not know yet
         self._block: contextlib.ExitStack | None = None
 
     @property
@@ -175,6 +176,9 @@ class Rounds(abc.ABC):
     def _give_up(self) -> None:
         """Ends the block: this member starts no more ops before its next boundary."""
         self._due = []
+        passing, self._passing = self._passing, None
+        if passing is not None and passing.step is not None:  # an exception came right after the boundary
+            self._unsent = list(self._fragments)
         for fragment in self._fragments:
             if self.comm is not None:
                 fragment.give_up(self.comm, fragment in self._unsent)
@@ -250,10 +254,11 @@ class Rounds(abc.ABC):
 
     def _boundary(self, passed: _Passed) -> None:
         """Passes a step boundary: newcomers get the state. passed: of this boundary; if it has a step, it is passed."""
+        self._passing = passed
         if passed.step is None:
             with self._waiting(), self._joined().step(self.state) as passed.step:
                 pass
-        self._unsent = list(self._fragments)
+        self._unsent, self._passing = list(self._fragments), None
         assert passed.step is not None and passed.step.sync is not None
         # The end of a round raises the revision, together with the change of the tensors. The boundary does not.
         self.state.revision = passed.step.sync.revision
