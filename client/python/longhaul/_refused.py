@@ -50,9 +50,12 @@ class Refused:
         return False
 
     def make_way(self, tag: int, deadline: _native.Deadline) -> None:
-        """This member makes another call under the tag: members that have not made the refused one meet this call."""
+        """This member makes another call under the tag: members that have not made the refused one meet this call.
+
+        Raises DeadlineExceeded.
+        """
         if self._open and self.holds(tag):
-            self._end(tag, deadline)
+            self._end(tag, deadline if deadline.left() is not None else _native.Deadline(30))
 
     def end(self, deadline: _native.Deadline) -> None:
         for tag in list(self._open):
