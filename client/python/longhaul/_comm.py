@@ -512,19 +512,21 @@ class Comm:
         weight: a float, 0 or more: the tensor is multiplied by it, for instance by the number of tokens behind a
             gradient. "avg" divides by the sum of all weights; if that is 0, the op ends with TooFewMembers. For "sum"
             and "avg" of floats. Either all members give a weight, or none. None: no weight.
-        order: "any": inputs are added in the fastest order. "rank": the result depends on the inputs and ranks alone,
-            not on the algorithm, the links or the time. Not with "ring", nor for groups without a mesh. Same at all
+        order: "any": inputs are added in the fastest order. "rank": the result depends on the inputs, the ranks, and
+            which ranks share a host; not on the algorithm, the links or the time. Members that share a host are added
+            up first, at the place of the first of them. Not with "ring", nor for groups without a mesh. Same at all
             members.
 
         Options of all-reduce, reduce-scatter, all-gather and broadcast:
         quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
             explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All
             members get the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an
-            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
-            each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the
-            sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose scales are larger. So "auto"
-            takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A block with a NaN or an
-            infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`). docs/quantization.md tells more.
+            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring", or `counts` is given. An element errs by at
+            most half a scale of its block each time it is encoded: once in the input of each host, and once in the sum
+            (reduce-scatter: not in the sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose
+            scales are larger. So "auto" takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A
+            block with a NaN or an infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`).
+            docs/quantization.md tells more.
 
         Option of all-reduce and reduce-scatter:
         error: error feedback, with quantize: a float32 array in host memory with as many elements as `tensor`; for a
@@ -566,7 +568,8 @@ class Comm:
         Until the op has its outcome, the tensors belong to it: neither read nor write them. `Work` says how a CUDA
         stream gets the result.
 
-        Raises, with `tensor` unchanged:
+        Raises, with `tensor` unchanged (docs/concepts.md, "What tensors hold if an op does not end well", says what
+        holds for each kind and for `out`):
         InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both.
         FailedPrecondition: a sync uses the tensor. Tensors on a GPU: a CUDA graph is being captured, or the GPU failed.
         Aborted: see on_fault; or a member cancelled the op (`Work.cancel`).
@@ -645,7 +648,8 @@ class Comm:
         tensor: this member's input: as many elements as `out` for each member that takes part, in rank order. Part i of
             the result goes to the member of rank i.
         out: where this member's part of the result goes. The same dtype as `tensor`. May be a part of `tensor`. It is
-            written only if the op ends well.
+            written only if the op ends well. (In memory from longhaul.empty, if this member's own peerd dies, it may be
+            partly overwritten.)
         counts: for parts of unequal lengths: the elements of each part in rank order, the same at all members. `out` is
             as long as this member's part. Lengths may be 0. Not for a list. None: all parts are equal.
         Lists: `tensor` and `out` are lists of as many tensors, and each tensor is in parts.
@@ -677,7 +681,8 @@ class Comm:
 
         The parts come in the order of `OpInfo.members`, without gaps. If a member dies, the others redo the op
         without its part: `out` then holds `OpInfo.world_size` parts, and what follows them means nothing. The same
-        holds for members in the background.
+        holds for members in the background. If the op raises, `out` may hold anything, and `tensor` is unchanged, also
+        as a part of `out`.
         """
         self._member.check_joined()
         return self._collectives.in_parts("all_gather", self, tensor, out, counts, options)
@@ -715,8 +720,8 @@ class Comm:
         The other arguments and the errors are those of all_reduce().
 
         If a member dies, the others redo the op. Raises Aborted if the root is gone, whatever on_fault says; the message
-        names it. If the op raises, the tensor of the root is unchanged; that of another member, or `out`, may hold
-        anything.
+        names it. If the op raises, the tensor of the root is unchanged. At the other members the result goes to
+        `out`, or to `tensor` without one: that may hold anything then.
         """
         self._member.check_joined()
         return self._collectives.broadcast(self, tensor, root, root_member, out, options)
