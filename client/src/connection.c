@@ -189,6 +189,7 @@ int lhi_write_kept(lh_client* client) {
   /* A thread that writes now sends what was kept before. */
   if (pthread_mutex_trylock(&client->send_mutex) != 0) return 0;
   error = send_kept(client, 0);
+  if (error == EAGAIN) watch_room(client, true); /* the descriptor may be new */
   pthread_mutex_unlock(&client->send_mutex);
   /* Whoever reads replies finds out why peerd has closed the connection. */
   return error == ETIMEDOUT ? error : 0;

@@ -34,10 +34,8 @@ static lh_status make_event_fd_locked(lh_client* client) {
   const int event_fd = eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC); /* something may have ended before */
   const int poll_fd = epoll_create1(EPOLL_CLOEXEC);
   if (event_fd >= 0 && poll_fd >= 0 && watch(poll_fd, event_fd, EPOLLIN) == 0 &&
-      watch(poll_fd, client->fd, EPOLLIN | EPOLLOUT | EPOLLET) == 0) {
+      watch(poll_fd, client->fd, EPOLLIN | EPOLLET) == 0) {
     client->event_fd = event_fd;
-    /* Requests that wait for room are sent at the next look, and then the socket is watched as it
-     * has to be. */
     __atomic_store_n(&client->poll_fd, poll_fd, __ATOMIC_RELEASE);
     return LH_OK;
   }
