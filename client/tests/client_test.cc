@@ -1628,7 +1628,7 @@ TEST_F(ClientTest, ClosingWithoutLeavingIsADeath) {
     return handler.events.back() == "gone 1 trainer closed its connection" &&
            server.GetStats().clients == 0;
   }));
-  EXPECT_EQ(OpenDescriptors(), before - 2) << "one at each end";
+  EXPECT_EQ(OpenDescriptors(), before - 3) << "one at each end, and that of the region";
 }
 
 // ThreadSanitizer does not support threads on both sides of a fork().
