@@ -171,6 +171,7 @@ int lhi_write_request(lh_client* client, const struct lh_ipc_request* request, i
   const int64_t wait_ns = fd >= 0 ? LHI_WRITE_NS : LHI_ROOM_NS;
   bool look = true;
   int error = 0;
+  if (fd >= 0) __atomic_add_fetch(&client->patient, 1, __ATOMIC_SEQ_CST);
   pthread_mutex_lock(&client->send_mutex);
   if (client->unsent != NULL) error = send_kept(client, fd >= 0 ? LHI_WRITE_NS : 0);
   if (error == 0 && fd < 0 && lhi_shared_put(client, request, &look)) request = &kLook;
@@ -180,14 +181,17 @@ int lhi_write_request(lh_client* client, const struct lh_ipc_request* request, i
   }
   if (error == EAGAIN) error = fd < 0 ? keep(client, request) : ETIMEDOUT;
   pthread_mutex_unlock(&client->send_mutex);
+  if (fd >= 0) __atomic_sub_fetch(&client->patient, 1, __ATOMIC_SEQ_CST);
   return error;
 }
 
 int lhi_write_kept(lh_client* client) {
   int error = 0;
   if (__atomic_load_n(&client->unsent, __ATOMIC_ACQUIRE) == NULL) return 0;
-  /* A thread that writes now sends what was kept before. */
-  if (pthread_mutex_trylock(&client->send_mutex) != 0) return 0;
+  /* A thread that sends a descriptor sends what was kept before. Other threads wait only while
+   * nothing is kept. (pthread_mutex_trylock() would need a newer C library.) */
+  if (__atomic_load_n(&client->patient, __ATOMIC_SEQ_CST) != 0) return 0;
+  pthread_mutex_lock(&client->send_mutex);
   error = send_kept(client, 0);
   if (error == EAGAIN) watch_room(client, true); /* the descriptor may be new */
   pthread_mutex_unlock(&client->send_mutex);

@@ -249,6 +249,8 @@ struct lh_client {
    * Guarded by the send mutex, but `unsent` is also read without it. */
   struct lhi_queued *unsent, *unsent_last;
   int64_t unsent_since_ns;
+  uint32_t
+      patient; /* atomic: threads that send a descriptor, and wait for room with the send mutex */
   uint32_t taken;         /* replies that were taken from the queue so far */
   uint64_t read;          /* replies that were read from the socket and handled so far */
   int64_t answer_ns;      /* how long to wait for an answer that needs no other peer */
