@@ -266,7 +266,7 @@ class _Call:
         pass
 
     def __exit__(self, kind: object, problem: BaseException | None, _: object) -> None:
-        if isinstance(problem, InvalidArgument) and is_local(problem):
+        if isinstance(problem, (TypeError, ValueError)) and is_local(problem):  # InvalidArgument is a ValueError
             with contextlib.suppress(Error, TypeError):  # it names no op
                 self._calls.refuse(self._name, self._more, self._partner)
 
@@ -368,7 +368,7 @@ class Collectives:
                 if wholes is not None:
                     _check_dtypes(wholes, parts)
                     _check_counts(lengths, wholes, "counts")
-                found = len(lengths)
+                    found = len(lengths)
                 options.counts = _c_numbers(lengths or [0])
             elif wholes is not None:
                 found = _world_of(wholes, parts)
@@ -596,8 +596,6 @@ class Collectives:
     def refuse(self, name: str, more: dict[str, Any], partner: Partner | None) -> None:
         """The call was refused here. Raises an error if it names no op."""
         tag = number_of(more.get("tag", 0), "tag", _NUMBER_MAX)
-        if self._refused.holds(tag):
-            return  # the others have not made the call before
         stand_in = name if partner is not None else "barrier"
         options = _options(stand_in)
         options.tag = tag
@@ -608,7 +606,8 @@ class Collectives:
             _name_member(options, *(("to", *partner) if name == "send" else ("from", *partner, "source")))
             options.dtype = _native.DTYPES["float8_e5m2"]
         options.on_fault = _native.ON_FAULT["retry"]
-        self._refused.add(self._handle, stand_in, options, tag)
+        named = partner or tuple(sorted(more.get("participants") or ()))
+        self._refused.add(self._handle, stand_in, options, (tag, stand_in, named))
 
     def _refuse_started(self, name: str, options: Any) -> None:
         """peerd has refused an op that was started: as refuse()."""

@@ -148,7 +148,7 @@ _AT_ALL = re.compile(
 )
 
 
-def is_local(problem: InvalidArgument) -> bool:
+def is_local(problem: Exception) -> bool:
     """Whether the other members have not heard of this error of an op."""
     return _AT_ALL.search(str(problem)) is None
 

@@ -18,6 +18,8 @@ from ._work import Op
 
 #: Rank and member id of the partner of a send or receive. One of them is None.
 Partner = tuple[int | None, int | None]
+#: Tag, kind and partner or participants of a stand-in.
+Name = tuple[int, str, tuple[int | None, ...]]
 
 
 class _StandIn(Op):
@@ -34,43 +36,40 @@ class Refused:
     def __init__(self, client: Client, record: Record) -> None:
         self._client = client
         self._record = record
-        self._open: dict[int, _StandIn] = {}  # by tag
+        self._open: dict[Name, _StandIn] = {}
 
-    def add(self, handle: ctypes.c_void_p, name: str, options: Any, tag: int) -> None:
+    def add(self, handle: ctypes.c_void_p, kind: str, options: Any, name: Name) -> None:
+        """Starts a stand-in. If one of this name is in flight and does not end soon, the others owe a call to that one."""
+        before = self._open.get(name)
+        if before is not None and _native.wait(before.handle, _native.Deadline(1)) == _native.DEADLINE_EXCEEDED:
+            return
         op = _StandIn(self._client, self._record)
-        status = getattr(_native.library(), f"lh_{name}_start")(handle, ctypes.byref(options), ctypes.byref(op.handle))
+        status = getattr(_native.library(), f"lh_{kind}_start")(handle, ctypes.byref(options), ctypes.byref(op.handle))
         if status == _native.OK:
-            self._open[tag] = op
-
-    def holds(self, tag: int) -> bool:
-        op = self._open.get(tag)
-        if op is None or not _ended(op):
-            return op is not None
-        self._open.pop(tag, None)
-        return False
+            self._open[name] = op
 
     def make_way(self, tag: int, deadline: _native.Deadline) -> None:
         """This member makes another call under the tag: members that have not made the refused one meet this call.
 
         Raises DeadlineExceeded.
         """
-        if self._open and self.holds(tag):
-            self._end(tag, deadline if deadline.left() is not None else _native.Deadline(30))
+        for name in [name for name in self._open if name[0] == tag]:
+            self._end(name, deadline if deadline.left() is not None else _native.Deadline(30))
 
     def end(self, deadline: _native.Deadline) -> None:
-        for tag in list(self._open):
-            self._end(tag, deadline)
+        for name in list(self._open):
+            self._end(name, deadline)
 
-    def _end(self, tag: int, deadline: _native.Deadline) -> None:
-        op = self._open.pop(tag, None)
+    def _end(self, name: Name, deadline: _native.Deadline) -> None:
+        op = self._open.pop(name, None)
         if op is None or _ended(op):
             return
         _native.library().lh_op_cancel(op.handle)
         if _native.wait(op.handle, deadline) == _native.DEADLINE_EXCEEDED:
-            self._open.setdefault(tag, op)
+            self._open.setdefault(name, op)
             raise DeadlineExceeded(
-                f"a call with tag {tag} was refused at this member, and the other members are not told yet, because the "
-                "coordinator does not answer; use another tag, or call again"
+                f"a call with tag {name[0]} was refused at this member, and the other members are not told yet, because "
+                "the coordinator does not answer; use another tag, or call again"
             )
 
 

@@ -121,8 +121,8 @@ def test_parts_for_fewer_members_need_a_word_or_a_boundary(four: Members, kind: 
     assert [verdict(work) for work in works] == ["OK with 3"] * 3
     with pytest.raises(lh.InvalidArgument, match="world is 'three'"):
         start(comms[0], kind, False, 5, 3, root, world="three")
-    for comm in comms[1:]:
-        assert verdict(start(comm, kind, False, 5, 3, root)) == "InvalidArgument"
+    works = [start(comm, kind, False, 5, 3, root) for comm in comms[1:]]
+    assert [verdict(work) for work in works] == ["InvalidArgument"] * 2
 
 
 Call = Callable[..., Any]
@@ -163,7 +163,7 @@ def test_a_refusal_at_one_member_ends_the_op_at_all(three: Members, first: str, 
     if first == "called":
         call()
     for tag, kind in enumerate(GOOD):
-        with pytest.raises(lh.InvalidArgument):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
             refused(bad, kind, tag)
     if first == "refused":
         call()
@@ -178,7 +178,7 @@ def test_a_refusal_at_one_member_ends_the_op_at_all(three: Members, first: str, 
 
 def test_a_member_that_calls_rightly_meets_those_that_have_not_called(three: Members) -> None:
     for _ in range(3):
-        with pytest.raises(lh.InvalidArgument):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
             _refused_by_python(three.comms[0], "all_reduce", 0)
     good = GOOD["all_reduce"](three.comms[0], 0)
 
@@ -193,12 +193,12 @@ def test_a_member_that_calls_rightly_meets_those_that_have_not_called(three: Mem
 
 
 def test_a_boundary_ends_what_was_refused_before(three: Members) -> None:
-    with pytest.raises(lh.InvalidArgument):
+    with pytest.raises((lh.InvalidArgument, TypeError)):
         _refused_by_python(three.comms[0], "all_reduce", 0)
     three.all(lambda comm: comm.begin_step(60))
     three.all(lambda comm: comm.barrier(tag=1, timeout=60))
     assert {three.all(lambda comm: verdict(GOOD["all_gather"](comm, 2)))[0] for _ in range(3)} == {"OK with 3"}
-    with pytest.raises(lh.InvalidArgument):
+    with pytest.raises((lh.InvalidArgument, TypeError)):
         _refused_by_python(three.comms[1], "all_reduce", 0)
     three.comms.pop(1).leave(60)  # does not wait for calls of the others
 
@@ -208,12 +208,12 @@ def test_a_refused_send_or_receive_ends_its_partner(three: Members) -> None:
     for wrong, right in (("send", "recv"), ("recv", "send")):
         named = {"send": "to_member", "recv": "source_member"}
         work = getattr(b, right)(np.ones(9, np.float32), **{named[right]: a.member_id}, async_op=True)
-        with pytest.raises(lh.InvalidArgument):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
             getattr(a, wrong)("no tensor", **{named[wrong]: b.member_id})
         with pytest.raises(lh.InvalidArgument, match=f"member m{a.member_id} offered"):
             work.wait(60)
     # An op of others is none of theirs.
-    with pytest.raises(lh.InvalidArgument):
+    with pytest.raises((lh.InvalidArgument, TypeError)):
         c.all_reduce("no tensor", participants=[a.member_id, c.member_id])
     works = [
         comm.all_reduce(np.ones(9, np.float32), participants=[a.member_id, b.member_id], async_op=True)
@@ -227,7 +227,7 @@ def test_a_refusal_reaches_a_member_at_the_same_peer(cluster: LocalCluster) -> N
     a, b, c = members.comms
     early = GOOD["all_reduce"](b, 1)
     for tag in (1, 2):
-        with pytest.raises(lh.InvalidArgument):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
             _refused_by_python(a, "all_reduce", tag)
     works = [early, GOOD["all_reduce"](b, 2), GOOD["all_reduce"](c, 1), GOOD["all_reduce"](c, 2)]
     assert [verdict(work) for work in works] == ["InvalidArgument"] * 4
