@@ -83,6 +83,15 @@ bool IsLoopback(const HostPort& address) {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
+std::string WhereKernelListens(const std::string& listen) {
+  const auto parsed = ParseHostPort(listen);
+  if (!parsed.ok() || parsed->host != "::") return listen;
+  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 && errno == EAFNOSUPPORT) return ToString(HostPort{"0.0.0.0", parsed->port});
+  if (fd >= 0) close(fd);
+  return listen;
+}
+
 absl::Status TryListening(const HostPort& address, const std::string& service,
                           const std::string& flag) {
   const std::string what =

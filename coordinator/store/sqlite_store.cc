@@ -268,6 +268,10 @@ absl::Status SqliteStore::Error(const std::string& what) const {
   if (code == SQLITE_FULL) {
     return absl::UnavailableError(absl::StrCat(seen, "; make room on the disk"));
   }
+  // "disk I/O error" alone does not tell a limit of file sizes from a broken disk.
+  if (const int system = sqlite3_system_errno(db_); code == SQLITE_IOERR && system != 0) {
+    return absl::UnavailableError(absl::StrCat(seen, " (", strerror(system), ")"));
+  }
   return absl::UnavailableError(seen);
 }
 
