@@ -7,6 +7,14 @@
 #include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
+namespace {
+
+bool OnLoopback(const std::string& endpoint) {
+  return endpoint.starts_with("127.") || endpoint.starts_with("[::1]") ||
+         endpoint.starts_with("localhost:");
+}
+
+}  // namespace
 
 // ------------------------------------------------------------------------------
 // trials
@@ -44,13 +52,6 @@ std::optional<std::string> Newcomers::RefusalAfter(const Trials::Ended& trial,
             " members that tried cannot)";
   return Refusal(newcomer, reason, /*held=*/false, now);
 }
-
-namespace {
-bool OnLoopback(const std::string& endpoint) {
-  return endpoint.starts_with("127.") || endpoint.starts_with("[::1]") ||
-         endpoint.starts_with("localhost:");
-}
-}  // namespace
 
 std::string Newcomers::Refusal(const PeerRecord& newcomer, const std::string& reason, bool held,
                                Tick now) {
