@@ -26,19 +26,19 @@ constexpr char kAnywhere4[] = "192.0.2.1";
 constexpr char kAnywhere6[] = "2001:db8::1";
 
 // "": other hosts cannot reach the address, or need an interface of their own to name it.
-std::string IfReachable(const sockaddr* address) {
+std::string IfReachable(const sockaddr* address, bool link_local = false) {
   if (address == nullptr) return "";
   socklen_t length = 0;
   if (address->sa_family == AF_INET) {
     length = sizeof(sockaddr_in);
     const uint32_t ip = ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr);
-    if (ip == 0 || ip >> 24 == 127 || ip >> 16 == 0xa9fe) return "";  // 169.254.0.0/16
+    if (ip == 0 || ip >> 24 == 127) return "";
+    if (!link_local && ip >> 16 == 0xa9fe) return "";  // 169.254.0.0/16
   } else if (address->sa_family == AF_INET6) {
     length = sizeof(sockaddr_in6);
     const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
-    if (IN6_IS_ADDR_UNSPECIFIED(&ip) || IN6_IS_ADDR_LOOPBACK(&ip) || IN6_IS_ADDR_LINKLOCAL(&ip)) {
-      return "";
-    }
+    if (IN6_IS_ADDR_UNSPECIFIED(&ip) || IN6_IS_ADDR_LOOPBACK(&ip)) return "";
+    if (!link_local && IN6_IS_ADDR_LINKLOCAL(&ip)) return "";
   } else {
     return "";
   }
@@ -62,7 +62,8 @@ std::string SourceTowards(const std::string& host) {
   const bool ok = connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
                   getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0;
   close(fd);
-  return ok ? IfReachable(reinterpret_cast<const sockaddr*>(&local)) : "";
+  // Who reaches a coordinator at a link-local address has no other.
+  return ok ? IfReachable(reinterpret_cast<const sockaddr*>(&local), /*link_local=*/true) : "";
 }
 
 // The address of the first interface that is up.

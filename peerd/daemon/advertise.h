@@ -16,8 +16,8 @@
 
 namespace longhaul::peerd {
 
-// The addresses of this host, without a port; "": there is none of that kind. Neither loopback nor
-// link-local. Calls never block.
+// The addresses of this host, without a port; "": there is none of that kind. Never loopback. Calls
+// do not block.
 struct OwnAddresses {
   // The source address of a packet to `host`, which is numeric.
   std::function<std::string(const std::string& host)> towards;

@@ -178,9 +178,10 @@ class Net:
     def two_networks(world: World) -> str:
         """The coordinator's machine has its default route in another network."""
         for command in (
-            "link add dummy0 type dummy",
-            "addr add 192.168.9.1/24 dev dummy0",
-            "link set dummy0 up",
+            "link add veth1 type veth peer name veth2",
+            "addr add 192.168.9.1/24 dev veth1",
+            "link set veth1 up",
+            "link set veth2 up",
             "route add default via 192.168.9.9",
         ):
             run(["ip", "-n", world.coordinator_namespace, *command.split()])
