@@ -83,15 +83,6 @@ bool IsLoopback(const HostPort& address) {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
-std::string WhereKernelListens(const std::string& listen) {
-  const auto parsed = ParseHostPort(listen);
-  if (!parsed.ok() || parsed->host != "::") return listen;
-  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 && errno == EAFNOSUPPORT) return ToString(HostPort{"0.0.0.0", parsed->port});
-  if (fd >= 0) close(fd);
-  return listen;
-}
-
 absl::Status TryListening(const HostPort& address, const std::string& service,
                           const std::string& flag) {
   const std::string what =
@@ -104,6 +95,11 @@ absl::Status TryListening(const HostPort& address, const std::string& service,
       getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
   if (error != 0) return absl::UnavailableError(absl::StrCat(what, gai_strerror(error)));
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 && errno == EAFNOSUPPORT && address.host == "::") {
+    // A kernel without IPv6. Daemons then take the addresses of IPv4.
+    freeaddrinfo(found);
+    return TryListening({"0.0.0.0", address.port}, service, flag);
+  }
   bool listening = false;
   if (fd >= 0) {
     const int one = 1;

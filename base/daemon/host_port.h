@@ -30,9 +30,6 @@ absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& tex
 // and ::1. Other names do not count, wherever they point: a name may point elsewhere tomorrow.
 bool IsLoopback(const HostPort& address);
 
-// `listen`, or with 0.0.0.0 in place of [::] where the kernel has no IPv6.
-std::string WhereKernelListens(const std::string& listen);
-
 // Tests whether this process can listen on the address: listens for a moment, then stops.
 // Unavailable says why the process cannot listen. The text names `service` ("HTTP"), and also
 // `flag` ("--http") if another process has the port.

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -139,6 +140,15 @@ std::vector<std::string> ReachedFrom(const std::string& coordinator,
     }
   }
   return result;
+}
+
+std::string WhereKernelListens(const std::string& listen) {
+  const auto parsed = ParseHostPort(listen);
+  if (!parsed.ok() || parsed->host != "::") return listen;
+  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 && errno == EAFNOSUPPORT) return ToString(HostPort{"0.0.0.0", parsed->port});
+  if (fd >= 0) close(fd);
+  return listen;
 }
 
 AdvertisedAddress::AdvertisedAddress(std::string fixed, Derive derive)

@@ -40,6 +40,9 @@ std::vector<std::string> AdvertisedEndpoints(const std::string& listen,
 std::vector<std::string> ReachedFrom(const std::string& coordinator,
                                      const std::vector<std::string>& endpoints);
 
+// `listen`, or with 0.0.0.0 in place of [::] where the kernel has no IPv6.
+std::string WhereKernelListens(const std::string& listen);
+
 // The addresses that a peer names in Hello. The peer derives them anew for each control stream,
 // because the host may have others by then. Any thread may call it.
 class AdvertisedAddress {

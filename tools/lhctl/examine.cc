@@ -49,7 +49,7 @@ std::optional<bool> Gauge(const std::string& page, const std::string& name) {
 void ExaminePeerd(Symptoms* s) {
   const PeerdFacts& peerd = s->host.peerd;
   if (peerd.pid == 0) {
-    const auto listen = ParseHostPort(WhereKernelListens(peerd.listen));
+    const auto listen = ParseHostPort(peerd.listen);
     const absl::Status free = !listen.ok()        ? listen.status()
                               : listen->port == 0 ? absl::OkStatus()
                                                   : TryListening(*listen, "peerd", "--listen");
