@@ -270,8 +270,8 @@ def test_a_second_daemon_on_one_host_goes_on_without_default_ports(tmp_path: pat
             assert "goes on without" not in daemon.log.read_text()
         for daemon, ports in zip(daemons[2:], (("29602", "29601"), ("29701",))):
             warnings = [line for line in daemon.log.read_text().splitlines() if " WARNING " in line]
-            for port in ports:
-                assert any("goes on without" in line and port in line for line in warnings), warnings
+            for taken in ports:
+                assert any("goes on without" in line and taken in line for line in warnings), warnings
         # A port that was named is needed.
         third = host.start(
             f"longhaul-peerd --listen=127.0.0.1:0 --http=127.0.0.1:29701 --socket={host.directory}/3.sock"
