@@ -122,8 +122,15 @@ def agree(*programs: Program) -> None:
         assert all(one[number] == other[number] for number in both)
 
 
-@pytest.mark.parametrize("beside", ["127.0.0.1", "127.0.1.1"])
-@pytest.mark.parametrize("first", ["the coordinator's machine", "the other machine"])
+@pytest.mark.parametrize(
+    ("first", "beside"),
+    [
+        ("the coordinator's machine", "127.0.0.1"),
+        ("the other machine", "127.0.1.1"),
+        pytest.param("the coordinator's machine", "127.0.1.1", marks=pytest.mark.full),
+        pytest.param("the other machine", "127.0.0.1", marks=pytest.mark.full),
+    ],
+)
 def test_the_tutorial_on_two_machines(tmp_path: pathlib.Path, first: str, beside: str) -> None:
     _, coordinator, train, _, _ = SHELL
     with World(tmp_path / "logs") as world:
