@@ -352,16 +352,21 @@ class LocalSGD(Rounds):
                 optimizer.step()  # every eighth call averages the parameters of all members
 
     comm: the group; None: set `comm` before the block, for instance because `join(state=local.state)` needs the state.
+        The global parameters are in memory shared with its peerd; with None, in this process, as the peerd is not known.
     model: its parameters with requires_grad, on any device; of a DTensor the part on this rank. Buffers, parameters
         without requires_grad and the optimizer's state stay with each member.
-    optimizer: makes the inner steps; a hook counts them. None: call step() after each inner step.
+    optimizer: makes the inner steps; a hook counts them. One that only hands on to the optimizer inside it, such as that
+        of accelerate, counts as that one. None: call step() after each inner step.
     sync_every: inner steps in a round; the same at all members.
     use_bucketization: True, the default: parameters lie side by side in buckets, which is faster; False: each by itself.
     bucket_cap_mb: a bucket has at most so many MiB, by default 1024, unless one parameter is larger.
     pin_memory: True: locks the buckets in memory, so that copies from and to a GPU are faster. Nothing without CUDA.
     backup_device: where the global parameters lie. None or "cpu": in memory shared with peerd.
 
-    Memory shared with peerd: two times the parameters. One op for each round carries all buckets.
+    Memory shared with peerd: two times the parameters. One op for each round carries all buckets. At the end of a round a
+    copy of the global parameters, in this process.
+
+    After an exception the object can go on: see step(). After one that ended the block, enter a block again.
 
     Raises InvalidArgument for an argument that cannot be used, Unavailable if peerd has no memory.
     """
@@ -492,7 +497,8 @@ class DiLoCo(OuterRounds):
     compress: a TopK: the members send the largest elements of their pseudo-gradients only, and keep the rest for the
         next round. The same at all members. None: they send everything.
 
-    Memory shared with peerd: two times the parameters, and the state of the outer optimizer. Errors: as for LocalSGD.
+    Memory shared with peerd: two times the parameters, and the state of the outer optimizer. At the end of a round a copy
+    of what the outer step changes, in this process. Errors, and after an exception: as for LocalSGD.
     """
 
     def __init__(
@@ -539,8 +545,8 @@ class AsyncDiLoCo(DiLoCo):
 
     The block ends with a wait for the last op, which counts as a round. Then the model has the global parameters.
 
-    Memory: as DiLoCo, and once more the parameters. While step 5 lasts, two times the parameters and once the state of
-    the outer optimizer. All of it on the CPU, and not shared with peerd.
+    Memory: as DiLoCo, and once more the parameters. While step 5 lasts, three times the parameters and once the state of
+    the outer optimizer. All of it on the CPU, and not shared with peerd. After an exception: as for LocalSGD.
     """
 
     _may_compress = False
@@ -604,7 +610,8 @@ class StreamingDiLoCo(OuterRounds):
         inner steps. Less than the inner steps of a turn.
     fragment_update_alpha: from 0, the member takes the global parameters, to 1, it keeps its own.
     sync_every: a multiple of the number of fragments.
-    The other arguments and the errors: as for DiLoCo.
+    The other arguments, the errors, and what holds after an exception: as for DiLoCo. An exception while a fragment is
+    brought to the global parameters leaves the fragment as it was.
     """
 
     _ends_with_block = False
