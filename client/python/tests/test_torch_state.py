@@ -357,6 +357,43 @@ def test_checkpoints_hold_everything(tmp_path: pathlib.Path) -> None:
         state_of(fresh_model, fresh_optimizer).load(tmp_path / "state.safetensors")
 
 
+@pytest.mark.parametrize(
+    "wrong", ["revision below 0", "revision of two", "a meta tensor", "a sparse tensor", "expanded"]
+)
+def test_load_state_dict_changes_nothing_before_all_is_checked(wrong: str) -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "z": torch.nn.Linear(3, 3)})
+    state = lh.torch.State(model, revision=1)
+    other = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "z": torch.nn.Linear(3, 3)})
+    values = {name: value.clone() for name, value in lh.torch.State(other, revision=5).state_dict().items()}
+    if wrong == "revision below 0":
+        values["longhaul.revision"] = torch.tensor(-1)
+    elif wrong == "revision of two":
+        values["longhaul.revision"] = torch.tensor([1, 2])
+    elif wrong == "a meta tensor":
+        values["model.z.bias"] = torch.zeros(3, device="meta")
+    elif wrong == "a sparse tensor":
+        values["model.z.weight"] = values["model.z.weight"].to_sparse()
+    else:
+        model["z"].bias.data = torch.full((1,), 7.0).expand(3)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(lh.InvalidArgument):
+        state.load_state_dict(values)
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before))
+    assert state.revision == 1
+
+
+def test_load_state_dict_takes_tensors_that_lie_in_each_others_places() -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3, bias=False), "z": torch.nn.Linear(3, 3, bias=False)})
+    a, z = (model[name].weight.detach().clone() for name in "az")
+    state = lh.torch.State(model, rng=None)
+    values = state.state_dict()
+    del values["longhaul.hash"]
+    values["model.a.weight"], values["model.z.weight"] = values["model.z.weight"], values["model.a.weight"].t()
+    state.load_state_dict(values)
+    assert torch.equal(model["a"].weight, z)
+    assert torch.equal(model["z"].weight, a.t())
+
+
 # ---- what was seen before is not looked at anew, and what has changed is
 
 
