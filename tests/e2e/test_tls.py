@@ -324,7 +324,7 @@ def test_broken_new_files_leave_the_old_ones_in_use(cluster: Cluster, ca: Ca) ->
     told(len(broken) + 1)
     cert.write_text(good)
     assert cluster.metric("tls_files_total", "good") == 0  # they are the ones in use
-    assert cluster.log().count("new TLS files are broken") == len(broken) + 1
+    assert cluster.log().count("new TLS files are refused") == len(broken) + 1
     assert not any(line in cluster.log() for line in secret.splitlines()[1:-1])
 
 
