@@ -607,7 +607,7 @@ void CoordinatorCore::Impl::Handle(const DrainPeer& event) {
 
 void CoordinatorCore::Impl::Handle(const PeerKnocked& event) {
   if (!peers_.Knock(event.peer, now_)) return;
-  Note("refuse", event.peer,
+  Note("detach", event.peer,
        "peer has no stream, and its host connects peer=" + ToString(event.peer) +
            " host=" + Clean(peers_.Find(event.peer)->record.host) +
            ": it is not removed while no other peer is let in; if it does not come back, its log "

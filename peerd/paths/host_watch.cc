@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "peerd/paths/news.h"
+#include "peerd/paths/samples.h"
 
 namespace longhaul::peerd {
 
 void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
                     const Queues& queues) {
-  up_.Add(at, arrived, rtt_us, queues.waiting_us >= kBusy || queues.up_full.value_or(false));
+  if (queues.waiting_us >= kBusy || queues.up_full.value_or(false)) busy_at_ = at;
+  up_.Add(at, arrived, rtt_us, at - busy_at_ <= (rtt_us >= kLongWayUs ? kBusyLasts : 0));
   down_.Add(at, received, rtt_us);
   up_full_ |= queues.up_full.value_or(false);
   op_network_limits_ |= queues.network_limits;

@@ -23,9 +23,11 @@ class HostWatch {
   static constexpr int64_t kHeld = Millis(400);
   static constexpr int64_t kHeldRoundTrips = 4;
   static constexpr double kHeldPart = 0.85;
-  // The host is busy if segments of a link have waited for so long: half of the shortest stretch
-  // that is measured. Small ops wait for less.
-  static constexpr int64_t kBusy = Millis(50);
+  // The host is busy if segments of a link have waited for so long, the shortest stretch that is
+  // measured. Small ops wait for less. On long ways it stays so for a while: what was sent is still
+  // on its way, and an op is made of bursts.
+  static constexpr int64_t kBusy = Millis(100);
+  static constexpr int64_t kBusyLasts = Seconds(1);
 
   // What was seen of queues since the last Add().
   struct Queues {
@@ -82,6 +84,7 @@ class HostWatch {
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t up_spare_ = 0;
   uint64_t down_spare_ = 0;
+  Tick busy_at_{INT64_MIN / 2};     // when the host was last busy
   bool up_full_ = false;            // in the present op
   bool op_network_limits_ = false;  // in the present op
   bool network_limits_ = false;     // network_limits()

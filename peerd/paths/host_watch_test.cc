@@ -27,7 +27,7 @@ class HostWatchTest : public ::testing::Test {
       now_ = now_ + Millis(100);
       arrived_ += up / 10;
       received_ += down / 10;
-      watch_.Add(now_, arrived_, received_, 40000, ends && t + 100 >= ms, queues);
+      watch_.Add(now_, arrived_, received_, rtt_us_, ends && t + 100 >= ms, queues);
     }
   }
   bool Report() {
@@ -36,6 +36,7 @@ class HostWatchTest : public ::testing::Test {
   }
 
   HostWatch watch_;
+  uint32_t rtt_us_ = 40000;
   Tick now_{Seconds(1000)};
   uint64_t arrived_ = 0;
   uint64_t received_ = 0;
@@ -57,8 +58,10 @@ TEST_F(HostWatchTest, SaysWhatHasChanged) {
 }
 
 TEST_F(HostWatchTest, WhatAHostThatIsNotBusyHappensToSendIsNoLimit) {
+  rtt_us_ = 200;
   // Small ops, all the time: 2.4 MB/s.
-  for (int i = 0; i < 20; ++i) Op(2400000, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
+  for (int i = 0; i < 20; ++i)
+    Op(2400000, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
   EXPECT_EQ(watch_.up(), 0u);
   EXPECT_TRUE(Report());
   EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
@@ -66,7 +69,8 @@ TEST_F(HostWatchTest, WhatAHostThatIsNotBusyHappensToSendIsNoLimit) {
   for (int i = 0; i < 3; ++i) Op(400 * kMega, 2400000, 1000, HostWatch::Queues{});
   EXPECT_TRUE(Report());
   EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 400e6, 30e6);
-  for (int i = 0; i < 7200; ++i) Op(2400000, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
+  for (int i = 0; i < 7200; ++i)
+    Op(2400000, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
   EXPECT_NEAR(static_cast<double>(watch_.up()), 400e6, 30e6);
   // More without being busy: the limit was none.
   Op(800 * kMega, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);

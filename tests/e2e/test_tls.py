@@ -260,7 +260,7 @@ def test_without_tls_ca_the_coordinator_asks_nobody_for_a_certificate(ca: Ca, tm
     with LocalCluster(peers=2, log_dir=tmp_path, coordinator_flags=flags, peerd_flags=trust) as cluster:
         log = tmp_path / "coordinator.log"
         with Trainers(cluster):
-            ca.issue("coordinator", "--role=coordinator", "--host=127.0.0.1")
+            ca.issue("coordinator", "--role=coordinator", "--host=127.0.0.1,localhost")
             until(lambda: "new TLS files are in use" in log.read_text(), "the new certificate is used")
             attached = log.read_text().count("peer attached")
             until(lambda: log.read_text().count("peer attached") >= attached + 4, "peers connect anew")
