@@ -313,7 +313,7 @@ void PeerCore::Impl::Handle(const control::Welcome& message) {
 void PeerCore::Impl::Handle(const control::VoteResult& message) {
   const Group* const group = FindGroup(message.group);
   if (group == nullptr) return;
-  const LocalMember* const local = members_.Voted(message, group->current(), &out_);
+  const LocalMember* const local = members_.Voted(message, group->epochs.history(), &out_);
   if (local == nullptr) return;
   syncs_.VoteAnswered(local->id);
   Chase(*local);
@@ -641,8 +641,10 @@ void PeerCore::Impl::SweepDrain() {
 void PeerCore::Impl::SweepSteps() {
   for (const auto& [id, local] : members_.all()) {
     if (!local.step_passed || syncs_.Open(id)) continue;
-    const Group& group = groups_.at(local.group);
+    Group& group = groups_.at(local.group);
     members_.EndStep(id, *group.current(), group.pending, &out_);
+    const Epoch oldest = members_.OldestStep(local.group, group.epochs.history().committed());
+    group.epochs.ForgetMembersBefore(oldest);
   }
 }
 

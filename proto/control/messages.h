@@ -508,7 +508,8 @@ struct JoinRefused {
 };
 
 // The answer to Vote: every member stands at the boundary, and admissions have been decided.
-// `epoch` is the epoch in force. If it is new, its CommitEpoch came before this message.
+// `epoch` is the epoch that was in force then: the same in all answers for this boundary, also in
+// one that is repeated when a later epoch is in force. Its CommitEpoch came before this message.
 struct VoteResult {
   GroupKey group;
   MemberId member;

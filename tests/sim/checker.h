@@ -3,13 +3,15 @@
 // Safety of ops and epochs:
 // - An op has one outcome in an epoch. Its results are equal bits: exactly the reduction over one
 //   set of members.
-// - Inputs and errors are intact unless the op succeeded. Afterwards an error is what encoding
-// lost.
+// - Inputs and errors, and the targets of a reduce-scatter, are intact unless the op succeeded.
+//   Afterwards an error is what encoding lost.
 // - An op that is redone sends the same encoded bytes of its inputs.
 // - The members of an epoch are the same wherever the epoch is seen. Epochs never go back, and
 //   their numbers are not used twice.
 // - The coordinator sends nothing that its store does not hold.
 // - Fates agree with each other and with outcomes.
+// - All members that pass a step boundary are told the same epoch of it, its size, and their ranks
+//   in it.
 // - Each request is answered exactly once.
 //
 // Safety of states: after a committed sync a member has the state that the store holds. Revisions
@@ -58,8 +60,8 @@ class Checker {
                    const control::JoinWish& terms = {});
   // Returns the step with which the member begins. It is known as soon as its admission is sent.
   uint64_t FirstStep(uint32_t group, MemberId member) const;
-  // The member has passed a boundary and is now in `step`.
-  void OnStep(uint32_t group, MemberId member, uint64_t step);
+  // The member has passed a boundary and is now in `step`. It was told of this world.
+  void OnStep(uint32_t group, uint64_t step, const peerd::World& world);
   // A trainer is told of its world.
   void OnWorld(const Local& local, const GroupKey& group, const peerd::World& world);
   // A peer's list of the members of its epoch.
@@ -95,6 +97,8 @@ class Checker {
   // the op to nobody, the op is known from now on.
   void OnReported(PeerId peer, const GroupKey& group, const control::OpReport& report,
                   const OpPost& post);
+  // What a target apart from its source is filled with before the op.
+  static constexpr uint8_t kFresh = 0x77;
   struct Ended {
     OpName name;
     OpDesc desc;
@@ -277,7 +281,8 @@ class Checker {
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpPost> announced_;
   std::map<OpName, Op> ops_;
   std::map<std::pair<uint32_t, uint64_t>, std::vector<MemberId>> step_members_;
-  std::set<uint32_t> cancelled_in_;  // groups
+  std::map<std::pair<uint32_t, uint64_t>, Epoch> step_epochs_;  // by group and step
+  std::set<uint32_t> cancelled_in_;                             // groups
   // Who took part in the last commit of a group, and in the one before.
   struct Holders {
     uint64_t revision = 0;
@@ -289,6 +294,7 @@ class Checker {
   std::map<FateKey, control::Fate> fates_;
   std::set<PeerId> disturbed_;
   bool all_disturbed_ = false;
+  bool went_back_ = false;  // the store has lost writes: some members may be a step ahead
   bool member_lost_ = false;
   bool liars_ = false;
   Counts counts_;

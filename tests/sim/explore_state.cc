@@ -1222,6 +1222,13 @@ void ExploreState::EnterWorld(int m, const peerd::World& world) {
     Checker::Fail("t" + std::to_string(m + 1) + " is in epoch " + ToString(world.epoch) +
                   ", which was not committed");
   }
+  const auto step = epochs_.find(world.step.epoch.value());
+  if (step == epochs_.end() || !committed_.contains(world.step.epoch.value()) ||
+      world.step.rank >= step->second->members.size() ||
+      step->second->members[world.step.rank].member != world.member ||
+      step->second->members.size() != world.step.size) {
+    Checker::Fail("t" + std::to_string(m + 1) + " is told a wrong world of its boundary");
+  }
   member.boundary = epoch->second->boundary.value();
   member.member = world.member.value();
   CheckMembers(m);

@@ -171,7 +171,7 @@ void Trainer::OnJoinDone(const Outcome& outcome, const peerd::World& world) {
   Say("is " + ToString(world.member) + ", rank " + std::to_string(world.rank) + " of " +
       std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", step " +
       std::to_string(step_));
-  context_.checker->OnStep(plan_.group, world.member, step_);
+  context_.checker->OnStep(plan_.group, step_, world);
   if (!SyncsAt(step_)) return BeginStep();
   if (state_prng_.Chance(0.5)) return After(0, plan_.think_us / 10, [this] { Sync(); });
   peer_->Prepare(local_, tensors_->registered(), [this, life = life_] {
@@ -299,9 +299,10 @@ void Trainer::PostNext(size_t index) {
   // In other kinds, what an op in place leaves behind after an error is not its input.
   const bool may_be_in_place =
       Reduces(desc.kind) && source_bytes == target_bytes && !desc.InParts();
-  posted.target = prng_.Chance(0.6) && may_be_in_place
-                      ? posted.source
-                      : std::make_shared<Buffer>(std::vector<uint8_t>(target_bytes, 0x77));
+  posted.target =
+      prng_.Chance(0.6) && may_be_in_place
+          ? posted.source
+          : std::make_shared<Buffer>(std::vector<uint8_t>(target_bytes, Checker::kFresh));
   const OpPost op = context_.checker->OnPosted(name, slot_, world_seen_.size, post.is_root);
   peerd::PostBuffers buffers;
   buffers.pieces.push_back({desc.dtype, desc.count});
@@ -451,7 +452,7 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   }
   world_seen_ = world;
   ++step_;
-  context_.checker->OnStep(plan_.group, world.member, step_);
+  context_.checker->OnStep(plan_.group, step_, world);
   background_steps_ = world.background ? background_steps_ + 1 : 0;
   if (background_steps_ > 100) Checker::Fail(name_ + " does not come out of the background");
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +

@@ -292,7 +292,7 @@ class GradientExchange:
             self.turn.settle(deadline)
         self._works.clear()
         self._weights = None
-        self._expected = comm._size_of_step or comm.world_size
+        self._expected = comm.world().step.world_size
         self._weight = weight
         self.turn = turn_of(comm, len(self.buckets), self.settings.tag, weight)
 

@@ -41,7 +41,9 @@ class State(PlainState):
         with several names (tied weights) is in the state once. A DTensor is there with its local part.
     optimizers: an optimizer, or a sequence or mapping of them, with all their parameters in `model`. What an optimizer
         makes in its first step is in the state from the beginning: a member whose optimizer has not stepped gets the
-        state of one that has, and the other way round. Not for optimizers that step with a closure.
+        state of one that has, and the other way round. Not for optimizers that step with a closure. One that only
+        hands on to the optimizer inside it, as that of accelerate does, counts as that one. One that keeps state beside
+        the optimizer inside it (SAM, Lookahead) is refused: pass the inner one, or both after their first step.
     schedulers: objects with state_dict() and load_state_dict(): one, or a sequence or mapping of them.
     objects: a mapping from name to such an object (a data loader, a gradient scaler), to a torch.Generator,
         random.Random or numpy.random.Generator, or to a dict or list of plain values, which is changed in place.
@@ -91,10 +93,8 @@ class State(PlainState):
             raise InvalidArgument(f"objects_bytes_max is {objects_bytes_max}; give at least 1024")
         self._model = ModelTensors(_named_modules(model))
         names = {id(tensor): name.removeprefix("model.") for name, tensor in self._model.whole().items()}
-        self._optimizers = [
-            OptimizerPart(name, each, names)
-            for name, each in _named("optimizer", optimizers, torch.optim.Optimizer, "a torch.optim.Optimizer").items()
-        ]
+        given = _named("optimizer", optimizers, torch.optim.Optimizer, "a torch.optim.Optimizer")
+        self._optimizers = [OptimizerPart(name, each, names, [*given.values()]) for name, each in given.items()]
         self._sources = {
             name: _source(name, each) for name, each in _named("scheduler", schedulers, object, "").items()
         }
