@@ -18,6 +18,8 @@ import pytest
 from longhaul.testing import find_binary, start_tethered
 
 PATIENCE_S = 120
+# Python ignores the signal, and so would its children.
+DEFAULT = "env --default-signal=XFSZ"
 
 
 def until(condition: Callable[[], bool], log: pathlib.Path) -> None:
@@ -42,7 +44,7 @@ def test_a_store_beyond_the_limit_of_file_sizes_ends_the_coordinator_with_a_line
     ports = "--listen=127.0.0.1:0 --admin=127.0.0.1:0 --http="
     command = f"{coordinator} {ports} --store=sqlite:{tmp_path}/run.db --ready-file={ready}"
     # The log goes through a pipe, which has no such limit.
-    shell = f"(ulimit -f 60; exec {command}) 2>&1 | cat > {log}; exit ${{PIPESTATUS[0]}}"
+    shell = f"(ulimit -f 60; exec {DEFAULT} {command}) 2>&1 | cat > {log}; exit ${{PIPESTATUS[0]}}"
     with start_tethered(["/bin/bash", "-c", shell]) as process:
         until(lambda: ready.exists() or process.poll() is not None, log)
         admin = ready.read_text().split('"admin": "')[1].split('"')[0]
@@ -58,7 +60,7 @@ def test_a_store_beyond_the_limit_of_file_sizes_ends_the_coordinator_with_a_line
 def test_peerd_goes_on_where_its_log_cannot_grow(tmp_path: pathlib.Path) -> None:
     log, path = tmp_path / "log", tmp_path / "peerd.sock"
     flags = f"--listen=127.0.0.1:0 --http= --coordinator=127.0.0.1:1 --insecure --socket={path}"
-    shell = f"ulimit -f 0; exec {find_binary('longhaul-peerd')} {flags} 2> {log}"
+    shell = f"ulimit -f 0; exec {DEFAULT} {find_binary('longhaul-peerd')} {flags} 2> {log}"
     with start_tethered(["/bin/bash", "-c", shell]) as process:
         until(lambda: accepts(path) or process.poll() is not None, log)
         process.send_signal(signal.SIGTERM)
