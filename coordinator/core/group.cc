@@ -229,15 +229,14 @@ Violation Group::Take(PeerId peer, const control::CancelOp& cancel, const GroupS
     return "cancelled an op after epoch " + ToString(cancel.after) + ", which was never prepared";
   }
   const MemberRecord* const member = epochs_.Find(cancel.member);
-  // The peer has reported its ops for a newer freeze, or will do so. It cancels again if need be.
+  // The peer has reported its ops for a newer freeze, or will do so. It asks again if need be.
   if (cancel.after < record().last_freeze || member == nullptr || member->peer != peer ||
       !IsAdmitted(*member)) {
     return std::nullopt;
   }
-  const std::string text = ToString(cancel.member) + " cancelled " + Clean(cancel.what);
+  const std::string text = Clean(cancel.what);
   epochs_.Note("cancel", cancel.member, peer,
-               "op cancelled member=" + ToString(cancel.member) + " op=" + Clean(cancel.what),
-               step);
+               "op cancelled member=" + ToString(cancel.member) + " why=\"" + text + "\"", step);
   epochs_.AskForFreeze(text, step.Fault("cancel", ToString(peer)));
   return std::nullopt;
 }
