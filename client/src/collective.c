@@ -23,21 +23,27 @@ static void ended(lh_op* op, const struct lh_ipc_reply* reply) {
   struct lhi_tensors* const t = &op->tensors;
   if (op->status == LH_OK) op->reply.info = reply->u.op;
   for (size_t i = 0; i < t->piece_count; ++i) {
+    const bool restores = op->status != LH_OK && t->pieces[i].source_in_target;
     for (int which = 0; which < LHI_SIDES; ++which) {
       struct lhi_pin* const pin = &t->pieces[i].sides[which].pin;
-      /* Staged memory has a region and no block: collect() needs it. */
-      if (pin->block != NULL) lhi_unpin(pin);
+      /* Staged memory has a region and no block: collect() needs it. It also needs a target in
+       * which it puts the source back. */
+      if (pin->block != NULL && !(restores && which == LHI_TARGET)) lhi_unpin(pin);
     }
   }
   lhi_give_back_locked(op->client, op->table);
   op->table = NULL;
 }
 
-static bool arrived(const lh_op* op) { return op->status == LH_OK && op->copy_back; }
+static bool arrived(const lh_op* op) { return op->status == LH_OK ? op->copy_back : op->restore; }
 
 static void collect(lh_op* op) {
   const struct lhi_tensors* const t = &op->tensors;
   for (size_t i = 0; i < t->piece_count; ++i) {
+    if (op->status != LH_OK) {
+      if (t->pieces[i].source_in_target) lhi_piece_unpack(t, &t->pieces[i], LHI_SOURCE);
+      continue;
+    }
     for (int which = LHI_TARGET; which < LHI_SIDES; ++which) {
       const struct lhi_piece* const piece = &t->pieces[i];
       if (piece->sides[which].pin.region != NULL) lhi_piece_unpack(t, piece, which);
@@ -47,6 +53,10 @@ static void collect(lh_op* op) {
 
 static void over(lh_op* op, bool good) {
   (void)good;
+  for (size_t i = 0; op->restore && i < op->tensors.piece_count; ++i) {
+    struct lhi_pin* const pin = &op->tensors.pieces[i].sides[LHI_TARGET].pin;
+    if (pin->block != NULL) lhi_unpin(pin);
+  }
   for (int which = 0; which < LHI_SIDES; ++which) {
     struct lhi_staged* const staged = &op->staged_sides[which];
     if (staged->data == NULL) continue;
@@ -313,7 +323,11 @@ static lh_status pin_all_locked(lh_op* op, const struct lhi_collective* o, bool*
        * until the outcome is known. Then the result gets staged memory. */
       const bool part =
           t->source_parts == 1 && t->target_parts > 1 && o->quantize == LH_UNQUANTIZED;
-      if (lhi_piece_overlaps(t, piece)) lhi_unpin(part ? &source->pin : &target->pin);
+      if (lhi_piece_overlaps(t, piece)) {
+        piece->source_in_target = part && target->pin.region != NULL;
+        op->restore = op->restore || piece->source_in_target;
+        lhi_unpin(part ? &source->pin : &target->pin);
+      }
     } else if (source->data == target->data && source->pin.region != NULL &&
                target->pin.region != NULL) {
       *in_place = true;

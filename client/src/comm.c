@@ -366,6 +366,9 @@ lh_status lh_world(lh_comm* comm, lh_world_info* info) {
   own.member_id = comm->world.member_id;
   own.background = comm->world.background != 0;
   own.boundary = comm->world.boundary;
+  own.step_epoch = comm->world.step_epoch;
+  own.step_rank = comm->world.step_rank;
+  own.step_size = comm->world.step_size;
   pthread_mutex_unlock(&comm->client->mutex);
   if (status != LH_OK) return status;
   return lhi_give("lh_world", "LH_WORLD_INFO_INIT", &own, sizeof own, LHI_WORLD_FIRST_BYTES, info);

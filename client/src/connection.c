@@ -26,7 +26,7 @@
 
 typedef char lhi_request_is_256_bytes[sizeof(struct lh_ipc_request) == 256 ? 1 : -1];
 typedef char lhi_tensor_is_376_bytes[sizeof(struct lh_ipc_tensor) == 376 ? 1 : -1];
-typedef char lhi_reply_is_528_bytes[sizeof(struct lh_ipc_reply) == 528 ? 1 : -1];
+typedef char lhi_reply_is_544_bytes[sizeof(struct lh_ipc_reply) == 544 ? 1 : -1];
 
 lh_status lhi_process_check(const lh_client* client, const char* call) {
   if (client->pid == getpid()) return LH_OK;

@@ -85,6 +85,7 @@ struct lhi_piece {
   size_t first, tensors; /* in lhi_tensors.pairs */
   struct lhi_side sides[LHI_SIDES];
   uint8_t dtype;
+  bool source_in_target; /* peerd has a copy of the source, and may overwrite the caller's */
 };
 
 /* A range of the caller's memory. */
@@ -146,6 +147,7 @@ struct lh_op {
   bool staged;
   bool reads, writes; /* peerd uses memory of the caller as a source, as a target */
   bool copy_back;     /* collect() copies staged targets and errors to the caller */
+  bool restore;       /* without a result, collect() puts sources back that lie in targets */
   bool cancel;        /* lh_op_cancel() came before the request was sent */
   /* Blocks of the arena, for lhi_which. An op in place has one for both source and target. */
   struct lhi_staged staged_sides[LHI_SIDES];

@@ -236,6 +236,43 @@ TEST_F(ClientTest, JoinsSeesTheWorldStepsAndLeaves) {
             (std::vector<std::string>{"join 1 run/3 tester", "step 1", "step 1", "leave 1"}));
 }
 
+TEST_F(ClientTest, TheWorldOfTheBoundaryStaysWhenAMemberGoes) {
+  StartJoined();
+  const auto lose_one = [&](uint64_t epoch) {
+    harness_->Run([&](ScriptedHandler& handler, IpcServer& server) {
+      World changed = handler.WorldOf(LocalId(1));
+      changed.epoch = Epoch(epoch);
+      changed.size = 1;
+      server.WorldChanged(LocalId(1), changed);
+    });
+  };
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  lose_one(2);
+  while (world.epoch != 2) ASSERT_EQ(lh_world(comm_, &world), LH_OK);
+  EXPECT_EQ(world.size, 1u);
+  EXPECT_EQ(world.step_epoch, 1u) << "that of the join";
+  EXPECT_EQ(world.step_size, 2u);
+  // A member goes before the call has returned.
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.epoch = 5;
+    handler.hold_steps = true;
+  });
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_begin_step_start(comm_, &op), LH_OK) << lh_last_error();
+  ASSERT_TRUE(UntilEvents(2)) << "the join and this step";
+  harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+    server.StepDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+  });
+  lose_one(6);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  while (world.epoch != 6) ASSERT_EQ(lh_world(comm_, &world), LH_OK);
+  EXPECT_EQ(world.size, 1u);
+  EXPECT_EQ(world.step_epoch, 5u);
+  EXPECT_EQ(world.step_rank, 0u);
+  EXPECT_EQ(world.step_size, 2u);
+  lh_op_free(op);
+}
+
 TEST_F(ClientTest, TheFirstStepAfterAJoinIsTheBoundaryThatAdmittedIt) {
   Start();
   Hold(&ScriptedHandler::hold_steps);

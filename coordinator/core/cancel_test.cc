@@ -91,7 +91,8 @@ TEST_F(CancelTest, IsAnEventAndTheCauseOfTheFault) {
   Found(2);
   h.Say(P(2), CancelOf(2));
   h.Wait(100);
-  EXPECT_EQ(h.Notices("cancel"), Texts{"op cancelled member=m2 why=\"m2 cancelled all-reduce tag 7\""});
+  EXPECT_EQ(h.Notices("cancel"),
+            Texts{"op cancelled member=m2 why=\"m2 cancelled all-reduce tag 7\""});
   EXPECT_EQ(h.View().fault_epoch, Epoch(3));
   EXPECT_EQ(h.View().fault.cause, "cancel");
   EXPECT_EQ(h.View().fault.detector, "p2");

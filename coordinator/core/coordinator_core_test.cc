@@ -124,6 +124,19 @@ TEST_F(CoordinatorCoreTest, AnAnsweredVoteIsAnsweredAgainAndOpensNothing) {
   EXPECT_FALSE(h.View().members[0].voting);
 }
 
+TEST_F(CoordinatorCoreTest, ARepeatedAnswerNamesTheEpochOfItsBoundary) {
+  Found(2);
+  h.LivelyVote(P(1), M(1));
+  h.LivelyVote(P(2), M(2));
+  h.Run();
+  h.Say(P(2), control::Leave{G(), M(2), /*died=*/true, "killed"});
+  h.Run();
+  h.Take(P(1));
+  h.Say(P(1), V(1, 2));
+  EXPECT_EQ(h.Take(P(1)), Texts{"VoteResult m1 number=2 epoch=2"});
+  EXPECT_GT(h.View().committed, Epoch(2));
+}
+
 TEST_F(CoordinatorCoreTest, ARepeatedJoinIsTheSameMember) {
   Found(1);
   h.Attach(P(2));

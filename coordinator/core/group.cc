@@ -161,7 +161,10 @@ Violation Group::Take(PeerId peer, const control::Vote& vote, const GroupStep& s
   if (member->departs) return std::nullopt;
   const GroupKey& group = record().group;
   if (vote.number <= member->votes) {
-    step.Send(peer, control::VoteResult{group, vote.member, vote.number, record().committed});
+    // The epoch of the boundary, not that of now: all members are told the same world. A store of
+    // an older release does not know it.
+    const Epoch epoch = record().stepped ? record().stepped : record().committed;
+    step.Send(peer, control::VoteResult{group, vote.member, vote.number, epoch});
     if (vote.sync) return Take(peer, control::SyncVote{group, vote.member, *vote.sync}, step);
     return std::nullopt;
   }

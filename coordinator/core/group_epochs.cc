@@ -125,6 +125,7 @@ void Group::Commit(const GroupStep& step) {
   }
   if (first) {
     boundary_ = Boundary::Of(group);
+    group.stepped = group.committed;
   } else if (done.AtBoundary()) {
     CompleteBallot(step.now);
   }
@@ -237,6 +238,7 @@ void Group::AnswerVote(MemberId member, const GroupStep& step) {
 
 void Group::CompleteBallot(Tick now) {
   ++epochs_.record.ballots;
+  epochs_.record.stepped = record().committed;
   last_step_ = now;
   boundary_ = Boundary::Of(record());
 }

@@ -130,6 +130,7 @@ struct GroupRecord {
   Epoch boundary;
   Epoch last_freeze;
   uint64_t ballots = 0;  // completed ballots; the admission into an empty group counts as one
+  Epoch stepped;         // in force when the last of these ballots was completed
   // nullopt: no sync was committed since the group was last empty. The first sync may then bring
   // any revision.
   std::optional<StateRecord> state;
@@ -146,8 +147,8 @@ struct GroupRecord {
   bool SignsOps() const { return sign_ops && last_freeze >= sign_ops_from; }
   GroupKey Key() const { return group; }
   LH_FIELDS(GroupRecord, LH_FIELD(group, rule::Flat{}), LH_FIELD(committed), LH_FIELD(highest),
-            LH_FIELD(boundary), LH_FIELD(last_freeze), LH_FIELD(ballots), LH_FIELD(state),
-            LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
+            LH_FIELD(boundary), LH_FIELD(last_freeze), LH_FIELD(ballots), LH_FIELD(stepped),
+            LH_FIELD(state), LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
             LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}), LH_FIELD(sign_ops),
             LH_FIELD(sign_ops_from), LH_FIELD(barred, rule::List{0, kBarredMax}));
 };

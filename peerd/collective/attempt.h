@@ -51,7 +51,8 @@
 //
 // Undo: until Commit(), Stop() can restore the inputs. Out of place (target apart from source) an
 // attempt never writes to an input. In place, the original of a segment is copied to a scratch
-// buffer before anything overwrites it, and Stop() puts it back.
+// buffer before anything overwrites it, and Stop() puts it back. A target apart from its source may
+// hold anything after a Stop(), but for those of a reduce-scatter (HoldsResults()).
 #pragma once
 
 #include <cstddef>
@@ -262,6 +263,11 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 // input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
+
+// Whether an attempt keeps its results in scratch memory until it is committed, so that targets
+// apart from sources are written to only if the op ends well. Otherwise parts of a result may
+// arrive in a target while the attempt runs.
+constexpr bool HoldsResults(const OpDesc& desc) { return desc.kind == OpKind::kReduceScatter; }
 
 // The most scratch memory that an attempt borrows when it is made. `in_place`: the only local
 // member left is in place. `positions`: at most so many peers take part. `crowded`: a peer may have

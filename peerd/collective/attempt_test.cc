@@ -1105,6 +1105,7 @@ TEST_P(KindTest, TheResultIsExactAndTheInputsStay) {
         ModelOp op(options);
         ModelNetwork network(make, op.specs, pool.get(), run);
         ASSERT_TRUE(network.Run()) << Trace(options, run) << ": " << network.ToString();
+        ASSERT_EQ(op.TargetsTouched(), "") << Trace(options, run);
         for (int i = 0; i < Size(); ++i) CommitWhole(&network.attempt(i));
         ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, run);
         if (run % 2 == 0) {
@@ -1131,6 +1132,7 @@ TEST_P(KindTest, AStopAtAnyMomentLeavesTheInputsAndReturnsAllScratch) {
       EXPECT_TRUE(network.attempt(i).Idle()) << Trace(options, run);
     }
     ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, run);
+    ASSERT_EQ(op.TargetsTouched(), "") << Trace(options, run);
   }
 }
 

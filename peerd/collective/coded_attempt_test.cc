@@ -375,6 +375,10 @@ TEST_P(CodedTest, AStopLeavesTensorsAndErrorsAsTheyWere) {
   for (int run = 0; run < 20; ++run) {
     const Maker make = run % 2 == 0 ? &MakeMeshAttempt : &MakeRingAttempt;
     ModelOp::Options options = RandomOptions(&prng, codec(), kDTypes[run % 3], size());
+    if (run % 4 >= 2) {
+      options.desc.kind = OpKind::kReduceScatter;
+      options.shares.clear();
+    }
     CodedOp op(codec(), options, /*errors=*/true, prng.Next());
     const auto pool = MakeScratchPool(1 << 30);
     ModelNetwork network(make, op.specs(), pool.get(), prng.Next());
@@ -388,6 +392,7 @@ TEST_P(CodedTest, AStopLeavesTensorsAndErrorsAsTheyWere) {
       ASSERT_TRUE(network.attempt(i).Idle());
     }
     ASSERT_EQ(op.model().InputsDiffer(), "");
+    ASSERT_EQ(op.model().TargetsTouched(), "") << run;
     ASSERT_TRUE(op.ErrorsAreAsBefore());
   }
 }
@@ -479,6 +484,44 @@ TEST_P(CodedTest, ABlockThatIsNotFiniteIsSoEverywhereAndCounted) {
     }
     for (const auto& [where, error] : op.errors()) {
       for (const float e : error) ASSERT_TRUE(std::isfinite(e));
+    }
+  }
+}
+
+// Whoever gives the NaN, and whichever way the parts take.
+TEST_P(CodedTest, ANaNInAPartSpoilsItsBlockAndIsCountedByItsOwner) {
+  const uint64_t block = OptionsOf(codec()).block;
+  const bool alone = codec().quantization == Quantization::kBf16;  // elements share nothing
+  for (const Maker make : {&MakeMeshAttempt, &MakeRingAttempt}) {
+    for (int giver = 0; giver < size(); ++giver) {
+      ModelOp::Options options;
+      options.desc.kind = OpKind::kReduceScatter;
+      options.desc.dtype = DType::kFloat32;
+      options.desc.count = 150;
+      options.desc.algorithm = longhaul::Algorithm::kMesh;
+      options.size = size();
+      options.grain_bytes = OptionsOf(codec()).block * 4;
+      CodedOp op(codec(), options, /*errors=*/true, 5);
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      for (int part = 0; part < size(); ++part) {
+        auto* const source = const_cast<uint8_t*>(op.specs()[giver].sources[0][0]);
+        std::memcpy(source + 4 * (part * 150 + 70), &nan, 4);
+      }
+      const auto pool = MakeScratchPool(1 << 30);
+      ModelNetwork network(make, op.specs(), pool.get(), 9);
+      ASSERT_TRUE(network.Run());
+      for (int i = 0; i < size(); ++i) CommitWhole(&network.attempt(i));
+      for (const AttemptSpec& spec : op.specs()) {
+        EXPECT_EQ(network.attempt(spec.position).blocks_not_finite(0), 1u)
+            << (IsMesh(make) ? "mesh" : "ring") << " giver " << giver << " at " << spec.position;
+        const std::vector<float> got = Load(DType::kFloat32, spec.targets[0][0], 150);
+        for (uint64_t e = 0; e < 150; ++e) {
+          const bool bad = alone ? e == 70 : e / block == 70 / block;
+          ASSERT_EQ(std::isnan(got[e]), bad)
+              << (IsMesh(make) ? "mesh" : "ring") << " giver " << giver << " at " << spec.position
+              << " element " << e;
+        }
+      }
     }
   }
 }

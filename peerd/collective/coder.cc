@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "base/digest.h"
@@ -37,6 +38,19 @@ void AddError(const float* wanted, const float* got, uint64_t count, float facto
 void DropNotFinite(float* error, uint64_t count) {
   // x - x is 0 for finite x, and NaN for all others.
   for (uint64_t i = 0; i < count; ++i) error[i] = error[i] - error[i] == 0 ? error[i] : 0;
+}
+
+// If elements share scales, an element that is not finite spoils its block, as it does where the
+// sum is encoded. Returns the number of blocks with such an element.
+uint64_t SpoilBlocks(const BlockOptions& options, float* data, uint64_t count) {
+  const uint64_t spoilt = BlocksNotFinite(options, data, count);
+  if (spoilt == 0 || options.format == BlockFormat::kBfloat16) return spoilt;
+  for (uint64_t done = 0; done < count; done += options.block) {
+    const uint64_t n = std::min<uint64_t>(options.block, count - done);
+    if (BlocksNotFinite(options, data + done, n) == 0) continue;
+    std::fill_n(data + done, n, std::numeric_limits<float>::quiet_NaN());
+  }
+  return spoilt;
 }
 
 // Rounds float32 to the dtype of the chunk.
@@ -143,8 +157,8 @@ uint64_t Coder::Add(const Stretch& stretch, const CodedSum& sum) const {
     const Term all{Bytes(total)};
     if (sum.divisor != 0) combine({&all, 1}, sum.divisor);
     if (sum.result != nullptr) {
+      not_finite += SpoilBlocks(options_, total, count);
       Store(step, total, sum.result + done * SizeOf(step.chunk->dtype));
-      not_finite += BlocksNotFinite(options_, total, count);
     } else {
       Encode(step, sum.seed, total, sum.encoded + skip);
     }

@@ -118,7 +118,7 @@ class RingAttempt final : public SegmentAttempt {
     if (coder_) return SlotOf(grains);
     const Layout::Chunk& chunk = ChunkOf(grains);
     if (SumsInPlace(chunk, Hop(chunk)) && !IsWide(chunk, previous_)) {
-      if (uint8_t* const landing = BorrowLanding(plan_.RangeOf(grains))) return landing;
+      if (uint8_t* const landing = landings_.Borrow(plan_.RangeOf(grains))) return landing;
     }
     return StageOf(grains);
   }
@@ -154,7 +154,7 @@ class RingAttempt final : public SegmentAttempt {
     const Layout::Chunk& chunk = ChunkOf(grains);
     const Plan::Range range = plan_.RangeOf(grains);
     const bool wide = IsWide(chunk, previous_);
-    const uint8_t* const landing = LandingOf(range);
+    const uint8_t* const landing = landings_.Of(range);
     std::vector<Term> terms = TermsOf(spec_, inputs_, chunk, range.offset - chunk.offset);
     terms.insert(terms.begin(), {landing != nullptr ? landing : StageOf(grains), wide, 1});
     const auto sum = [&](std::span<const Term> of, uint64_t bytes, uint8_t* out) {
@@ -169,7 +169,7 @@ class RingAttempt final : public SegmentAttempt {
         }
         sum(rest, bytes, out);
       });
-      GiveLanding(range);
+      landings_.Give(range);
     } else if (last) {
       sum(terms, range.bytes, ResultOf(grains));
     } else if (!inputs_.empty()) {

@@ -62,6 +62,17 @@ uint64_t MeshPartsBytesMax(const OpDesc& desc, uint64_t whole, uint64_t position
   return most;
 }
 
+// Bytes of the parts that are finished at a position, and held there until the op is committed.
+// Each begins at a multiple of 64.
+uint64_t HeldBytesMax(const OpDesc& desc, uint64_t whole, bool crowded) {
+  if (!HoldsResults(desc)) return 0;
+  const uint64_t pieces = PiecesMax(desc, whole);
+  // One member at a peer owns one part. If there are several, or a part may be longer, all may be
+  // here.
+  if (!crowded && !desc.unequal) return whole / desc.world + 128 * pieces;
+  return whole + 64 * pieces * desc.world;
+}
+
 }  // namespace
 
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bool crowded,
@@ -84,8 +95,9 @@ uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bo
     const uint64_t parts =
         mesh && Reduces(desc.kind) ? MeshPartsBytesMax(desc, whole, positions, crowded) : 0;
     return EncodedBytesMax(desc, whole, chunks) + 64 + parts + 64 +
-           (errors ? count * sizeof(float) : 0);
+           (errors ? count * sizeof(float) + 64 : 0) + HeldBytesMax(desc, whole, crowded);
   }
+  const uint64_t held = HeldBytesMax(desc, whole, crowded);
   const uint64_t slots = (whole + 63) / 64 * 64;
   // A list may have halves among its pieces.
   const bool halves = desc.Sums() && (IsHalf(desc.dtype) || desc.list != 0);
@@ -93,10 +105,10 @@ uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t positions, bo
   const bool wide_ring = wide || (halves && positions > 2);
   const bool ring_slots = in_place || wide_ring || !Gathers(desc.kind);
   const uint64_t ring = desc.order == Order::kRank || !ring_slots ? 0 : slots * (wide_ring ? 2 : 1);
-  if (!mesh) return ring;
+  if (!mesh) return ring + held;
   const bool mesh_slots = in_place || wide || (!Gathers(desc.kind) && (desc.weighted || crowded));
   const uint64_t parts = MeshPartsBytesMax(desc, whole, positions, crowded) * (wide ? 2 : 1);
-  return std::max(ring, (mesh_slots ? slots * (wide ? 2 : 1) : 0) + parts);
+  return std::max(ring, (mesh_slots ? slots * (wide ? 2 : 1) : 0) + parts) + held;
 }
 
 }  // namespace longhaul::peerd

@@ -15,12 +15,6 @@ namespace {
 // The most grains in a segment. More gain nothing, and the number must fit into a cookie.
 constexpr uint64_t kSegmentGrainsMax = 64;
 
-// The number of landings. On links with a short latency about so many segments arrive at a time,
-// and so many fit into the cache of one processor. On links with a long latency most segments find
-// no free landing, but there the processor has time.
-constexpr uint64_t kLandings = 4;
-constexpr uint64_t kLandingBytesMax = 512 << 10;
-
 }  // namespace
 
 Outline::Outline(const AttemptSpec& spec) : layout(spec, spec.size), inputs(InputsOf(spec)) {
@@ -57,7 +51,16 @@ absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outl
     memory->extra_bytes = Aligned(memory->extra_bytes);
     if (KeepsErrors(spec)) memory->error_bytes = sizeof(float) * elements;
   }
-  const uint64_t bytes = slots + memory->extra_bytes + memory->error_bytes;
+  uint64_t held = 0;
+  if (HoldsResults(spec.desc)) {
+    for (const Layout::Chunk& chunk : outline.layout.chunks()) {
+      memory->held_begin.push_back(held);
+      if (chunk.position == spec.position) held += Aligned(chunk.bytes);
+    }
+    memory->extra_bytes = Aligned(memory->extra_bytes);
+    memory->error_bytes = Aligned(memory->error_bytes);
+  }
+  const uint64_t bytes = slots + memory->extra_bytes + memory->error_bytes + held;
   if (bytes == 0) return absl::OkStatus();
   const auto scratch = pool->Borrow(bytes);
   if (!scratch.ok()) return scratch.status();
@@ -66,6 +69,7 @@ absl::Status SegmentAttempt::Borrow(const AttemptSpec& spec, const Outline& outl
   if (memory->error_bytes > 0) {
     memory->errors = reinterpret_cast<float*>(memory->extra + memory->extra_bytes);
   }
+  if (held > 0) memory->held = memory->extra + memory->extra_bytes + memory->error_bytes;
   return absl::OkStatus();
 }
 
@@ -80,6 +84,7 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       in_place_(outline_.in_place && !spec.desc.Encodes()),
       divisor_(DivisorOf(spec)),
       marks_(plan_.grains()),
+      landings_(pool),
       sink_(sink),
       pool_(pool),
       segment_grains_(
@@ -87,6 +92,8 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
       slot_begin_(memory.slot_begin),
       error_begin_(memory.error_begin),
       pending_errors_(memory.errors),
+      held_(memory.held),
+      held_begin_(memory.held_begin),
       blocks_not_finite_(spec.sources.size()),
       reads_out_(plan_.grains()) {
   if (spec.desc.Encodes()) coder_.emplace(spec_, inputs_);
@@ -107,7 +114,14 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, Outline outline, Attempt
 
 uint8_t* SegmentAttempt::ResultOf(const Plan::Grains& grains) const {
   const Layout::Chunk& chunk = ChunkOf(grains);
-  const int member = IsForEverybody(chunk) ? outline_.lead : chunk.to_local;
+  if (held_ != nullptr) {
+    return held_ + held_begin_[plan_.ChunkOf(grains.first)] + SkipOf(chunk, grains);
+  }
+  return TargetOf(IsForEverybody(chunk) ? outline_.lead : chunk.to_local, grains);
+}
+
+uint8_t* SegmentAttempt::TargetOf(int member, const Plan::Grains& grains) const {
+  const Layout::Chunk& chunk = ChunkOf(grains);
   return spec_.targets[member][chunk.piece] + chunk.target + SkipOf(chunk, grains);
 }
 
@@ -172,12 +186,7 @@ void SegmentAttempt::MakeLandings() {
   if (!in_place_ || outline_.layout.bytes() <= spec_.cached_bytes_max) return;
   // Sums that are float32 are not built in place.
   if (slot_width_ > 1 && spec_.pieces.size() == 1) return;
-  landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
-  // Without memory for landings an op takes longer, but is right.
-  const absl::StatusOr<uint8_t*> memory = pool_->Borrow(kLandings * landing_bytes_);
-  for (uint64_t i = 0; memory.ok() && i < kLandings; ++i) {
-    landings_.push_back({*memory + i * landing_bytes_, std::nullopt});
-  }
+  landings_.Make(segment_grains_ * spec_.grain_bytes);
 }
 
 SegmentAttempt::~SegmentAttempt() {
@@ -243,7 +252,7 @@ void SegmentAttempt::Abandoned(int from, const Segment& segment) {
   const Plan::Grains grains = GrainsOf(from, segment);
   const bool reduce = segment.phase == Phase::kReduce;
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
-  if (reduce) GiveLanding(plan_.RangeOf(grains));
+  if (reduce) landings_.Give(plan_.RangeOf(grains));
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
     uint16_t& marks = MarksOf(grain, from);
     LH_CHECK((marks & placed) && !(marks & (reduce ? kReduceReceived : kGatherReceived)))
@@ -339,7 +348,8 @@ void SegmentAttempt::Commit() {
 bool SegmentAttempt::HasWork() const {
   if (stopped_) return !restore_.empty();
   if (committed_) {
-    return (!late_.empty() || pending_errors_ != nullptr) && copied_ < plan_.grains();
+    const bool any = !late_.empty() || pending_errors_ != nullptr || held_ != nullptr;
+    return any && copied_ < plan_.grains();
   }
   return MayGoOn();
 }
@@ -370,21 +380,29 @@ uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
   uint64_t worked = 0;
   while (worked < bytes_max && HasWork()) {
     const Plan::Grains grain{copied_++, 1};
+    worked += CopyHeld(grain);
     if (coder_) {
       // The input in place is overwritten, but its error is known.
       worked += DecodeTo(late_, grain) + CommitErrors(grain) + sizeof(uint64_t);
       continue;
     }
-    const Layout::Chunk& chunk = ChunkOf(grain);
+    if (late_.empty()) continue;
     const uint64_t bytes = plan_.RangeOf(grain).bytes;
     const uint8_t* const result = ResultOf(grain);
-    for (const int member : late_) {
-      std::memcpy(spec_.targets[member][chunk.piece] + chunk.target + SkipOf(chunk, grain), result,
-                  bytes);
-    }
+    for (const int member : late_) std::memcpy(TargetOf(member, grain), result, bytes);
     worked += bytes * (1 + late_.size());
   }
   return worked;
+}
+
+uint64_t SegmentAttempt::CopyHeld(const Plan::Grains& grains) {
+  if (held_ == nullptr) return 0;
+  const Layout::Chunk& chunk = ChunkOf(grains);
+  // Looking at a grain counts as work, too.
+  if (chunk.to_local < 0) return sizeof(chunk);
+  const uint64_t bytes = plan_.RangeOf(grains).bytes;
+  std::memcpy(TargetOf(chunk.to_local, grains), ResultOf(grains), bytes);
+  return 2 * bytes;
 }
 
 uint64_t SegmentAttempt::DecodeTo(const std::vector<int>& members, const Plan::Grains& grains) {
@@ -490,31 +508,8 @@ void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
 }
 
-uint8_t* SegmentAttempt::BorrowLanding(const Plan::Range& range) {
-  if (range.bytes > landing_bytes_) return nullptr;
-  for (Landing& landing : landings_) {
-    if (landing.offset) continue;
-    landing.offset = range.offset;
-    return landing.data;
-  }
-  return nullptr;
-}
-
-uint8_t* SegmentAttempt::LandingOf(const Plan::Range& range) const {
-  for (const Landing& landing : landings_) {
-    if (landing.offset == range.offset) return landing.data;
-  }
-  return nullptr;
-}
-
-void SegmentAttempt::GiveLanding(const Plan::Range& range) {
-  for (Landing& landing : landings_) {
-    if (landing.offset == range.offset) landing.offset.reset();
-  }
-}
-
 void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const SumFunction& sum) {
-  const bool landed = LandingOf(plan_.RangeOf(grains)) != nullptr;
+  const bool landed = landings_.Of(plan_.RangeOf(grains)) != nullptr;
   // Fits into the first-level cache, together with the inputs.
   alignas(64) uint8_t block[16 << 10];
   uint64_t before = 0;  // bytes of the grains that are done
@@ -559,8 +554,7 @@ void SegmentAttempt::MaybeComplete() {
 
 void SegmentAttempt::ReleaseScratch() {
   if (uint8_t* const scratch = std::exchange(scratch_, nullptr)) pool_->Give(scratch);
-  if (!landings_.empty()) pool_->Give(landings_.front().data);
-  landings_.clear();
+  landings_.Release();
 }
 
 }  // namespace longhaul::peerd

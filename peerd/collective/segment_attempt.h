@@ -8,6 +8,9 @@
 // If the lead is in place, its target is also its source. Before a sum overwrites a segment there,
 // the original goes to scratch.
 //
+// The parts of a reduce-scatter are held in scratch, and copied to their targets after Commit(). So
+// the targets stay as they are until the op ends well.
+//
 // The targets of other local members that are out of place get a copy of each finished segment at
 // once, while it is in the cache. Those that are in place get the result after Commit(). Otherwise
 // the original of each of them would have to be kept, too.
@@ -47,6 +50,7 @@
 #include "absl/status/statusor.h"
 #include "peerd/collective/attempt.h"
 #include "peerd/collective/coder.h"
+#include "peerd/collective/landings.h"
 #include "peerd/collective/layout.h"
 #include "peerd/collective/local.h"
 #include "peerd/collective/plan.h"
@@ -119,6 +123,9 @@ class SegmentAttempt : public Attempt {
     uint8_t* extra = nullptr;    // 64-byte aligned
     uint64_t error_bytes = 0;
     float* errors = nullptr;  // 64-byte aligned; nullptr: nobody keeps errors
+    uint8_t* held = nullptr;  // 64-byte aligned; nullptr: results are not held
+    // If results are held: by chunk, where its result begins in `held`.
+    std::vector<uint64_t> held_begin;
     // If the op encodes: by chunk, where its slots begin in `scratch`, and its errors in `errors`.
     std::vector<uint64_t> slot_begin;
     std::vector<uint64_t> error_begin;
@@ -163,7 +170,8 @@ class SegmentAttempt : public Attempt {
   bool IsForHere(const Layout::Chunk& chunk) const {
     return IsForEverybody(chunk) || chunk.to_position == spec_.position;
   }
-  // Where these grains are in the target that holds the result.
+  // Where the result of these grains is until the op is committed: in the target of a local member,
+  // or in held_.
   uint8_t* ResultOf(const Plan::Grains& grains) const;
   // Where these grains are in their slots: one behind the other, if they are of one chunk.
   uint8_t* SlotOf(const Plan::Grains& grains) const;
@@ -220,12 +228,6 @@ class SegmentAttempt : public Attempt {
   void Overwrite(const Plan::Grains& grains);
   // Borrows the landings, if this attempt uses them.
   void MakeLandings();
-  // Takes a landing for a segment. nullptr: none is free, or the segment is too long.
-  uint8_t* BorrowLanding(const Plan::Range& range);
-  // The landing that holds the segment, or nullptr.
-  uint8_t* LandingOf(const Plan::Range& range) const;
-  // Frees the landing of the segment, if there is one.
-  void GiveLanding(const Plan::Range& range);
   // Computes bytes [done, done + bytes) of some grains into `out`.
   using SumFunction = std::function<void(uint64_t done, uint64_t bytes, uint8_t* out)>;
   // If the lead is in place: moves the originals of these grains to their slots, and writes the sum
@@ -243,17 +245,13 @@ class SegmentAttempt : public Attempt {
   const double divisor_;
 
   bool started_ = false;
-  std::vector<uint16_t> marks_;        // by grain
-  uint64_t results_open_ = 0;          // grains of the result that are not finished
-  uint64_t sends_open_ = 0;            // sends of grains that are not Sent, handed over or not
+  std::vector<uint16_t> marks_;  // by grain
+  uint64_t results_open_ = 0;    // grains of the result that are not finished
+  uint64_t sends_open_ = 0;      // sends of grains that are not Sent, handed over or not
+  Landings landings_;
   std::deque<Plan::Grains> uncopied_;  // own chunks that are not copied to the local targets yet
 
  private:
-  struct Landing {
-    uint8_t* data = nullptr;
-    std::optional<uint64_t> offset;  // of the segment that it holds; nullopt: free
-  };
-
   static void MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark);
   // The grains that a segment from position `from` has; nullopt: they are not cut like that.
   std::optional<Plan::Grains> Find(int from, const Segment& segment) const;
@@ -265,6 +263,10 @@ class SegmentAttempt : public Attempt {
   uint64_t Restore(uint64_t grain);
   uint64_t RestoreSome(uint64_t bytes_max);
   uint64_t CopySome(uint64_t bytes_max);
+  // These grains in the target of a local member.
+  uint8_t* TargetOf(int member, const Plan::Grains& grains) const;
+  // Copies committed grains that are held to their target. Returns the bytes read and written.
+  uint64_t CopyHeld(const Plan::Grains& grains);
   // Where the errors of these grains are until they are committed; nullptr: nobody keeps them.
   float* PendingErrorOf(const Plan::Grains& grains) const;
   void MarkErrorsKnown(const Plan::Grains& grains);
@@ -283,8 +285,6 @@ class SegmentAttempt : public Attempt {
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
-  uint64_t landing_bytes_ = 0;
-  std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
   // Local members that get what everybody gets, at once and after Commit(). Without the lead,
   // unless the op encodes.
   std::vector<int> early_;
@@ -294,8 +294,10 @@ class SegmentAttempt : public Attempt {
   const std::vector<uint64_t> slot_begin_;
   const std::vector<uint64_t> error_begin_;
   float* pending_errors_ = nullptr;          // nullptr: nobody keeps errors
+  uint8_t* const held_;                      // nullptr: results are not held
+  const std::vector<uint64_t> held_begin_;   // by chunk: where its result begins in held_
   std::vector<uint64_t> blocks_not_finite_;  // by local member
-  uint64_t copied_ = 0;                      // grains of the result that were copied to late_
+  uint64_t copied_ = 0;                      // grains of which the work after Commit() is done
   std::vector<Plan::Grains> restore_;        // after Stop(): grains that may have to be restored
   // By grain: sends that are not Sent, and read from its place something else than the original.
   std::vector<uint16_t> reads_out_;

@@ -662,6 +662,18 @@ std::string ModelOp::InputsDiffer() const {
   return "";
 }
 
+std::string ModelOp::TargetsTouched() const {
+  for (const Tensor& target : targets_) {
+    if (desc_.kind != OpKind::kReduceScatter) break;
+    for (uint64_t b = 0; b < target.bytes; ++b) {
+      if (target.data[b] != kBesideByte) {
+        return absl::StrCat("target ", target.where, " was written to at byte ", b);
+      }
+    }
+  }
+  return "";
+}
+
 void ModelOp::FillWithFractions(uint64_t seed) {
   Prng prng(seed);
   for (Tensor& input : inputs_) {

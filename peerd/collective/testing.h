@@ -139,6 +139,9 @@ struct ModelOp {
   // Describes the first input that is not as it was posted, or memory beside a tensor that was
   // written to; "" if there is none.
   std::string InputsDiffer() const;
+  // Describes the first target that was written to though the op has not ended well; "" if there is
+  // none. Only a reduce-scatter promises that.
+  std::string TargetsTouched() const;
   // Uses fractions in the float inputs of a reduction, so that results depend on the order of
   // additions. Call it before the first use of the specs.
   void FillWithFractions(uint64_t seed);

@@ -77,6 +77,8 @@ class EpochFollower {
   void FailIfDue(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
+  void ForgetMembersBefore(Epoch epoch) { history_.ForgetMembersBefore(epoch); }
+
   // Sends again what the coordinator may not have received: the answer, and links that broke.
   void Resend(std::vector<Action>* out) const;
   // Forgets all committed epochs, because no local member is admitted any more. A preparation goes

@@ -246,9 +246,20 @@ void EpochHistory::Add(EpochRecord record) {
     known_[member.member] = {member, host == record.hosts.end() ? "" : host->second};
   }
   while (known_.size() > kKnownMax) known_.erase(known_.begin());
+  std::vector<MemberId>& members = members_[record.epoch];
+  for (const control::MemberInfo& member : record.members) members.push_back(member.member);
   const Epoch last_freeze = record.last_freeze;
   records_.emplace(record.epoch, std::move(record));
   records_.erase(records_.begin(), records_.lower_bound(last_freeze));
+}
+
+const std::vector<MemberId>* EpochHistory::MembersOf(Epoch epoch) const {
+  const auto it = members_.find(epoch);
+  return it == members_.end() ? nullptr : &it->second;
+}
+
+void EpochHistory::ForgetMembersBefore(Epoch epoch) {
+  members_.erase(members_.begin(), members_.lower_bound(epoch));
 }
 
 const KnownMember* EpochHistory::Member(MemberId member) const {
@@ -272,6 +283,7 @@ uint64_t EpochHistory::HostsOf(const std::vector<MemberId>& members) const {
 void EpochHistory::Clear() {
   known_.clear();
   records_.clear();
+  members_.clear();
   participants_.clear();
 }
 

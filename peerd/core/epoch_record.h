@@ -120,6 +120,12 @@ class EpochHistory {
   std::shared_ptr<const Participants> For(Epoch boundary,
                                           const std::vector<MemberId>& set = {}) const;
 
+  // The members of a committed epoch in rank order; nullptr: the epoch is not known, or forgotten.
+  // For the boundaries that members here stand at or have passed last.
+  const std::vector<MemberId>* MembersOf(Epoch epoch) const;
+  // Forgets the members of epochs before this one.
+  void ForgetMembersBefore(Epoch epoch);
+
   // Returns what is known of a member of the newest epoch or of an older one; nullptr: nothing. The
   // last 4096 members and more are known.
   const KnownMember* Member(MemberId member) const;
@@ -128,11 +134,12 @@ class EpochHistory {
   uint64_t HostsOf(const std::vector<MemberId>& members) const;
 
   // No decision depends on what is known of former members.
-  LH_STATE(EpochHistory, LH_FIELD(records_), LH_FIELD(known_, rule::Aside{}),
+  LH_STATE(EpochHistory, LH_FIELD(records_), LH_FIELD(members_), LH_FIELD(known_, rule::Aside{}),
            LH_FIELD(participants_, rule::Aside{}));
 
  private:
   std::map<Epoch, EpochRecord> records_;
+  std::map<Epoch, std::vector<MemberId>> members_;
   std::map<MemberId, KnownMember> known_;
   // A cache of For().
   mutable std::map<Epoch, std::shared_ptr<const Participants>> participants_;

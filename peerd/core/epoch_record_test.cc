@@ -117,6 +117,18 @@ TEST(LinksOf, AmongManyPeersLinksThatOnlyTheMeshNeedsBeginWithOneLane) {
   }
 }
 
+TEST(EpochHistory, KnowsTheMembersOfOlderEpochsUntilItIsToldToForgetThem) {
+  EpochHistory history;
+  history.Add(RecordOf(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}})));
+  history.Add(RecordOf(MakePrepare(4, 1, 1, 4, {{2, 2, 1}})));  // freezes: the record is forgotten
+  EXPECT_EQ(*history.MembersOf(Epoch(1)), (std::vector{MemberId(1), MemberId(2)}));
+  EXPECT_EQ(*history.MembersOf(Epoch(4)), std::vector{MemberId(2)});
+  EXPECT_EQ(history.MembersOf(Epoch(2)), nullptr);
+  history.ForgetMembersBefore(Epoch(4));
+  EXPECT_EQ(history.MembersOf(Epoch(1)), nullptr);
+  EXPECT_NE(history.MembersOf(Epoch(4)), nullptr);
+}
+
 TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
   for (const uint64_t peers : {2, 17, 64, 65}) {
     std::vector<At> members;

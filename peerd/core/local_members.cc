@@ -210,7 +210,8 @@ World LocalMembers::WorldOf(const LocalMember& local, const EpochRecord& record,
                static_cast<uint32_t>(record.members.size()),
                pending,
                record.InBackground(local.member),
-               local.boundary};
+               local.boundary,
+               local.step};
 }
 
 void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
@@ -223,6 +224,8 @@ void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, u
     }
     local.admitted = true;
     local.boundary = record.boundary;
+    local.step = {record.epoch, static_cast<uint32_t>(record.RankOf(local.member)),
+                  static_cast<uint32_t>(record.members.size())};
     const World world = WorldOf(local, record, pending);
     if (!local.join_open) continue;
     local.join_open = false;
@@ -240,7 +243,7 @@ void LocalMembers::PendingChanged(const GroupKey& group, const EpochRecord& reco
 }
 
 const LocalMember* LocalMembers::Voted(const control::VoteResult& message,
-                                       const EpochRecord* record, std::vector<Action>* out) {
+                                       const EpochHistory& history, std::vector<Action>* out) {
   const LocalMember* const found = Find(message.group, message.member);
   if (found == nullptr) return nullptr;
   LocalMember& local = members_.at(found->id);
@@ -249,13 +252,18 @@ const LocalMember* LocalMembers::Voted(const control::VoteResult& message,
       local.exit != Exit::kNone) {
     return nullptr;
   }
-  if (record == nullptr || record->epoch < message.epoch || record->RankOf(local.member) < 0) {
+  // A later epoch may be in force, if the first answer was lost with the stream.
+  const std::vector<MemberId>* const members = history.MembersOf(message.epoch);
+  const auto place = members == nullptr ? std::vector<MemberId>::const_iterator{}
+                                        : std::ranges::find(*members, local.member);
+  if (members == nullptr || place == members->end() || history.current().RankOf(local.member) < 0) {
     out->push_back(LogLine{"vote not answered group=" + ToString(message.group) + " member=" +
                            ToString(message.member) + " epoch=" + ToString(message.epoch) +
                            " why=\"the epoch is not committed here\""});
     return nullptr;
   }
-  local.step_passed = true;
+  local.step_passed = StepWorld{message.epoch, static_cast<uint32_t>(place - members->begin()),
+                                static_cast<uint32_t>(members->size())};
   return &local;
 }
 
@@ -265,8 +273,8 @@ bool LocalMembers::EndStep(LocalId id, const EpochRecord& record, uint32_t pendi
   LH_CHECK(local.step_passed) << "local " << id.value();
   if (local.exit != Exit::kNone || local.removed || record.RankOf(local.member) < 0) return false;
   local.step_open = false;
-  local.step_passed = false;
-  local.step = local.boundary == record.boundary ? local.step + 1 : 0;
+  local.step = *std::exchange(local.step_passed, std::nullopt);
+  local.passed = local.boundary == record.boundary ? local.passed + 1 : 0;
   local.boundary = record.boundary;
   out->push_back(StepDone{id, {}, WorldOf(local, record, pending)});
   return true;
@@ -431,6 +439,14 @@ bool LocalMembers::AnyNumbered() const {
 bool LocalMembers::HasAny(const GroupKey& group) const {
   return std::any_of(members_.begin(), members_.end(),
                      [&](const auto& entry) { return entry.second.group == group; });
+}
+
+Epoch LocalMembers::OldestStep(const GroupKey& group, Epoch newest) const {
+  Epoch oldest = newest;
+  for (const auto& [id, local] : members_) {
+    if (local.group == group && local.admitted) oldest = std::min(oldest, local.step.epoch);
+  }
+  return oldest;
 }
 
 bool LocalMembers::HasAdmitted(const GroupKey& group) const {

@@ -44,12 +44,14 @@ struct LocalMember {
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK
   Epoch boundary;               // EpochRecord::boundary at its last step boundary
-  uint64_t step = 0;            // boundaries passed since then: the same at all members
+  uint64_t passed = 0;          // boundaries passed since then: the same at all members
+  StepWorld step;               // its last step boundary; once admitted
 
   bool join_open = true;
   bool step_open = false;
-  bool step_ready = false;   // it asks to contribute from this boundary on
-  bool step_passed = false;  // its vote is answered, but the step is not: its sync may be open
+  bool step_ready = false;  // it asks to contribute from this boundary on
+  // Its vote is answered, but the step is not: its sync may be open.
+  std::optional<StepWorld> step_passed;
   bool leave_open = false;
   uint64_t boundaries = 0;  // step boundaries reached, the open one included
 
@@ -60,9 +62,10 @@ struct LocalMember {
   std::optional<Outcome> removed;  // set: removed, with this outcome for open requests
   LH_FIELDS(LocalMember, LH_FIELD(id), LH_FIELD(group), LH_FIELD(name), LH_FIELD(wish),
             LH_FIELD(present), LH_FIELD(member), LH_FIELD(admitted), LH_FIELD(known_admitted),
-            LH_FIELD(boundary), LH_FIELD(step), LH_FIELD(join_open), LH_FIELD(step_open), LH_FIELD(step_ready),
-            LH_FIELD(step_passed), LH_FIELD(leave_open), LH_FIELD(boundaries), LH_FIELD(exit),
-            LH_FIELD(exit_reason), LH_FIELD(leave_by), LH_FIELD(leave_told), LH_FIELD(removed));
+            LH_FIELD(boundary), LH_FIELD(passed), LH_FIELD(step), LH_FIELD(join_open),
+            LH_FIELD(step_open), LH_FIELD(step_ready), LH_FIELD(step_passed), LH_FIELD(leave_open),
+            LH_FIELD(boundaries), LH_FIELD(exit), LH_FIELD(exit_reason), LH_FIELD(leave_by),
+            LH_FIELD(leave_told), LH_FIELD(removed));
 };
 
 class LocalMembers {
@@ -90,9 +93,9 @@ class LocalMembers {
   // older members.
   void Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                  std::vector<Action>* out);
-  // `record` is the epoch in force, or nullptr. Returns the member whose step has passed, or
-  // nullptr. The caller must call EndStep() once the member's sync is over.
-  const LocalMember* Voted(const control::VoteResult& message, const EpochRecord* record,
+  // Returns the member whose step has passed, or nullptr. The caller must call EndStep() once the
+  // member's sync is over.
+  const LocalMember* Voted(const control::VoteResult& message, const EpochHistory& history,
                            std::vector<Action>* out);
   // Answers a step that has passed. Returns false, and does nothing, if the member is leaving or
   // removed: then its end answers the step.
@@ -137,6 +140,8 @@ class LocalMembers {
   // True if any member, of any group, has a number and is not removed.
   bool AnyNumbered() const;
   bool HasAny(const GroupKey& group) const;
+  // The oldest epoch that a VoteResult for a member of the group may name. `newest`: of the group.
+  Epoch OldestStep(const GroupKey& group, Epoch newest) const;
   bool HasAdmitted(const GroupKey& group) const;
   // True if every admitted member of the group is removed, and only waits for its posts and its
   // sync. Also true if there is none.

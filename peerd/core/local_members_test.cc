@@ -12,6 +12,7 @@ using control::Removal;
 
 class LocalMembersTest : public testing::Test {
  protected:
+  LocalMembersTest() { history_.Add(record_); }
   template <class F>
   Actions& Do(F what) {
     out_.clear();
@@ -37,7 +38,7 @@ class LocalMembersTest : public testing::Test {
   Actions& Voted(uint64_t member, uint64_t number, uint64_t epoch = 3) {
     return Do([&] {
       const LocalMember* const passed =
-          members_.Voted({kGroup, MemberId(member), number, Epoch(epoch)}, &record_, &out_);
+          members_.Voted({kGroup, MemberId(member), number, Epoch(epoch)}, history_, &out_);
       if (passed != nullptr) members_.EndStep(passed->id, record_, 0, &out_);
     });
   }
@@ -69,6 +70,7 @@ class LocalMembersTest : public testing::Test {
   size_t lingering_ = 0;
   LocalMembers members_;
   EpochRecord record_ = RecordOf(MakePrepare(3, 0, 2, 0, {{1, 1, 1}, {9, 9, 1}, {2, 1, 2}}));
+  EpochHistory history_;
   Actions out_;
 };
 
@@ -79,7 +81,8 @@ TEST_F(LocalMembersTest, AJoinIsAnsweredWhenItsEpochIsCommitted) {
   const auto done = Get<JoinDone>(Commit());
   ASSERT_EQ(done.size(), 1u);
   EXPECT_TRUE(done[0].outcome.ok());
-  EXPECT_EQ(done[0].world, (World{Epoch(3), MemberId(2), 2, 3, 2, false, Epoch(2)}));
+  EXPECT_EQ(done[0].world,
+            (World{Epoch(3), MemberId(2), 2, 3, 2, false, Epoch(2), {Epoch(3), 2, 3}}));
   EXPECT_EQ(members_.Find(LocalId(2))->boundary, Epoch(2));
   EXPECT_EQ(Get<WorldChanged>(Commit()).size(), 1u);
 }
@@ -229,7 +232,7 @@ TEST_F(LocalMembersTest, AVoteCarriesItsOfferEachTimeUntilItIsAnswered) {
     return Sent<control::Vote>(Do([&] { members_.Resend([&](LocalId) { return offer; }, &out_); }));
   };
   EXPECT_EQ(resend().at(0).sync, offer);
-  members_.Voted({kGroup, MemberId(2), 1, Epoch(3)}, &record_, &out_);
+  members_.Voted({kGroup, MemberId(2), 1, Epoch(3)}, history_, &out_);
   EXPECT_TRUE(resend().empty());
 }
 

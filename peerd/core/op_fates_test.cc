@@ -617,8 +617,9 @@ TEST_F(StrandedTest, AnOpThatAnotherMemberCallsAtALaterBoundaryEndsWithBothNumbe
   Enter(MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {{OpOrdinal(1), Fate::kAbort}});
   const PostDone done = Get<PostDone>(out_).at(0);
   EXPECT_EQ(done.outcome.code, Code::kAborted);
-  EXPECT_EQ(done.outcome.text, "all-reduce tag 7 aborted: " + why +
-                                   "; the source is unchanged: look at the world and start it again");
+  EXPECT_EQ(done.outcome.text,
+            "all-reduce tag 7 aborted: " + why +
+                "; the source is unchanged: look at the world and start it again");
   // Started again, it is called at the boundary of the others.
   EXPECT_EQ(Get<SendReady>(Post(7, Large(), 1, 2)).at(0).boundary, Epoch(2));
 }

@@ -22,8 +22,12 @@ std::string Subject(const OpDesc& desc, uint64_t tag) {
 }
 
 std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause) {
+  // In these, the only tensor of a member may be a target.
+  const bool one_way = desc.kind == OpKind::kBroadcast || desc.kind == OpKind::kSendRecv;
   return Subject(desc, tag) + " aborted: " + cause +
-         "; the source is unchanged: look at the world and start it again";
+         (one_way ? "; the sender's tensor is unchanged, what receivers have may be anything"
+                  : "; the source is unchanged") +
+         ": look at the world and start it again";
 }
 
 bool MayEndAtOnce(const OpDesc& desc) {

@@ -111,9 +111,8 @@ void OpTable::RequestEnd(OpState& op, MemberId member, std::vector<Action>* out)
 
 void OpTable::AskToCancel(const OpState& op, std::vector<Action>* out) const {
   const std::string subject = Subject(op.Offered(), op.key.tag);
-  const std::string what = op.stranded.empty()
-                               ? ToString(op.cancelled_by) + " cancelled " + subject
-                               : subject + " cannot end well: " + op.stranded;
+  const std::string what = op.stranded.empty() ? ToString(op.cancelled_by) + " cancelled " + subject
+                                               : subject + " cannot end well: " + op.stranded;
   out->push_back(ToCoordinator{control::CancelOp{group_, op.cancelled_by, attempt_, what}});
 }
 

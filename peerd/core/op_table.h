@@ -166,8 +166,7 @@ class OpTable {
   LH_STATE(OpTable, LH_FIELD(group_, rule::Aside{}), LH_FIELD(self_, rule::Aside{}),
            LH_FIELD(history_, rule::Aside{}), LH_FIELD(counters_, rule::Aside{}), LH_FIELD(ops_),
            LH_FIELD(finishing_), LH_FIELD(tags_, rule::Aside{}), LH_FIELD(missed_),
-           LH_FIELD(places_),
-           LH_FIELD(inbox_), LH_FIELD(announced_), LH_FIELD(new_attempt_asked_),
+           LH_FIELD(places_), LH_FIELD(inbox_), LH_FIELD(announced_), LH_FIELD(new_attempt_asked_),
            LH_FIELD(latency_us_), LH_FIELD(attempt_), LH_FIELD(frozen_), LH_FIELD(settled_),
            LH_FIELD(resumed_, rule::Aside{}));
 

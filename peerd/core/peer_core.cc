@@ -313,7 +313,7 @@ void PeerCore::Impl::Handle(const control::Welcome& message) {
 void PeerCore::Impl::Handle(const control::VoteResult& message) {
   const Group* const group = FindGroup(message.group);
   if (group == nullptr) return;
-  const LocalMember* const local = members_.Voted(message, group->current(), &out_);
+  const LocalMember* const local = members_.Voted(message, group->epochs.history(), &out_);
   if (local == nullptr) return;
   syncs_.VoteAnswered(local->id);
   Chase(*local);
@@ -543,7 +543,7 @@ void PeerCore::Impl::On(const LocalPost& event) {
     const LocalMember& local = *members_.Find(event.post.local);
     Group& group = groups_.at(local.group);
     if (group.current() != nullptr && group.current()->RankOf(local.member) >= 0) {
-      group.ops.Post({event, local.member, local.boundary, local.step}, now_, &out_);
+      group.ops.Post({event, local.member, local.boundary, local.passed}, now_, &out_);
       return;
     }
     refusal = {Code::kEvicted,
@@ -642,8 +642,11 @@ void PeerCore::Impl::SweepSteps() {
   for (const auto& [id, local] : members_.all()) {
     if (!local.step_passed || syncs_.Open(id)) continue;
     Group& group = groups_.at(local.group);
-    if (!members_.EndStep(id, *group.current(), group.pending, &out_)) continue;
-    group.ops.Pass(local.member, {local.boundary, local.step}, &out_);
+    if (members_.EndStep(id, *group.current(), group.pending, &out_)) {
+      group.ops.Pass(local.member, {local.boundary, local.passed}, &out_);
+    }
+    const Epoch oldest = members_.OldestStep(local.group, group.epochs.history().committed());
+    group.epochs.ForgetMembersBefore(oldest);
   }
 }
 

@@ -146,7 +146,7 @@ TEST_F(PeerCoreTest, HelloIsTheFirstWord) {
 TEST_F(PeerCoreTest, AJoinerIsToldItsWorldWhenItsEpochIsCommitted) {
   EnterTwo();
   EXPECT_EQ(Get<JoinDone>(out_).at(0).world,
-            (World{Epoch(1), MemberId(1), 0, 2, 0, false, Epoch(1)}));
+            (World{Epoch(1), MemberId(1), 0, 2, 0, false, Epoch(1), {Epoch(1), 0, 2}}));
   EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, std::vector<PeerId>{PeerId(2)});
   EXPECT_EQ(core_.GetMembers(LocalId(1)).members,
             (std::vector<MemberId>{MemberId(1), MemberId(2)}));
@@ -346,7 +346,7 @@ TEST_F(PeerCoreTest, WhoWasAdmittedIsNotPendingAnyMore) {
   Up(2);
   Up(3);
   EXPECT_EQ(Get<WorldChanged>(Commit(2)).at(0).world,
-            (World{Epoch(2), MemberId(1), 0, 4, 1, false, Epoch(1)}));
+            (World{Epoch(2), MemberId(1), 0, 4, 1, false, Epoch(1), {Epoch(1), 0, 2}}));
   EXPECT_TRUE(Say(control::PendingCount{kGroup, 1}).empty());
 }
 
@@ -714,7 +714,7 @@ TEST_F(PeerCoreTest, AStepWithoutAStateDoesNotWaitForTheSyncOfAnother) {
   EXPECT_EQ(Get<StepDone>(Passed(3)).at(0).local, LocalId(3));
 }
 
-TEST_F(PeerCoreTest, AStepThatWaitsForItsSyncReturnsToTheWorldOfThen) {
+TEST_F(PeerCoreTest, AStepThatWaitsForItsSyncTellsTheWorldOfThenAndThatOfItsBoundary) {
   FetchInStep();
   Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}}));
   EXPECT_TRUE(Get<StopTransfer>(out_).empty()) << "a sync is about members, not epochs";
@@ -724,7 +724,24 @@ TEST_F(PeerCoreTest, AStepThatWaitsForItsSyncReturnsToTheWorldOfThen) {
   Transferred(1);
   Result(1, SyncAction::kEnd, 5);
   EXPECT_EQ(Get<StepDone>(out_).at(0).world,
-            (World{Epoch(2), MemberId(1), 0, 1, 0, false, Epoch(1)}));
+            (World{Epoch(2), MemberId(1), 0, 1, 0, false, Epoch(1), {Epoch(1), 0, 2}}));
+}
+
+// The stream breaks with the answer, and a member has died before it is repeated. The members that
+// heard the first answer were told two members.
+TEST_F(PeerCoreTest, ARepeatedAnswerTellsTheWorldOfItsBoundary) {
+  EnterTwo();
+  Give(LocalStep{LocalId(1)});
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}}));
+  Commit(2);
+  EXPECT_EQ(Get<StepDone>(Passed(1)).at(0).world,
+            (World{Epoch(2), MemberId(1), 0, 1, 0, false, Epoch(1), {Epoch(1), 0, 2}}));
+  Give(LocalStep{LocalId(1)});
+  EXPECT_EQ(Get<StepDone>(Passed(1, 2, 2)).at(0).world.step, (StepWorld{Epoch(2), 0, 1}));
+  Give(LocalStep{LocalId(1)});
+  EXPECT_EQ(Get<LogLine>(Passed(1, 3, 1)).size(), 1u) << "epochs before its boundary are forgotten";
 }
 
 TEST_F(PeerCoreTest, ASyncOutsideAStepIsAnsweredByItself) {

@@ -21,6 +21,15 @@ namespace longhaul::peerd {
 // also the number of the Join message (control::Join::request).
 using LocalId = Id<struct LocalIdKind>;
 
+// The group at a member's last step boundary: the same epoch and size at all members that passed
+// it, whatever has happened since. A newcomer's first boundary is the one that admitted it.
+struct StepWorld {
+  Epoch epoch;
+  uint32_t rank = 0;
+  uint32_t size = 0;
+  LH_FIELDS(StepWorld, LH_FIELD(epoch), LH_FIELD(rank), LH_FIELD(size));
+};
+
 struct World {
   Epoch epoch;
   MemberId member;
@@ -31,6 +40,7 @@ struct World {
   // EpochRecord::boundary at the member's last step boundary: the same at all members that passed
   // it.
   Epoch boundary;
+  StepWorld step;
   friend bool operator==(const World&, const World&) = default;
 };
 

@@ -35,6 +35,9 @@ void PutWorld(const World& world, lh_ipc_reply* reply) {
   reply->world.pending = world.pending;
   reply->world.background = world.background ? 1 : 0;
   reply->world.boundary = world.boundary.value();
+  reply->world.step_epoch = world.step.epoch.value();
+  reply->world.step_rank = world.step.rank;
+  reply->world.step_size = world.step.size;
 }
 
 uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us) * 1000; }

@@ -422,9 +422,9 @@ struct PeerTried {
              LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText));
 };
 
-// An op of this peer has to end: a member has cancelled it, or it cannot meet the calls of others. An
-// epoch that freezes ops decides what becomes of the op. The message is stale if the newest epoch
-// that froze ops is newer than `after`: the peer sends it again if the op is still there.
+// An op of this peer has to end: a member has cancelled it, or it cannot meet the calls of others.
+// An epoch that freezes ops decides what becomes of the op. The message is stale if the newest
+// epoch that froze ops is newer than `after`: the peer sends it again if the op is still there.
 struct CancelOp {
   GroupKey group;
   MemberId member;
@@ -512,7 +512,8 @@ struct JoinRefused {
 };
 
 // The answer to Vote: every member stands at the boundary, and admissions have been decided.
-// `epoch` is the epoch in force. If it is new, its CommitEpoch came before this message.
+// `epoch` is the epoch that was in force then: the same in all answers for this boundary, also in
+// one that is repeated when a later epoch is in force. Its CommitEpoch came before this message.
 struct VoteResult {
   GroupKey group;
   MemberId member;
@@ -612,8 +613,8 @@ struct OpFate {
   LH_FIELDS(OpFate, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(fate));
 };
 
-// An op that other peers abort, and that this peer did not report. Every call of this peer's members
-// for the op ends Aborted, whether it was made already or comes later.
+// An op that other peers abort, and that this peer did not report. Every call of this peer's
+// members for the op ends Aborted, whether it was made already or comes later.
 struct MissedOp {
   // As in OpReport. A member that has passed more boundaries than `step`, or that calls an op of
   // another kind, does not call this op any more.

@@ -29,7 +29,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 16
+#define LH_IPC_VERSION 17
 
 enum lh_ipc_type {
   /* requests */
@@ -262,6 +262,11 @@ struct lh_ipc_world {
   uint32_t pending;    /* members waiting for admission */
   uint32_t background; /* 1: this member is in the background, so its input is not in results */
   uint64_t boundary;   /* the newest epoch made at a step boundary, as of this member's last one */
+  /* The group at this member's last step boundary: the same epoch and size at all members that
+   * passed it. */
+  uint64_t step_epoch;
+  uint32_t step_rank;
+  uint32_t step_size;
 };
 
 #define LH_IPC_OP_MEMBERS_MAX 48
@@ -439,7 +444,7 @@ static inline void lh_ipc_queue_wake(struct lh_ipc_queue* queue, int awake) {
 #if defined(__cplusplus)
 static_assert(sizeof(struct lh_ipc_queue) == 128, "wire size");
 static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
-static_assert(sizeof(struct lh_ipc_reply) == 528, "wire size");
+static_assert(sizeof(struct lh_ipc_reply) == 544, "wire size");
 static_assert(sizeof(struct lh_ipc_tensor) == 376, "wire size");
 static_assert(sizeof(struct lh_ipc_piece) == 64, "wire size");
 #endif

@@ -106,7 +106,7 @@ TEST(IpcTest, EntryOfAStateIsGolden) {
 }
 
 TEST(IpcTest, ReplyLayoutIsGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_reply), 528u);
+  EXPECT_EQ(sizeof(lh_ipc_reply), 544u);
   EXPECT_EQ(offsetof(lh_ipc_reply, magic), 0u);
   EXPECT_EQ(offsetof(lh_ipc_reply, type), 4u);
   EXPECT_EQ(offsetof(lh_ipc_reply, call), 8u);
@@ -114,16 +114,19 @@ TEST(IpcTest, ReplyLayoutIsGolden) {
   EXPECT_EQ(offsetof(lh_ipc_reply, status), 24u);
   EXPECT_EQ(offsetof(lh_ipc_reply, flags), 28u);
   EXPECT_EQ(offsetof(lh_ipc_reply, world), 32u);
-  EXPECT_EQ(offsetof(lh_ipc_reply, u), 72u);
+  EXPECT_EQ(offsetof(lh_ipc_reply, u), 88u);
 }
 
 TEST(IpcTest, ReplyBodiesAreGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_world), 40u);
+  EXPECT_EQ(sizeof(lh_ipc_world), 56u);
   EXPECT_EQ(offsetof(lh_ipc_world, member_id), 8u);
   EXPECT_EQ(offsetof(lh_ipc_world, rank), 16u);
   EXPECT_EQ(offsetof(lh_ipc_world, size), 20u);
   EXPECT_EQ(offsetof(lh_ipc_world, pending), 24u);
   EXPECT_EQ(offsetof(lh_ipc_world, boundary), 32u);
+  EXPECT_EQ(offsetof(lh_ipc_world, step_epoch), 40u);
+  EXPECT_EQ(offsetof(lh_ipc_world, step_rank), 48u);
+  EXPECT_EQ(offsetof(lh_ipc_world, step_size), 52u);
   EXPECT_EQ(sizeof(lh_ipc_op_info), 456u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, hosts), 56u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, blocks_not_finite), 64u);

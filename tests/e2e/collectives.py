@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ IN_PARTS = (*FOR_A_WORLD, "all_gather", "gather")
 ROOTED = ("reduce", "gather", "scatter", "broadcast")
 # Their parts go straight to their receiver: no ring.
 DIRECT = ("gather", "scatter", "all_to_all", "send")
+QUANTIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # "send" stands for the send of one member and the receive of another one.
 KINDS = (*REDUCING, "all_gather", "gather", "broadcast", "scatter", "all_to_all", "send", "barrier")
 
@@ -56,6 +58,9 @@ class Spec:
     order: str = "any"
     algorithm: str = "auto"
     in_place: bool = False
+    # In place, in parts: the part of the smaller tensor lies so many parts behind the own one in the larger tensor.
+    shift: int = 0
+    quantize: str = ""  # with errors, if the kind takes them
     arena: str = "all"  # or "none", or "mixed"
     on_fault: str = "retry"
     min_world: int = 0
@@ -202,7 +207,47 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.dtype == right.dtype and bool(np.array_equal(left.view(np.uint8), right.view(np.uint8)))
 
 
+# ------------------------------------------------------------------ what is promised
+
+CONCEPTS = pathlib.Path(__file__).parents[2] / "docs" / "concepts.md"
+PROMISES = "## What tensors hold if an op does not end well"
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """A line of the table: what a tensor holds if an op of the kind does not end well."""
+
+    source: str
+    apart: str  # a target apart from the source
+    inside: str  # a target that is, or overlaps, the source
+
+    def keeps_inside(self, receives: bool) -> bool:
+        """receives: this member gets what another one gives."""
+        words = {
+            "unchanged": True,
+            "anything; the source in it is unchanged": False,
+            "the root: unchanged; others: anything": not receives,
+        }
+        return words[self.inside]
+
+
+@functools.cache
+def promises() -> dict[str, Promise]:
+    section = CONCEPTS.read_text().split(PROMISES)[1].split("\n## ")[0]
+    made = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for kind in cells[0].replace("`", "").split(", ") if line.startswith("| `") else ():
+            made[kind] = Promise(*cells[1:])
+    assert set(made) >= set(KINDS) - {"barrier"}, made
+    return made
+
+
 # ------------------------------------------------------------------ ops
+
+# What a member keeps of an earlier quantized op, and the most by which the result of one is off.
+ERROR = 2**-8
+ROUNDED = 0.5
 
 
 def tensor_of(bits: np.ndarray, dtype: str) -> Any:
@@ -224,14 +269,19 @@ class Started:
         # One for each tensor. What this member does not give or get is not there.
         self.sources: list[np.ndarray] = []
         self.outs: list[np.ndarray] = []
+        self.errors: list[np.ndarray] = []
         for i, dtype in enumerate(spec.dtypes if spec.kind != "barrier" else ()):
             self._make(i, dtype)
+        self._before = [each.copy() for each in self.outs]
         self.work: lh.Work = self._start()
+
+    def _is_shared(self, i: int) -> bool:
+        """Whether tensor i is in memory shared with peerd."""
+        return {"all": True, "none": False}.get(self.spec.arena, (i + self.me + self.spec.tag) % 2 == 0)
 
     def _new(self, i: int, count: int) -> np.ndarray:
         dtype = BITS.get(self.spec.dtypes[i], self.spec.dtypes[i])
-        arena = {"all": True, "none": False}.get(self.spec.arena, (i + self.me + self.spec.tag) % 2 == 0)
-        made = self._comm.empty(count, dtype) if arena else np.empty(count, dtype)
+        made = self._comm.empty(count, dtype) if self._is_shared(i) else np.empty(count, dtype)
         made.view(np.uint8)[:] = 1  # a valid bool
         return made
 
@@ -240,19 +290,25 @@ class Started:
         kind = spec.kind
         gives = kind not in ("scatter", "send") or root
         gets = spec.gets(self.me)
+
+        def inside(parts: list[int]) -> slice:
+            before = sum(parts[: (rank + spec.shift) % len(parts)])
+            begin = min(before, sum(parts) - parts[rank])
+            return slice(begin, begin + parts[rank])
+
         source = self._new(i, spec.given(self.me, i)) if gives else None
         out = None
         if kind in ("reduce_scatter", "scatter"):
             parts = spec.parts(i, giver=0)
             if spec.in_place and source is not None:
-                out = source[sum(parts[:rank]) : sum(parts[: rank + 1])]
+                out = source[inside(parts)]
             else:
                 out = self._new(i, parts[rank])
         elif kind in ("all_gather", "gather") and gets:
             parts = spec.parts(i, getter=0)
             out = self._new(i, sum(parts))
             if spec.in_place:
-                source = out[sum(parts[:rank]) : sum(parts[: rank + 1])]
+                source = out[inside(parts)]
         elif kind == "all_to_all":
             out = source if spec.in_place else self._new(i, sum(spec.parts(i, getter=rank)))
         elif kind == "send":
@@ -262,6 +318,8 @@ class Started:
         if source is not None:
             source[:] = bits_of(spec, self.me, i, 0, len(source))
             self.sources.append(source)
+            if spec.quantize and kind in REDUCING:
+                self.errors.append(np.full(len(source), ERROR, np.float32))
         if out is not None:
             self.outs.append(out)
 
@@ -296,6 +354,10 @@ class Started:
                 options["weight"] = spec.weights[rank]
         if kind in ROOTED:
             options |= {"root": spec.world.index(spec.root)} if by_rank else {"root_member": spec.root}
+        if spec.quantize:
+            options["quantize"] = spec.quantize
+        if self.errors:
+            options["error"] = self.errors if spec.several else self.errors[0]
         if spec.lengths is not None:
             options["counts"] = spec.parts(0, giver=rank) if kind in FOR_A_WORLD else spec.parts(0, getter=rank)
             if kind == "all_to_all":
@@ -310,19 +372,42 @@ class Started:
         for i, out in enumerate(self.outs):
             wanted = expected(spec, info.members, self.me, i)
             got = out[: len(wanted)]
-            if not same(got, wanted):
+            good = np.allclose(got, wanted, rtol=0, atol=ROUNDED) if spec.quantize else same(got, wanted)
+            if not good:
                 return f"tensor {i} of {spec.dtypes[i]}: {_difference(got, wanted)}"
-        return None if spec.in_place and self.outs else self.changed()
+        return None if spec.in_place and self.outs else self._changed()
 
-    def changed(self) -> str | None:
-        """What of the input has changed, though it must not."""
-        spec = self.spec
-        if spec.kind == "broadcast" and spec.in_place and self.me != spec.root:
-            return None
+    def _changed(self) -> str | None:
         for i, source in enumerate(self.sources):
-            wanted = bits_of(spec, self.me, i, 0, len(source))
+            wanted = bits_of(self.spec, self.me, i, 0, len(source))
             if not same(source, wanted):
-                return f"input {i} of {spec.dtypes[i]}: {_difference(source, wanted)}"
+                return f"input {i} of {self.spec.dtypes[i]}: {_difference(source, wanted)}"
+        return None
+
+    def harmed(self, peerd_died: bool = False) -> str | None:
+        """After another outcome: what has changed, though the table in docs/concepts.md says that it does not."""
+        spec = self.spec
+        if spec.kind == "barrier":
+            return None
+        promised = promises()[spec.kind]
+        assert promised.source == "unchanged", promised
+        lost = peerd_died and spec.arena != "none"
+        inside = spec.in_place and bool(self.sources)
+        receives = spec.kind == "broadcast" and self.me != spec.root
+        only_target = receives and spec.in_place
+        both = spec.kind in ("all_reduce", "reduce") or (spec.kind == "broadcast" and bool(spec.quantize))
+        if not (only_target or (lost and both and spec.in_place)) and (problem := self._changed()):
+            return problem
+        for i, (out, before) in enumerate(zip(self.outs, self._before)):
+            keeps = promised.keeps_inside(receives) if inside else promised.apart == "unchanged"
+            if lost and (both if inside else spec.kind == "reduce_scatter"):
+                keeps = False
+            if (keeps or not self._is_shared(i)) and not same(out, before):
+                return f"out {i} of {spec.dtypes[i]}: {_difference(out, before)}"
+        wanted = [np.full(len(error), ERROR, np.float32) for error in self.errors]
+        for i, error in enumerate(self.errors if not lost else ()):
+            if not same(error, wanted[i]):
+                return f"error {i}: {_difference(error, wanted[i])}"
         return None
 
 
@@ -397,6 +482,7 @@ def random_spec(
     if kind in IN_PARTS and not several and (needs_lengths or rng.random() < 0.4):
         lengths = lengths_of(rng, kind, len(ids), counts[0])
     in_place = rng.random() < 0.5 and not (kind == "all_to_all" and lengths is not None)
+    shift = rng.choice((0, 0, 1)) if in_place else 0
     spec = Spec(
         kind=kind,
         world=world,
@@ -412,6 +498,7 @@ def random_spec(
         weights=weights,
         order="rank" if kind in REDUCING and rng.random() < 0.3 else "any",
         in_place=in_place,
+        shift=shift,
         arena=rng.choice(("all", "all", "none", "mixed")),
         on_fault="abort" if rng.random() < 0.1 else "retry",
         min_world=len(ids) if kind != "send" and rng.random() < 0.1 else 0,

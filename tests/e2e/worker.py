@@ -336,7 +336,7 @@ class Worker:
             try:
                 info = started.work.wait(timeout)
             except lh.Error as error:
-                answer = {"error": type(error).__name__, "text": str(error), "wrong": started.changed()}
+                answer = {"error": type(error).__name__, "text": str(error), "wrong": started.harmed()}
                 if "before its host had announced it" not in str(error) or answer["wrong"]:
                     return answer
                 # The op was cancelled here alone, and the others wait for this member.

@@ -54,12 +54,12 @@ class BusyTrainer final : public TrainerSide {
     }
     member_ = true;
     step_ = sim_->checker().FirstStep(0, world.member);
-    sim_->checker().OnStep(0, world.member, step_);
+    sim_->checker().OnStep(0, step_, world);
     Post();
   }
   void OnStepDone(const Outcome& outcome, const peerd::World& world) override {
     if (!outcome.ok()) return;
-    sim_->checker().OnStep(0, world.member, ++step_);
+    sim_->checker().OnStep(0, ++step_, world);
     Post();
   }
   void OnSyncDone(const Outcome&, const peerd::StateSyncInfo&) override {}

@@ -65,9 +65,29 @@ uint64_t Checker::FirstStep(uint32_t group, MemberId member) const {
   return *it->second.first_step;
 }
 
-void Checker::OnStep(uint32_t group, MemberId member, uint64_t step) {
-  members_[{group, member}].step = step;
+void Checker::OnStep(uint32_t group, uint64_t step, const peerd::World& world) {
+  members_[{group, world.member}].step = step;
   last_step_[group] = std::max(last_step_[group], step);
+  if (went_back_) return;
+  const auto [first, fresh] = step_epochs_.emplace(std::pair(group, step), world.step.epoch);
+  if (first->second != world.step.epoch) {
+    Fail(longhaul::ToString(world.member) + " is told that step " + std::to_string(step) +
+         " begins in epoch " + longhaul::ToString(world.step.epoch) + ", and others were told " +
+         longhaul::ToString(first->second));
+  }
+  const auto epoch = epochs_.find({group, world.step.epoch});
+  if (epoch == epochs_.end() || !committed_.contains(epoch->first)) {
+    Fail("step " + std::to_string(step) + " begins in epoch " +
+         longhaul::ToString(world.step.epoch) + ", which was not committed");
+  }
+  const auto& members = epoch->second.members;
+  if (world.step.size != members.size() || world.step.rank >= members.size() ||
+      members[world.step.rank].member != world.member) {
+    Fail(longhaul::ToString(world.member) + " is told that it begins step " + std::to_string(step) +
+         " with rank " + std::to_string(world.step.rank) + " of " +
+         std::to_string(world.step.size) + ", and that is not so in epoch " +
+         longhaul::ToString(world.step.epoch));
+  }
 }
 
 void Checker::OnWorld(const Local& local, const GroupKey& group, const peerd::World& world) {
@@ -443,6 +463,7 @@ void Checker::OnStoreWentBack(const coordinator::Records& durable) {
     return run == durable.runs.end() || entry.first.second.value() >= run->second.next_member;
   });
   departed_.clear();
+  went_back_ = true;
 }
 
 // When its last member is gone, a peer forgets the group and its preparation.

@@ -10,6 +10,8 @@
 //   their numbers are not used twice.
 // - The coordinator sends nothing that its store does not hold.
 // - Fates agree with each other and with outcomes.
+// - All members that pass a step boundary are told the same epoch of it, its size, and their ranks
+//   in it.
 // - Each request is answered exactly once.
 //
 // Safety of states: after a committed sync a member has the state that the store holds. Revisions
@@ -58,8 +60,8 @@ class Checker {
                    const control::JoinWish& terms = {});
   // Returns the step with which the member begins. It is known as soon as its admission is sent.
   uint64_t FirstStep(uint32_t group, MemberId member) const;
-  // The member has passed a boundary and is now in `step`.
-  void OnStep(uint32_t group, MemberId member, uint64_t step);
+  // The member has passed a boundary and is now in `step`. It was told of this world.
+  void OnStep(uint32_t group, uint64_t step, const peerd::World& world);
   // A trainer is told of its world.
   void OnWorld(const Local& local, const GroupKey& group, const peerd::World& world);
   // A peer's list of the members of its epoch.
@@ -277,10 +279,12 @@ class Checker {
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpPost> announced_;
   std::map<OpName, Op> ops_;
   std::map<std::pair<uint32_t, uint64_t>, std::vector<MemberId>> step_members_;
-  std::set<uint32_t> cancelled_in_;  // groups
+  std::map<std::pair<uint32_t, uint64_t>, Epoch> step_epochs_;  // by group and step
+  std::set<uint32_t> cancelled_in_;                             // groups
   std::map<FateKey, control::Fate> fates_;
   std::set<PeerId> disturbed_;
   bool all_disturbed_ = false;
+  bool went_back_ = false;  // the store has lost writes: some members may be a step ahead
   bool member_lost_ = false;
   bool liars_ = false;
   Counts counts_;

@@ -1239,6 +1239,13 @@ void ExploreState::EnterWorld(int m, const peerd::World& world) {
     member.steps = 0;
     member.rounds.clear();
   }
+  const auto step = epochs_.find(world.step.epoch.value());
+  if (step == epochs_.end() || !committed_.contains(world.step.epoch.value()) ||
+      world.step.rank >= step->second->members.size() ||
+      step->second->members[world.step.rank].member != world.member ||
+      step->second->members.size() != world.step.size) {
+    Checker::Fail("t" + std::to_string(m + 1) + " is told a wrong world of its boundary");
+  }
   member.member = world.member.value();
   CheckMembers(m);
 }

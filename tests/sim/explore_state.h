@@ -15,7 +15,8 @@
 // fault says otherwise.
 //
 // Each move checks these properties, with Checker::Fail():
-// - An op has one outcome: the n-th call of a name ends in the same way at all members. A result is that of the recorded participants. Inputs are intact unless
+// - An op has one outcome: the n-th call of a name ends in the same way at all members. A result is
+// that of the recorded participants. Inputs are intact unless
 //   the op succeeded, and kinds other than all-reduce never write to them. An op ends Aborted only
 //   because of on_fault, because it was cancelled, because it does not fit its participants, or
 //   because a participant has passed a boundary without it.

@@ -911,7 +911,9 @@ void PeerHost::StepDone(peerd::LocalId local, const Outcome& outcome, const peer
   heard_[local].step = false;
   if (open_[local].sync) Checker::Fail("a step has returned before its sync");
   if (outcome.ok()) CheckWorld(local, world);
-  ToTrainer(local, [=](TrainerSide* t) { t->OnStepDone(outcome, world); });
+  peerd::World told = world;
+  if (context_.planted == Planted::kWorldOfNow) told.step = {world.epoch, world.rank, world.size};
+  ToTrainer(local, [=](TrainerSide* t) { t->OnStepDone(outcome, told); });
 }
 
 void PeerHost::SyncDone(peerd::LocalId local, const Outcome& outcome,

@@ -73,13 +73,13 @@ class ScriptedTrainer final : public TrainerSide {
     if (!outcome.ok()) return Say("lh_join: " + Describe(outcome));
     joined_ = true;
     step_ = sim_->checker().FirstStep(0, world.member);
-    sim_->checker().OnStep(0, world.member, step_);
+    sim_->checker().OnStep(0, step_, world);
     Say("lh_join: ok, " + Text(world));
   }
   void OnStepDone(const Outcome& outcome, const peerd::World& world) override {
     if (!outcome.ok()) return Say("lh_begin_step: " + Describe(outcome));
     ++steps_;
-    sim_->checker().OnStep(0, world.member, ++step_);
+    sim_->checker().OnStep(0, ++step_, world);
     Say("lh_begin_step: ok, " + Text(world));
   }
   void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo&) override {

@@ -171,7 +171,7 @@ void Trainer::OnJoinDone(const Outcome& outcome, const peerd::World& world) {
   Say("is " + ToString(world.member) + ", rank " + std::to_string(world.rank) + " of " +
       std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", step " +
       std::to_string(step_));
-  context_.checker->OnStep(plan_.group, world.member, step_);
+  context_.checker->OnStep(plan_.group, step_, world);
   if (!SyncsAt(step_)) return BeginStep();
   if (state_prng_.Chance(0.5)) return After(0, plan_.think_us / 10, [this] { Sync(); });
   peer_->Prepare(local_, tensors_->registered(), [this, life = life_] {
@@ -367,8 +367,8 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   StrandDone(posted.name);
 }
 
-// Whether all members that start the op cancel it, and some do not start it at all. Only the last op
-// of its strand, so that a boundary comes before the next op of the tag.
+// Whether all members that start the op cancel it, and some do not start it at all. Only the last
+// op of its strand, so that a boundary comes before the next op of the tag.
 bool Trainer::EndsEarly(const OpName& name) const {
   if (!plan_.ends_early || name.tag == kLateTag || ShapeOf(seed_, name).mismatched) return false;
   for (const Strand& strand : StrandsOf(name.step)) {
@@ -464,7 +464,7 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   }
   world_seen_ = world;
   ++step_;
-  context_.checker->OnStep(plan_.group, world.member, step_);
+  context_.checker->OnStep(plan_.group, step_, world);
   background_steps_ = world.background ? background_steps_ + 1 : 0;
   if (background_steps_ > 100) Checker::Fail(name_ + " does not come out of the background");
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +

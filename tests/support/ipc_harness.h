@@ -106,7 +106,7 @@ class ScriptedHandler : public TrainerRequests {
   void OnRegionRemoved(const uint8_t*, size_t bytes) override { bytes_removed += bytes; }
 
   World WorldOf(LocalId local) const {
-    return {Epoch(epoch), MemberId(100 + local.value()), 0, 2, 0};
+    return {Epoch(epoch), MemberId(100 + local.value()), 0, 2, 0, false, {}, {Epoch(epoch), 0, 2}};
   }
   // Answers the held post at `index`, by default the newest one.
   void FinishPost(const Outcome& outcome = {}, size_t index = SIZE_MAX) {

@@ -164,7 +164,7 @@ typedef enum lh_algorithm {
  * LH_RING it encodes each partial sum: there are as many errors, but of larger scales. A
  * reduce-scatter does not encode the sum; an all-gather and a broadcast encode once. What does not
  * leave a host is not encoded, and nor is an operation of at most 4096 bytes, unless the caller
- * chooses LH_MESH or LH_RING.
+ * chooses LH_MESH or LH_RING, or gives `counts`.
  *
  * A block with a NaN or an infinity arrives as NaN at all members; with LH_QUANTIZE_BF16 only these
  * elements are affected. lh_op_info_t.blocks_not_finite counts such blocks. */
@@ -337,9 +337,16 @@ typedef struct lh_world_info {
    * when that boundary admitted newcomers, or let members in the background take part, and at no
    * other time. All members that passed the boundary see the same number until their next one. */
   uint64_t boundary;
+  /* The group at this member's last step boundary: epoch and size are the same at all members that
+   * passed the boundary, and rank is this member's place among them. They change at the next
+   * boundary only, whereas the fields above follow each fault at once. A newcomer's first boundary
+   * is the one that admitted it. To divide the work of a step, use these. */
+  uint64_t step_epoch;
+  uint32_t step_rank;
+  uint32_t step_size;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
-  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Gives the group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed;
  * the text says why. LH_FAILED_PRECONDITION: it is not admitted yet, or has left. LH_UNAVAILABLE:
@@ -370,8 +377,9 @@ typedef struct lh_member_info {
 LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info);
 
 /* Step boundary: waits until every member has called it, admits the newcomers that wait, and
- * returns in the epoch that all members now share. Every member must call it at the same point of
- * its program.
+ * returns in the epoch that all members now share (lh_world_info.step_epoch). Every member must
+ * call it at the same point of its program. A member may be removed at any moment, also before this
+ * call returns: lh_world() shows that in `size` and `rank`, but not in `step_size` and `step_rank`.
  *
  * A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands
  * for the boundary that admitted it, unless the newcomer has started an operation or a sync before.
@@ -410,9 +418,10 @@ typedef struct lh_slice {
 #define LH_SLICES_MAX 1048576
 
 /* The order in which inputs are added. LH_ANY_ORDER: the fastest; all members get the same bits.
- * LH_RANK_ORDER: the result depends only on the inputs and the ranks of the members, not on the
- * algorithm, the links or the time. It needs LH_AUTO, LH_ONESHOT or LH_MESH, and a group for which
- * there is a mesh. */
+ * LH_RANK_ORDER: the result depends only on the inputs, the ranks of the members, and which ranks
+ * share a host; not on the algorithm, the links or the time. Members that share a host are added up
+ * first, at the place of the first of them. It needs LH_AUTO, LH_ONESHOT or LH_MESH, and a group
+ * for which there is a mesh. */
 typedef enum lh_order { LH_ANY_ORDER = 0, LH_RANK_ORDER = 1 } lh_order;
 
 typedef struct lh_all_reduce_options {
@@ -510,8 +519,10 @@ typedef struct lh_all_reduce_options {
  *                      unchanged; or peerd stopped or died (lh_client_check()), and the other
  *                      members may have the result
  *
- * Unless the outcome is LH_OK, a target apart from source may hold anything, because parts of the
- * result arrive there while the operation runs.
+ * Unless the outcome is LH_OK, a target from lh_alloc() that is apart from source may hold
+ * anything, because parts of the result arrive there while the operation runs. A target that is not
+ * from lh_alloc() is unchanged. docs/concepts.md, "What tensors hold if an op does not end well",
+ * has a table of what holds for each kind; the comments below say what differs from an all-reduce.
  *
  * When peerd dies, source is unchanged in two cases: target is apart from source, or source is not
  * from lh_alloc(). An operation in place on memory from lh_alloc() may leave that memory partly
@@ -608,7 +619,8 @@ typedef struct lh_reduce_scatter_options {
         0, 0, NULL, NULL                                                                           \
   }
 /* Combines the sources of all members element by element, and gives each member its part of the
- * result. Unless the outcome is LH_OK, target is unchanged. */
+ * result. Unless the outcome is LH_OK, target is unchanged. (When peerd dies, a target from
+ * lh_alloc() that is apart from source may be partly overwritten.) */
 LH_API lh_status lh_reduce_scatter_start(lh_comm* comm, const lh_reduce_scatter_options* options,
                                          lh_op** op_out);
 
@@ -641,7 +653,8 @@ typedef struct lh_all_gather_options {
   }
 /* Puts the sources of all members side by side. The parts come in the order of
  * lh_op_info_t.members, without gaps: the part of a member that has died or is in the background is
- * not there, and the last parts of `target` are unchanged or hold anything. */
+ * not there, and the last parts of `target` are unchanged or hold anything. Unless the outcome is
+ * LH_OK, target may hold anything, and source is unchanged, also within target. */
 LH_API lh_status lh_all_gather_start(lh_comm* comm, const lh_all_gather_options* options,
                                      lh_op** op_out);
 
@@ -673,7 +686,8 @@ typedef struct lh_broadcast_options {
         LH_AUTO, 0, 0, 0, LH_UNQUANTIZED, LH_NEAREST, 0, 0                                         \
   }
 /* Copies the root's source to the targets of all members. Unless the outcome is LH_OK, a target
- * may hold anything, except that of the root if it is equal to source. */
+ * may hold anything, except that of the root if it is equal to source. So at other members, source
+ * is unchanged only if it is apart from target. */
 LH_API lh_status lh_broadcast_start(lh_comm* comm, const lh_broadcast_options* options,
                                     lh_op** op_out);
 

@@ -54,7 +54,7 @@ from ._state import State
 from ._sync_info import Progress, SyncInfo
 from ._version import __version__
 from ._work import Work, wait_any
-from ._world import MemberInfo, World
+from ._world import MemberInfo, StepWorld, World
 
 if TYPE_CHECKING:
     from . import testing, torch
@@ -75,6 +75,7 @@ __all__ = [
     "State",
     "StateMismatch",
     "Step",
+    "StepWorld",
     "SyncInfo",
     "TooFewMembers",
     "Unavailable",

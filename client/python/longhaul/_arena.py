@@ -11,13 +11,15 @@ import operator
 import os
 import select
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check
-from ._programs import PathLike, private_socket
+from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable, check
+from ._programs import PathLike, private_socket, serves
+from ._waiting import PEERD_S, Waiting
 from ._watcher import Watcher
 
 if TYPE_CHECKING:
@@ -199,7 +201,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def default_path(deadline: _native.Deadline) -> str | None:
+def default_path() -> str | None:
     """The path of the socket if the caller names none; None: the library tries its default paths.
 
     $LONGHAUL_SOCKET; else, on a host without a peerd at a default path, that of a private peerd for
@@ -213,7 +215,7 @@ def default_path(deadline: _native.Deadline) -> str | None:
     paths = ["/run/longhaul/peerd.sock", *([f"{runtime}/longhaul/peerd.sock"] if runtime else [])]
     if any(os.path.exists(path) for path in paths):
         return None
-    return private_socket(coordinator, deadline)
+    return private_socket(coordinator)
 
 
 def client_of(
@@ -223,16 +225,17 @@ def client_of(
 
     A dead connection is replaced, because its peerd may have been restarted. peerd: path of the socket; None: as
     default_path() says. coordinator: the peerd is the private one for this coordinator. Raises Unavailable if no peerd
-    answers by the deadline.
+    answers by the deadline, FailedPrecondition if none can: something else must be done first.
     """
     timeout = _native.SLICE_S
+    waiting = Waiting("connecting to peerd", first=PEERD_S)
     while True:
         # Anew at each try: a private peerd that has died gets a successor. It may be dying now, since a process closes
         # its sockets before the system reports its end.
         if coordinator is not None:
-            path: str | None = private_socket(coordinator, deadline)
+            path: str | None = private_socket(coordinator)
         else:
-            path = default_path(deadline) if peerd is None else os.fspath(peerd)
+            path = default_path() if peerd is None else os.fspath(peerd)
         # One connection for every spelling of a path: a tensor from another connection would be copied.
         key = None if path is None else os.path.abspath(path)
         with _lock:
@@ -241,11 +244,18 @@ def client_of(
                 return _use(key, known), False
         left = deadline.left()
         # Connect without the lock: other threads may wait for other peerds.
+        tried = timeout if left is None else min(timeout, left)
+        begun = time.monotonic()
         try:
-            made = Client(path, timeout if left is None else min(timeout, left))
-        except (DeadlineExceeded, Unavailable):
+            made = Client(path, tried)
+        except (DeadlineExceeded, Unavailable) as problem:
+            # The library uses up its time unless no further try can help, for instance if the user may not connect.
+            if time.monotonic() - begun < tried / 2:
+                raise FailedPrecondition(*problem.args) from None
             if deadline.passed():
                 raise
+            text = str(problem)
+            waiting.look(lambda text=text: text)  # type: ignore[misc]
             # Wait longer at each try: a loaded peerd may need more than one slice to answer.
             timeout = min(2 * timeout, 2.0)
             continue
@@ -253,7 +263,10 @@ def client_of(
             # Two threads may have connected at the same time. Both use the connection that was stored first.
             known = _clients.get(key)
             client = known if known is not None and known.alive() else made
-            return _use(key, client), client is made
+            _use(key, client)
+        if path is not None:
+            serves(path, client)
+        return client, client is made
 
 
 def _use(key: str | None, client: Client) -> Client:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import os
+import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _digest
+from . import _digest, _native
 from ._errors import InvalidArgument
 from ._state_tensor import StateTensor
 
@@ -18,6 +22,9 @@ from ._state_tensor import StateTensor
 REVISION = "longhaul.revision"
 HASH = "longhaul.hash"  # the hash that a sync reports for the same contents
 CHECKSUM = "longhaul.checksum"  # over the two values above, and over all tensors with their names
+
+# In the directory of a file that is being written: it is locked as long as the writer lives.
+_LOCK = "writer"
 
 _DTYPES = {
     "BOOL": "bool",
@@ -66,17 +73,74 @@ def save(
         specs[tensor.name] = _spec(safetensors, tensor, memory)
     metadata = {REVISION: str(revision), HASH: _digest.of_state(entries, digests)}
     metadata[CHECKSUM] = _checksum(metadata, entries, digests)
-    unfinished = f"{target}.unfinished-{os.getpid()}"
-    try:
-        safetensors.serialize_file(specs, unfinished, metadata)
+    with _workplace(target) as (directory, mode):
+        unfinished = os.path.join(directory, "state")
+        try:
+            safetensors.serialize_file(specs, unfinished, metadata)
+        except safetensors.SafetensorError as problem:
+            raise OSError(f"{unfinished}: {problem}") from None
+        os.chmod(unfinished, mode)
         _flush(unfinished)
         os.replace(unfinished, target)
-    except safetensors.SafetensorError as problem:
-        raise OSError(f"{unfinished}: {problem}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)
     _flush(os.path.dirname(target))
+
+
+@contextlib.contextmanager
+def _workplace(target: str) -> Iterator[tuple[str, int]]:
+    """Gives a directory of this call alone, beside the target, and the mode that the umask gives a new file.
+
+    safetensors first writes to a file with a name of its own choice, so nothing less than a directory is ours. It holds
+    a file that is locked as long as the writer lives: so writers on other hosts and in other containers, whose process
+    ids mean nothing here, see whether it does.
+    """
+    # The name of a file has at most 255 bytes, and a character at most four.
+    prefix = f".{os.path.basename(target)[:50]}.unfinished-"
+    parent = os.path.dirname(target)
+    _remove_left(parent, prefix)
+    directory, lock = "", -1
+    try:
+        while lock < 0:
+            directory = tempfile.mkdtemp(prefix=prefix, dir=parent)
+            lock = _locked(directory)
+        yield directory, stat.S_IMODE(os.fstat(lock).st_mode)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _locked(directory: str) -> int:
+    """Makes and locks the file in a new directory. -1: another writer took the directory for one that was left."""
+    path = os.path.join(directory, _LOCK)
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        return -1
+    with contextlib.suppress(OSError):  # a file system without locks: then nobody removes what is left
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    if os.path.exists(path):
+        return lock
+    os.close(lock)
+    return -1
+
+
+def _remove_left(parent: str, prefix: str) -> None:
+    """Removes the directories of writers that have died."""
+    left: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        left = [entry.path for entry in entries if entry.name.startswith(prefix)]
+    for path in left:
+        with contextlib.suppress(OSError):  # its writer lives, it belongs to another user, or it is gone meanwhile
+            try:
+                lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                os.rmdir(path)  # the writer died at once, or comes to its lock just now, and makes another directory
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _spec(safetensors: Any, tensor: StateTensor, memory: Any) -> Any:
@@ -118,6 +182,7 @@ def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: 
                     f"{name}: the checksum of its revision, hash and tensors is {found}, but the file says "
                     f"{metadata.get(CHECKSUM)}: the file is damaged; load another checkpoint"
                 )
+            _check_shared(name, file, tensors, entries)
             # The file is right. From here on tensors change.
             for tensor, memory in zip(tensors, _contents(file, entries)):
                 if tensor.nbytes > 0:
@@ -125,6 +190,31 @@ def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: 
     except safetensors.SafetensorError as problem:
         raise InvalidArgument(f"{name}: no safetensors file ({problem}); load another checkpoint") from None
     return revision
+
+
+def _check_shared(name: str, file: Any, tensors: Sequence[StateTensor], entries: Sequence[_digest.Entry]) -> None:
+    """Raises InvalidArgument if tensors that share memory have different contents there in the file."""
+    places = sorted(
+        (
+            (address, entry)
+            for tensor, entry in zip(tensors, entries)
+            if entry.nbytes > 0 and (address := tensor.address()) is not None
+        ),
+        key=lambda place: place[0],
+    )
+    reaching = places[:1]  # the tensor that reaches farthest
+    for address, entry in places[1:]:
+        ((begin, before),) = reaching
+        size = min(begin + before.nbytes - address, entry.nbytes)
+        if size > 0:
+            both = [bytes(next(_contents(file, [each]))) for each in (before, entry)]
+            if both[0][address - begin :][:size] != both[1][:size]:
+                raise InvalidArgument(
+                    f"{name}: tensors {before.name!r} and {entry.name!r} of the state share memory, and differ in the "
+                    "file; give them memory of their own, or load another checkpoint"
+                )
+        if address + entry.nbytes > begin + before.nbytes:
+            reaching = [(address, entry)]
 
 
 def _checksum(metadata: Mapping[str, str], entries: Sequence[_digest.Entry], digests: Sequence[bytes]) -> str:
@@ -139,7 +229,7 @@ def _checksum(metadata: Mapping[str, str], entries: Sequence[_digest.Entry], dig
 
 def _revision(name: str, metadata: Any) -> int:
     text = metadata.get(REVISION, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _native.REVISION_MAX):
         raise InvalidArgument(
             f"{name}: has no revision in its metadata, so it was not written by State.save(); load a file that was"
         )

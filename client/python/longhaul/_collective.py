@@ -16,7 +16,7 @@ from ._member import Member
 from ._op_info import OpInfo, op_info
 from ._quant import set_quantize
 from ._tensor import Elements, Tensors, tensors_of
-from ._work import Op, Work, abandon, result_of
+from ._work import AnyOp, Op, Work, abandon, result_of
 
 Counts = Sequence[int]
 
@@ -398,6 +398,22 @@ class Collectives:
         assert isinstance(info, OpInfo)
         return info
 
+    def give_up(self, owner: object, name: str, tag: int, begun: list[AnyOp]) -> None:
+        """Starts an op that fits no other of this kind and tag: it ends with InvalidArgument at all its members.
+
+        The offer is one bool, which _turn.given_up() looks for. name: "all_reduce" or "all_gather". begun: gets the op.
+        """
+        options = _options(name, "min" if name == "all_reduce" else None)
+        values = (ctypes.c_bool * _native.MEMBERS_MAX)()
+        source = Tensors.one("bool", Elements(ctypes.addressof(values), 1, "bool", (1,), values))
+        target = source
+        if name == "all_gather":
+            options.world = self._world({})
+            out = (ctypes.c_bool * _native.MEMBERS_MAX)()
+            target = Tensors.one("out", Elements(ctypes.addressof(out), options.world, "bool", (options.world,), out))
+        of = self._fill(options, source, target, counts=[1])
+        self._start(name, owner, options, of, async_op=True, tag=tag, begun=begun)
+
     def _fill(
         self,
         options: Any,
@@ -501,11 +517,14 @@ class Collectives:
         tag: int = 0,
         on_fault: str | None = None,
         after: Staged | None = None,
+        begun: list[AnyOp] | None = None,
         **more: Any,
     ) -> OpInfo | Work:
         """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op.
 
-        after: not for users: the op is on host memory that a GPU fills, and starts when that is done.
+        Not for users:
+        after: the op is on host memory that a GPU fills, and starts when that is done.
+        begun: with async_op: gets the op before the call that starts it, so that no exception can hide it (_turn).
         """
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
@@ -524,8 +543,10 @@ class Collectives:
         if after is not None:
             of = of._replace(staged=after)
         if of.staged is not None:
-            return self._start_staged(name, owner, options, of, async_op, timeout)
+            return self._start_staged(name, owner, options, of, async_op, timeout, begun)
         started = self._new_op(name, owner, of.owners)
+        if begun is not None:
+            begun.append(started)
         lib = _native.library()
         handle = ctypes.byref(started.handle)
         try:
@@ -567,7 +588,14 @@ class Collectives:
         return op
 
     def _start_staged(
-        self, name: str, owner: object, options: Any, of: _Of, async_op: bool, timeout: float | None
+        self,
+        name: str,
+        owner: object,
+        options: Any,
+        of: _Of,
+        async_op: bool,
+        timeout: float | None,
+        begun: list[AnyOp] | None,
     ) -> OpInfo | Work:
         """Starts an op on tensors of a GPU: first their copy to host memory, then, in another thread, the op itself."""
         staged, deadline = of.staged, _native.Deadline(timeout)
@@ -588,7 +616,7 @@ class Collectives:
                 raise
             return op
 
-        work = Work(DeviceOp(self._client, what, staged, start, self._starter))
+        work = Work(DeviceOp(self._client, what, staged, start, self._starter, begun))
         if async_op:
             return work
         if work._op.wait(deadline):

@@ -72,7 +72,10 @@ class _Standing:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The group as it was when a step began. Members may be removed during the step, but none is added."""
+    """The group at the boundary with which a step began: the same at all members that passed it, but for `rank`.
+
+    Members may be removed during the step, and `Comm.world()` shows that. None is added.
+    """
 
     epoch: int  #: number of the agreed members and links; rises with every change of them
     rank: int  #: of this member, 0 to world_size - 1
@@ -129,7 +132,6 @@ class Comm:
         self._collectives = Collectives(member)
         self._epoch_of_step = 0
         self._standings: weakref.WeakKeyDictionary[State, _Standing] = weakref.WeakKeyDictionary()
-        self._size_of_step = 0  # world_size at the last boundary; 0: this member has passed none
         self.run = run
         self.group = group
         with contextlib.suppress(Error):  # the next call says what is wrong
@@ -270,12 +272,12 @@ class Comm:
         """seconds: how long this member waited at the boundary. 0: a sync counts them."""
         world = self.world()
         self._member.record.counters.add(steps=1, seconds_steps=seconds)
-        changed = world.epoch != self._epoch_of_step
+        at = world.step  # a member may have gone since the boundary, and then `world` differs from member to member
+        changed = at.epoch != self._epoch_of_step
         if changed:
             self._member.record.changed(world, self._member.members, self.member)
-        self._epoch_of_step = world.epoch
-        self._size_of_step = world.world_size
-        return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
+        self._epoch_of_step = at.epoch
+        return Step(at.epoch, at.rank, at.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:
         """The same as begin_step()."""
@@ -510,19 +512,21 @@ class Comm:
         weight: a float, 0 or more: the tensor is multiplied by it, for instance by the number of tokens behind a
             gradient. "avg" divides by the sum of all weights; if that is 0, the op ends with TooFewMembers. For "sum"
             and "avg" of floats. Either all members give a weight, or none. None: no weight.
-        order: "any": inputs are added in the fastest order. "rank": the result depends on the inputs and ranks alone,
-            not on the algorithm, the links or the time. Not with "ring", nor for groups without a mesh. Same at all
+        order: "any": inputs are added in the fastest order. "rank": the result depends on the inputs, the ranks, and
+            which ranks share a host; not on the algorithm, the links or the time. Members that share a host are added
+            up first, at the place of the first of them. Not with "ring", nor for groups without a mesh. Same at all
             members.
 
         Options of all-reduce, reduce-scatter, all-gather and broadcast:
         quantize: how elements travel between hosts: None: as they are; "bf16", "int8", "int4", or a `Quant`, which
             explains them and "auto". Same at all members. For float32, float16 and bfloat16; with "sum" and "avg". All
             members get the same bits. Sums are computed in float32. Nothing is encoded within a host, and nothing in an
-            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring". An element errs by at most half a scale of its block
-            each time it is encoded: once in the input of each host, and once in the sum (reduce-scatter: not in the
-            sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose scales are larger. So "auto"
-            takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A block with a NaN or an
-            infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`). docs/quantization.md tells more.
+            op of at most 4096 bytes unless `algorithm` is "mesh" or "ring", or `counts` is given. An element errs by at
+            most half a scale of its block each time it is encoded: once in the input of each host, and once in the sum
+            (reduce-scatter: not in the sum; all-gather and broadcast: once). "ring" encodes each partial sum, whose
+            scales are larger. So "auto" takes the mesh to reduce, where there is one, up to 64 MiB of encoded bytes. A
+            block with a NaN or an infinity arrives as NaN everywhere (`OpInfo.blocks_not_finite`).
+            docs/quantization.md tells more.
 
         Option of all-reduce and reduce-scatter:
         error: error feedback, with quantize: a float32 array in host memory with as many elements as `tensor`; for a
@@ -564,7 +568,8 @@ class Comm:
         Until the op has its outcome, the tensors belong to it: neither read nor write them. `Work` says how a CUDA
         stream gets the result.
 
-        Raises, with `tensor` unchanged:
+        Raises, with `tensor` unchanged (docs/concepts.md, "What tensors hold if an op does not end well", says what
+        holds for each kind and for `out`):
         InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both.
         FailedPrecondition: a sync uses the tensor. Tensors on a GPU: a CUDA graph is being captured, or the GPU failed.
         Aborted: see on_fault; or a member cancelled the op (`Work.cancel`).
@@ -643,7 +648,8 @@ class Comm:
         tensor: this member's input: as many elements as `out` for each member that takes part, in rank order. Part i of
             the result goes to the member of rank i.
         out: where this member's part of the result goes. The same dtype as `tensor`. May be a part of `tensor`. It is
-            written only if the op ends well.
+            written only if the op ends well. (In memory from longhaul.empty, if this member's own peerd dies, it may be
+            partly overwritten.)
         counts: for parts of unequal lengths: the elements of each part in rank order, the same at all members. `out` is
             as long as this member's part. Lengths may be 0. Not for a list. None: all parts are equal.
         Lists: `tensor` and `out` are lists of as many tensors, and each tensor is in parts.
@@ -675,7 +681,8 @@ class Comm:
 
         The parts come in the order of `OpInfo.members`, without gaps. If a member dies, the others redo the op
         without its part: `out` then holds `OpInfo.world_size` parts, and what follows them means nothing. The same
-        holds for members in the background.
+        holds for members in the background. If the op raises, `out` may hold anything, and `tensor` is unchanged, also
+        as a part of `out`.
         """
         self._member.check_joined()
         return self._collectives.in_parts("all_gather", self, tensor, out, counts, options)
@@ -713,8 +720,8 @@ class Comm:
         The other arguments and the errors are those of all_reduce().
 
         If a member dies, the others redo the op. Raises Aborted if the root is gone, whatever on_fault says; the message
-        names it. If the op raises, the tensor of the root is unchanged; that of another member, or `out`, may hold
-        anything.
+        names it. If the op raises, the tensor of the root is unchanged. At the other members the result goes to
+        `out`, or to `tensor` without one: that may hold anything then.
         """
         self._member.check_joined()
         return self._collectives.broadcast(self, tensor, root, root_member, out, options)

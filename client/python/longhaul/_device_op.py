@@ -13,7 +13,7 @@ from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition
 from ._op_info import OpInfo
-from ._work import Op
+from ._work import AnyOp, Op
 
 Future = concurrent.futures.Future
 
@@ -75,7 +75,15 @@ class DeviceOp:
     who wait or poll then wait for this copy. A result is written only if the op has ended well.
     """
 
-    def __init__(self, client: Client, what: str, staged: Staged, start: Callable[[], Op], starter: Starter) -> None:
+    def __init__(
+        self,
+        client: Client,
+        what: str,
+        staged: Staged,
+        start: Callable[[], Op],
+        starter: Starter,
+        begun: list[AnyOp] | None = None,
+    ) -> None:
         self.client = client
         self.what = what
         self.outcome: OpInfo | Error | None = None
@@ -89,6 +97,8 @@ class DeviceOp:
         # Held for moments, but also by a thread that a finalizer interrupts: poll() only tries to take it.
         self._lock = threading.Lock()
         arrived = staged.begin(what)
+        if begun is not None:
+            begun.append(self)
         self._begun = starter.submit(lambda: self._begin(arrived))
 
     @property

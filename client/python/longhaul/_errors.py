@@ -51,7 +51,10 @@ class Unavailable(Error):
 
 
 class Aborted(Error):
-    """The op or sync ended without a result, and the input is unchanged. Start it again at all members, or at none."""
+    """The op or sync ended without a result, and what it was to send is unchanged. Start it again at all members, or none.
+
+    docs/concepts.md, "What tensors hold if an op does not end well", says what holds for each kind.
+    """
 
     status = 4
 

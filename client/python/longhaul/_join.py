@@ -10,7 +10,17 @@ from typing import Any, Literal
 from . import _native
 from ._arena import Client, client_of
 from ._comm import Comm
-from ._errors import DeadlineExceeded, Error, InvalidArgument, Unavailable, check, code_of, error, number_of
+from ._errors import (
+    DeadlineExceeded,
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    Unavailable,
+    check,
+    code_of,
+    error,
+    number_of,
+)
 from ._log import Record
 from ._member import Member
 from ._programs import PathLike
@@ -79,9 +89,13 @@ def join(
 
     Raises
     DeadlineExceeded: not admitted in time. With `members`, the message says who has come, and who has left again.
-    FailedPrecondition: other joins wait for another number of `members`.
+    FailedPrecondition: other joins wait for another number of `members`; or no try can help before something else is
+        done: a setting of a private peerd is wrong or its program is missing, the user may not use peerd, or peerd has
+        not enough memory for `state`. The message says what.
     Unavailable: peerd or the coordinator cannot be reached, the other members cannot reach this host, peerd drains, or
         peerd has 64 members already. The message says which.
+
+    While peerd cannot be reached, a warning says so after 5 s and then once a minute (`logging.getLogger("longhaul")`).
     InvalidArgument: an argument is wrong.
     Evicted: removed before admission; the message says why.
     """
@@ -155,7 +169,13 @@ def _join(
     state: State | None,
 ) -> Comm:
     if state is not None:
-        state.prepare(client, deadline)
+        try:
+            state.prepare(client, deadline)
+        except Unavailable as problem:
+            if not client.alive():
+                raise
+            # The memory or a limit of a peerd that is there: nothing changes by itself.
+            raise FailedPrecondition(*problem.args) from None
     try:
         return Request(client, options, run, group).comm(deadline)
     except BaseException:

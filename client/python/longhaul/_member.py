@@ -10,7 +10,7 @@ from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, FailedPrecondition, error
 from ._log import Record
-from ._world import World
+from ._world import StepWorld, World
 
 
 # The argument `client` keeps the client alive until this has run: lh_close() would free the communicator, too.
@@ -48,7 +48,14 @@ class Member:
         info = _native.WorldInfo()
         self.check(_native.library().lh_world(self.handle, ctypes.byref(info)), "world")
         return World(
-            info.epoch, info.rank, info.size, info.pending, info.member_id, bool(info.background), info.boundary
+            info.epoch,
+            info.rank,
+            info.size,
+            info.pending,
+            info.member_id,
+            bool(info.background),
+            info.boundary,
+            StepWorld(info.step_epoch, info.step_rank, info.step_size),
         )
 
     def members(self) -> tuple[int, ...]:

@@ -113,6 +113,9 @@ class WorldInfo(_Sized):
         ("background", c_uint32),
         ("zero", c_uint32),
         ("boundary", c_uint64),
+        ("step_epoch", c_uint64),
+        ("step_rank", c_uint32),
+        ("step_size", c_uint32),
     ]
 
 

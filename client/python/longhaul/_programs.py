@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import json
 import os
 import pathlib
 import shutil
@@ -13,19 +12,25 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from typing import NoReturn, Union
+from typing import NoReturn, Protocol, Union
 
-from . import _native
-from ._errors import DeadlineExceeded, InvalidArgument, Unavailable
+from ._errors import FailedPrecondition, InvalidArgument, Unavailable
 
 PathLike = Union[str, "os.PathLike[str]"]
 
+# With this code the programs end if a setting is wrong.
+_USAGE = 2
 # How long a private peerd may take to end after this process has let it go.
 _END_S = 10
 # Settings that a private peerd needs other than the defaults of a host's peerd. As everywhere, the environment goes
 # before the defaults: LONGHAUL_PEERD_LISTEN or LONGHAUL_LISTEN, for instance.
 _DEFAULTS = {"listen": "0.0.0.0:0", "http": "127.0.0.1:0", "log-level": "warning"}
+
+
+class Connection(Protocol):
+    """What is needed here of a connection to a peerd. In practice a Client."""
+
+    def alive(self) -> bool: ...
 
 
 def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
@@ -90,26 +95,28 @@ class _PrivatePeerd:
         try:
             binary = find_binary("longhaul-peerd")
         except FileNotFoundError as problem:
-            raise Unavailable(f"starting a private peerd for coordinator {coordinator}: {problem}") from None
+            raise FailedPrecondition(f"starting a private peerd for coordinator {coordinator}: {problem}") from None
         # The path of a Unix socket has at most 107 bytes, which a TMPDIR of the user may exceed.
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         self._directory = tempfile.mkdtemp(prefix="longhaul-", dir=runtime if runtime and len(runtime) < 64 else "/tmp")
         self.socket = f"{self._directory}/peerd.sock"
-        self._ready = pathlib.Path(self._directory, "ready.json")
+        # A connection of this process, which is kept: whoever cleans up the directory takes the way to further ones.
+        self._connection: Connection | None = None
+        self._served = False
         flags = [
             f"--{flag}={value}"
             for flag, value in _DEFAULTS.items()
             if not any(os.environ.get(f"LONGHAUL_{part}{flag.replace('-', '_').upper()}") for part in ("PEERD_", ""))
         ]
+        self._command = [
+            str(binary),
+            f"--coordinator={coordinator}",
+            f"--socket={self.socket}",
+            "--until-stdin-ends",
+            *flags,
+        ]
         self._process = subprocess.Popen(
-            [
-                str(binary),
-                f"--coordinator={coordinator}",
-                f"--socket={self.socket}",
-                f"--ready-file={self._ready}",
-                "--until-stdin-ends",
-                *flags,
-            ],
+            self._command,
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the trainer
         )
@@ -117,17 +124,45 @@ class _PrivatePeerd:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def serves(self) -> bool:
-        """Whether trainers can connect. Raises Unavailable if the process has ended."""
-        with contextlib.suppress(FileNotFoundError):
-            return bool(json.loads(self._ready.read_text()))
-        if not self.alive():
-            self.end()
-            raise Unavailable(
-                f"a private peerd ended with {self._process.returncode} before it served; it has written why to the "
-                "standard error output of this process"
+    def serves(self, connection: Connection) -> None:
+        """A connection has been made, which is kept."""
+        self._served = True
+        self._connection = connection
+
+    def lost(self) -> bool:
+        """Whether it has served, and this process cannot reach it any more. It may live on, or not."""
+        if not self._served:
+            return False
+        connected = self._connection is not None and self._connection.alive()
+        return not self.alive() or not (connected or os.path.exists(self.socket))
+
+    def check(self) -> None:
+        """Raises if the process has ended and has never served: FailedPrecondition if a setting is wrong, so that the
+        next one would end, too, else Unavailable."""
+        if self._served or self.alive():
+            return
+        self.end()
+        code = self._process.returncode
+        what = f"a private peerd ended with {code} before it served"
+        if code == _USAGE:
+            raise FailedPrecondition(f"{what}: {self._complaint()}")
+        raise Unavailable(f"{what}; it has written why to the standard error output of this process")
+
+    def _complaint(self) -> str:
+        """What the program says about a wrong setting. It is asked again, as its words went to the standard error output
+        of this process."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            again = subprocess.run(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_END_S,
             )
-        return False
+            if again.returncode == _USAGE and again.stderr.strip():
+                return again.stderr.strip().splitlines()[-1]
+        return "it has written why to the standard error output of this process"
 
     def let_go(self) -> None:
         """Lets peerd end, but does not wait. In a child of fork(): only closes the child's copy of the pipe."""
@@ -149,10 +184,12 @@ _lock = threading.Lock()
 _peerds: dict[str, _PrivatePeerd] = {}
 
 
-def private_socket(coordinator: str, deadline: _native.Deadline) -> str:
-    """Starts a peerd for this process, unless one runs for the same coordinator. Returns the path of its socket.
+def private_socket(coordinator: str) -> str:
+    """Starts a peerd for this process, unless one runs for the same coordinator. Returns the path of its socket, where it
+    listens now or soon. Whoever has connected calls serves().
 
-    Raises InvalidArgument if the address is none, Unavailable if the program is missing or ends, DeadlineExceeded.
+    Raises InvalidArgument if the address is none. If the last peerd for it never served, raises FailedPrecondition
+    (there is no program, or a setting is wrong) or Unavailable.
     """
     for address in coordinator.split(",") if isinstance(coordinator, str) else [""]:
         host, colon, port = address.rpartition(":")
@@ -162,15 +199,25 @@ def private_socket(coordinator: str, deadline: _native.Deadline) -> str:
             )
     with _lock:
         peerd = _peerds.get(coordinator)
-        if peerd is None or not peerd.alive():
-            if peerd is not None:
-                peerd.end()
+        if peerd is not None and peerd.lost():
+            peerd.end()
+            peerd = None
+        if peerd is None:
             peerd = _peerds[coordinator] = _PrivatePeerd(coordinator)
-    while not peerd.serves():
-        if deadline.passed():
-            raise DeadlineExceeded(f"starting a private peerd for coordinator {coordinator}: it does not serve in time")
-        time.sleep(0.005)
-    return peerd.socket
+        try:
+            peerd.check()
+        except BaseException:
+            del _peerds[coordinator]
+            raise
+        return peerd.socket
+
+
+def serves(socket: str, connection: Connection) -> None:
+    """Tells of a connection that was made to a socket. If it is that of a private peerd, the connection is kept."""
+    with _lock:
+        for peerd in _peerds.values():
+            if peerd.socket == socket:
+                peerd.serves(connection)
 
 
 def _end_all() -> None:

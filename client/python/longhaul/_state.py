@@ -55,6 +55,7 @@ class Registration:
             if tensor.nbytes > 0:
                 address = self.addresses[i]
                 if address is None:
+                    tensor.check_writable()
                     self.staged[i] = client.alloc(tensor.nbytes)
                     tensor.pin(client, self.staged[i])
                     entry.flags |= _native.STAGED
@@ -231,6 +232,10 @@ class State:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tensors, revision and hash to a safetensors file. The file appears complete or not at all.
 
+        Until then it lies in a directory beside it, `.<name>.unfinished-...`. What a process that died has left there is
+        removed by the next save() to the same path. Threads, processes and hosts may save to one path: the last one
+        counts. The mode of the file follows the umask.
+
         Call it between two steps, after the block of `with comm.step(state)`: there revision and contents belong
         together. Inside the block save() is refused: the tensors change there, and the revision only rises at the end.
         No op on the tensors may be in flight.
@@ -249,7 +254,8 @@ class State:
         """Fills the tensors and the revision from a file that save() wrote.
 
         The file must hold exactly the tensors of this state, with the same dtypes and shapes, and its checksum must be
-        right. Otherwise raises InvalidArgument, which names the first thing that is wrong; the state is unchanged then.
+        right. Otherwise, or if a tensor cannot be written, raises InvalidArgument, which names the first thing that is
+        wrong; the state is unchanged then.
         Raises OSError if the file cannot be read, FailedPrecondition during a sync and while `held`. Needs the packages
         safetensors and xxhash.
         """
@@ -257,7 +263,7 @@ class State:
 
         self._check_free("load")
         self._look_again()
-        self._check_declared()
+        self._check_writable()
         self.revision = _checkpoint.load(path, self._tensors, self._entries())
         self.touch()
         self._written(None)
@@ -415,6 +421,12 @@ class State:
     def _check_declared(self) -> None:
         for tensor in self._tensors:
             tensor.check_declared()
+
+    def _check_writable(self) -> None:
+        """Before the tensors are written from elsewhere: raises InvalidArgument if one of them cannot be."""
+        self._check_declared()
+        for tensor in self._tensors:
+            tensor.check_writable()
 
     def _entries(self) -> list[_digest.Entry]:
         return [

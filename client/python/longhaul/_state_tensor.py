@@ -6,7 +6,7 @@ import ctypes
 import math
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _buffer, _native
@@ -24,6 +24,27 @@ def _is_plain(name: str) -> bool:
         return False
     # peerd has the same rule (proto/wire/ipc_check.h).
     return 0 < size <= _native.STATE_NAME_BYTES_MAX and not any(unicodedata.category(c) == "Cc" for c in name)
+
+
+def _shares_elements(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of a tensor have one place in memory, as after expand(). strides: in any unit."""
+    if 0 in shape:
+        return False
+    reach = 0  # the farthest place that the dimensions seen so far get to
+    dims = sorted((abs(stride), size) for stride, size in zip(strides, shape) if size > 1)
+    for stride, size in dims:
+        if stride <= reach or stride == 0:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    places = {0}
+    for stride, size in dims:
+        count = len(places) * size
+        places = {place + stride * i for place in places for i in range(size)}
+        if len(places) < count:
+            return True
+    return False
 
 
 class StateTensor:
@@ -69,6 +90,16 @@ class StateTensor:
                 "now; make a new lh.State after converting or resizing tensors"
             )
 
+    def check_writable(self) -> None:
+        """Raises InvalidArgument if write() could fail, or could not give each element its value."""
+
+    def _check_apart(self, strides: Sequence[int]) -> None:
+        if _shares_elements(self.shape, strides):
+            raise InvalidArgument(
+                f"state tensor {self.name!r} has elements that share memory, as after expand(), so it cannot be written; "
+                "pass a copy, such as contiguous() of it"
+            )
+
     def address(self) -> int | None:
         """The address of the elements. None: they are not contiguous or not in host memory, and must be copied."""
         raise NotImplementedError
@@ -107,10 +138,14 @@ class _Array(StateTensor):
             raise InvalidArgument(
                 f"state tensor {name!r} has the byte order of another machine; convert it with astype()"
             )
-        if not array.flags.writeable:
-            raise InvalidArgument(f"state tensor {name!r} is read-only, but a sync may write to it; pass a copy")
         super().__init__(name, array, array.dtype.name, tuple(array.shape))
         self._own_dtype = array.dtype
+        self.check_writable()
+
+    def check_writable(self) -> None:
+        if not self.value.flags.writeable:
+            raise InvalidArgument(f"state tensor {self.name!r} is read-only, but a sync may write to it; pass a copy")
+        self._check_apart(self.value.strides)
 
     def dtype_now(self) -> str:
         # numpy makes the name anew each time.
@@ -149,6 +184,18 @@ class _TorchTensor(StateTensor):
         super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""), tuple(tensor.shape))
         self.torch = torch
         self._own_dtype = tensor.dtype
+        self._check_apart(tensor.stride())
+
+    def check_writable(self) -> None:
+        self._check_apart(self.value.stride())
+        if self.value.is_inference() and not self.torch.is_inference_mode_enabled():
+            raise InvalidArgument(
+                f"state tensor {self.name!r} was made in inference mode, so it cannot be written outside of it; pass "
+                "clone() of it"
+            )
+        copier = self._copier()
+        if copier is not None:
+            copier.check_usable(f"writing the state tensor {self.name!r}")
 
     def dtype_now(self) -> str:
         return str(self.value.dtype).replace("torch.", "")

@@ -6,6 +6,15 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
+class StepWorld:
+    """A group at a step boundary. Epoch and world_size are the same at all members that passed the boundary."""
+
+    epoch: int
+    rank: int  #: of this member, 0 to world_size - 1
+    world_size: int  #: all members, those in the background included
+
+
+@dataclasses.dataclass(frozen=True)
 class World:
     """A group as one of its members saw it at one moment."""
 
@@ -18,6 +27,9 @@ class World:
     #: The newest epoch that was made at a step boundary, as of this member's last boundary. It rises when that boundary
     #: admitted newcomers, or let members in the background take part. The same at all members until their next boundary.
     boundary: int = 0
+    #: The group at this member's last boundary, whatever has happened since. A newcomer's first boundary is the one that
+    #: admitted it. To divide the work of a step, use this.
+    step: StepWorld = StepWorld(0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)

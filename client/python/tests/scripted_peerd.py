@@ -14,7 +14,7 @@ from collections.abc import Callable
 # As in proto/wire/ipc.h.
 MAGIC = 0x3149484C
 REQUEST_BYTES = 256
-REPLY_BYTES = 528
+REPLY_BYTES = 544
 REQUESTS = (
     "HELLO",
     "REGION",
@@ -89,7 +89,7 @@ class Request:
     def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
         head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
         epoch = self.peerd.epoch
-        world = struct.pack("<QQIIIIQ", epoch, 7, 0, 1, 0, 0, epoch)
+        world = struct.pack("<QQIIIIQQII", epoch, 7, 0, 1, 0, 0, epoch, epoch, 0, 1)
         # The client may be gone.
         with contextlib.suppress(OSError):
             self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -195,6 +198,183 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
         state.save(tmp_path / "no" / "such" / "directory")
     state.load(path)
     assert os.listdir(tmp_path) == ["state.safetensors"]
+
+
+def overlapping(kind: str) -> Any:
+    """A tensor with elements that share memory."""
+    if kind == "expanded":
+        return torch.full((1,), 7.0).expand(4)
+    if kind == "strided":
+        return torch.zeros(5).as_strided((3, 3), (1, 1))
+    return np.lib.stride_tricks.as_strided(np.zeros(5), (3, 3), (8, 8))
+
+
+@pytest.mark.parametrize("kind", ["expanded", "strided", "array"])
+def test_elements_that_share_memory_are_refused(tmp_path: pathlib.Path, kind: str) -> None:
+    tensor = overlapping(kind)
+    with pytest.raises(lh.InvalidArgument, match=r"'w' has elements that share memory.*contiguous\(\)"):
+        lh.State({"v": np.zeros(3), "w": tensor})
+    lh.State({"w": np.zeros((6, 4)).T[::2, ::3], "x": torch.zeros(6, 1).expand(6, 1), "y": np.zeros((0, 3))})
+    # Places 0 2 3 5: no two are the same, though the strides alone do not say so.
+    lh.State({"w": torch.zeros(9).as_strided((2, 2), (2, 3))})
+
+
+def spoiled(how: str, tensor: Any) -> str:
+    """Makes the tensor one that cannot be written. Returns what is said then."""
+    if how == "expanded":
+        tensor.data = torch.full((1,), 7.0).expand(4)
+        return "share memory"
+    if how == "resized":
+        tensor.data = torch.zeros(5)
+        return "make a new lh.State"
+    if how == "converted":
+        tensor.data = torch.zeros(4, dtype=torch.float64)
+        return "make a new lh.State"
+    return ""
+
+
+@pytest.mark.parametrize("how", ["expanded", "resized", "converted"])
+def test_nothing_changes_before_all_can_be_written(tmp_path: pathlib.Path, how: str) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"a": np.ones(3), "b": torch.ones(4)}, revision=3).save(path)
+    last = torch.zeros(4)
+    state = lh.State({"a": np.zeros(3), "b": last}, revision=1)
+    said = spoiled(how, last)
+    with pytest.raises(lh.InvalidArgument, match=said):
+        state.load(path)
+    assert not state.tensors["a"].any()
+    assert state.revision == 1
+
+
+def test_an_array_that_became_read_only_changes_nothing(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"a": np.ones(3), "b": np.ones(4)}).save(path)
+    last = np.zeros(4)
+    state = lh.State({"a": np.zeros(3), "b": last})
+    last.flags.writeable = False
+    with pytest.raises(lh.InvalidArgument, match="'b' is read-only"):
+        state.load(path)
+    assert not state.tensors["a"].any()
+
+
+def test_a_tensor_of_inference_mode_changes_nothing(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"a": np.ones(3), "b": torch.ones(4)}).save(path)
+    with torch.inference_mode():
+        last = torch.zeros(4)
+        state = lh.State({"a": np.zeros(3), "b": last})
+    with pytest.raises(lh.InvalidArgument, match="inference mode"):
+        state.load(path)
+    assert not state.tensors["a"].any()
+    with torch.inference_mode():
+        state.load(path)
+    assert last.tolist() == [1] * 4
+
+
+def test_tensors_that_share_memory_are_filled_if_the_file_agrees(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"a": np.ones(6), "b": np.full(3, 2.0)}).save(path)
+    memory = np.zeros(6)
+    tied = {"a": memory, "b": memory[2:5]}
+    with pytest.raises(lh.InvalidArgument, match="'a' and 'b' of the state share memory, and differ"):
+        lh.State(tied).load(path)
+    assert not memory.any()
+    lh.State({"a": np.ones(6), "b": np.ones(3)}).save(path)
+    lh.State(tied).load(path)
+    assert memory.tolist() == [1] * 6
+
+
+def test_the_mode_of_a_file_follows_the_umask(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    program = f"""
+import os, numpy as np, longhaul as lh
+state = lh.State({{"w": np.ones(5)}})
+for umask, mode in ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)):
+    os.umask(umask)
+    state.save({str(path)!r})
+    assert os.stat({str(path)!r}).st_mode & 0o777 == mode, (oct(umask), oct(os.stat({str(path)!r}).st_mode))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class HeldWriter:
+    """Has save() stop in the middle of its file, after half of the bytes, in the threads that it is told of."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        self._write = safetensors.serialize_file
+        self._first = True
+        monkeypatch.setattr(safetensors, "serialize_file", self._held)
+
+    def _held(self, specs: Any, path: str, metadata: dict[str, str]) -> None:
+        first, self._first = self._first, False
+        self._write(specs, path, metadata)
+        if first:
+            with open(path, "r+b") as file:
+                whole = file.read()
+                file.truncate(len(whole) // 2)
+                self.reached.set()
+                assert self.go.wait(60)
+                file.seek(0)
+                file.write(whole)
+
+
+def test_threads_that_save_to_one_path_do_not_meet(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.safetensors"
+    held = HeldWriter(monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lh.State({"w": np.full(5, 1.0)}, revision=1).save, path)
+        assert held.reached.wait(60)
+        lh.State({"w": np.full(5, 2.0)}, revision=2).save(path)
+        state = lh.State({"w": np.zeros(5)})
+        state.load(path)
+        assert (state.revision, state.tensors["w"].tolist()) == (2, [2] * 5)
+        held.go.set()
+        first.result(60)
+    state.load(path)
+    assert (state.revision, state.tensors["w"].tolist()) == (1, [1] * 5)
+    assert os.listdir(tmp_path) == ["state.safetensors"]
+
+
+def test_what_a_dead_writer_left_is_removed_and_nothing_else(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the writer has had the process id of one that lives, as in a container."""
+    path = tmp_path / "state.safetensors"
+    program = f"""
+import os, sys, pathlib, safetensors, numpy as np, longhaul as lh
+write = safetensors.serialize_file
+def die(specs, path, metadata):
+    pathlib.Path(path).with_name(".tmpAbCdEf").write_bytes(b"half a file")
+    os.kill(os.getpid(), 9)
+safetensors.serialize_file = die
+lh.State({{"w": np.ones(5)}}).save({str(path)!r})
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    assert "unfinished" in left
+    (tmp_path / ".state.safetensors.unfinished-x").mkdir()  # of a writer that died at once
+    (tmp_path / ".other.unfinished-x").mkdir()
+    held = HeldWriter(monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        living = pool.submit(lh.State({"w": np.full(5, 1.0)}).save, path)
+        assert held.reached.wait(60)
+        assert left not in os.listdir(tmp_path)
+        lh.State({"w": np.full(5, 2.0)}).save(path)  # removes nothing of the one that lives
+        held.go.set()
+        living.result(60)
+    state = lh.State({"w": np.zeros(5)})
+    state.load(path)
+    assert state.tensors["w"].tolist() == [1] * 5
+    assert sorted(os.listdir(tmp_path)) == [".other.unfinished-x", "state.safetensors"]
+
+
+def test_a_long_name_can_be_saved(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / ("\N{SNOWMAN}" * 85)  # 255 bytes
+    lh.State({"w": np.ones(5)}, revision=2).save(path)
+    state = lh.State({"w": np.zeros(5)})
+    state.load(path)
+    assert state.revision == 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from conftest import Members, wait_for_open_ops, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
-from longhaul.torch._exchange import GradientExchange
+from longhaul.torch._buckets import Bucket
+from longhaul.torch._exchange import GradientExchange, HostCopier
 from longhaul.torch._memory import local_part
 
 SHAPES = [(3, 4), (5,), (), (7, 2, 2), (300,), (0, 3), (1,), (2, 4), (4,), (0,), (6,), (1, 4), (5, 4)]
@@ -410,6 +411,84 @@ def test_a_sparse_gradient_ends_backward_and_the_round(cluster: LocalCluster) ->
     embedding.weight.grad = grad(embedding.weight).to_dense()
     averager.finish(60)
     members.close()
+
+
+# ------------------------------------------------------------------ exceptions in a round; all lines: test_exceptions_in_rounds
+
+
+def test_after_gradients_that_cannot_be_written_the_next_round_is_a_new_one(pair: Members) -> None:
+    def call(comm: lh.Comm) -> None:
+        parameter = torch.nn.Parameter(torch.zeros(4))
+        parameter.grad = torch.full((1,), float(comm.rank + 1)).expand(4)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            lh.torch.average_gradients([parameter], comm, timeout=60)
+        parameter.grad = torch.full((4,), 200.0 * (comm.rank + 1))
+        lh.torch.average_gradients([parameter], comm, timeout=60)
+        assert grad(parameter).tolist() == [300] * 4
+
+    pair.all(call)
+
+
+def test_a_member_that_gives_up_a_round_is_named_to_the_others(pair: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pair.comms[0].member_id
+    pack = HostCopier._pack
+
+    def out_of_memory(self: HostCopier, bucket: Bucket, tensors: list[torch.Tensor]) -> None:
+        if any(float(each.flatten()[0]) == 11 for each in tensors):
+            raise MemoryError
+        pack(self, bucket, tensors)
+
+    monkeypatch.setattr(HostCopier, "_pack", out_of_memory)
+
+    def call(comm: lh.Comm) -> None:
+        mine = [torch.nn.Parameter(torch.zeros(20)) for _ in range(2)]
+        values = [[1.0, 2.0], [10.0, 11.0]] if comm.member_id == first else [[3.0, 4.0], [30.0, 31.0]]
+
+        def average(number: int) -> None:
+            for i, parameter in enumerate(mine):
+                parameter.grad = torch.full((20,), values[i][number])
+            lh.torch.average_gradients(mine, comm, bucket_cap_mb=SMALL_MB, timeout=60)
+
+        average(0)
+        assert [float(grad(each)[0]) for each in mine] == [2, 20]
+        if comm.member_id == first:
+            with pytest.raises(MemoryError):
+                average(1)
+        else:
+            with pytest.raises(lh.Aborted, match=f"none was changed: member m{first} gave up this round"):
+                average(1)
+            assert [float(grad(each)[0]) for each in mine] == [4, 31]
+        average(0)
+        assert [float(grad(each)[0]) for each in mine] == [2, 20]
+
+    pair.all(call)
+
+
+@pytest.mark.parametrize("layer", [0, 2], ids=["with_ops", "before_all_ops"])
+def test_a_backward_that_raised_may_be_abandoned(pair: Members, layer: int) -> None:
+    def call(comm: lh.Comm) -> list[torch.Tensor]:
+        def between(number: int) -> None:
+            if number == layer and comm.rank == 1:
+                raise ValueError("a bad batch")
+
+        model = Chain(between=between)
+        averager = lh.torch.GradientAverager(model, comm, bucket_cap_mb=SMALL_MB, first_bucket_mb=SMALL_MB)
+        if comm.rank == 1:
+            with pytest.raises(ValueError, match="bad batch"):
+                model(batch(comm)).sum().backward()
+            averager.abandon()
+        else:
+            model(batch(comm)).sum().backward()
+            with pytest.raises(lh.Aborted, match="gave up this round"):
+                averager.finish(60)
+        model.between = None
+        for _ in range(2):  # and the next rounds are as usual
+            model.zero_grad()
+            model(batch(comm)).sum().backward()
+            averager.finish(60)
+        return gradients(model)
+
+    assert_equal_at_all(pair.all(call))
 
 
 # ------------------------------------------------------------------ clipping and AMP

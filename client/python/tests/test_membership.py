@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Members
+from conftest import Members, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
@@ -56,6 +58,60 @@ def test_step_is_a_boundary_and_names_its_world(pair: Members) -> None:
             return step
 
     assert sorted(step.rank for step in pair.all(one)) == [0, 1]
+
+
+def test_all_members_are_told_one_world_of_a_boundary(three: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member goes before another one has looked. The first one is held between its boundary and its look."""
+    first, second, leaver = three.comms
+    gone = threading.Event()
+    before = first._member.in_slices
+
+    def held(*arguments: Any) -> None:
+        before(*arguments)
+        assert gone.wait(60)
+        wait_until(lambda: first.world_size == 2)
+
+    monkeypatch.setattr(first._member, "in_slices", held)
+
+    def pass_boundary(comm: lh.Comm) -> lh.Step:
+        step = comm.begin_step(60)
+        if comm is leaver:
+            comm.leave(60)
+            gone.set()
+        return step
+
+    steps = three.all(pass_boundary)
+    assert len({(step.epoch, step.world_size, step.changed) for step in steps}) == 1
+    assert sorted(step.rank for step in steps) == [0, 1, 2]
+    assert (first.world_size, second.world_size) == (2, 2), "the world of now is another one"
+    monkeypatch.undo()
+    three.comms.remove(leaver)
+    after = three.all(pass_boundary)
+    assert {step.world_size for step in after} == {2}
+    assert {step.epoch for step in after} != {steps[0].epoch}
+
+
+def test_the_first_boundary_of_a_newcomer_is_the_one_that_admitted_it(cluster: LocalCluster, pair: Members) -> None:
+    """A member goes before the newcomer's first step, which takes its world from the others' last boundary."""
+    steps: list[lh.Step] = []
+
+    def admit(comm: lh.Comm) -> lh.Step:
+        while True:
+            step = comm.begin_step(60)
+            if step.world_size == 3:
+                return step
+
+    joining = pair._pool.submit(lh.join, pair.run, peerd=cluster.socket(2), timeout=60)
+    steps = pair.all(admit)
+    newcomer = joining.result(60)
+    pair.comms.pop().leave(60)
+    wait_until(lambda: newcomer.world_size == 2)
+    sampler = lh.torch.ElasticSampler(1000, newcomer, batch_size=4)
+    steps.append(newcomer.begin_step(60))
+    pair.comms.append(newcomer)
+    assert len({(step.epoch, step.world_size) for step in steps}) == 1
+    assert sorted(step.rank for step in steps) == [0, 1, 2]
+    assert (sampler.rank, sampler.world_size) == (steps[2].rank, 3)
 
 
 @pytest.mark.parametrize("boundary", ["top", "end"])

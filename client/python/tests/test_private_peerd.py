@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import longhaul as lh
-from longhaul import _programs
+from longhaul import _arena, _programs
 from longhaul.testing import LocalCluster
 
 PATIENCE_S = 60
@@ -163,6 +163,57 @@ def test_one_that_died_is_started_again(coordinator: str, reported: bool, monkey
         comm.all_reduce(x)
 
 
+@pytest.mark.parametrize("gone", ["what was written", "the whole directory"])
+def test_a_cleaner_of_its_directory_does_not_keep_the_program_out(coordinator: str, gone: str) -> None:
+    peerds: list[list[int]] = []
+
+    def train(comm: lh.Comm) -> None:
+        peerds.append(peerds_of(os.getpid()))
+        if len(peerds) == 1:
+            directory = pathlib.Path(_programs._peerds[coordinator].socket).parent
+            for file in directory.iterdir():
+                if gone == "the whole directory" or not file.is_socket():
+                    file.unlink()
+            if gone == "the whole directory":
+                directory.rmdir()
+            raise lh.Evicted("on purpose")
+
+    lh.run(train, "cleaned", coordinator=coordinator, backoff=0.01)
+    assert len(peerds) == 2
+    assert peerds[0] == peerds[1], "the peerd lives, and is asked again"
+
+
+def test_one_that_nobody_can_reach_any_more_is_started_again(coordinator: str) -> None:
+    with lh.join("unreachable", coordinator=coordinator):
+        peerd = _programs._peerds[coordinator]
+    assert peerd._connection is not None
+    peerd._connection = None  # as if peerd had cut it
+    pathlib.Path(peerd.socket).unlink(missing_ok=True)  # an earlier test has cleaned up
+    _arena._clients.clear()
+    with lh.join("unreachable", coordinator=coordinator, timeout=PATIENCE_S):
+        assert _programs._peerds[coordinator] is not peerd
+    until(lambda: not running(peerd._process.pid), "the old peerd has ended")
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "nothing would be encrypted. Give --tls-ca=FILE"),
+        ({"LONGHAUL_PEERD_TLS_CA": "/nowhere/ca.pem"}, "/nowhere/ca.pem"),
+        ({"LONGHAUL_PEERD_INSECURE": "true", "LONGHAUL_PEERD_ARENA_LIMIT": "much"}, "arena-limit"),
+        ({"LONGHAUL_BIN": "/nowhere"}, "no longhaul-peerd in /nowhere"),
+    ],
+)
+def test_a_wrong_setting_ends_a_run_at_once_with_its_text(
+    environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(lh.FailedPrecondition, match=said):
+        lh.run(lambda comm: None, "wrong", coordinator="192.0.2.1:29600")
+    assert "joining again" not in caplog.text
+
+
 def test_what_cannot_be_is_said(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(lh.InvalidArgument, match="peerd and coordinator are both given"):
         lh.join("wrong", peerd="/tmp/x.sock", coordinator=coordinator)
@@ -171,8 +222,8 @@ def test_what_cannot_be_is_said(coordinator: str, monkeypatch: pytest.MonkeyPatc
             lh.join("wrong", coordinator=wrong)
     _programs._end_all()
     monkeypatch.setenv("LONGHAUL_PEERD_IO", "none")
-    with pytest.raises(lh.Unavailable, match="ended with 2 before it served"):
+    with pytest.raises(lh.FailedPrecondition, match="ended with 2 before it served.*give auto, uring or epoll"):
         lh.join("wrong", coordinator=coordinator, timeout=30)
     monkeypatch.setenv("LONGHAUL_BIN", "/nowhere")
-    with pytest.raises(lh.Unavailable, match="no longhaul-peerd in /nowhere"):
+    with pytest.raises(lh.FailedPrecondition, match="no longhaul-peerd in /nowhere"):
         lh.join("wrong", coordinator=coordinator, timeout=30)

@@ -332,6 +332,20 @@ def test_small_ops_are_exact(three: Members, count: int) -> None:
     three.all(call)
 
 
+def test_small_ops_with_lengths_of_their_own_are_encoded(three: Members) -> None:
+    def call(comm: lh.Comm) -> list[str | None]:
+        used = []
+        for counts in (None, [2, 2, 2]):
+            options: dict[str, Any] = dict(quantize="int8", counts=counts, timeout=60)
+            used += [
+                comm.reduce_scatter(np.ones(6, np.float32), out=np.zeros(2, np.float32), **options).quantize,
+                comm.all_gather(np.ones(2, np.float32), out=np.zeros(6, np.float32), **options).quantize,
+            ]
+        return used
+
+    assert three.all(call) == [[None, None, "int8", "int8"]] * 3
+
+
 def test_small_ops_are_encoded_if_the_caller_says_so(three: Members) -> None:
     data = rows(3, 1000)
 
@@ -392,13 +406,17 @@ def test_blocks_are_counted_once_for_members_in_place_and_out_of_place(four: Mem
     assert four.all(call) == [1, 1, 1, 1]
 
 
-def test_blocks_of_a_reduce_scatter_are_those_of_the_part(four: Members) -> None:
-    def call(comm: lh.Comm) -> tuple[int, int]:
+@pytest.mark.parametrize("algorithm", ["mesh", "ring"])
+@pytest.mark.parametrize("giver", [0, 1, 2, 3])
+def test_blocks_of_a_reduce_scatter_are_those_of_the_part(four: Members, giver: int, algorithm: str) -> None:
+    def call(comm: lh.Comm) -> tuple[int, tuple[int, list[int]]]:
         tensor, out = np.ones(4 * 4096, np.float32), np.zeros(4096, np.float32)
-        tensor[5] = np.nan
-        return comm.rank, comm.reduce_scatter(tensor, out=out, quantize="int8", timeout=60).blocks_not_finite
+        if comm.rank == giver:
+            tensor[5] = np.nan
+        info = comm.reduce_scatter(tensor, out=out, quantize="int8", algorithm=algorithm, timeout=60)
+        return comm.rank, (info.blocks_not_finite, np.flatnonzero(np.isnan(out)).tolist())
 
-    assert by_rank(four.all(call)) == [1, 0, 0, 0]
+    assert by_rank(four.all(call)) == [(1, list(range(128))), (0, []), (0, []), (0, [])]
 
 
 # ------------------------------------------------------------------ error=
@@ -664,14 +682,19 @@ def test_the_death_of_the_own_peer_before_the_others_start(arena: bool) -> None:
         members.close()
 
 
-def test_a_part_in_the_whole_is_intact_after_a_cancelled_all_gather(cluster: LocalCluster, three: Members) -> None:
+@pytest.mark.parametrize("place", ["own", "neighbour's"])
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_a_part_in_the_whole_is_intact_after_a_cancelled_all_gather(
+    cluster: LocalCluster, three: Members, quantize: str | None, place: str
+) -> None:
     first, second, third = sorted(three.comms, key=lambda comm: comm.rank)
     received = "longhaul_peerd_received_bytes_total"
     before = sum(peer.metric(received) for peer in cluster.peers)
     wholes = [comm.empty(3 * COUNT) for comm in (first, second)]
-    parts = [whole[i * COUNT : (i + 1) * COUNT] for i, whole in enumerate(wholes)]
+    places = (0, 1) if place == "own" else (1, 0)
+    parts = [whole[i * COUNT : (i + 1) * COUNT] for i, whole in zip(places, wholes)]
     data = rows(2)
-    options: dict[str, Any] = dict(quantize="int4", algorithm="mesh", async_op=True)
+    options: dict[str, Any] = dict(quantize=quantize, algorithm="mesh", async_op=True)
     works = []
     for comm, whole, part, values in zip((first, second), wholes, parts, data):
         whole[:] = np.nan

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import pathlib
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import pytest
 from conftest import wait_until
 
 import longhaul as lh
+from longhaul import _arena, _waiting
 from longhaul._run import Rejoins
 from longhaul.testing import LocalCluster, find_binary
 
@@ -251,6 +254,46 @@ def test_what_is_unavailable_to_a_member_in_its_place_is_raised() -> None:
         with pytest.raises(lh.Unavailable, match="arena"):
             lh.run(train, "full", peerd=cluster.socket(0))
     assert len(joined) == 1
+
+
+def test_memory_that_can_never_fit_the_state_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    joined: list[lh.Comm] = []
+    state = lh.State({"weights": np.zeros(1 << 24, np.float32)})
+    with LocalCluster(peers=1, peerd_flags=[f"--arena_limit={16 << 20}"]) as cluster:
+        with pytest.raises(lh.FailedPrecondition, match="arena limit"):
+            lh.run(joined.append, "never-fits", peerd=cluster.socket(0), state=state)
+    assert joined == []
+    assert "joining again" not in caplog.text
+
+
+def test_a_socket_that_no_try_can_open_is_raised(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "other.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(path)
+        with pytest.raises(lh.FailedPrecondition, match="no peerd answers on .*other.sock"):
+            lh.run(lambda comm: None, "other", peerd=path)
+
+
+def test_a_run_without_a_peerd_says_so_again_and_again(
+    cluster: LocalCluster,
+    pool: ThreadPoolExecutor,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_arena, "PEERD_S", 0.0)
+    monkeypatch.setattr(_waiting, "EVERY_S", 0.0)
+    late = tmp_path / "late.sock"
+    training = pool.submit(lh.run, lambda comm: comm.world_size, "late-peerd", peerd=str(late))
+    try:
+        wait_until(lambda: caplog.text.count("start longhaul-peerd") >= 2)
+    finally:
+        late.symlink_to(cluster.socket(1))
+    assert training.result(60) == 1
+    lines = [each for each in caplog.records if "start longhaul-peerd" in each.getMessage()]
+    assert {(each.name, each.levelname) for each in lines} == {("longhaul", "WARNING")}
+    assert "connecting to peerd has waited for" in lines[0].getMessage()
+    assert str(late) in lines[0].getMessage()
 
 
 # ------------------------------------------------------------------ the end

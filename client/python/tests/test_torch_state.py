@@ -133,6 +133,197 @@ def test_another_structure_at_a_newcomer_is_named(pair: Members) -> None:
     assert "scheduler.0 is StepLR" in texts or "scheduler.0 is ExponentialLR" in texts
 
 
+# ---- making a state changes nothing, also where an optimizer has another one inside
+
+
+class Delegating(torch.optim.Optimizer):
+    """As accelerate.optimizer.AcceleratedOptimizer: made without the constructor of its base class."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self._is_overflow = False
+
+    state = property(lambda self: self.optimizer.state, lambda self, value: setattr(self.optimizer, "state", value))
+    param_groups = property(
+        lambda self: self.optimizer.param_groups, lambda self, value: setattr(self.optimizer, "param_groups", value)
+    )
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+class Sam(torch.optim.Optimizer):
+    """As those of github.com/davda54/sam, with a step() that needs no closure."""
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05, **options})
+        self.base_optimizer = torch.optim.Adam(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["old_p"] = parameter.data.clone()
+        self.base_optimizer.step()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights beside those of the optimizer inside, which is in a list of it."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner.param_groups, {})
+        self.steps = {"made": 0}
+        self.parts = [inner]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.parts[0].step()
+        self.steps["made"] += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                slow = self.state[parameter].setdefault("slow", torch.zeros_like(parameter))
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+
+class Counting(torch.optim.SGD):
+    """What its steps change is in attributes, not in state; it knows its parameters by a list of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.mine = list(parameters)
+        self.generator = torch.Generator().manual_seed(7)
+        self.counts = {"steps": [0]}
+        self.norm = torch.zeros(())
+        super().__init__(self.mine, lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:
+        self.counts["steps"][0] += 1
+        self.norm += torch.rand((), generator=self.generator)
+        torch.rand(1)
+        super().step(closure)
+
+
+def all_of(model: Any, *optimizers: Any) -> Any:
+    """Everything that training goes on from, as plain values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return [str(value.device), value.tolist() if value.device.type == "cpu" else None]
+        if isinstance(value, torch.Generator):
+            return value.get_state().tolist()
+        if isinstance(value, dict):
+            return {
+                repr(plain(key)) if isinstance(key, torch.Tensor) else key: plain(each) for key, each in value.items()
+            }
+        return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    counters = [
+        {name: plain(value) for name, value in vars(each).items() if name in ("steps", "counts", "norm", "generator")}
+        for each in optimizers
+    ]
+    return [
+        plain(model.state_dict()),
+        [plain(each.param_groups) for each in optimizers],
+        [plain(dict(each.state)) for each in optimizers],
+        counters,
+        torch.get_rng_state().tolist(),
+    ]
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_optimizer_that_delegates_counts_as_the_one_inside(stepped: bool, depth: int) -> None:
+    model = model_of(1)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(inner, 3)
+    outer = inner
+    for _ in range(depth):
+        outer = Delegating(outer)
+    if stepped:
+        train(model, outer)
+    before = all_of(model, inner)
+    state = state_of(model, outer)
+    assert all_of(model, inner) == before
+    assert state.tensors.keys() == state_of(model, inner).tensors.keys()
+    weights = [each.detach().clone() for each in model.parameters()]
+    train(model, outer)
+    assert not any(map(torch.equal, weights, model.parameters()))
+    assert state.compute_hash() == state_of(model, inner).compute_hash()
+
+
+def test_accelerates_optimizer_goes_on_after_a_state_was_made() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = model_of(1)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared, outer = accelerator.prepare(model, inner)
+    before = all_of(model, inner)
+    state_of(prepared, outer)
+    assert all_of(model, inner) == before
+    weights = [each.detach().clone() for each in model.parameters()]
+    train(prepared, outer)
+    assert not any(map(torch.equal, weights, model.parameters()))
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("kind", ["sam", "lookahead"])
+def test_an_optimizer_with_state_beside_the_one_inside_is_refused_untouched(kind: str, stepped: bool) -> None:
+    model = model_of(1)
+    if kind == "sam":
+        outer: Any = Sam(model.parameters(), lr=0.1)
+        inner = outer.base_optimizer
+    else:
+        inner = torch.optim.Adam(model.parameters(), lr=0.1)
+        outer = Lookahead(inner)
+    if stepped:
+        train(model, outer)
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    before = all_of(model, inner, outer)
+    with pytest.raises(
+        lh.InvalidArgument, match=r"optimizer.0: (Sam|Lookahead) has a Adam inside .*, which this state would"
+    ):
+        state_of(model, outer)
+    both = {"outer": outer, "inner": inner}
+    if stepped:
+        names = state_of(model, both).tensors.keys()
+        assert {
+            "optimizer.inner.0.weight.exp_avg",
+            f"optimizer.outer.0.weight.{'old_p' if kind == 'sam' else 'slow'}",
+        } < names
+    else:
+        with pytest.raises(
+            lh.InvalidArgument, match=r"outer: .* steps the optimizer inside it, too; .* after .* first step"
+        ):
+            state_of(model, both)
+    assert all_of(model, inner, outer) == before
+    state_of(model, inner)
+    assert all_of(model, inner, outer) == before
+
+
+def test_what_an_optimizer_keeps_in_attributes_stays_as_it_is() -> None:
+    model = model_of(1)
+    optimizer = Counting(model.parameters())
+    before = all_of(model, optimizer)
+    state = state_of(model, optimizer)
+    assert all_of(model, optimizer) == before
+    assert "optimizer.0.0.weight.momentum_buffer" in state.tensors
+
+
+def test_hooks_for_all_optimizers_see_no_step() -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    model = model_of(1)
+    calls: list[Any] = []
+    handle = register_optimizer_step_post_hook(lambda each, *_: calls.append(each))
+    state_of(model, torch.optim.AdamW(model.parameters()))
+    handle.remove()
+    assert calls == []
+
+
 # ---- what optimizers make in their first step
 
 
@@ -355,6 +546,43 @@ def test_checkpoints_hold_everything(tmp_path: pathlib.Path) -> None:
     assert fresh.compute_hash() == before
     with pytest.raises(lh.InvalidArgument, match="progress"):
         state_of(fresh_model, fresh_optimizer).load(tmp_path / "state.safetensors")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["revision below 0", "revision of two", "a meta tensor", "a sparse tensor", "expanded"]
+)
+def test_load_state_dict_changes_nothing_before_all_is_checked(wrong: str) -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "z": torch.nn.Linear(3, 3)})
+    state = lh.torch.State(model, revision=1)
+    other = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "z": torch.nn.Linear(3, 3)})
+    values = {name: value.clone() for name, value in lh.torch.State(other, revision=5).state_dict().items()}
+    if wrong == "revision below 0":
+        values["longhaul.revision"] = torch.tensor(-1)
+    elif wrong == "revision of two":
+        values["longhaul.revision"] = torch.tensor([1, 2])
+    elif wrong == "a meta tensor":
+        values["model.z.bias"] = torch.zeros(3, device="meta")
+    elif wrong == "a sparse tensor":
+        values["model.z.weight"] = values["model.z.weight"].to_sparse()
+    else:
+        model["z"].bias.data = torch.full((1,), 7.0).expand(3)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(lh.InvalidArgument):
+        state.load_state_dict(values)
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before))
+    assert state.revision == 1
+
+
+def test_load_state_dict_takes_tensors_that_lie_in_each_others_places() -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3, bias=False), "z": torch.nn.Linear(3, 3, bias=False)})
+    a, z = (model[name].weight.detach().clone() for name in "az")
+    state = lh.torch.State(model, rng=None)
+    values = state.state_dict()
+    del values["longhaul.hash"]
+    values["model.a.weight"], values["model.z.weight"] = values["model.z.weight"], values["model.a.weight"].t()
+    state.load_state_dict(values)
+    assert torch.equal(model["a"].weight, z)
+    assert torch.equal(model["z"].weight, a.t())
 
 
 # ---- what was seen before is not looked at anew, and what has changed is

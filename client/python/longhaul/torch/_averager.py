@@ -13,9 +13,10 @@ import torch
 
 from .. import _native
 from .._comm import Comm
-from .._errors import DeadlineExceeded, FailedPrecondition
+from .._errors import DeadlineExceeded, Error, FailedPrecondition
 from .._quant import Quant
-from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, settings_of, trainable
+from .._turn import Turn
+from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, settings_of, trainable, unbegun
 
 _Self = TypeVar("_Self", bound="GradientAverager")
 
@@ -33,13 +34,16 @@ class GradientAverager:
     small (first_bucket_mb), so that the network has work early. The scheme is that of PyTorch's DDP (Li et al., "PyTorch
     Distributed", VLDB 2020).
 
-    One round is one backward and one finish(). Rules:
+    One round is one backward, and one finish() or abandon(). Rules:
     - A parameter's gradient may be complete once in a round. For several backwards before one step use no_sync() for
       all but the last. A second backward without it raises FailedPrecondition inside backward.
     - finish() sends what has not been sent: the gradients of parameters that this backward did not use, from earlier
       backwards in no_sync(), or zeros. A member without data calls finish() without a backward, best with weight 0.
     - If backward raises in the middle, some ops are in flight already, and the other members wait for the rest. Let
-      the exception end the member (`with lh.join(...)`), or catch it and call finish(): it sends the rest as it is.
+      the exception end the member (`with lh.join(...)`), or catch it. Then call abandon(): the others get Aborted, and
+      the next round is as usual at all. Or call finish(): it sends the rest as it is.
+    - After an exception in finish() or in a hook of this object, DeadlineExceeded excepted, the round is over at this
+      member, as average_gradients documents. Go on with the next backward.
     - While a round is open, do not touch the gradients, nor zero them.
 
     model: as for average_gradients. The parameters that require a gradient now; make a new averager when that changes.
@@ -71,6 +75,9 @@ class GradientAverager:
         self._sync = True
         self._lock = threading.Lock()  # several devices have a thread each in backward
         self._exchange: GradientExchange | None = None
+        self._turn: Turn | None = None  # the latest round while there is no exchange
+        # The backward in which a hook gave up the round, and why: other threads of that backward go on.
+        self._failed: tuple[int, BaseException] | None = None
         self._buckets()
         me = weakref.ref(self)
         untyped: list[Any] = list(self._parameters)
@@ -88,10 +95,16 @@ class GradientAverager:
     def comm(self, comm: Comm) -> None:
         exchange = self._exchange
         # Ops in flight keep the memory of the old buckets alive, and may still write to it.
-        if exchange is not None and (comm._client is not exchange.client or exchange.comm is not None):
-            self._exchange = None
+        if exchange is not None and (comm._client is not exchange.client or not self._is_settled(exchange)):
+            exchange.abandon(self._parameters)
+            self._drop(exchange)
         self._comm = comm
+        self._failed = None
         self._reset(self._buckets())
+
+    @staticmethod
+    def _is_settled(exchange: GradientExchange) -> bool:
+        return exchange.turn is None or exchange.turn.is_settled
 
     @property
     def weight(self) -> float | None:
@@ -122,25 +135,69 @@ class GradientAverager:
         timeout: seconds; None: no limit. After DeadlineExceeded the ops go on; call finish() again. Raises the errors of
         average_gradients. After any other error the round has ended, and the gradients are as they were.
         """
-        deadline = _native.Deadline(timeout)
-        exchange = self._buckets()
+        if self._failed is not None:
+            _, problem = self._failed
+            self._failed = None
+            if isinstance(problem, Error):
+                raise problem
+            raise FailedPrecondition(
+                f"finish: a hook of this averager raised {type(problem).__name__} in backward, and the round was given up; "
+                "go on with the next backward"
+            ) from problem
+        began = self._began()
         try:
-            if exchange.failed is not None:
-                raise exchange.failed
-            self._begin(exchange)
-            info = exchange.finish(self._parameters, deadline)
-        except (DeadlineExceeded, KeyboardInterrupt):
+            return self._finish(_native.Deadline(timeout))
+        except DeadlineExceeded:
             raise
         except BaseException:
-            self._exchange = None  # the next round makes new buckets: an op in flight may still write to these
+            self._give_up(began)
             raise
+
+    def _finish(self, deadline: _native.Deadline) -> GradientInfo:
+        exchange = self._buckets()
+        self._begin(exchange, deadline)
+        info = exchange.finish(self._parameters, deadline)
         self._reset(exchange)
         return info
 
+    def abandon(self) -> None:
+        """Gives up a round: in place of finish(), for instance because forward or backward raised. Waits for nothing.
+
+        The members that wait for gradients of this one get Aborted. What gradients hold means nothing then: zero them.
+        """
+        if self._failed is not None:  # a hook has done so
+            self._failed = None
+            return
+        self._give_up(self._began())
+
+    def _began(self) -> tuple[Turn | None, bool]:
+        """The latest round, and whether it is open."""
+        exchange = self._exchange
+        return (self._turn, False) if exchange is None else (exchange.turn, exchange.comm is not None)
+
+    def _give_up(self, began: tuple[Turn | None, bool]) -> None:
+        """Ends a round after an exception. began: _began() before it, to tell a round that has ended from one to begin."""
+        turn, is_open = self._began()
+        exchange = self._exchange
+        if exchange is not None and is_open:
+            exchange.abandon(self._parameters)
+        elif not began[1] and turn is began[0]:
+            turn = unbegun(self._parameters, self._comm, self._settings, self._weight, turn)
+            if exchange is None:
+                self._turn = turn
+            else:
+                exchange.turn = turn
+            turn.abandon()
+        if exchange is not None:
+            self._reset(exchange)
+
     def close(self) -> None:
-        """Removes the hooks. Ops in flight go on, and their results are dropped. A second call does nothing."""
+        """Removes the hooks, and gives up a round that backward has begun. A second call does nothing."""
         for handle in self._handles:
             handle.remove()
+        began = self._began()
+        if began[1] or any(self._arrived):
+            self._give_up(began)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -156,39 +213,61 @@ class GradientAverager:
 
     def _buckets(self) -> GradientExchange:
         if self._exchange is None:
-            self._exchange = GradientExchange(self._parameters, self._comm._client, self._settings)
-            self._bucket_of = {
-                number: i for i, bucket in enumerate(self._exchange.buckets) for number in bucket.numbers
-            }
-            self._reset(self._exchange)
+            made = GradientExchange(self._parameters, self._comm._client, self._settings)
+            made.turn, self._turn = self._turn, None
+            self._bucket_of = {number: i for i, bucket in enumerate(made.buckets) for number in bucket.numbers}
+            self._reset(made)
+            self._exchange = made
         return self._exchange
+
+    def _drop(self, exchange: GradientExchange) -> None:
+        self._turn = exchange.turn
+        self._exchange = None
 
     def _reset(self, exchange: GradientExchange) -> None:
         self._arrived = bytearray(len(self._parameters))
         self._left = [len(bucket.numbers) for bucket in exchange.buckets]
 
-    def _begin(self, exchange: GradientExchange) -> None:
+    def _begin(self, exchange: GradientExchange, deadline: _native.Deadline) -> None:
         """Opens a round if none is open."""
         if exchange.comm is None:
-            exchange.begin(self._comm, self._weight)
+            exchange.begin(self._comm, self._weight, deadline)
 
     def _on_gradient(self, number: int) -> None:
         """Backward has completed the gradient of a parameter."""
         if not self._sync:
             return
         with self._lock:
-            exchange = self._buckets()
-            if self._arrived[number]:
+            backward = torch._C._current_graph_task_id()
+            if self._failed is not None:
+                if self._failed[0] == backward:
+                    return
+                self._failed = None
+            began = self._began()
+            try:
+                first = self._arrive(number)
+            except BaseException as problem:
+                self._failed = (backward, problem)
+                self._give_up(began)
+                raise
+            if not first:
                 raise FailedPrecondition(
                     "backward has completed a gradient that is on its way already; call finish() of the averager after "
                     "each backward, and use no_sync() for all but the last backward before a step"
                 )
-            self._arrived[number] = 1
-            bucket = self._bucket_of[number]
-            self._left[bucket] -= 1
-            if self._left[bucket] == 0:
-                self._begin(exchange)
-                exchange.start(bucket, self._parameters)
+
+    def _arrive(self, number: int) -> bool:
+        """False: the gradient has arrived before."""
+        exchange = self._buckets()
+        if self._arrived[number]:
+            return False
+        self._arrived[number] = 1
+        bucket = self._bucket_of[number]
+        self._left[bucket] -= 1
+        if self._left[bucket] == 0:
+            self._begin(exchange, _native.Deadline(None))
+            exchange.start(bucket, self._parameters)
+        return True
 
 
 def _hook(averager: weakref.ref[GradientAverager], number: int, parameter: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from .._comm import Comm
 from .._errors import DeadlineExceeded, Error, InvalidArgument
 from .._op_info import OpInfo
 from .._quant import Quant, quant_of
+from .._turn import Turn, given_up
 from .._work import Work
 from ._buckets import Bucket, division
 from ._copier import BucketCopier, Copier, Mark, copier_for
@@ -249,9 +250,10 @@ def _check_dtypes(parameters: Sequence[torch.nn.Parameter]) -> None:
 class GradientExchange:
     """Buckets for the gradients of one list of parameters, in memory shared with one peerd, and the ops on them.
 
-    A round is one op for each bucket. begin() says who takes part, start() starts an op, finish() ends the round. The
-    callers pass the same parameters each time. So the object keeps no parameter alive, and a Comm only while a round is
-    open. Not thread-safe.
+    A round is one op for each bucket. begin() opens it, start() starts an op, finish() ends the round. An exception in
+    start() or finish() ends it, too, and so does abandon() (Turn): the next round is a new one at all members. The callers
+    pass the same parameters each time. So the object keeps no parameter alive, and a Comm only while a round is open. Not
+    thread-safe.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], client: Client, settings: Settings) -> None:
@@ -270,47 +272,57 @@ class GradientExchange:
         self._sum = torch.zeros(1, dtype=torch.float64)
         self._weight: float | None = None
         self._expected = 0
-        self.comm: Comm | None = None  #: whose round is open
-        self.failed: Error | None = None  #: an op of the round could not be started: use the object no more
+        #: The latest round, which may be over. The next one waits until its ops have ended.
+        self.turn: Turn | None = None
+
+    @property
+    def comm(self) -> Comm | None:
+        """Whose round is open."""
+        return None if self.turn is None else self.turn.comm
 
     def is_for(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Whether the object was made for these parameters."""
         mine = self._parameters
         return len(mine) == len(parameters) and all(reference() is each for reference, each in zip(mine, parameters))
 
-    def begin(self, comm: Comm, weight: float | None) -> None:
-        """Opens a round, with this member's weight."""
-        self._expected = comm._size_of_step or comm.world_size
-        self.comm = comm
+    def begin(self, comm: Comm, weight: float | None, deadline: _native.Deadline) -> None:
+        """Opens a round, with this member's weight. Raises DeadlineExceeded while ops of an abandoned one go on."""
+        if self.turn is not None and self.turn.is_of(comm):
+            self.turn.abandon()
+            self.turn.settle(deadline)
+        self._works.clear()
+        self._weights = None
+        self._expected = comm.world().step.world_size
         self._weight = weight
+        self.turn = turn_of(comm, len(self.buckets), self.settings.tag, weight)
 
     def start(self, number: int, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Packs the gradients of a bucket and starts its op. An error ends the round: all its ops are cancelled."""
+        """Packs the gradients of a bucket and starts its op. An exception ends the round."""
         try:
             self._start(number, parameters)
-        except Error as problem:
-            self.failed = problem
-            self.cancel()
-            self._end()
+        except BaseException:
+            self.abandon(parameters)
             raise
 
     @torch.no_grad()
     def _start(self, number: int, parameters: Sequence[torch.nn.Parameter]) -> None:
-        assert self.comm is not None
+        turn = self.turn
+        assert turn is not None and turn.comm is not None
         bucket, tag, weight = self.buckets[number], self.settings.tag, self._weight
         gradients = gradients_of([parameters[i] for i in bucket.numbers])
         if weight is not None and self._weights is None:
             self._sum[0] = weight
-            self._weights = self.comm.all_reduce(self._sum, "sum", tag=tag, async_op=True)
+            self._weights = turn.comm.all_reduce(self._sum, "sum", tag=tag, async_op=True, **belonging(turn, tag))
         try:
             self._works[number] = self._copier.all_reduce(
-                self.comm,
+                turn.comm,
                 bucket,
                 gradients,
                 "avg",
                 weight=weight,
                 tag=tag + 1 + number,
                 quantize=self.settings.quantize,
+                **belonging(turn, tag + 1 + number),
             )
         except RuntimeError:
             check_dense(gradients)
@@ -319,29 +331,46 @@ class GradientExchange:
     def finish(self, parameters: Sequence[torch.nn.Parameter], deadline: _native.Deadline) -> GradientInfo:
         """Starts the ops that are not started, waits for all, and writes the averages to the gradients.
 
-        Raises DeadlineExceeded: the ops go on, and a further call waits for them. Raises the first error of an op when
-        all have ended; no gradient is changed then.
+        Raises DeadlineExceeded: the ops go on, and a further call waits for them. Any other exception ends the round.
+        Raises the first error of an op when all have ended; no gradient is changed then.
         """
-        if self.failed is not None:
-            raise self.failed
-        for number in range(len(self.buckets)):
-            if number not in self._works:
-                self.start(number, parameters)
-        infos, total = self._wait(deadline)
-        self._unpack(parameters)
-        info = self._info(infos, total)
-        self._end()
-        return info
+        try:
+            for number in range(len(self.buckets)):
+                if number not in self._works:
+                    self._start(number, parameters)
+            infos, total = self._wait(deadline)
+            info = self._info(infos, total)
+            self._unpack(parameters)
+            self._end()
+            return info
+        except DeadlineExceeded:
+            raise
+        except BaseException:
+            self.abandon(parameters)
+            raise
 
     def _end(self) -> None:
+        if self.turn is not None:
+            self.turn.close()
         self._works.clear()
-        self._weights = self.comm = None
+        self._weights = None
 
-    def cancel(self) -> None:
-        """Asks for the end of all ops in flight, and waits for none."""
-        for work in self._all():
-            with contextlib.suppress(Error):
-                work.cancel()
+    def abandon(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Gives up the round if one is open: the others hear of it where they wait for this member. Waits for nothing.
+
+        A gradient that is a view of a bucket is None then, if the op may have written to it.
+        """
+        turn = self.turn
+        if turn is None or turn.comm is None:
+            return
+        for number, bucket in enumerate(self.buckets):
+            if self._as_view[number] and turn.may_have_written(self.settings.tag + 1 + number):
+                for i, view in zip(bucket.numbers, bucket.views):
+                    if parameters[i].grad is view:
+                        parameters[i].grad = None
+        turn.abandon()
+        self._works.clear()
+        self._weights = None
 
     def _all(self) -> list[Work]:
         return [*self._works.values(), *([] if self._weights is None else [self._weights])]
@@ -359,9 +388,8 @@ class GradientExchange:
                     "make the same call again to wait for them"
                 ) from None
             except Error as error:
-                problem = problem or error
+                problem = problem or given_up(error, "averaging gradients, of which none was changed") or error
         if problem is not None:
-            self._end()
             raise problem
         infos = tuple(self._works[number].info for number in range(len(self.buckets)))
         return infos, None if self._weights is None else float(self._sum[0])
@@ -399,6 +427,25 @@ class GradientExchange:
         return lost / elements
 
 
+def turn_of(comm: Comm, buckets: int, tag: int, weight: float | None, before: Turn | None = None) -> Turn:
+    """The ops of a round."""
+    first = tag if weight is not None else tag + 1
+    return Turn(comm, dict.fromkeys(range(first, tag + 1 + buckets), "all_reduce"), before)
+
+
+def unbegun(
+    parameters: Sequence[torch.nn.Parameter], comm: Comm, settings: Settings, weight: float | None, before: Turn | None
+) -> Turn:
+    """A round that an exception has ended before begin(): to be abandoned, and kept as `turn` of the next exchange."""
+    buckets = len(parts_of([local_part(each) for each in parameters], settings))
+    return turn_of(comm, buckets, settings.tag, weight, before)
+
+
+def belonging(turn: Turn, tag: int) -> dict[str, Any]:
+    """The option of an op that belongs to a turn. Only Collectives knows it, because it is not for users."""
+    return {"begun": turn.belonging(tag)}
+
+
 def _copier_of(parameters: Sequence[torch.nn.Parameter]) -> GradientCopier:
     """A gradient is where its parameter is."""
     return HostCopier() if all(map(_IS_CPU, parameters)) else DeviceCopier()
@@ -409,17 +456,21 @@ def _may_be_view(parameter: torch.nn.Parameter, bucket: Bucket) -> bool:
     return plain and parameter.dtype == bucket.flat.dtype and parameter.device.type == "cpu"
 
 
-@torch.no_grad()
-def _divided(client: Client, parameters: Sequence[torch.nn.Parameter], settings: Settings) -> list[Bucket]:
-    """The buckets. The first may be smaller than the others. In each, gradients that pack() can join lie together."""
-    tensors = [local_part(parameter) for parameter in parameters]
+def parts_of(tensors: Sequence[torch.Tensor], settings: Settings) -> list[tuple[torch.dtype, list[int]]]:
+    """The dtype of each bucket, and the numbers of its tensors. The first one may be smaller than the others."""
     dtype = settings.wire_dtype
     first = len(division(tensors, settings.first_bytes, dtype)[0][1])
     rest = division(tensors[first:], settings.bucket_bytes, dtype)
     parts = division(tensors[:first], settings.first_bytes, dtype)
-    parts += [(kind, [first + number for number in numbers]) for kind, numbers in rest]
+    return parts + [(kind, [first + number for number in numbers]) for kind, numbers in rest]
+
+
+@torch.no_grad()
+def _divided(client: Client, parameters: Sequence[torch.nn.Parameter], settings: Settings) -> list[Bucket]:
+    """The buckets. In each, gradients that pack() can join lie together."""
+    tensors = [local_part(parameter) for parameter in parameters]
     buckets = []
-    for kind, numbers in parts:
+    for kind, numbers in parts_of(tensors, settings):
         ordered = sorted(numbers, key=lambda number: _alike(tensors[number]))
         buckets.append(Bucket(client, ordered, [tensors[number].shape for number in ordered], kind))
     return buckets

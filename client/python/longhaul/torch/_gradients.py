@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native
 from .._comm import Comm
+from .._errors import DeadlineExceeded
 from .._quant import Quant
-from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, Settings, settings_of, trainable
+from .._turn import Turn
+from ._exchange import GRADIENT_TAG, GradientExchange, GradientInfo, Settings, settings_of, trainable, unbegun
 
 # What average_gradients() has made for the next call, by the first parameter. It keeps no parameter alive, and goes when
 # that parameter goes. Tensors as keys are compared by identity here.
 _exchanges: Any = WeakTensorKeyDictionary()
+# The latest round, where there is no exchange that knows it.
+_turns: Any = WeakTensorKeyDictionary()
+
+Model = torch.nn.Module | Iterable[torch.nn.Parameter]
 
 
 def average_gradients(
@@ -53,7 +60,7 @@ def average_gradients(
     gradient_as_bucket_view: True: afterwards each `grad` is a view of a bucket, where that is possible (CPU, no DTensor,
         no wire_dtype). This saves a copy, and with `zero_grad(set_to_none=False)` another one. The next call overwrites
         what you have kept of an old gradient. If this member's peerd dies during the call, such a gradient may be
-        partly overwritten.
+        partly overwritten. After an exception it is None if its op may have written to it.
     tag: first tag of the ops: one for the weights, and one for each bucket follow. Two models that are averaged at the
         same time need tags that are 2**20 apart, for instance.
     timeout: seconds; None: no limit.
@@ -64,33 +71,90 @@ def average_gradients(
     Raises InvalidArgument if a gradient is sparse, the model has no parameters to average, an option is wrong, or the
     members' calls differ. Raises DeadlineExceeded if not all ops have an outcome in time: the ops go on, and the next
     call for these parameters waits for them; the gradients count that it packed first. Raises the errors of
-    `Comm.all_reduce`; then all ops have ended, and the gradients are as they were (see gradient_as_bucket_view).
+    `Comm.all_reduce`; then the gradients are as they were (see gradient_as_bucket_view).
+
+    **After any other exception** than DeadlineExceeded, also MemoryError or Ctrl-C, this round is over at this member,
+    and the next call is the next round. So a program may catch the exception and go on with its next batch. Members that
+    have all they need get their averages; the others get Aborted, which names this member. After an exception that is
+    no `longhaul.Error`, gradients may be partly replaced: zero them.
 
     Threads: any, but one call at a time for one model.
     """
-    settings = settings_of(wire_dtype, bucket_cap_mb, bucket_cap_mb, tag, gradient_as_bucket_view, quantize)
+    options = (wire_dtype, bucket_cap_mb, bucket_cap_mb, tag, gradient_as_bucket_view, quantize)
+    began: list[_Began] = []
+    try:
+        return _average(model, comm, weight, options, _native.Deadline(timeout), began)
+    except DeadlineExceeded:
+        raise
+    except BaseException:
+        _give_up(model, comm, weight, options, began)
+        raise
+
+
+class _Began(NamedTuple):
+    """What a call found before it began a round, or went on with one."""
+
+    exchange: GradientExchange
+    turn: Turn | None  #: the latest one of the exchange
+    is_open: bool
+
+
+def _average(
+    model: Model,
+    comm: Comm,
+    weight: float | None,
+    options: tuple[Any, ...],
+    deadline: _native.Deadline,
+    began: list[_Began],
+) -> GradientInfo:
+    settings = settings_of(*options)
     parameters = trainable(model)
-    deadline = _native.Deadline(timeout)
     exchange = _exchange_of(parameters, comm, settings)
+    began.append(_Began(exchange, exchange.turn, exchange.comm is not None))
     if exchange.comm is None:
-        exchange.begin(comm, weight)
+        exchange.begin(comm, weight, deadline)
     return exchange.finish(parameters, deadline)
+
+
+def _give_up(model: Model, comm: Comm, weight: float | None, options: tuple[Any, ...], began: list[_Began]) -> None:
+    """After an exception: for the other members the call is a round, also if it has not come to begin one."""
+    with contextlib.suppress(Exception):  # what raises here has raised before: a wrong argument, for instance
+        settings = settings_of(*options)
+        parameters = trainable(model)
+        first = parameters[0]
+        exchange: GradientExchange | None = _exchanges.get(first)
+        if exchange is not None and exchange.comm is not None:
+            exchange.abandon(parameters)
+        elif not began or (not began[0].is_open and began[0].exchange.turn is began[0].turn):
+            before = _turns.get(first) if exchange is None else exchange.turn
+            turn = unbegun(parameters, comm, settings, weight, before)
+            if exchange is None:
+                _turns[first] = turn
+            else:
+                exchange.turn = turn
+            turn.abandon()
 
 
 def _exchange_of(parameters: list[torch.nn.Parameter], comm: Comm, settings: Settings) -> GradientExchange:
     """The exchange of an earlier call, or a new one."""
-    found: GradientExchange | None = _exchanges.get(parameters[0])
+    first = parameters[0]
+    found: GradientExchange | None = _exchanges.get(first)
     if found is not None and _fits(found, parameters, comm, settings):
         return found
     if found is not None:
-        del found, _exchanges[parameters[0]]  # frees its memory for the new one
-    made = _exchanges[parameters[0]] = GradientExchange(parameters, comm._client, settings)
+        found.abandon(parameters)
+        _turns[first] = found.turn
+        del found, _exchanges[first]  # frees its memory for the new one
+    made = GradientExchange(parameters, comm._client, settings)
+    made.turn = _turns.pop(first, None)
+    _exchanges[first] = made
     return made
 
 
 def _fits(exchange: GradientExchange, parameters: list[torch.nn.Parameter], comm: Comm, settings: Settings) -> bool:
-    if exchange.failed is not None or exchange.settings != settings or exchange.client is not comm._client:
+    if exchange.settings != settings or exchange.client is not comm._client:
         return False
-    if exchange.comm not in (None, comm):
+    turn = exchange.turn
+    if turn is not None and not turn.is_of(comm) and not turn.is_settled:
         return False  # its ops belong to a member that has left
     return exchange.is_for(parameters)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from . import _objects
 from ._memory import local_part
 from ._objects import Json
 from ._seen import OptimizerStates
+from ._wrapped import innermost, inside
 
 # A group's own entries, which are no options. "param_names" never changes.
 _NO_OPTIONS = ("params", "param_names")
@@ -38,20 +40,30 @@ class Blank:
 class OptimizerPart:
     """One optimizer of a state.
 
-    name: of the optimizer in the state, such as "optimizer.0". names: the name of each parameter, by its id().
+    name: of the optimizer in the state, such as "optimizer.0". names: the name of each parameter, by its id(). others: all
+    optimizers of the state.
+    optimizer: the one that makes the steps, if the given one only delegates (`innermost`).
     layout: by name, the tensors that the optimizer holds, and those that it makes in its first step; sorted, so that it
         does not matter whether it has made them.
     """
 
-    def __init__(self, name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        others: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
         self.name = name
-        self.optimizer = optimizer
+        self.optimizer = innermost(optimizer)
         self._lengths = [len(group["params"]) for group in optimizer.param_groups]
         self._names = [
             [self._name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups
         ]
         self._seen: OptimizerStates | None = None
         self._learnt: dict[tuple[int, Blank], dict[str, Blank]] = {}
+        self._inside = inside(self.optimizer)
+        self._check_inside([innermost(each) for each in others])
         self.layout = self._learn()
 
     @property
@@ -89,6 +101,17 @@ class OptimizerPart:
             if name.startswith(f"{self.name}.{of}.") and hasattr(parameter, "to_local"):
                 return as_dtensor(local, parameter)
         return local
+
+    def _check_inside(self, others: Sequence[torch.optim.Optimizer]) -> None:
+        """Raises InvalidArgument if an optimizer inside this one has state that no optimizer of the state has."""
+        for attribute, inner in self._inside:
+            if inner.param_groups and not any(inner.state is each.state for each in others):
+                kind, within = type(self.optimizer).__name__, type(inner).__name__
+                raise InvalidArgument(
+                    f"{self.name}: {kind} has a {within} inside ({attribute}) with state of its own, which this state "
+                    f"would miss; pass that {within} in its place if {kind} keeps nothing between two steps (such as "
+                    "SAM), or both, at all members after their first step"
+                )
 
     def _name_of(self, parameter: torch.Tensor, names: Mapping[int, str]) -> str:
         name = names.get(id(parameter))
@@ -189,11 +212,18 @@ class OptimizerPart:
         Tensors on the meta device have no elements, so there the copy costs nothing. Some optimizers look at elements,
         and fused ones refuse the meta device. Then the copy steps a real parameter of zeros.
         """
+        if self._inside:
+            raise InvalidArgument(
+                f"{self.name}: what {type(self.optimizer).__name__} makes in its first step is not known, because a step "
+                "of it steps the optimizer inside it, too; make the state at all members after the optimizer's first "
+                "step"
+            )
+        cuda = [parameter.device.index or 0] if parameter.device.type == "cuda" else []
         try:
-            return self._step_a_copy(group, parameter, torch.device("meta"))
+            with torch.random.fork_rng(cuda):
+                return self._step_a_copy(group, parameter, torch.device("meta"))
         except Exception:
             pass  # any optimizer may raise anything there
-        cuda = [parameter.device.index or 0] if parameter.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(cuda):
                 return self._step_a_copy(group, parameter, parameter.device)
@@ -207,27 +237,61 @@ class OptimizerPart:
             ) from problem
 
     def _step_a_copy(self, group: dict[str, Any], blank: Blank, device: torch.device) -> dict[str, Blank]:
-        kind = type(self.optimizer)
-        # Without the constructor, whose arguments are not known.
-        copy = object.__new__(kind)
-        copy.__dict__.update(self.optimizer.__dict__)
-        copy.__dict__.pop("step", None)  # a scheduler has replaced it by one that steps the original
-        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            copy.__dict__[hooks] = collections.OrderedDict()
-        copy.state = collections.defaultdict(dict)
         parameter = torch.nn.Parameter(blank.zeros(device), requires_grad=blank.dtype.is_floating_point)
         parameter.grad = torch.zeros_like(parameter)
+        stand_in = _copy_of(self.optimizer)
         options = {key: _clone(value) for key, value in group.items() if key not in _NO_OPTIONS}
-        copy.param_groups = [{**options, "params": [parameter]}]
-        kind.step(copy)
+        stand_in.param_groups = [{**options, "params": [parameter]}]
+        step: Any = type(stand_in).step
+        # Past the wrapper of torch, which calls the hooks that are for all optimizers.
+        step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        versions = [each._version for each, _ in self._parameters()]
+        step(stand_in)
+        if versions != [each._version for each, _ in self._parameters()]:
+            raise InvalidArgument(
+                f"{self.name}: a step of a copy of {type(self.optimizer).__name__} changed the parameters of the "
+                "original, so this optimizer cannot be copied; load the model again, and make the state at all members "
+                "after the optimizer's first step"
+            )
         found: dict[str, torch.Tensor] = {}
-        held = copy.state.get(parameter, {})
+        held = stand_in.state.get(parameter, {})
         for key, value in held.items():
             _objects.encode(value, str(key), found)
         return {
             part: Blank.like(tensor, blank.device if tensor.device.type == "meta" else tensor.device)
             for part, tensor in found.items()
         }
+
+
+def _copy_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of the same kind and attributes, without parameters, state and hooks. It shares nothing that changes."""
+    # Without the constructor, whose arguments are not known.
+    made = object.__new__(type(optimizer))
+    # What attributes tell of the original and its parameters, they tell of the copy and of parameters without elements.
+    known: dict[int, Any] = {id(optimizer): made, id(optimizer.state): collections.defaultdict(dict)}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            blank = Blank.like(local_part(parameter.detach()), torch.device("meta"))
+            known[id(parameter)] = torch.nn.Parameter(blank.zeros(), requires_grad=False)
+    for name, value in vars(optimizer).items():
+        if name == "step":
+            continue  # a scheduler has replaced it by one that steps the original
+        if name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            made.__dict__[name] = collections.OrderedDict()
+        elif name not in ("state", "param_groups"):
+            made.__dict__[name] = _separate(value, known)
+    made.state = collections.defaultdict(dict)
+    return made
+
+
+def _separate(value: Any, known: dict[int, Any]) -> Any:
+    """A copy, so that a step of who has it does not change the original. The value itself if it cannot be copied."""
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    try:
+        return copy.deepcopy(value, known)
+    except Exception:  # such as a lock, a file or a process group
+        return value
 
 
 def _clone(value: Any) -> Any:

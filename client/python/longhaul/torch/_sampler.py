@@ -74,7 +74,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._orders: dict[int, torch.Tensor] = {}  # by epoch
         self.rank, self.world_size = 0, 1
         if comm is not None:
-            self.set_world(comm.world())
+            self.set_world(comm.world().step)
 
     @property
     def position(self) -> int:

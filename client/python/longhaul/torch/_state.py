@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 from .. import _digest
-from .._errors import Error, InvalidArgument
+from .._errors import Error, InvalidArgument, number_of
+from .._native import REVISION_MAX
 from .._state import Holder
 from .._state import State as PlainState
 from .._state_tensor import tensor_of
@@ -40,7 +41,9 @@ class State(PlainState):
         with several names (tied weights) is in the state once. A DTensor is there with its local part.
     optimizers: an optimizer, or a sequence or mapping of them, with all their parameters in `model`. What an optimizer
         makes in its first step is in the state from the beginning: a member whose optimizer has not stepped gets the
-        state of one that has, and the other way round. Not for optimizers that step with a closure.
+        state of one that has, and the other way round. Not for optimizers that step with a closure. One that only
+        hands on to the optimizer inside it, as that of accelerate does, counts as that one. One that keeps state beside
+        the optimizer inside it (SAM, Lookahead) is refused: pass the inner one, or both after their first step.
     schedulers: objects with state_dict() and load_state_dict(): one, or a sequence or mapping of them.
     objects: a mapping from name to such an object (a data loader, a gradient scaler), to a torch.Generator,
         random.Random or numpy.random.Generator, or to a dict or list of plain values, which is changed in place.
@@ -90,10 +93,8 @@ class State(PlainState):
             raise InvalidArgument(f"objects_bytes_max is {objects_bytes_max}; give at least 1024")
         self._model = ModelTensors(_named_modules(model))
         names = {id(tensor): name.removeprefix("model.") for name, tensor in self._model.whole().items()}
-        self._optimizers = [
-            OptimizerPart(name, each, names)
-            for name, each in _named("optimizer", optimizers, torch.optim.Optimizer, "a torch.optim.Optimizer").items()
-        ]
+        given = _named("optimizer", optimizers, torch.optim.Optimizer, "a torch.optim.Optimizer")
+        self._optimizers = [OptimizerPart(name, each, names, [*given.values()]) for name, each in given.items()]
         self._sources = {
             name: _source(name, each) for name, each in _named("scheduler", schedulers, object, "").items()
         }
@@ -154,13 +155,19 @@ class State(PlainState):
         """
         self._check_free("load_state_dict")
         self._look_again()
-        self._check_declared()
+        self._check_writable()
         given = self._check_values(values)
+        revision = _revision_of(values[_REVISION])
+        own = {tensor.value.untyped_storage().data_ptr() for tensor in self._tensors}
         with torch.no_grad():
-            for tensor, value in zip(self._tensors, given):
-                if tensor.value.data_ptr() != value.data_ptr():
-                    tensor.value.detach().copy_(value)
-        self.revision = int(values[_REVISION])
+            moved = [
+                (tensor.value.detach(), value.clone() if value.untyped_storage().data_ptr() in own else value)
+                for tensor, value in zip(self._tensors, given)
+                if (tensor.value.data_ptr(), tensor.value.stride()) != (value.data_ptr(), value.stride())
+            ]
+            for target, value in moved:
+                target.copy_(value)
+        self.revision = revision
         self.touch()
         self._written(None)
 
@@ -225,6 +232,11 @@ class State(PlainState):
                 raise InvalidArgument(
                     f"load_state_dict: tensor {tensor.name!r} is {found[0]} {list(found[1])}, and {tensor.dtype} "
                     f"{list(tensor.shape)} in the state"
+                )
+            if local.layout != torch.strided or local.device.type == "meta":
+                raise InvalidArgument(
+                    f"load_state_dict: tensor {tensor.name!r} is {local.layout} on {local.device}; load what state_dict() "
+                    "returned"
                 )
             given.append(local)
         known = {tensor.name for tensor in self._tensors} | {_REVISION, _HASH}
@@ -372,6 +384,12 @@ class State(PlainState):
             name = f"rng.{generator.name}"
             if self._received(name, info):
                 generator.set(self._own[name].clone())
+
+
+def _revision_of(value: torch.Tensor) -> int:
+    if value.numel() != 1 or value.is_floating_point() or value.is_complex() or value.device.type == "meta":
+        raise InvalidArgument("load_state_dict: the revision is no number; load what state_dict() returned")
+    return number_of(int(value), "load_state_dict: the revision", REVISION_MAX)
 
 
 class _Source(NamedTuple):

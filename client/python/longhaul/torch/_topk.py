@@ -152,7 +152,7 @@ class SparseExchange:
     def start(self, comm: Comm, tag: int, again: bool) -> Work:
         """Starts the op. again: the last one ended Aborted, perhaps because members did not agree on their number."""
         assert self._client is not None
-        room = comm.world_size if again else comm._size_of_step or comm.world_size
+        room = comm.world_size if again else comm.world().step.world_size
         if len(self._gathered) != room * self._nbytes:
             self._gathered = torch.empty(0, dtype=torch.uint8)  # frees the memory first
             self._gathered = shared(self._client, (room * self._nbytes,), torch.uint8)
