@@ -73,6 +73,7 @@ class FakePeerd {
   }
 
   const std::string& path() const { return path_; }
+  void Die() { shutdown(connection_, SHUT_RDWR); }
   // Waits until so many OPs, or CANCELs, have come.
   lh_ipc_request Op(size_t index) { return At(ops_, index); }
   lh_ipc_request Cancel(size_t index) { return At(cancels_, index); }
@@ -439,6 +440,48 @@ TEST_F(CollectiveTest, AnAllToAllMayOverlapAndLosesNothingIfItFails) {
     EXPECT_EQ(data[0], status == LH_OK ? 5.0f : 0.0f);
     EXPECT_EQ(data[7], status == LH_OK ? 5.0f : 7.0f);
   }
+}
+
+TEST_F(CollectiveTest, ASourceWithinItsTargetIsPutBackIfTheOpFails) {
+  float* const data = Alloc(8);
+  const auto start = [&](float* source) {
+    std::copy_n(Rising(8).begin(), 8, data);
+    lh_all_gather_options o = LH_ALL_GATHER_OPTIONS_INIT;
+    o.source = source;
+    o.target = data;
+    o.count = 2;
+    o.world = 4;
+    const lh_ipc_op op = Ask(lh_all_gather_start, o);
+    // Parts of others arrive.
+    std::fill_n(reinterpret_cast<float*>(peerd_.Memory(op.target)), 8, 5.0f);
+  };
+  for (float* const source : {data, data + 3, data + 6}) {
+    for (const lh_status status : {LH_ABORTED, LH_EVICTED, LH_OK}) {
+      start(source);
+      End(started_.size() - 1, status);
+      const bool ok = status == LH_OK;
+      EXPECT_EQ(source[0], ok ? 5.0f : static_cast<float>(source - data)) << status;
+      EXPECT_EQ(source[1], ok ? 5.0f : static_cast<float>(source - data + 1)) << status;
+      EXPECT_EQ(data[source == data ? 7 : 0], 5.0f);
+    }
+  }
+}
+
+TEST_F(CollectiveTest, ASourceWithinItsTargetIsPutBackIfPeerdDies) {
+  float* const data = Alloc(8);
+  std::copy_n(Rising(8).begin(), 8, data);
+  lh_gather_options o = LH_GATHER_OPTIONS_INIT;
+  o.source = data + 4;
+  o.target = data;
+  o.count = 2;
+  o.world = 4;
+  o.root_member = kMember;
+  const lh_ipc_op op = Ask(lh_gather_start, o);
+  std::fill_n(reinterpret_cast<float*>(peerd_.Memory(op.target)), 8, 5.0f);
+  peerd_.Die();
+  EXPECT_EQ(lh_op_wait(started_[0], 20000), LH_UNAVAILABLE);
+  EXPECT_EQ(data[4], 4.0f);
+  EXPECT_EQ(data[5], 5.0f);
 }
 
 // ------------------------------------------------------------------------------ unequal parts
@@ -824,6 +867,24 @@ TEST_F(CollectiveTest, APartOfAListMayLieInItsWhole) {
   End(0);
   EXPECT_EQ(whole[kLarge], 3);
   EXPECT_EQ(whole[0], 0);
+}
+
+TEST_F(CollectiveTest, ASourceOfAListThatLiesInItsTargetIsPutBackIfTheOpFails) {
+  float* const whole = Alloc(4 * kLarge);
+  float* const part = whole + kLarge / 2;
+  std::fill_n(part, kLarge, 2.0f);
+  const lh_slice slice = Slice(part, whole, kLarge);
+  lh_all_gather_options o = LH_ALL_GATHER_OPTIONS_INIT;
+  o.slices = &slice;
+  o.slice_count = 1;
+  o.world = 4;
+  const lh_ipc_piece piece = peerd_.TableOf(Ask(lh_all_gather_start, o)).pieces[0];
+  std::fill_n(reinterpret_cast<float*>(peerd_.Memory(piece.target)), 4 * kLarge, 3.0f);
+  End(0, LH_ABORTED);
+  EXPECT_EQ(part[-1], 3);
+  EXPECT_EQ(part[0], 2);
+  EXPECT_EQ(part[kLarge - 1], 2);
+  EXPECT_EQ(part[kLarge], 3);
 }
 
 TEST_F(CollectiveTest, TheDigestTellsListsApart) {

@@ -690,6 +690,12 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
     Fail(name + " ended as " + Describe(outcome) + " and its error is not as posted, slot " +
          std::to_string(op.slot));
   }
+  const auto fresh = [](uint8_t byte) { return byte == kFresh; };
+  if (!outcome.ok() && op.desc.kind == OpKind::kReduceScatter &&
+      !std::all_of(op.target->begin(), op.target->end(), fresh)) {
+    Fail(name + " ended as " + Describe(outcome) + " and its target was written to, slot " +
+         std::to_string(op.slot));
+  }
   switch (outcome.code) {
     case Code::kOk:
       ++counts_.ok;

@@ -3,8 +3,8 @@
 // Safety of ops and epochs:
 // - An op has one outcome in an epoch. Its results are equal bits: exactly the reduction over one
 //   set of members.
-// - Inputs and errors are intact unless the op succeeded. Afterwards an error is what encoding
-// lost.
+// - Inputs and errors, and the targets of a reduce-scatter, are intact unless the op succeeded.
+//   Afterwards an error is what encoding lost.
 // - An op that is redone sends the same encoded bytes of its inputs.
 // - The members of an epoch are the same wherever the epoch is seen. Epochs never go back, and
 //   their numbers are not used twice.
@@ -97,6 +97,8 @@ class Checker {
   // the op to nobody, the op is known from now on.
   void OnReported(PeerId peer, const GroupKey& group, const control::OpReport& report,
                   const OpPost& post);
+  // What a target apart from its source is filled with before the op.
+  static constexpr uint8_t kFresh = 0x77;
   struct Ended {
     OpName name;
     OpDesc desc;

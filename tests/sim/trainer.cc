@@ -302,9 +302,10 @@ void Trainer::PostNext(size_t index) {
   // In other kinds, what an op in place leaves behind after an error is not its input.
   const bool may_be_in_place =
       Reduces(desc.kind) && source_bytes == target_bytes && !desc.InParts();
-  posted.target = prng_.Chance(0.6) && may_be_in_place
-                      ? posted.source
-                      : std::make_shared<Buffer>(std::vector<uint8_t>(target_bytes, 0x77));
+  posted.target =
+      prng_.Chance(0.6) && may_be_in_place
+          ? posted.source
+          : std::make_shared<Buffer>(std::vector<uint8_t>(target_bytes, Checker::kFresh));
   const OpPost op = context_.checker->OnPosted(name, slot_, world_seen_.size, post.is_root);
   peerd::PostBuffers buffers;
   buffers.pieces.push_back({desc.dtype, desc.count});
