@@ -353,9 +353,6 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
            {Inside(0, {PostRing(1), Cancel(1)}), Inside(0, {PostRing(1), Cancel(1)}),
             Inside(1, {PostRing(1)})}),
       // One member ends what is left of a round at all members.
-      Make("cancel_the_rest", 2,
-           {Inside(0, {GivesUp(PostRing(1)), Cancel(1), GivesUp(PostRing(2)), Cancel(2)}),
-            Inside(1, {GivesUp(PostRing(1)), GivesUp(PostRing(2))})}),
       Make("cancel_the_rest_at_a_host", 1,
            {Inside(0, {GivesUp(PostRing(1)), Cancel(1), GivesUp(PostRing(2)), Cancel(2), Post(3)}),
             Inside(0, {GivesUp(PostRing(1)), GivesUp(PostRing(2)), Post(3)})}),
