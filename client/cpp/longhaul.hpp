@@ -44,7 +44,7 @@ class Error : public std::runtime_error {
 };
 
 // What a collective did; see lh_op_info_t. `members`: the ids of the members whose tensors are in
-// the result, in rank order.
+// the result, in rank order. As an lh_op_info_t it has no ids: its own `members` is NULL.
 struct OpInfo : lh_op_info_t {
   std::vector<uint64_t> members;
 };
@@ -70,6 +70,9 @@ OpInfo InfoFrom(Call call) {
   info.members_capacity = kMembersMax;
   Check(call(&info));
   info.members.resize(info.world_size);
+  // A copy has a vector of its own, and a slice has none.
+  info.lh_op_info_t::members = nullptr;
+  info.members_capacity = 0;
   return info;
 }
 

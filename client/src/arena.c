@@ -47,6 +47,7 @@ struct lhi_region* lhi_arena_add(struct lhi_arena* arena, uint64_t id, uint8_t* 
   }
   block->bytes = bytes;
   region->id = id;
+  region->fd = -1;
   region->base = base;
   region->bytes = bytes;
   region->blocks = block;
@@ -68,6 +69,7 @@ void lhi_arena_remove(struct lhi_arena* arena, struct lhi_region* region) {
     free(block);
   }
   munmap(region->base, region->bytes);
+  if (region->fd >= 0) close(region->fd);
   free(region);
 }
 
@@ -231,6 +233,23 @@ void lhi_unpin(struct lhi_pin* pin) {
   if (pin->block != NULL) --pin->block->pins;
   pin->region = NULL;
   pin->block = NULL;
+}
+
+void lhi_arena_part(struct lhi_arena* arena) {
+  for (struct lhi_region* region = arena->regions; region != NULL; region = region->next) {
+    if (region->fd < 0) continue;
+    /* If the system refuses, the child has no memory there: it must not write to the parent's. */
+    if (mmap(region->base, region->bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->fd, 0) == MAP_FAILED) {
+      munmap(region->base, region->bytes);
+    }
+    close(region->fd);
+    region->fd = -1;
+  }
+}
+
+void lhi_region_drop(const struct lhi_region* region) {
+  (void)madvise(region->base, region->bytes, MADV_REMOVE);
 }
 
 void lhi_arena_clear(struct lhi_arena* arena) {

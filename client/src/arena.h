@@ -41,6 +41,7 @@ struct lhi_block {
 
 struct lhi_region {
   uint64_t id; /* the name of the region in requests to peerd */
+  int fd;      /* of the memfd, for children of fork(); -1: a child has no such region */
   uint8_t* base;
   size_t bytes;
   size_t used;   /* bytes in used blocks */
@@ -110,6 +111,13 @@ bool lhi_arena_pin(const struct lhi_arena* arena, const void* data, size_t bytes
                    struct lhi_pin* pin);
 /* Ends the use. Does nothing if the pin is empty. */
 void lhi_unpin(struct lhi_pin* pin);
+
+/* In a child of fork(): what the child writes from here on stays in the child. It may happen that
+ * the child sees what the parent writes later. */
+void lhi_arena_part(struct lhi_arena* arena);
+/* Gives the memory of a region back to the host, though children of fork() may have the region. Its
+ * content is lost. */
+void lhi_region_drop(const struct lhi_region* region);
 
 /* Removes all regions. */
 void lhi_arena_clear(struct lhi_arena* arena);

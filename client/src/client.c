@@ -36,12 +36,28 @@ static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
 static lh_client* clients;
 static bool fork_handled;
 
-static void before_fork(void) { pthread_mutex_lock(&clients_mutex); }
-static void in_parent(void) { pthread_mutex_unlock(&clients_mutex); }
+static void before_fork(void) {
+  pthread_mutex_lock(&clients_mutex);
+  /* The child reads the list of regions, so no thread may be changing it. */
+  for (lh_client* client = clients; client != NULL; client = client->next_client) {
+    pthread_mutex_lock(&client->mutex);
+  }
+}
+static void in_parent(void) {
+  for (lh_client* client = clients; client != NULL; client = client->next_client) {
+    client->forked = true;
+    pthread_mutex_unlock(&client->mutex);
+  }
+  pthread_mutex_unlock(&clients_mutex);
+}
+/* The memory of lh_alloc() is shared with peerd. Without this, a child would write into the
+ * parent's tensors, and into those of operations in flight. */
 static void in_child(void) {
   for (lh_client* client = clients; client != NULL; client = client->next_client) {
     if (client->fd >= 0) close(client->fd);
     client->fd = -1;
+    lhi_arena_part(&client->arena);
+    pthread_mutex_unlock(&client->mutex);
   }
   clients = NULL;
   pthread_mutex_unlock(&clients_mutex);
@@ -65,7 +81,21 @@ static void delist(const lh_client* client) {
 
 /* ------------------------------------------------------------------ open and close */
 
+/* Gives the memory back to the host that no operation and no state uses, because children of fork()
+ * keep it. */
+static void drop_memory(const lh_client* client) {
+  if (!client->forked || client->states != NULL) return;
+  for (const lh_op* op = client->ops; op != NULL; op = op->next) {
+    if (op->state == LHI_OPEN) return;
+  }
+  for (const struct lhi_region* region = client->arena.regions; region != NULL;
+       region = region->next) {
+    lhi_region_drop(region);
+  }
+}
+
 static void client_free(lh_client* client) {
+  drop_memory(client);
   while (client->ops != NULL) {
     lh_op* const op = client->ops;
     client->ops = op->next;
@@ -84,6 +114,7 @@ static void client_free(lh_client* client) {
     client->states = state->next;
     lhi_state_free_memory(state);
   }
+  lhi_forget_kept(client);
   lhi_arena_clear(&client->arena);
   lhi_shared_close(client);
   lhi_close_events(client);
@@ -235,6 +266,7 @@ static lh_status open_once(const struct paths* paths, const char* name, int64_t 
 lh_status lh_open(const lh_open_options* options, lh_client** client_out) {
   lh_open_options given = LH_OPEN_OPTIONS_INIT;
   struct paths paths;
+  struct lhi_text before;
   char default_name[32];
   const char* name;
   int64_t deadline_ns;
@@ -254,12 +286,14 @@ lh_status lh_open(const lh_open_options* options, lh_client** client_out) {
   name = given.name != NULL ? given.name : default_name;
   if (status == LH_OK) status = lhi_check_name("lh_open", "name", name);
   if (status != LH_OK) return status;
+  lhi_note_text(&before);
   deadline_ns = lhi_deadline_ns(given.timeout_ms);
   while ((status = open_once(&paths, name, deadline_ns, client_out, &again)) != LH_OK && again &&
          lhi_now_ns() < deadline_ns) {
     const struct timespec pause = {0, (long)LHI_CONNECT_RETRY_NS};
     (void)nanosleep(&pause, NULL);
   }
+  if (status == LH_OK) lhi_forget_failure(&before);
   return status;
 }
 

@@ -633,7 +633,11 @@ lh_status lhi_collective_may_wait(const char* call, int64_t timeout_ms, lh_op_in
   if (op_out == NULL) return lhi_refuse(call, "op_out is NULL");
   *op_out = NULL;
   status = lhi_check_timeout(call, timeout_ms);
-  /* Check the caller's struct before anything is started. */
+  /* Check the caller's struct before anything is started, and before anything else of it is read.
+   */
+  if (status == LH_OK && info != NULL) {
+    status = lhi_check_struct(call, "LH_OP_INFO_INIT", info, LHI_OP_INFO_FIRST_BYTES);
+  }
   if (status == LH_OK && info != NULL) {
     if (info->struct_size >= offsetof(lh_op_info_t, zero2)) {
       none.members = info->members;

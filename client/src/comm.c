@@ -15,6 +15,9 @@
 
 #define LHI_JOIN_FIRST_BYTES (offsetof(lh_join_options, timeout_ms) + sizeof(int64_t))
 #define LHI_WORLD_FIRST_BYTES (offsetof(lh_world_info, member_id) + sizeof(uint64_t))
+/* How long lh_join() waits for the reason why it was not admitted, after its timeout. A peerd that
+ * is well takes less. */
+#define LHI_WITHDRAW_MS 1000
 /* The epoch may change between two pages of members. After this many changes lh_members() gives up.
  */
 #define LHI_MEMBERS_TRIES 16
@@ -198,12 +201,14 @@ lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** c
   } else {
     /* Peerd's answer to the withdrawn request says what the member waited for. */
     pthread_mutex_unlock(&client->mutex);
-    (void)lh_leave(comm, client->answer_ns / 1000000);
+    (void)lh_leave(comm, LHI_WITHDRAW_MS);
     pthread_mutex_lock(&client->mutex);
-    status = lhi_fail(
-        LH_DEADLINE_EXCEEDED, "lh_join: not admitted to %s/%u within %lld ms; %s", given.run,
-        (unsigned)given.group, (long long)given.timeout_ms,
-        op->state == LHI_ENDED && op->text != NULL ? op->text : "the request is withdrawn");
+    status =
+        lhi_fail(LH_DEADLINE_EXCEEDED, "lh_join: not admitted to %s/%u within %lld ms; %s",
+                 given.run, (unsigned)given.group, (long long)given.timeout_ms,
+                 op->state == LHI_ENDED && op->text != NULL
+                     ? op->text
+                     : "the request is withdrawn; peerd does not answer: it is stopped or hangs");
   }
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);
@@ -262,8 +267,9 @@ static lh_status leave_start(const char* call, lh_comm* comm, lh_op** op_out) {
   lh_op* op = NULL;
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
-  /* A member that was removed need not leave. That is no error of the program. */
-  if (comm->gone == LH_OK) status = standing_locked(comm, call);
+  /* An earlier call has begun to leave: this one gives its outcome, also if another call has read
+   * it meanwhile. A member that was removed need not leave. That is no error of the program. */
+  if (comm->parked_leave == NULL && comm->gone == LH_OK) status = standing_locked(comm, call);
   if (status == LH_OK && comm->leaving && comm->parked_leave == NULL) {
     status = lhi_fail(LH_FAILED_PRECONDITION, "%s: this member is leaving already", call);
   }
@@ -455,6 +461,7 @@ lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info) {
 lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out) {
   struct lh_ipc_members_page page = {0, 0, 0, {0}};
   uint64_t epoch = 0;
+  struct lhi_text before;
   uint32_t count = 0;
   int64_t deadline_ns;
   int tries = 0;
@@ -463,6 +470,7 @@ lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* 
   if (count_out == NULL) return lhi_refuse("lh_members", "count_out is NULL");
   if (ids == NULL && capacity > 0) return lhi_refuse("lh_members", "ids is NULL");
   deadline_ns = lhi_answer_deadline_ns(comm->client);
+  lhi_note_text(&before);
   while (true) {
     status = members_page(comm, count, deadline_ns, &page);
     if (status == LH_INTERNAL && count > 0 && ++tries < LHI_MEMBERS_TRIES) {
@@ -483,6 +491,7 @@ lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* 
     }
     if (page.count < LH_IPC_MEMBERS_PAGE || count >= LH_MEMBERS_MAX) break;
   }
+  if (tries > 0) lhi_forget_failure(&before);
   *count_out = count;
   return LH_OK;
 }

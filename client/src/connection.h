@@ -23,8 +23,16 @@ int lhi_connect(const char* path, int* fd_out);
 /* Writes one whole request. Requests of other threads come before or after it, never inside. Sends
  * `fd` with the request unless `fd` is -1. Returns 0 or an errno. ETIMEDOUT: peerd has read nothing
  * for 30 s. A request in the queue of a peerd that has just died counts as written. Whoever reads
- * replies finds out. */
+ * replies finds out.
+ *
+ * Waits only a moment for room in the socket, unless there is an fd. Then it keeps the request, and
+ * all that come after it, for lhi_write_kept(). */
 int lhi_write_request(lh_client* client, const struct lh_ipc_request* request, int fd);
+/* Writes kept requests for which there is room. Does not wait. Returns 0, or ETIMEDOUT: peerd has
+ * read nothing for 30 s. Needs no mutex. */
+int lhi_write_kept(lh_client* client);
+/* Frees kept requests. */
+void lhi_forget_kept(lh_client* client);
 
 /* Reads replies into client->inbox, without waiting. Only the reader (replies.h) calls it, without
  * the mutex. Returns the number of bytes, 0 at the end of the connection, or -errno. */

@@ -8,9 +8,7 @@
 #include <time.h>
 
 #include "proto/wire/kinds.h"
-#include "proto/wire/limits.h"
 
-#define LHI_TEXT_BYTES (LH_ERROR_TEXT_BYTES_MAX + 192)
 /* No struct of a later release will be larger. A larger struct_size is garbage. */
 #define LHI_STRUCT_BYTES_MAX 4096
 
@@ -51,6 +49,12 @@ const char* lh_strerror(lh_status status) {
 
 const char* lh_last_error(void) { return last_error; }
 
+void lhi_note_text(struct lhi_text* text) { memcpy(text->bytes, last_error, sizeof last_error); }
+
+void lhi_forget_failure(const struct lhi_text* before) {
+  memcpy(last_error, before->bytes, sizeof last_error);
+}
+
 size_t lh_dtype_size(lh_dtype dtype) { return lh_wire_dtype_bytes((int)dtype); }
 
 /* A copy first: an argument may point to last_error. */
@@ -78,7 +82,10 @@ lh_status lhi_refuse(const char* call, const char* format, ...) {
   return LH_INVALID_ARGUMENT;
 }
 
-static lh_status check_size(const char* call, const char* init, uint32_t size, size_t first_bytes) {
+lh_status lhi_check_struct(const char* call, const char* init, const void* given,
+                           size_t first_bytes) {
+  uint32_t size;
+  memcpy(&size, given, sizeof size);
   if (size >= first_bytes && size <= LHI_STRUCT_BYTES_MAX) return LH_OK;
   return lhi_refuse(call, "struct_size is %u; initialize the struct with %s", (unsigned)size, init);
 }
@@ -86,10 +93,9 @@ static lh_status check_size(const char* call, const char* init, uint32_t size, s
 lh_status lhi_take(const char* call, const char* init, const void* from, size_t first_bytes,
                    void* to, size_t to_bytes) {
   uint32_t size;
-  lh_status status;
-  memcpy(&size, from, sizeof size);
-  status = check_size(call, init, size, first_bytes);
+  const lh_status status = lhi_check_struct(call, init, from, first_bytes);
   if (status != LH_OK) return status;
+  memcpy(&size, from, sizeof size);
   for (size_t i = to_bytes; i < size; ++i) {
     if (((const uint8_t*)from)[i] != 0) {
       return lhi_refuse(
@@ -104,10 +110,9 @@ lh_status lhi_take(const char* call, const char* init, const void* from, size_t 
 lh_status lhi_give(const char* call, const char* init, const void* from, size_t from_bytes,
                    size_t first_bytes, void* to) {
   uint32_t size;
-  lh_status status;
-  memcpy(&size, to, sizeof size);
-  status = check_size(call, init, size, first_bytes);
+  const lh_status status = lhi_check_struct(call, init, to, first_bytes);
   if (status != LH_OK) return status;
+  memcpy(&size, to, sizeof size);
   memset((uint8_t*)to + sizeof size, 0, size - sizeof size);
   memcpy((uint8_t*)to + sizeof size, (const uint8_t*)from + sizeof size,
          (size < from_bytes ? size : from_bytes) - sizeof size);

@@ -6,6 +6,9 @@
 #include <stdint.h>
 
 #include "client/include/longhaul/longhaul.h"
+#include "proto/wire/limits.h"
+
+#define LHI_TEXT_BYTES (LH_ERROR_TEXT_BYTES_MAX + 192)
 
 #define LHI_NEVER INT64_MAX
 
@@ -24,10 +27,21 @@ lh_status lhi_refuse(const char* call, const char* format, ...)
  * must be zero beyond `to_bytes`. `init` names the macro for the text of LH_INVALID_ARGUMENT. */
 lh_status lhi_take(const char* call, const char* init, const void* from, size_t first_bytes,
                    void* to, size_t to_bytes);
+/* LH_OK: the caller's struct begins with its own size, which is possible. Nothing else of the
+ * struct may be read or written before. */
+lh_status lhi_check_struct(const char* call, const char* init, const void* given,
+                           size_t first_bytes);
 /* Copies an info (`from`) to the caller's struct (`to`): as much as fits, and zeros beyond. Keeps
  * the caller's struct_size, which must be at least `first_bytes`. */
 lh_status lhi_give(const char* call, const char* init, const void* from, size_t from_bytes,
                    size_t first_bytes, void* to);
+/* For a call that may succeed after a try that failed: the text of lh_last_error() before the call
+ * comes back with lhi_forget_failure(). */
+struct lhi_text {
+  char bytes[LHI_TEXT_BYTES];
+};
+void lhi_note_text(struct lhi_text* text);
+void lhi_forget_failure(const struct lhi_text* before);
 /* LH_OK: the timeout is 0 or more, or LH_FOREVER. */
 lh_status lhi_check_timeout(const char* call, int64_t timeout_ms);
 /* Checks the name of a run, a member or a cohort; `what` says which it is, for the text. */

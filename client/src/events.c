@@ -18,23 +18,25 @@
 
 /* ------------------------------------------------------------------ the descriptor */
 
-static int watch(int epoll_fd, int fd) {
+static int watch(int epoll_fd, int fd, uint32_t events) {
   struct epoll_event event;
   memset(&event, 0, sizeof event);
-  event.events = EPOLLIN;
+  event.events = events;
   event.data.fd = fd;
   return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
 }
 
 /* Makes the descriptor: an epoll set with the socket, where replies arrive that nobody has read,
- * and an eventfd, which is set when a thread has read a reply that ended an operation. */
+ * and an eventfd, which is set when a thread has read a reply that ended an operation. Of the
+ * socket only arrivals count, not that something is there: another thread may be about to read it,
+ * and the event loop must not turn until that thread runs. */
 static lh_status make_event_fd_locked(lh_client* client) {
   const int event_fd = eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC); /* something may have ended before */
   const int poll_fd = epoll_create1(EPOLL_CLOEXEC);
-  if (event_fd >= 0 && poll_fd >= 0 && watch(poll_fd, event_fd) == 0 &&
-      watch(poll_fd, client->fd) == 0) {
+  if (event_fd >= 0 && poll_fd >= 0 && watch(poll_fd, event_fd, EPOLLIN) == 0 &&
+      watch(poll_fd, client->fd, EPOLLIN | EPOLLET) == 0) {
     client->event_fd = event_fd;
-    client->poll_fd = poll_fd;
+    __atomic_store_n(&client->poll_fd, poll_fd, __ATOMIC_RELEASE);
     return LH_OK;
   }
   const int error = errno;
@@ -62,6 +64,15 @@ lh_status lh_event_fd(lh_client* client, int* fd_out) {
   return status;
 }
 
+/* Makes the descriptor unreadable until something arrives or ends. */
+static void forget_locked(const lh_client* client) {
+  struct epoll_event seen[2];
+  uint64_t count;
+  if (client->poll_fd < 0) return;
+  (void)epoll_wait(client->poll_fd, seen, 2, 0);
+  (void)!read(client->event_fd, &count, sizeof count);
+}
+
 lh_status lh_event_take(lh_client* client) {
   uint64_t count;
   lh_status status;
@@ -70,8 +81,9 @@ lh_status lh_event_take(lh_client* client) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   /* Clear first: what ends from here on sets the descriptor again. */
-  if (client->event_fd >= 0) (void)!read(client->event_fd, &count, sizeof count);
+  forget_locked(client);
   lhi_pump_locked(client);
+  if (client->reading) client->forgot = true;
   /* Whoever looks after this call sees what has ended within the call. */
   if (client->event_fd >= 0) (void)!read(client->event_fd, &count, sizeof count);
   if (client->dead) status = lhi_dead_locked(client);
@@ -98,6 +110,7 @@ lh_status lh_wait_any(lh_client* client, lh_op* const* ops, uint32_t count, int6
   if (status == LH_OK) status = lhi_process_check(client, "lh_wait_any");
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client); /* several may have ended: the first of them counts */
   if (!lhi_wait_any_locked(client, ops, count, lhi_deadline_ns(timeout_ms), index_out)) {
     status =
         lhi_fail(LH_DEADLINE_EXCEEDED, "lh_wait_any: none of %u operations ended within %lld ms",

@@ -27,6 +27,7 @@ void lhi_trim(lh_client* client) {
     if (op == NULL) break;
     request = lhi_request(LH_IPC_UNREGION, op);
     request.u.region.region = region->id;
+    if (client->forked) lhi_region_drop(region);
     lhi_arena_remove(&client->arena, region);
     const bool ask = op->state == LHI_OPEN;
     lhi_op_release_locked(op);
@@ -77,15 +78,23 @@ static lh_status add_region(lh_client* client, const char* call, size_t region_b
       (void)lhi_tell(client, &request);
     }
   }
-  close(fd);
+  /* A child of fork() gets a view of its own, for which it needs the descriptor; it has no use for
+   * an inbox. */
+  if (inbox) (void)madvise(base, region_bytes, MADV_DONTFORK);
+  if (inbox || status != LH_OK) {
+    close(fd);
+    fd = -1;
+  }
   if (status != LH_OK) {
     munmap(base, region_bytes);
     return status;
   }
   pthread_mutex_lock(&client->mutex);
   region = lhi_arena_add(&client->arena, id, base, region_bytes);
+  if (region != NULL) region->fd = fd;
   if (region == NULL) {
     munmap(base, region_bytes);
+    if (fd >= 0) close(fd);
     status = lhi_fail(LH_UNAVAILABLE, "%s: out of memory", call);
   } else if (inbox) {
     *data_out = lhi_arena_take_inbox(region);
@@ -107,6 +116,7 @@ lh_status lhi_inbox(lh_client* client, const char* call, size_t bytes, int64_t d
 
 lh_status lhi_alloc(lh_client* client, const char* call, size_t bytes, int64_t deadline_ns,
                     void** data_out) {
+  struct lhi_text before;
   size_t region_bytes;
   size_t least_bytes;
   lh_status status;
@@ -124,10 +134,12 @@ lh_status lhi_alloc(lh_client* client, const char* call, size_t bytes, int64_t d
   least_bytes = lhi_region_bytes(&client->arena, bytes, true);
   pthread_mutex_unlock(&client->mutex);
   if (*data_out != NULL) return LH_OK;
+  lhi_note_text(&before);
   status = add_region(client, call, region_bytes, bytes, false, deadline_ns, data_out);
   /* The limit of peerd may leave room for this block, if not for a larger region. */
   if (status == LH_UNAVAILABLE && least_bytes < region_bytes && lhi_now_ns() < deadline_ns) {
     status = add_region(client, call, least_bytes, bytes, false, deadline_ns, data_out);
+    if (status == LH_OK) lhi_forget_failure(&before);
   }
   return status;
 }

@@ -198,7 +198,7 @@ struct lh_state {
   struct lhi_pin inbox_pin;
 };
 
-/* A request that waits (queue.h). */
+/* A request that waits (queue.h, connection.h). */
 struct lhi_queued {
   struct lhi_queued* next;
   struct lh_ipc_request request;
@@ -243,20 +243,29 @@ struct lh_client {
   /* The memory with the queues; NULL: there are none. `put` and `sent` are guarded by the send
    * mutex. Only the reader uses `taken` and `read`. */
   struct lh_ipc_shared* shared;
-  uint32_t put;           /* requests that were put into the queue so far */
-  uint64_t sent;          /* requests that were sent over the socket so far */
+  uint32_t put;  /* requests that were put into the queue so far */
+  uint64_t sent; /* requests that were sent over the socket so far */
+  /* Requests for which the socket has no room (connection.h), and since when it has taken none.
+   * Guarded by the send mutex, but `unsent` is also read without it. */
+  struct lhi_queued *unsent, *unsent_last;
+  int64_t unsent_since_ns;
+  uint32_t
+      patient; /* atomic: threads that send a descriptor, and wait for room with the send mutex */
   uint32_t taken;         /* replies that were taken from the queue so far */
   uint64_t read;          /* replies that were read from the socket and handled so far */
   int64_t answer_ns;      /* how long to wait for an answer that needs no other peer */
   lh_client* next_client; /* the list of all clients of the process, for fork() */
   pthread_mutex_t send_mutex;
 
-  pthread_mutex_t mutex;            /* guards everything that follows */
-  uint32_t wakes;                   /* futex: rises when sleeping threads must look again */
-  uint32_t sleepers;                /* threads that sleep on `wakes` */
-  bool reading;                     /* a thread is the reader (replies.h) */
-  int event_fd;                     /* set when an op has ended; -1 before lh_event_fd() */
-  int poll_fd;                      /* what lh_event_fd() gives */
+  pthread_mutex_t mutex; /* guards everything that follows */
+  uint32_t wakes;        /* futex: rises when sleeping threads must look again */
+  uint32_t sleepers;     /* threads that sleep on `wakes` */
+  bool reading;          /* a thread is the reader (replies.h) */
+  int event_fd;          /* set when an op has ended; -1 before lh_event_fd() */
+  int poll_fd;           /* what lh_event_fd() gives */
+  /* lh_event_take() has forgotten what arrived at the socket, because a thread was the reader: that
+   * thread must look once more before it stops. */
+  bool forgot;
   uint32_t queued;                  /* requests in the queues of all members */
   void (*flush)(lh_client* client); /* lhi_flush_locked() */
   bool flushing;                    /* a thread sends such requests */
@@ -272,6 +281,7 @@ struct lh_client {
   lh_state* states;
   uint64_t next_state;
   struct lhi_arena arena;
+  bool forked; /* children of fork() may have the regions of the arena */
   /* Replies that were read and not handled yet (not an inbox of a state). Only the reader uses
    * these two fields. */
   size_t inbox_bytes;

@@ -88,7 +88,8 @@ lh_status lh_op_info(lh_op* op, lh_op_info_t* info) {
   bool ended;
   if (op == NULL) return lhi_refuse("lh_op_info", "op is NULL");
   if (info == NULL) return lhi_refuse("lh_op_info", "info is NULL");
-  status = lhi_process_check(op->client, "lh_op_info");
+  status = lhi_check_struct("lh_op_info", "LH_OP_INFO_INIT", info, LHI_OP_INFO_FIRST_BYTES);
+  if (status == LH_OK) status = lhi_process_check(op->client, "lh_op_info");
   if (status != LH_OK) return status;
   if (!op->collective) {
     return lhi_refuse("lh_op_info", "op is not a collective; use lh_sync_info() for a sync");

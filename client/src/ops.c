@@ -61,8 +61,7 @@ static void op_free_locked(lh_op* op) {
   free(op);
 }
 
-/* Tells threads that wait, and the program's event loop, that an op has ended or arrived. */
-static void announce_locked(const lh_client* client) {
+void lhi_announce_locked(const lh_client* client) {
   const uint64_t one = 1;
   if (client->event_fd >= 0) (void)!write(client->event_fd, &one, sizeof one);
 }
@@ -109,7 +108,7 @@ void lhi_op_end_locked(lh_op* op, lh_status status, const char* text,
   } else {
     over_locked(op, op->status == LH_OK && !arrived);
   }
-  announce_locked(op->client);
+  lhi_announce_locked(op->client);
   lhi_wake_locked(op->client);
   if (!held) op_free_locked(op);
   if (comm != NULL) lhi_member_unuse_locked(comm);
@@ -121,7 +120,7 @@ void lhi_op_collect_locked(lh_op* op) {
   op->type->collect(op);
   pthread_mutex_lock(&op->client->mutex);
   over_locked(op, op->status == LH_OK);
-  announce_locked(op->client);
+  lhi_announce_locked(op->client);
   lhi_wake_locked(op->client);
 }
 

@@ -28,6 +28,8 @@ lh_op* lhi_op_find_locked(const lh_client* client, uint64_t call);
  * answer. */
 void lhi_op_end_locked(lh_op* op, lh_status status, const char* text,
                        const struct lh_ipc_reply* reply);
+/* Tells the program's event loop that something has ended or arrived. */
+void lhi_announce_locked(const lh_client* client);
 /* Copies the result of an op in LHI_ARRIVED to the caller. The mutex is released meanwhile. */
 void lhi_op_collect_locked(lh_op* op);
 

@@ -24,6 +24,7 @@ void lhi_die_locked(lh_client* client, lh_status status, const char* text) {
   for (size_t i = 0; i < LHI_TABLE_SIZE; ++i) {
     while (client->table[i] != NULL) lhi_op_end_locked(client->table[i], status, text, NULL);
   }
+  lhi_announce_locked(client);
   lhi_wake_locked(client);
 }
 
@@ -32,7 +33,6 @@ static const char kMalformed[] =
 
 static void on_done_locked(lh_client* client, struct lh_ipc_reply* reply) {
   lh_op* const op = lhi_op_find_locked(client, reply->call);
-  if (reply->status < LH_OK || reply->status > LH_INTERNAL) reply->status = LH_INTERNAL;
   if (op != NULL && op->collective && reply->status == LH_OK &&
       reply->u.op.size > LH_IPC_OP_MEMBERS_MAX + op->more_members_count) {
     lhi_die_locked(client, LH_INTERNAL, kMalformed);
@@ -88,6 +88,12 @@ static void on_reply_locked(lh_client* client, struct lh_ipc_reply* reply) {
                    "the program that answers on the socket is not a peerd; check the path");
     return;
   }
+  if (reply->status < LH_OK || reply->status > LH_INTERNAL) {
+    snprintf(reply->u.text, sizeof reply->u.text,
+             "peerd sent the unknown status %d; install the same release of peerd and library",
+             (int)reply->status);
+    reply->status = LH_INTERNAL;
+  }
   if (reply->status != LH_OK) reply->u.text[LH_ERROR_TEXT_BYTES_MAX] = '\0';
   switch (reply->type) {
     case LH_IPC_DONE:
@@ -123,9 +129,14 @@ static void on_reply_locked(lh_client* client, struct lh_ipc_reply* reply) {
 /* Handles the replies of the queue that come before all further ones of the socket. */
 static void dispatch_shared_locked(lh_client* client) {
   struct lh_ipc_reply* reply;
-  while ((reply = lhi_shared_next(client)) != NULL) {
+  while (!client->dead && (reply = lhi_shared_next(client)) != NULL) {
     on_reply_locked(client, reply);
     lhi_shared_pop(client);
+  }
+  if (lhi_shared_broken(client)) {
+    lhi_die_locked(client, LH_INTERNAL,
+                   "peerd says that it has put in more replies than there is room for; connection "
+                   "closed; report this bug");
   }
 }
 
@@ -149,15 +160,20 @@ static void dispatch_locked(lh_client* client, ssize_t got) {
         "peerd closed the connection: it stopped or died; look at its log, then lh_open() again");
   } else if (got < 0 && got != -EAGAIN) {
     char text[128];
-    snprintf(text, sizeof text, "connection to peerd failed (%s); lh_open() again",
+    snprintf(text, sizeof text,
+             got == -ETIMEDOUT
+                 ? "peerd reads no requests (%s); look at the log of peerd, then call "
+                   "lh_open() again"
+                 : "connection to peerd failed (%s); lh_open() again",
              strerror((int)-got));
     lhi_die_locked(client, LH_UNAVAILABLE, text);
   }
 }
 
 void lhi_pump_locked(lh_client* client) {
-  ssize_t got = 1;
-  while (got > 0 && !client->reading && !client->dead) {
+  ssize_t got = -lhi_write_kept(client);
+  if (got < 0) dispatch_locked(client, got);
+  for (got = 1; got > 0 && !client->reading && !client->dead;) {
     got = lhi_read_replies(client);
     dispatch_locked(client, got);
   }
@@ -167,10 +183,14 @@ void lhi_read_round_locked(lh_client* client, int64_t deadline_ns, bool poll_fir
   ssize_t got;
   client->reading = true;
   pthread_mutex_unlock(&client->mutex);
-  got = lhi_await_replies(client, deadline_ns, poll_first);
+  got = -lhi_write_kept(client);
+  if (got == 0) got = lhi_await_replies(client, deadline_ns, poll_first);
   pthread_mutex_lock(&client->mutex);
   client->reading = false;
   dispatch_locked(client, got);
+  if (!client->forgot) return;
+  client->forgot = false;
+  lhi_pump_locked(client);
 }
 
 /* Calls the caller's progress function. The mutex is released meanwhile. */
@@ -195,24 +215,28 @@ bool lhi_wait_any_locked(lh_client* client, lh_op* const* ops, uint32_t count, i
   bool last = false;
   while (true) {
     lh_op* untold = NULL;
-    lh_op* arrived = NULL;
+    lh_op* first = NULL; /* the first that is answered; its result may still have to be copied */
     bool open = false;
     bool soon = false;
-    for (uint32_t i = 0; i < count && !ended; ++i) {
-      ended = ops[i]->state == LHI_ENDED;
-      if (ended) *index_out = i;
+    for (uint32_t i = 0; i < count && first == NULL; ++i) {
+      if (ops[i]->state != LHI_OPEN) first = ops[i];
+      if (first != NULL) *index_out = i;
       if (!ops[i]->progress_told) untold = ops[i];
-      if (ops[i]->state == LHI_ARRIVED) arrived = ops[i];
       open = open || ops[i]->state == LHI_OPEN;
       soon = soon || comes_soon(ops[i]);
     }
+    ended = first != NULL && first->state == LHI_ENDED;
     if (ended) break;
     if (untold != NULL) {
       tell_progress_locked(untold);
       continue;
     }
-    if (arrived != NULL) {
-      lhi_op_collect_locked(arrived);
+    if (first != NULL && first->state == LHI_ARRIVED) {
+      lhi_op_collect_locked(first);
+      continue;
+    }
+    if (first != NULL) { /* another thread copies its result */
+      lhi_sleep_locked(client, LHI_NEVER);
       continue;
     }
     if (last) break;

@@ -27,4 +27,7 @@ struct lh_ipc_reply* lhi_shared_next(const lh_client* client);
 /* Removes that reply. */
 void lhi_shared_pop(lh_client* client);
 
+/* Whether peerd says something impossible of its queue. Then there is no next reply. */
+bool lhi_shared_broken(const lh_client* client);
+
 #endif /* LONGHAUL_CLIENT_SHARED_H_ */

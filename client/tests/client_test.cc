@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +28,10 @@
 #include "gtest/gtest.h"
 #include "proto/wire/limits.h"
 #include "tests/support/ipc_harness.h"
+
+extern "C" {
+#include "client/src/replies.h"
+}
 
 namespace longhaul::peerd {
 namespace {
@@ -130,6 +135,47 @@ TEST_F(ClientTest, OpenWaitsForPeerdToAppear) {
   options.socket_path = path.c_str();
   options.timeout_ms = kPatienceMs;
   EXPECT_EQ(lh_open(&options, &client_), LH_OK) << lh_last_error();
+  late.join();
+  unlink(path.c_str());
+}
+
+// Tries that failed before the one that went well are no calls of the program.
+TEST_F(ClientTest, ACallThatSucceedsAtASecondTryLeavesNoError) {
+  IpcServerOptions limited;
+  limited.arena_limit = 8 * kMiB;
+  Start(limited);
+  // Somebody takes the first connection, gives the place to peerd, and hangs up.
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string path = harness_->path() + ".late";
+  memcpy(address.sun_path, path.c_str(), path.size());
+  const int first = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(first, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(first, 8), 0);
+  std::thread late([&] {
+    const int connection = accept(first, nullptr, nullptr);
+    unlink(path.c_str());
+    LH_CHECK(link(harness_->path().c_str(), path.c_str()) == 0);
+    close(connection);
+    close(first);
+  });
+  // The text belongs to the thread, so that of a new thread is empty.
+  std::thread fresh([&] {
+    lh_open_options options = LH_OPEN_OPTIONS_INIT;
+    options.socket_path = path.c_str();
+    options.timeout_ms = kPatienceMs;
+    EXPECT_EQ(lh_open(&options, &client_), LH_OK) << lh_last_error();
+    EXPECT_STREQ(lh_last_error(), "");
+    // A region of the usual size is refused, and a smaller one is not.
+    void* data = nullptr;
+    EXPECT_EQ(lh_alloc(client_, 100, &data), LH_OK);
+    EXPECT_STREQ(lh_last_error(), "");
+    // What failed before stays.
+    EXPECT_EQ(lh_alloc(client_, 0, &data), LH_INVALID_ARGUMENT);
+    EXPECT_EQ(lh_alloc(client_, 5 * kMiB, &data), LH_OK);
+    EXPECT_TRUE(Says("ask for at least 1")) << lh_last_error();
+  });
+  fresh.join();
   late.join();
   unlink(path.c_str());
 }
@@ -702,6 +748,65 @@ TEST_F(ClientTest, TheDescriptorIsReadableWhenAnOperationHasEnded) {
   lh_op_free(second);
 }
 
+// What has arrived may be for another thread, which is awake and does not run yet. An event loop
+// must not turn until it runs.
+TEST_F(ClientTest, TheDescriptorIsNotReadableForWhatAnotherThreadIsAboutToRead) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  int fd = -1;
+  ASSERT_EQ(lh_event_fd(client_, &fd), LH_OK) << lh_last_error();
+  float* const data = Alloc(4);
+  lh_op* const op = AllReduce(data, data, 4);
+  ASSERT_TRUE(UntilPosts(1));
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  pthread_mutex_lock(&client_->mutex);
+  client_->reading = true;  // the other thread
+  pthread_mutex_unlock(&client_->mutex);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  ASSERT_TRUE(Readable(fd, kPatienceMs));
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  EXPECT_FALSE(Readable(fd, 0));
+  int finished = 0;
+  ASSERT_EQ(lh_op_test(op, &finished), LH_OK);
+  EXPECT_EQ(finished, 0);
+  // The other thread runs.
+  pthread_mutex_lock(&client_->mutex);
+  lhi_read_round_locked(client_, 0, false);
+  pthread_mutex_unlock(&client_->mutex);
+  EXPECT_TRUE(Readable(fd, 0));
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  EXPECT_FALSE(Readable(fd, 0));
+  ASSERT_EQ(lh_op_test(op, &finished), LH_OK);
+  EXPECT_EQ(finished, 1);
+  lh_op_free(op);
+}
+
+TEST_F(ClientTest, AnEventLoopBesideAHelperTurnsAFewTimesForEachOperation) {
+  constexpr int kOps = 300;
+  StartJoined();
+  int fd = -1;
+  ASSERT_EQ(lh_event_fd(client_, &fd), LH_OK) << lh_last_error();
+  std::thread helper([this] { EXPECT_EQ(lh_help(client_, LH_FOREVER), LH_FAILED_PRECONDITION); });
+  std::vector<float> plain(1000, 1.0f);
+  int turns = 0;
+  for (int i = 0; i < kOps; ++i) {
+    lh_op* const op = AllReduce(plain.data(), plain.data(), plain.size());
+    int finished = 0;
+    while (finished == 0) {
+      ASSERT_TRUE(Readable(fd, kPatienceMs)) << "nothing tells of operation " << i;
+      ASSERT_EQ(lh_event_take(client_), LH_OK);
+      ++turns;
+      ASSERT_EQ(lh_op_test(op, &finished), LH_OK);
+    }
+    lh_op_free(op);
+  }
+  EXPECT_LT(turns, 8 * kOps);
+  lh_comm_free(comm_);
+  comm_ = nullptr;
+  lh_close(std::exchange(client_, nullptr));
+  helper.join();
+}
+
 TEST_F(ClientTest, TheDescriptorTellsOfTheEndOfPeerd) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
@@ -746,6 +851,77 @@ TEST_F(ClientTest, AWaitForSeveralEndsWithTheFirst) {
   ASSERT_EQ(lh_wait_any(client_, ops, 1, kPatienceMs, &index), LH_OK) << "a bad end is an end";
   EXPECT_EQ(lh_op_wait(ops[0], 0), LH_ABORTED);
   for (lh_op* op : ops) lh_op_free(op);
+}
+
+// The result of the first has to be copied, that of the second has not.
+TEST_F(ClientTest, AWaitForSeveralNamesTheFirstInTheArrayOfThoseThatHaveEnded) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(8);
+  float plain[4] = {1, 2, 3, 4};
+  lh_op* const ops[] = {AllReduce(data, data, 4, /*tag=*/1), AllReduce(plain, plain, 4, /*tag=*/2),
+                        AllReduce(data + 4, data + 4, 4, /*tag=*/3)};
+  ASSERT_TRUE(UntilPosts(3));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.FinishPost({}, 1);
+    handler.FinishPost({}, 1);
+  });
+  ASSERT_EQ(lh_op_wait(ops[2], kPatienceMs), LH_OK) << "the answer before it has been read, too";
+  uint32_t index = 7;
+  ASSERT_EQ(lh_wait_any(client_, ops, 3, 0, &index), LH_OK);
+  EXPECT_EQ(index, 1u);
+  EXPECT_EQ(plain[3], 8.0f);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(lh_op_wait(ops[0], kPatienceMs), LH_OK);
+  for (lh_op* op : ops) lh_op_free(op);
+}
+
+TEST_F(ClientTest, AnAnswerThatWasNotReadYetCountsForTheFirstThatHasEnded) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(4);
+  float plain[4] = {1, 2, 3, 4};
+  lh_op* const ops[] = {AllReduce(plain, plain, 4, /*tag=*/1), AllReduce(data, data, 4, /*tag=*/2)};
+  ASSERT_TRUE(UntilPosts(2));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost({}, 1); });
+  ASSERT_EQ(lh_op_wait(ops[1], kPatienceMs), LH_OK);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  pollfd poll_fd{client_->fd, POLLIN, 0};
+  ASSERT_EQ(poll(&poll_fd, 1, kPatienceMs), 1) << "the answer has arrived";
+  uint32_t index = 7;
+  ASSERT_EQ(lh_wait_any(client_, ops, 2, 0, &index), LH_OK);
+  EXPECT_EQ(index, 0u);
+  EXPECT_EQ(plain[3], 8.0f);
+  for (lh_op* op : ops) lh_op_free(op);
+}
+
+TEST_F(ClientTest, AnInfoThatWasNotInitializedIsRefusedAndLeftAlone) {
+  StartJoined();
+  float* const data = Alloc(4);
+  lh_op* const op = AllReduce(data, data, 4);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  for (const uint32_t size : {0u, 3u, 40u, 5000u, 0xffffffffu}) {
+    uint64_t ids[4] = {7, 7, 7, 7};
+    lh_op_info_t info;
+    memset(static_cast<void*>(&info), 0x5a, sizeof info);
+    info.struct_size = size;
+    info.members = ids;
+    info.members_capacity = 4;
+    lh_op_info_t before;
+    memcpy(&before, &info, sizeof info);
+    EXPECT_EQ(lh_op_info(op, &info), LH_INVALID_ARGUMENT) << size;
+    EXPECT_TRUE(Says("LH_OP_INFO_INIT")) << lh_last_error();
+    EXPECT_EQ(ids[0], 7u) << size;
+    EXPECT_EQ(memcmp(&before, &info, sizeof info), 0) << size;
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = options.target = data;
+    options.count = 4;
+    lh_op* none = nullptr;
+    EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, &none), LH_INVALID_ARGUMENT) << size;
+    EXPECT_EQ(none, nullptr);
+    EXPECT_EQ(memcmp(&before, &info, sizeof info), 0) << size;
+  }
+  lh_op_free(op);
 }
 
 TEST_F(ClientTest, TheHelperCopiesResultsThatNobodyWaitsFor) {
@@ -927,6 +1103,108 @@ TEST_F(ClientTest, ALeaveThatTookTooLongIsWaitedForByTheNextCall) {
   ASSERT_TRUE(UntilEvents(2));
   harness_->Run([](ScriptedHandler&, IpcServer& server) { server.LeaveDone(LocalId(1), {}); });
   EXPECT_EQ(lh_leave(comm_, kPatienceMs), LH_OK) << lh_last_error();
+}
+
+// A program that polls lh_leave() and does other things meanwhile.
+TEST_F(ClientTest, ALeaveWhoseAnswerAnotherCallHasReadIsStillOk) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_leaves);
+  EXPECT_EQ(lh_leave(comm_, 0), LH_DEADLINE_EXCEEDED);
+  ASSERT_TRUE(UntilEvents(2));
+  harness_->Run([](ScriptedHandler&, IpcServer& server) { server.LeaveDone(LocalId(1), {}); });
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  while (lh_world(comm_, &world) == LH_OK) std::this_thread::yield();
+  EXPECT_TRUE(Says("has left")) << lh_last_error();
+  EXPECT_EQ(lh_leave(comm_, 0), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_leave(comm_, 0), LH_FAILED_PRECONDITION) << "it was told";
+}
+
+// A peerd that is stopped: its reactor waits until the test lets it go on.
+TEST_F(ClientTest, APeerdThatReadsNothingHoldsUpNoCallThatOnlyBegins) {
+  constexpr size_t kOps = 700;  // the socket has room for some 230
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(kOps + 1);
+  lh_op* const waited = AllReduce(data + kOps, data + kOps, 1, /*tag=*/kOps);
+  ASSERT_TRUE(UntilPosts(1));
+  std::thread waiter([&] { EXPECT_EQ(lh_op_wait(waited, kPatienceMs), LH_OK); });
+  ASSERT_TRUE(Soon([&] {
+    pthread_mutex_lock(&client_->mutex);
+    const bool reading = client_->reading;
+    pthread_mutex_unlock(&client_->mutex);
+    return reading;
+  })) << "the waiter is the reader";
+  std::promise<void> stopped, go_on;
+  std::thread stopper([&] {
+    harness_->Run([&](ScriptedHandler&, IpcServer&) {
+      stopped.set_value();
+      go_on.get_future().wait();
+    });
+  });
+  stopped.get_future().wait();
+
+  auto begun = std::chrono::steady_clock::now();
+  std::vector<lh_op*> ops;
+  for (size_t i = 0; i < kOps; ++i) ops.push_back(AllReduce(data + i, data + i, 1, /*tag=*/i));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+  EXPECT_NE(client_->unsent, nullptr);
+  EXPECT_EQ(lh_op_wait(ops.back(), 0), LH_DEADLINE_EXCEEDED);
+  begun = std::chrono::steady_clock::now();
+  lh_join_options options = LH_JOIN_OPTIONS_INIT;
+  options.timeout_ms = 200;
+  lh_comm* other = nullptr;
+  EXPECT_EQ(lh_join(client_, &options, &other), LH_DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Says("peerd does not answer")) << lh_last_error();
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+
+  go_on.set_value();
+  stopper.join();
+  // Nobody calls the library but the thread that waits.
+  ASSERT_TRUE(UntilPosts(kOps + 1));
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    for (size_t i = 0; i <= kOps; ++i) handler.FinishPost({}, 0);
+  });
+  waiter.join();
+  for (lh_op* op : ops) EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  for (lh_op* op : ops) lh_op_free(op);
+  lh_op_free(waited);
+  EXPECT_EQ(client_->unsent, nullptr);
+}
+
+// The same for a program that waits for the descriptor.
+TEST_F(ClientTest, TheDescriptorTellsThatRequestsThatWaitCanBeSent) {
+  constexpr size_t kOps = 700;
+  StartJoined();
+  float* const data = Alloc(kOps);
+  int fd = -1;
+  ASSERT_EQ(lh_event_fd(client_, &fd), LH_OK);
+  std::promise<void> stopped, go_on;
+  std::thread stopper([&] {
+    harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+      handler.hold_posts = true;
+      stopped.set_value();
+      go_on.get_future().wait();
+    });
+  });
+  stopped.get_future().wait();
+  std::vector<lh_op*> ops;
+  for (size_t i = 0; i < kOps; ++i) ops.push_back(AllReduce(data + i, data + i, 1, /*tag=*/i));
+  ASSERT_NE(client_->unsent, nullptr);
+  ASSERT_EQ(lh_event_take(client_), LH_OK);
+  pollfd poll_fd{fd, POLLIN, 0};
+  EXPECT_EQ(poll(&poll_fd, 1, 0), 0);
+  go_on.set_value();
+  stopper.join();
+  while (client_->unsent != nullptr) {
+    ASSERT_EQ(poll(&poll_fd, 1, kPatienceMs), 1);
+    ASSERT_EQ(lh_event_take(client_), LH_OK);
+  }
+  ASSERT_TRUE(UntilPosts(kOps));
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    for (size_t i = 0; i < kOps; ++i) handler.FinishPost({}, 0);
+  });
+  for (lh_op* op : ops) EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  for (lh_op* op : ops) lh_op_free(op);
 }
 
 TEST_F(ClientTest, FreeingACommunicatorLeaves) {
@@ -1350,7 +1628,7 @@ TEST_F(ClientTest, ClosingWithoutLeavingIsADeath) {
     return handler.events.back() == "gone 1 trainer closed its connection" &&
            server.GetStats().clients == 0;
   }));
-  EXPECT_EQ(OpenDescriptors(), before - 2) << "one at each end";
+  EXPECT_EQ(OpenDescriptors(), before - 3) << "one at each end, and that of the region";
 }
 
 // ThreadSanitizer does not support threads on both sides of a fork().
@@ -1392,9 +1670,78 @@ TEST_F(ClientTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
 }
+
+// The memory is shared with peerd, but not with children of fork().
+TEST_F(ClientTest, AForkedChildWritesToMemoryOfItsOwn) {
+  StartJoined();
+  float* const data = Alloc(4);
+  std::iota(data, data + 4, 1.0f);
+  // What the region holds, as peerd sees it: allocated blocks of the file.
+  const int region = dup(client_->arena.regions->fd);
+  ASSERT_GE(region, 0);
+  int to_child[2];
+  int to_parent[2];
+  ASSERT_EQ(pipe(to_child), 0);
+  ASSERT_EQ(pipe(to_parent), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    close(to_child[1]);
+    const bool reads = data[3] == 4.0f;
+    for (int i = 0; i < 4; ++i) data[i] = -1.0f;
+    char byte = 0;
+    const bool told = write(to_parent[1], &byte, 1) == 1 && read(to_child[0], &byte, 1) == 0;
+    _exit(reads && told && data[0] == -1.0f ? 0 : 1);
+  }
+  close(to_child[0]);
+  char byte;
+  ASSERT_EQ(read(to_parent[0], &byte, 1), 1);
+  EXPECT_EQ(data[0], 1.0f) << "the child has written to the parent's memory";
+  lh_op* const op = AllReduce(data, data, 4);
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(data[3], 8.0f);
+  lh_op_free(op);
+  struct stat file = {};
+  ASSERT_EQ(fstat(region, &file), 0);
+  EXPECT_GT(file.st_blocks, 0);
+  lh_close(client_);
+  client_ = nullptr;
+  ASSERT_EQ(fstat(region, &file), 0);
+  EXPECT_EQ(file.st_blocks, 0) << "the child keeps the memory of the host";
+  close(region);
+  close(to_child[1]);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  close(to_parent[0]);
+  close(to_parent[1]);
+}
 #endif
 
 // ------------------------------------------------------------------------------ C++
+
+// A copy of an info outlives the info, and so does the C struct that is a part of it.
+TEST_F(ClientTest, ACppInfoCanBeCopied) {
+  Start();
+  longhaul::Client client(harness_->path(), "cpp");
+  longhaul::Comm comm = client.Join("run", 1);
+  longhaul::Buffer<float> x(client, 4);
+  longhaul::OpInfo copy;
+  lh_op_info_t slice;
+  {
+    const longhaul::OpInfo info = comm.AllReduce(x);
+    copy = info;
+    slice = info;
+    EXPECT_EQ(info.members, (std::vector<uint64_t>{1, 2}));
+  }
+  EXPECT_EQ(copy.members, (std::vector<uint64_t>{1, 2}));
+  const longhaul::OpInfo again = copy;
+  for (const lh_op_info_t& each : std::vector<lh_op_info_t>{slice, copy, again}) {
+    EXPECT_EQ(each.world_size, 2u);
+    EXPECT_EQ(each.members, nullptr);
+    EXPECT_EQ(each.members_capacity, 0u);
+  }
+}
 
 TEST_F(ClientTest, TheCppHeaderCleansUpAfterItself) {
   Start();

@@ -68,6 +68,7 @@ class FakePeerd {
     close(listener_);
     if (connection_ >= 0) close(connection_);
     for (const auto& [id, region] : regions_) munmap(region.first, region.second);
+    if (shared_ != nullptr) munmap(shared_, sizeof *shared_);
     unlink(path_.c_str());
     rmdir(directory_.c_str());
   }
@@ -123,6 +124,7 @@ class FakePeerd {
     reply.call = request.call;
     reply.member = 9;
     reply.status = status;
+    if (request.type == LH_IPC_HELLO && shared() != nullptr) reply.flags = LH_IPC_SHARED;
     reply.world = {1, kMember, kRank, kWorld, 0, 0};
     if (status == LH_OK) {
       reply.u.op.size = 1;
@@ -130,8 +132,17 @@ class FakePeerd {
     } else {
       memcpy(reply.u.text, text.data(), text.size());
     }
+    Say(reply);
+  }
+  void Say(const lh_ipc_reply& reply) {
     (void)!send(connection_, &reply, sizeof reply, MSG_NOSIGNAL);
   }
+  // The queues, once HELLO has come. Before that, `share` says whether they are used.
+  lh_ipc_shared* shared() {
+    std::lock_guard lock(mutex_);
+    return shared_;
+  }
+  std::atomic<bool> share = false;
   // Ops are not answered until the test does so.
   std::atomic<bool> hold = true;
 
@@ -170,6 +181,12 @@ class FakePeerd {
   void Take(const lh_ipc_request& request, int* fd) {
     EXPECT_EQ(request.magic, LH_IPC_MAGIC);
     std::unique_lock lock(mutex_);
+    if (request.type == LH_IPC_HELLO && share) {
+      void* const base = mmap(nullptr, sizeof *shared_, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+      EXPECT_NE(base, MAP_FAILED);
+      shared_ = static_cast<lh_ipc_shared*>(base);
+    }
+    if (request.type == LH_IPC_HELLO) close(*fd);
     if (request.type == LH_IPC_REGION) {
       void* const base =
           mmap(nullptr, request.u.region.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
@@ -192,6 +209,7 @@ class FakePeerd {
   std::condition_variable changed_;
   std::vector<lh_ipc_request> ops_, cancels_;
   std::map<uint64_t, std::pair<void*, size_t>> regions_;
+  lh_ipc_shared* shared_ = nullptr;
 };
 
 class CollectiveTest : public testing::Test {
@@ -253,6 +271,61 @@ class CollectiveTest : public testing::Test {
   lh_comm* comm_ = nullptr;
   std::vector<lh_op*> started_;
 };
+
+TEST_F(CollectiveTest, AStatusThatThereIsNotIsABugOfPeerd) {
+  lh_ipc_reply gone = {};
+  gone.magic = LH_IPC_MAGIC;
+  gone.type = LH_IPC_GONE;
+  gone.member = 9;
+  gone.status = 77;
+  peerd_.Say(gone);
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  lh_status status = LH_OK;
+  while (status == LH_OK) status = lh_world(comm_, &world);
+  EXPECT_EQ(status, LH_INTERNAL);
+  EXPECT_TRUE(Says("unknown status 77")) << lh_last_error();
+  gone.status = -1;
+  gone.member = 0;
+  peerd_.Say(gone);
+  while (status != LH_OK) status = lh_client_check(client_) == LH_OK ? LH_INTERNAL : LH_OK;
+  EXPECT_EQ(lh_client_check(client_), LH_INTERNAL);
+  EXPECT_TRUE(Says("unknown status -1")) << lh_last_error();
+}
+
+TEST_F(CollectiveTest, AnAnswerWithAStatusThatThereIsNotEndsTheOpAsABug) {
+  float value = 1;
+  lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+  options.source = options.target = &value;
+  options.count = 1;
+  Ask(lh_all_reduce_start, options);
+  peerd_.Answer(peerd_.Op(0), static_cast<lh_status>(10), "what?");
+  EXPECT_EQ(lh_op_wait(started_[0], 20000), LH_INTERNAL);
+  EXPECT_TRUE(Says("unknown status 10")) << lh_last_error();
+}
+
+// A queue holds 64 entries. More cannot wait in it, however high or low the number is.
+TEST(SharedQueueTest, ANumberOfRepliesThatThereCannotBeEndsTheConnection) {
+  for (const uint32_t put : {LH_IPC_QUEUE_ENTRIES + 1, 0x80000000u, 0xffffffffu}) {
+    FakePeerd peerd;
+    peerd.share = true;
+    lh_open_options open = LH_OPEN_OPTIONS_INIT;
+    open.socket_path = peerd.path().c_str();
+    lh_client* client = nullptr;
+    ASSERT_EQ(lh_open(&open, &client), LH_OK) << lh_last_error();
+    ASSERT_NE(peerd.shared(), nullptr);
+    __atomic_store_n(&peerd.shared()->replies.put, put, __ATOMIC_SEQ_CST);
+    lh_ipc_reply look = {};
+    look.magic = LH_IPC_MAGIC;
+    look.type = LH_IPC_LOOK;
+    peerd.Say(look);
+    lh_status status = LH_OK;
+    while (status == LH_OK) status = lh_client_check(client);
+    EXPECT_EQ(status, LH_INTERNAL);
+    EXPECT_TRUE(Says("more replies than there is room for")) << lh_last_error();
+    EXPECT_EQ(__atomic_load_n(&peerd.shared()->replies.taken, __ATOMIC_SEQ_CST), 0u);
+    lh_close(client);
+  }
+}
 
 std::vector<float> Rising(size_t count, float first = 0) {
   std::vector<float> values(count);

@@ -5,12 +5,13 @@
   tests/chaos/matrix --phases=commit --faults=kill --worlds=4 --rounds=20
 
 A case strikes one member, the victim, in one phase of its group's work. All other members are healthy. A reset of lanes
-harms nobody, so there the victim counts as healthy, too. A case holds if
+and a cancel harm nobody, so there the victim counts as healthy, too. A case holds if
 
 - the calls of the healthy members end soon and well,
 - each result is the exact sum over one set of members, the same set at all members, with all healthy members in it,
 - the ops of other kinds beside it (a few in each case, in rotation) give the result over exactly OpInfo.members at all
-  members, or end Aborted at all, if a death may have this effect on that kind; inputs are intact,
+  members, or end Aborted at all, if a death may have this effect on that kind, or they were cancelled; inputs are
+  intact, and targets of a reduce-scatter that was aborted,
 - afterwards the healthy members make up the world,
 - the victim's own calls end, too,
 - after a sync all healthy members have the same state, and a member had offered it.
@@ -39,7 +40,10 @@ from trainers import Trainer
 from world import PATIENCE_S, World, host_drop, run, why_not
 
 PHASES = ("idle", "pending", "preparing", "start", "reduce-scatter", "all-gather", "commit", "sync", "leave")
-FAULTS = ("kill", "stop", "partition", "reset")
+DEATHS = ("kill", "stop", "partition", "reset")
+# A cancel ends the ops beside the large one, in the phases in which they are in flight.
+FAULTS = (*DEATHS, "cancel")
+IN_FLIGHT = ("start", "reduce-scatter", "all-gather", "commit")
 SKIPPED = 77
 # With so much state a transfer takes about as long as the time within which the fault comes.
 STATE_MIB = 192
@@ -73,12 +77,14 @@ class Case:
 
 
 def sample() -> list[Case]:
-    """Each phase with two faults, and each fault in at least four phases."""
-    return [Case(phase, FAULTS[(i + j) % 4], 3) for i, phase in enumerate(PHASES) for j in (0, 2 if i < 4 else 1)]
+    """Each phase with two deaths, each death in at least four phases, and each possible cancel."""
+    deaths = [Case(phase, DEATHS[(i + j) % 4], 3) for i, phase in enumerate(PHASES) for j in (0, 2 if i < 4 else 1)]
+    return deaths + [Case(phase, "cancel", 3) for phase in IN_FLIGHT]
 
 
 def full(worlds: list[int]) -> list[Case]:
-    return [Case(phase, fault, world) for world in worlds for phase in PHASES for fault in FAULTS]
+    cases = [Case(phase, fault, world) for world in worlds for phase in PHASES for fault in FAULTS]
+    return [case for case in cases if case.fault != "cancel" or case.phase in IN_FLIGHT]
 
 
 class Bad(Exception):
@@ -99,8 +105,11 @@ class Bench:
         self.beside: dict[str, Any] | None = None  # what run_ops does beside the large op
         #: how often an op of each kind ended well, and how often Aborted
         self.outcomes: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.all_stay = True  # no member goes, so no op may be aborted, unless it was cancelled
+        self.cancelled = False
+        #: an op of all of these cannot end well, because one has cancelled it and another one had not called it
+        self.certain: set[int] = set()
         #: times of an op without faults: from the last member's start to the outcome, and from our order to that start
-        self.all_stay = True  # no member goes, so no op may be aborted
         self.op_seconds = 0.0
         self.lead_seconds = 0.0
         # There is one trainer more than the world needs: the newcomer.
@@ -135,7 +144,11 @@ class Bench:
     def post(self, members: list[int]) -> None:
         for i in members:
             self.trainers[i].start(
-                "run_ops", members=len(self.trainers), timeout=self.args.patience, beside=self.beside
+                "run_ops",
+                members=len(self.trainers),
+                timeout=self.args.patience,
+                beside=self.beside,
+                cancels=self.cancelled,
             )
 
     def collect(self, members: list[int], healthy: list[int], what: str) -> dict[int, dict[str, Any]]:
@@ -182,9 +195,12 @@ class Bench:
             kind = "send" if name.startswith("send") else name
             for i, op in ops.items():
                 if not op["intact"]:
-                    raise Bad(f"{what}, {name} at {i}: the input is not what it was")
+                    raise Bad(
+                        f"{what}, {name} at {i}: the input, or the target of a reduce-scatter, is not what it was"
+                    )
                 if "error" in op:
-                    if op["error"] != "Aborted" or kind in NEVER_ABORTED or self.all_stay:
+                    never = (kind in NEVER_ABORTED or self.all_stay) and not self.cancelled
+                    if op["error"] != "Aborted" or never:
                         raise Bad(f"{what}, {name} at {i}: {op['error']}: {op['text']}")
                 elif not op["right"]:
                     raise Bad(f"{what}, {name} at {i}: the result is not the one over {op['members']}")
@@ -192,6 +208,8 @@ class Bench:
                     raise Bad(f"{what}, {name} at {i}: the member is not among {op['members']}")
             if len({str(op.get("members", "Aborted")) for op in ops.values()}) > 1:
                 raise Bad(f"{what}, {name}: members have different outcomes: {ops}")
+            if self.certain and self.certain <= set(ops) and not all("error" in op for op in ops.values()):
+                raise Bad(f"{what}, {name}: it was cancelled before all had called it, and ended well: {ops}")
             self.outcomes[kind, "ok" if "members" in next(iter(ops.values())) else "aborted"] += 1
 
     def collect_synced(self, healthy: list[int]) -> str:
@@ -231,7 +249,13 @@ class Bench:
     def strike(self, case: Case, victim: int) -> None:
         host = self.world.hosts[victim]
         assert host.peerd is not None
-        if case.fault == "kill":
+        if case.fault == "cancel":
+            member = victim
+            if case.phase == "start":  # the victim has not posted its ops, so another member cancels them
+                member = (victim + 1) % case.world
+                self.certain = {member, victim}
+            os.kill(self.trainers[member].pid, signal.SIGUSR1)
+        elif case.fault == "kill":
             host.peerd.signal(signal.SIGKILL)
         elif case.fault == "stop":
             host.peerd.signal(signal.SIGSTOP)
@@ -268,9 +292,10 @@ class Bench:
         # In a join the victim may be the newcomer or a member.
         victim = self.rng.choice([newcomer, self.rng.randrange(size)]) if joins else self.rng.randrange(size)
         everybody = [*members, newcomer] if joins else members
-        healthy = [i for i in everybody if i != victim or case.fault == "reset"]
+        healthy = [i for i in everybody if i != victim or case.fault in ("reset", "cancel")]
         busy_victim = False  # the victim's last call has not ended yet
-        self.all_stay = case.fault == "reset" and case.phase != "leave"
+        self.all_stay = case.fault in ("reset", "cancel") and case.phase != "leave"
+        self.cancelled, self.certain = case.fault == "cancel", set()
         if not joins:
             self.choose_beside(members)
         self.prepare(members)
@@ -338,6 +363,8 @@ class Bench:
                 struck = time.time()
                 self.strike(case, victim)
                 if case.phase == "start" and victim in healthy:
+                    if case.fault == "cancel":
+                        self.wait_committed(name, struck)  # now the victim is owed the end of these ops
                     self.post([victim])
                 busy_victim = victim not in healthy and case.phase != "start"
             survivors = list(healthy)
@@ -351,6 +378,7 @@ class Bench:
                 self.post(survivors)
             answers = self.collect(survivors, healthy, "the op")
             # Afterwards an op has to work among the healthy members.
+            self.cancelled, self.certain = False, set()
             self.prepare(survivors)
             self.choose_beside(survivors)
             self.post(survivors)
@@ -362,7 +390,7 @@ class Bench:
             hit = self.what_was_hit(case, name, struck, answers, victim)
             if case.phase == "sync":
                 hit = f"moved: {synced}; {hit}"
-            if case.fault != "reset" or case.phase == "leave":
+            if case.fault not in ("reset", "cancel") or case.phase == "leave":
                 for op in after.values():
                     if set(op["participants"]) - set(healthy) and case.fault == "kill":
                         raise Bad(f"a dead member takes part: {op}")
@@ -419,6 +447,17 @@ class Bench:
                     return
             time.sleep(0.01)
         raise Bad("the newcomer was never pending")
+
+    def wait_committed(self, name: str, since: float) -> None:
+        """Waits for an epoch that is committed after that time."""
+        deadline = time.monotonic() + self.args.patience
+        while time.monotonic() < deadline:
+            for event in self.world.events():
+                late = int(event["time_us"]) / 1e6 > since
+                if late and event.get("run") == name and event["kind"] == "commit":
+                    return
+            time.sleep(0.01)
+        raise Bad("no epoch was committed after a cancel")
 
     def what_was_hit(
         self, case: Case, name: str, struck: float, answers: dict[int, dict[str, Any]], victim: int

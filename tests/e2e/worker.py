@@ -55,6 +55,10 @@ def pattern_of(member: int, tag: int, count: int) -> np.ndarray:
     return ramp(count) * np.float32(member) + np.float32(tag)
 
 
+# What a target of Beside holds before its op.
+UNTOUCHED = np.float32(-0.5)
+
+
 @dataclasses.dataclass
 class Sent:
     """An op of Beside that is in flight."""
@@ -125,6 +129,7 @@ class Beside:
             tensor[:] = pattern_of(self.me, tag, gives)
         if gets:
             out = lh.empty(gets, dtype="float32")
+            out[:] = UNTOUCHED
         options: dict[str, Any] = {"tag": tag, "async_op": True}
         comm = self.comm
         if kind == "barrier":
@@ -159,6 +164,9 @@ class Beside:
             answer["intact"] = tensor is None or bool(
                 np.array_equal(tensor, pattern_of(self.me, sent.tag, tensor.size))
             )
+            if "error" in answer and sent.kind == "reduce_scatter":
+                assert sent.out is not None
+                answer["intact"] &= bool(np.all(sent.out == UNTOUCHED))
             answers[name] = answer
         return answers
 
@@ -200,6 +208,8 @@ class Worker:
         self.bit = 0
         self.prepared = (0, False)
         self.works: list[lh.Work] = []
+        self.beside: Beside | None = None
+        self.cancel_asked = False
         self.state: lh.State | None = None
 
     def join(
@@ -266,17 +276,26 @@ class Worker:
         return {}
 
     def run_ops(
-        self, members: int, timeout: float = 60, algorithm: str = "auto", beside: dict[str, Any] | None = None
+        self,
+        members: int,
+        timeout: float = 60,
+        algorithm: str = "auto",
+        beside: dict[str, Any] | None = None,
+        cancels: bool = False,
     ) -> dict[str, Any]:
         """Reduces all tensors at once. Returns for each the set of participants, or the error.
 
-        `beside`: the arguments of Beside, for ops of other kinds at the same time.
+        beside: the arguments of Beside, for ops of other kinds at the same time.
+        cancels: cancel_beside() may be called meanwhile, or was called for these ops.
         """
+        self.cancel_asked = self.cancel_asked and cancels
         self.post_ops(len(self.tensors), algorithm)
         others = None
         if beside is not None:
             assert self.comm is not None
-            others = Beside(self.comm, **beside)
+            self.beside = others = Beside(self.comm, **beside)
+            if self.cancel_asked:
+                self.cancel_beside()
         # Wait for all ops first: the checks below take longer than the ops.
         outcomes: list[tuple[lh.OpInfo | lh.Error, float]] = []
         for work in self.works:
@@ -285,10 +304,18 @@ class Worker:
             except lh.Error as error:
                 outcomes.append((error, time.monotonic()))
         self.works = []
-        return {
+        answer = {
             "ops": [self._outcome(tag, *outcome, members) for tag, outcome in enumerate(outcomes)],
             "beside": {} if others is None else others.wait(timeout),
         }
+        self.beside = None
+        return answer
+
+    def cancel_beside(self) -> None:
+        """Cancels the ops of Beside that are in flight, or as soon as run_ops() has started them."""
+        self.cancel_asked = True
+        for sent in self.beside.sent.values() if self.beside is not None else ():
+            sent.work.cancel()
 
     def _outcome(self, tag: int, outcome: lh.OpInfo | lh.Error, at: float, members: int) -> dict[str, Any]:
         if isinstance(outcome, lh.Error):
@@ -450,6 +477,7 @@ class Worker:
 
 def main() -> None:
     worker = Worker()
+    signal.signal(signal.SIGUSR1, lambda *_: worker.cancel_beside())
     for line in sys.stdin:
         command = json.loads(line)
         name = command.pop("do")

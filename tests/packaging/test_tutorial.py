@@ -133,9 +133,7 @@ def test_the_tutorial(terminal: Terminal) -> None:
         assert asked.process.wait(PATIENCE_S) == 0
         assert "tutorial" in asked.log.read_text()
         # Step 7: another loop, in another run.
-        loop = (
-            PYTHON[0][: PYTHON[0].index("def train")] + PYTHON[1] + 'lh.run(train, "tutorial-diloco")\nprint("end")\n'
-        )
+        loop = PYTHON[0][: PYTHON[0].index("def train")] + PYTHON[1]
         (terminal.directory / "train.py").write_text(loop)
         diloco = terminal.start(stack, train.replace("300", "100"), "diloco")
         assert diloco.process.wait(PATIENCE_S) == 0, diloco.log.read_text()

@@ -16,16 +16,19 @@
  * Time: timeouts are in milliseconds. 0 means do not wait, LH_FOREVER means wait without limit, and
  * any other negative number is LH_INVALID_ARGUMENT. A function without a timeout waits at most for
  * an answer of the local peerd. If peerd is stopped or hangs, such a function returns
- * LH_UNAVAILABLE after 30 s and has changed nothing. If peerd reads no requests for 30 s, the
- * library closes the connection and treats peerd as dead.
+ * LH_UNAVAILABLE after 30 s and has changed nothing. A call that only begins something, or waits
+ * for a time, takes no longer for that: its request waits in the library, and is sent within later
+ * calls. If peerd reads no requests for 30 s, the library closes the connection and treats peerd as
+ * dead.
  *
  * Structs: options and infos begin with struct_size. Set struct_size with the _INIT macro of the
  * struct. A struct of an older release may be shorter: the missing fields have their defaults. A
  * struct of a newer release may be longer: in options the bytes that this library does not know
  * must be 0, and in infos this library sets them to 0. Any other size is LH_INVALID_ARGUMENT.
  *
- * Pointers: structs and results must be aligned as C requires. A tensor in memory from lh_alloc()
- * must begin at a multiple of its element size. A tensor elsewhere may have any alignment.
+ * Pointers: structs and results must be aligned as C requires. The one tensor of an operation, if
+ * it is in memory from lh_alloc(), must begin at a multiple of its element size. A tensor
+ * elsewhere, of a list (lh_slice), or of a state may have any alignment.
  *
  * Words (docs/concepts.md explains all of them):
  * - A run is one training run. Members of one group of a run combine their tensors.
@@ -222,7 +225,8 @@ typedef struct lh_open_options {
  * Returns: LH_OK and a client in *client_out. LH_UNAVAILABLE: no peerd answered in time, or this
  * process may not connect to it; the text names the socket path and the reason.
  * After fork() the client still belongs to the parent, and is not disturbed. The child's calls with
- * it return LH_FAILED_PRECONDITION. */
+ * it return LH_FAILED_PRECONDITION. What the child writes to memory from lh_alloc() stays in the
+ * child. What it reads there is what the parent had written until fork(), or later. */
 LH_API lh_status lh_open(const lh_open_options* options, lh_client** client_out);
 /* Closes the connection and frees everything that came from the client: operations, buffers,
  * communicators and states. Afterwards no function may be called with any of them, not even their
@@ -298,15 +302,15 @@ typedef struct lh_join_options {
  * waits in vain: the first member cannot reach a boundary while its thread waits here.
  * NULL for `options` means the defaults.
  * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. The text says what
- * it waited for; with `members`, who has come and who has left again. LH_UNAVAILABLE:
- * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or
- * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why.
- * LH_INVALID_ARGUMENT: the text names the option. */
+ * it waited for; with `members`, who has come and who has left again. If peerd does not answer,
+ * that takes a second longer. LH_UNAVAILABLE: peerd cannot reach the coordinator, the other members
+ * cannot reach this host, peerd drains, or peerd has 64 members already. LH_EVICTED: removed before
+ * admission; the text says why. LH_INVALID_ARGUMENT: the text names the option. */
 LH_API lh_status lh_join(lh_client* client, const lh_join_options* options, lh_comm** comm_out);
 /* lh_join() without waiting. *comm_out can be used once lh_op_wait(*op_out) has returned LH_OK. In
  * every other case free it with lh_comm_free(), which also withdraws a request to join that is
- * still open. options->timeout_ms is not used. peerd checks most options, so a wrong one may be the
- * outcome of *op_out. */
+ * still open. options->timeout_ms has no effect, but has to be a timeout. peerd checks most
+ * options, so a wrong one may be the outcome of *op_out. */
 LH_API lh_status lh_join_start(lh_client* client, const lh_join_options* options,
                                lh_comm** comm_out, lh_op** op_out);
 
@@ -889,7 +893,9 @@ LH_API lh_status lh_state_next_change(lh_state* state, uint32_t tensor, uint64_t
 
 #define LH_NO_REVISION UINT64_MAX
 /* peerd --keep-state keeps a copy of a state after its trainer has died. Gives the revision of the
- * copy that a former member of the same name left, of the same tensors; LH_NO_REVISION: no copy.
+ * copy that peerd has for the name of this member, of the same tensors; LH_NO_REVISION: no copy.
+ * Before the first sync of this member, a former member of the same name has left it. Afterwards it
+ * is this member's own, of its last sync.
  * The first sync fills the tensors from this copy if the caller offers a lower revision and the
  * strategy is not LH_SEND. Then the caller need not load a checkpoint before. */
 LH_API lh_status lh_kept_revision(lh_comm* comm, lh_state* state, uint64_t* revision_out);
@@ -968,7 +974,8 @@ typedef struct lh_sync_info_t {
  * LH_OK                   the tensors hold the chosen state
  * LH_ABORTED              the transfer failed for all members; call again
  * LH_FAILED_PRECONDITION  an operation in flight uses memory of a tensor, or as the text says
- * LH_INVALID_ARGUMENT     some members use LH_POPULAR and others do not
+ * LH_INVALID_ARGUMENT     some members use LH_POPULAR and others do not: this member is of the
+ * smaller side (of two equal ones, it does not use LH_POPULAR); the other side goes on
  * LH_STATE_MISMATCH       this member's state does not fit the others' states; the text says why
  * LH_DEADLINE_EXCEEDED    no outcome yet; the sync goes on, and the next call waits for it
  * Unless the outcome is LH_OK, the tensors are as they were. */

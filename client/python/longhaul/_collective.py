@@ -16,6 +16,7 @@ from ._member import Member
 from ._op_info import OpInfo, op_info
 from ._quant import set_quantize
 from ._tensor import Elements, Tensors, tensors_of
+from ._turn import Turn, paying
 from ._work import AnyOp, Op, Work, abandon, result_of
 
 Counts = Sequence[int]
@@ -244,6 +245,16 @@ class Collectives:
         # For ops on tensors of a GPU: host memory by copier (longhaul.torch._staging.Pools), and a thread.
         self._pools: dict[Any, Any] = {}
         self._starter = Starter()
+        #: Turns that were abandoned. The next op or boundary of this member comes after what they owe.
+        self.owed: list[Turn] = []
+
+    def pay(self) -> None:
+        """Starts what this member owes the others, in order."""
+        while self.owed:
+            with paying:
+                if self.owed:
+                    self.owed[0].pay()
+                    del self.owed[0]
 
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
         options = _options("all_reduce", op)
@@ -531,6 +542,8 @@ class Collectives:
         if not async_op:
             self._client.watcher.check_may_wait(name)
         deadline = _native.Deadline(timeout)
+        if self.owed and begun is None:
+            self.pay()
         options.tag = number_of(tag, "tag", _NUMBER_MAX)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
         for option, value in more.items():
@@ -625,10 +638,12 @@ class Collectives:
 
     def flush(self, what: str, deadline: _native.Deadline) -> None:
         """Waits until all ops that were asked for are at peerd. Ops on tensors of a GPU get there when it has them."""
+        self.pay()
         self._starter.flush(what, deadline)
 
     def end(self) -> None:
         """The member has left: frees the memory that it kept for further ops."""
+        self.owed.clear()
         self._pools.clear()
 
 

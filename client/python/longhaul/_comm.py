@@ -450,6 +450,7 @@ class Comm:
         InvalidArgument: some members use "popular" and others do not.
         Evicted, Unavailable: as in all methods.
         """
+        self._collectives.pay()
         info = self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
         if not info.background:
             self._standing(state).boundary = self.world().boundary

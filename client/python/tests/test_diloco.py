@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import itertools
 import os
@@ -20,8 +21,10 @@ import pytest
 import torch
 from conftest import Gated, Members, wait_for_open_ops, wait_until
 from fake_copier import FakeCopier
+from test_torch_state import Delegating, Lookahead
 
 import longhaul as lh
+import longhaul._arena
 from longhaul.testing import LocalCluster
 from longhaul.torch import AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo
 
@@ -512,6 +515,88 @@ def test_joins_again_with_the_same_object(pair: Members) -> None:
 
     hashes = pair.all(lambda comm: (stays if comm.rank == 0 else comes_back)(comm))
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_made_without_a_communicator_it_connects_to_nobody(
+    kind: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a member that comes back alone goes on in its round."""
+    monkeypatch.setenv("LONGHAUL_SOCKET", "/nonexistent/peerd.sock")
+    monkeypatch.setattr(longhaul._arena, "_latest", None)
+    trainer = Trainer(0)
+    diloco = make(kind, None, trainer)
+    rounds: list[int] = []
+
+    def train_to(end: int, comm: lh.Comm) -> None:
+        diloco.comm = comm
+        with diloco:
+            rounds.append(diloco.round)
+            while diloco.round < end:
+                trainer.inner_step()
+
+    for end in (2, 4):
+        run = functools.partial(train_to, end)
+        lh.run(run, f"alone-{kind}", peerd=cluster.socket(0), state=diloco.state)
+    assert rounds == [0, 3 if kind == "AsyncDiLoCo" else 2]  # AsyncDiLoCo: the end of a block counts as a round
+    want = list(itertools.islice(rounds_of(kind, [worker(0)]), 2))
+    assert any(not torch.equal(value, first) for value, first in zip(global_values(diloco), want[0]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_that_delegates(kind: str, pair: Members) -> None:
+    """As accelerate's, which has no hooks: as inner and as outer optimizer it is the one inside it."""
+
+    def call(comm: lh.Comm) -> History:
+        trainer = Trainer(comm.rank)
+        trainer.inner = Delegating(trainer.inner)
+        history: History = {}
+        outer = Delegating(nesterov([*trainer.model.parameters()]))
+        with make(kind, comm, trainer, lambda _: outer) as diloco:
+            while diloco.round < ROUNDS:
+                trainer.inner_step()
+                if diloco.round > max(history, default=0):
+                    history[diloco.round] = global_values(diloco)
+        return history
+
+    histories = pair.all(call)
+    check(kind, histories, list(itertools.islice(rounds_of(kind, [worker(0), worker(1)]), ROUNDS)), exact=True)
+
+
+def test_an_outer_optimizer_with_another_one_inside_is_refused(cluster: LocalCluster) -> None:
+    trainer = Trainer(0)
+    with pytest.raises(lh.InvalidArgument, match="Lookahead cannot be the outer optimizer: it has a SGD inside"):
+        DiLoCo(None, trainer.model, None, Lookahead(nesterov([*trainer.model.parameters()])), sync_every=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_an_error_was_caught_the_round_goes_on(kind: str, pair: Members) -> None:
+    """One member gets it in the middle of what it does at the end of a round, and makes the next inner step."""
+
+    def call(comm: lh.Comm) -> reference.Values:
+        trainer = Trainer(comm.rank)
+        raised = 0
+        with make(kind, comm, trainer) as diloco:
+            apply = diloco._apply
+
+            def fails(fragment: Any) -> None:
+                nonlocal raised
+                if raised < 2 and comm.rank == 0:
+                    raised += 1
+                    diloco._fragments[0].globals[0].zero_()
+                    raise MemoryError
+                apply(fragment)
+
+            diloco._apply = fails
+            while diloco.round < ROUNDS:
+                with contextlib.suppress(MemoryError):
+                    trainer.inner_step()
+                assert diloco.sync.bytes == 0, "the members have other bits"
+        assert raised == 2 * (1 - comm.rank)
+        return global_values(diloco)
+
+    first, second = pair.all(call)
+    assert all(map(torch.equal, first, second))
 
 
 def test_what_is_refused(cluster: LocalCluster) -> None:

@@ -96,34 +96,35 @@ class Trials:
 
     def lines(self) -> int:
         """How many lines a round without an exception executes, and a few more."""
-        injectors = self._once(dict.fromkeys(self._rounds))
-        return max(each.lines for each in injectors.values()) + 3
+        return max(each.lines for each in self._go({}, RuntimeError, 1)) + 3
 
     def try_at(self, at: dict[int, int], kind: type[BaseException]) -> list[str]:
         """A round with an exception after `at` lines, by member, then three without. Returns where it was raised."""
-        injectors = self._once({member: at.get(member) for member in self._rounds}, kind)
-        for _ in range(3):
-            self._once(dict.fromkeys(self._rounds))
-        return [each.place for each in injectors.values() if each.place]
+        return [each.place for each in self._go(at, kind, 4) if each.place]
 
-    def _once(self, at: dict[int, int | None], kind: type[BaseException] = RuntimeError) -> dict[int, Injector]:
-        number = self._number = self._number + 1
-        injected = any(each is not None for each in at.values())
+    def _go(self, at: dict[int, int], kind: type[BaseException], count: int) -> list[Injector]:
+        """`count` rounds. Returns the injectors of the first one. No member waits for the others between two rounds."""
+        numbers = range(self._number, self._number + count)
+        self._number += count
 
-        def call(comm: lh.Comm) -> Injector:
-            mine = self._rounds[comm.member_id]
-            if self._boundaries:
-                comm.begin_step(60)
-            injector = Injector(at[comm.member_id], kind, mine.within)
-            problem = injector.run(lambda: mine.run(number))
-            if problem is None:
-                mine.check(number, len(self._rounds))
-            else:
-                assert injected, f"round {number} is without an exception, and raised {problem!r}"
-                assert injector.place or isinstance(problem, lh.Aborted), repr(problem)
-            return injector
+        def rounds(comm: lh.Comm) -> Injector:
+            first, *_ = [self._once(comm, number, at if number == numbers[0] else {}, kind) for number in numbers]
+            return first
 
-        return dict(zip(self._rounds, self._members.all(call, timeout=120), strict=True))
+        return self._members.all(rounds, timeout=120)
+
+    def _once(self, comm: lh.Comm, number: int, at: dict[int, int], kind: type[BaseException]) -> Injector:
+        mine = self._rounds[comm.member_id]
+        if self._boundaries:
+            comm.begin_step(60)
+        injector = Injector(at.get(comm.member_id), kind, mine.within)
+        problem = injector.run(lambda: mine.run(number))
+        if problem is None:
+            mine.check(number, len(self._rounds))
+        else:
+            assert at, f"round {number} is without an exception, and raised {problem!r}"
+            assert injector.place or isinstance(problem, lh.Aborted), repr(problem)
+        return injector
 
 
 def sockets(cluster: LocalCluster, hosts: tuple[int, ...]) -> list[str]:
@@ -168,4 +169,153 @@ def test_the_rounds_after_an_exception_are_exact(
     for at, kind in chosen(trials, [comm.member_id for comm in members.comms]):
         places.update(trials.try_at(at, kind))
     assert places
+    members.close()
+
+
+# ------------------------------------------------------------------ rounds of many inner steps
+
+RATE, MOMENTUM = 0.5, 0.5
+Values = list[torch.Tensor]
+
+
+class Few(torch.nn.Module):
+    """Two parts, which StreamingDiLoCo exchanges one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(
+            torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes)
+            for shapes in ([(3,), (5, 2)], [(40,), ()])
+        )
+
+
+def local_sgd(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.LocalSGD(comm, model, None, sync_every=2)
+
+
+def outer(model: Few) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def diloco(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.DiLoCo(comm, model, None, outer(model), sync_every=2)
+
+
+def sparse(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.DiLoCo(comm, model, None, outer(model), sync_every=2, compress=lh.torch.TopK(2, 4))
+
+
+def late(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.AsyncDiLoCo(comm, model, None, outer(model), sync_every=2)
+
+
+def streaming(comm: lh.Comm, model: Few) -> Any:
+    return lh.torch.StreamingDiLoCo(
+        comm,
+        model,
+        None,
+        outer(model),
+        sync_every=4,
+        model_fragments=list(model.parts),
+        fragment_sync_delay=1,
+        fragment_update_alpha=0.25,
+    )
+
+
+class Block:
+    """The open block of one member. Each inner step moves the parameters by numbers of the member."""
+
+    def __init__(self, comm: lh.Comm, make: Callable[[lh.Comm, Few], Any], leaves: bool) -> None:
+        self.comm = comm
+        self.model = Few()
+        self.rounds = make(comm, self.model)
+        self.rounds.__enter__()
+        self.leaves = leaves
+        self._random = torch.Generator().manual_seed(comm.rank)
+        self.ends: dict[int, Values] = {}  # the member's own parameters at the end of the round with this number
+
+    def inner_step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter += torch.randint(-4, 5, parameter.shape, generator=self._random)
+        self.ends[self.rounds.round + 1] = [each.detach().clone() for each in self.model.parameters()]
+
+    def train_to(self, number: int, injector: Injector | None = None) -> None:
+        while self.rounds.round < number or self.rounds._due:  # the boundary is passed after the round has been counted
+            self.inner_step()
+            problem = (injector or Injector(None, RuntimeError, ())).run(self.rounds.step)
+            if problem is None:
+                continue
+            if injector is not None and injector.place and self.leaves:
+                injector = None
+                self.rounds.__exit__(type(problem), problem, None)
+                self.rounds.__enter__()
+            elif injector is None or not injector.place:
+                assert "gave up this round" in str(problem), repr(problem)
+
+    def values(self) -> tuple[Values, Values]:
+        """The global parameters and the momentum of each."""
+        globals_ = [each.detach().clone() for fragment in self.rounds._fragments for each in fragment.globals]
+        state = (
+            {}
+            if not hasattr(self.rounds, "_outer")
+            else self.rounds._outer._of[self.rounds._fragments[0].globals[0]].state
+        )
+        moments = [
+            state[each]["momentum_buffer"].clone()
+            for fragment in self.rounds._fragments
+            for each in fragment.globals
+            if each in state
+        ]
+        return globals_, moments
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+@pytest.mark.parametrize("make", [local_sgd, diloco, sparse, late, streaming])
+def test_rounds_of_inner_steps_go_on_after_an_exception(
+    cluster: LocalCluster, make: Callable[[lh.Comm, Few], Any], leaves: bool
+) -> None:
+    """After it all members have the same bits, and each outer step is a whole one over the progress of all."""
+    members = Members(sockets(cluster, (0, 0, 1)))
+    blocks = dict(zip(members.comms, members.all(lambda comm: Block(comm, make, leaves)), strict=True))
+    seed = int(os.environ.get("LONGHAUL_SEED", random.randrange(1 << 32)))
+    print(f"LONGHAUL_SEED={seed}")  # shown if the test fails
+    rng = random.Random(seed)
+    number = 1
+    counting = [Injector(None, RuntimeError, ("_go_on",)) for _ in members.comms]
+    injectors: dict[lh.Comm, Injector] = dict(zip(members.comms, counting, strict=True))
+    members.all(lambda comm: blocks[comm].train_to(number, injectors[comm]), timeout=120)
+    lines = max(each.lines for each in counting)
+    places: set[str] = set()
+    end = time.monotonic() + SECONDS
+    while len(places) < 5 or time.monotonic() < end:
+        who = members.comms if rng.random() < 0.3 else [rng.choice(members.comms)]
+        kind = rng.choice(KINDS)
+        injectors = {comm: Injector(rng.randrange(lines), kind, ("_go_on",)) for comm in who}
+        for turn in range(4):
+            # A member that has entered a block anew waits for the others at their next boundary: so they go on.
+            rounds = 3 if leaves and turn == 0 else 1
+            number += rounds
+            before, momentum = blocks[members.comms[0]].values()
+            members.all(
+                lambda comm: blocks[comm].train_to(number, injectors.get(comm) if turn == 0 else None),  # noqa: B023
+                timeout=120,
+            )
+            after = [block.values() for block in blocks.values()]
+            for globals_, moments in after[1:]:
+                assert all(map(torch.equal, globals_, after[0][0])), f"members differ after {places}"
+                assert all(map(torch.equal, moments, after[0][1]))
+            for old, new, moment in zip(before, after[0][0], after[0][1]) if rounds == 1 else ():
+                torch.testing.assert_close(new, old - RATE * moment, msg=f"half an outer step after {places}")
+            ends = [block.ends[number] for block in blocks.values()]
+            if turn > 0 and make in (local_sgd, diloco):
+                means = [torch.stack(each).mean(0) for each in zip(*ends, strict=True)]
+                if make is diloco:
+                    grads = [old - mean for old, mean in zip(before, means, strict=True)]
+                    moved = [MOMENTUM * m + g for m, g in zip(momentum, grads, strict=True)]
+                    means = [old - RATE * m for old, m in zip(before, moved, strict=True)]
+                torch.testing.assert_close(after[0][0], means)
+        places.update(each.place for each in injectors.values() if each.place)
+    for block in blocks.values():
+        block.rounds.__exit__(RuntimeError, None, None)
     members.close()

@@ -163,7 +163,8 @@ class GradientAverager:
     def abandon(self) -> None:
         """Gives up a round: in place of finish(), for instance because forward or backward raised. Waits for nothing.
 
-        The members that wait for gradients of this one get Aborted. What gradients hold means nothing then: zero them.
+        The members that wait for gradients of this one get Aborted when it starts its next op or boundary. What gradients
+        hold means nothing then: zero them.
         """
         if self._failed is not None:  # a hook has done so
             self._failed = None

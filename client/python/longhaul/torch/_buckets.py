@@ -19,7 +19,7 @@ class Bucket:
     """
 
     def __init__(
-        self, client: Client, numbers: Sequence[int], shapes: Sequence[torch.Size], dtype: torch.dtype
+        self, client: Client | None, numbers: Sequence[int], shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> None:
         self.client = client
         self.numbers = tuple(numbers)
@@ -40,7 +40,7 @@ class Bucket:
 
 
 def buckets_of(
-    client: Client, tensors: Sequence[torch.Tensor], bytes_max: int, *, dtype: torch.dtype | None = None
+    client: Client | None, tensors: Sequence[torch.Tensor], bytes_max: int, *, dtype: torch.dtype | None = None
 ) -> list[Bucket]:
     """Divides tensors among buckets, in the order given. A bucket ends at a change of dtype, or before `bytes_max`.
 

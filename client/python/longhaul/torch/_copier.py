@@ -145,6 +145,7 @@ class Copier(abc.ABC):
         after that. The first call pins the memory of the bucket, if it has 1 MiB or more.
         """
         self.check_usable("pack")
+        assert bucket.client is not None
         self.pin(bucket.client, bucket.flat.data_ptr(), bucket.nbytes)
         before = self._unpacked.get(bucket)
         return self.start_down([(host, tensors)], [self.now(), *([] if before is None else [before])])
@@ -152,6 +153,7 @@ class Copier(abc.ABC):
     def unpack_part(self, bucket: Bucket, host: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Copies a part of a bucket to tensors of this device. The caller's stream waits for the copy, not the host."""
         self.check_usable("unpack")
+        assert bucket.client is not None
         self.pin(bucket.client, bucket.flat.data_ptr(), bucket.nbytes)
         mark = self.start_up([(host, tensors)], [self.now()])
         self._unpacked[bucket] = mark  # after the marks of all parts before it: a lane keeps its order

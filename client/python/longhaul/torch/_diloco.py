@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import torch
 
-from .._arena import arena_of
-from .._comm import Comm
+from .._comm import Comm, Step
 from .._errors import FailedPrecondition, InvalidArgument, number_of
 from .._op_info import OpInfo
 from .._quant import Quant, quant_of
 from .._state import State
 from .._sync_info import SyncInfo
+from .._turn import GivenUp
 from ._error_feedback import ErrorFeedback
 from ._fragment import Fragment
 from ._outer import Outer
 from ._topk import TopK
+from ._wrapped import innermost, inside
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,6 +51,12 @@ class OuterOptions(BucketOptions, total=False):
     compress: TopK | None
 
 
+class _Passed:
+    """A boundary: what passed it."""
+
+    step: Step | None = None
+
+
 class Rounds(abc.ABC):
     """What the classes have in common: the block of `with`, the count of inner steps, boundaries.
 
@@ -64,6 +72,8 @@ class Rounds(abc.ABC):
     #: What the sync at the latest boundary did. `bytes` is more than 0 at a newcomer, and at a member whose processor
     #: has computed other bits than those of most members.
     sync: SyncInfo | None
+    #: Whether an op in flight at the end of a block ends a round.
+    _ends_with_block = True
     #: Seconds for which this member has waited for others, in all: for ops and at boundaries.
     seconds_blocked: float
 
@@ -91,13 +101,21 @@ class Rounds(abc.ABC):
         self.info = None
         self.sync = None
         self.seconds_blocked = 0.0
-        self._inner = inner_optimizer
-        self._client = arena_of(None) if comm is None else comm._client
+        self._inner = None if inner_optimizer is None else innermost(inner_optimizer)
+        # Which peerd it will be is not known without a communicator.
+        self._client = None if comm is None else comm._client
         self._bytes_max = int(bucket_cap_mb * (1 << 20)) if use_bucketization else 0
         self._fragments = [
             Fragment(self._client, i, parameters, self._bytes_max, pin_memory) for i, parameters in enumerate(fragments)
         ]
         self._steps = 0  # inner steps since the round began
+        self._planned = 0  # inner steps for which _due has what is due
+        # What is left to do after inner steps. The first one removes itself when it is done: after an exception it is
+        # repeated.
+        self._due: list[Callable[[], None]] = []
+        # The fragments whose op is to be started before the next boundary.
+        self._unsent: list[Fragment] = []
+        self._passing: _Passed | None = None  # the boundary of which _unsent does not know yet
         self._block: contextlib.ExitStack | None = None
 
     @property
@@ -123,41 +141,72 @@ class Rounds(abc.ABC):
             )
         for fragment in self._fragments:
             fragment.open(comm._client)
-        self._boundary()
-        self._begin()
-        with contextlib.ExitStack() as block:
-            if self._inner is not None:
-                block.callback(self._inner.register_step_post_hook(lambda *_: self.step()).remove)
-            self._block = block.pop_all()
+        self._due, self._unsent = [], []
+        try:
+            self._boundary(_Passed())
+            self._begin()
+            with contextlib.ExitStack() as block:
+                if self._inner is not None:
+                    block.callback(self._inner.register_step_post_hook(lambda *_: self.step()).remove)
+                self._block = block.pop_all()
+        except BaseException:
+            self._give_up()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Without an exception: applies the ops in flight, and sets the model to the global parameters.
 
-        With one, it waits for nothing; the model keeps the values of the inner steps.
+        With one, it waits for nothing; the model keeps the values of the inner steps. If the member leaves, the others
+        go on without it. If it enters a block again, it has given up the round: where the others wait for it, they get
+        Aborted, and meet it at the boundary.
         """
         assert self._block is not None
         self._block.close()
         self._block = None
         try:
             if kind is None:
-                self._drain()
+                with torch.no_grad():
+                    self._drain()
                 self._write_models()
+                self._unsent = []
         finally:
-            for fragment in self._fragments:
-                fragment.close()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Ends the block: this member starts no more ops before its next boundary."""
+        self._due = []
+        passing, self._passing = self._passing, None
+        if passing is not None and passing.step is not None:  # an exception came right after the boundary
+            self._unsent = list(self._fragments)
+        for fragment in self._fragments:
+            if self.comm is not None:
+                fragment.give_up(self.comm, fragment in self._unsent)
+            fragment.close()
 
     def step(self) -> None:
         """Counts one inner step, and does what is due after it. The hook of the inner optimizer calls this.
 
-        Call it yourself after each inner step if inner_optimizer is None. Raises what ops and boundaries raise:
-        Evicted and Unavailable, for instance. Then leave the block, join again, set `comm`, and enter the block.
+        Call it yourself after each inner step if inner_optimizer is None. Raises what ops and boundaries raise.
+
+        After Evicted and Unavailable, leave the block, join again, set `comm`, and enter the block. **After any other
+        exception**, Ctrl-C and MemoryError, too, the object can go on: the state is as before or after what was due,
+        never in between, and the next call goes on where this one was interrupted. Meanwhile the others wait. After
+        Aborted because another member gave up the round, the next call passes the boundary, where all meet.
         """
         if self._block is None:
             raise FailedPrecondition(f"step: outside the block; write `with {type(self).__name__}(...)`")
         self._steps += 1
         with torch.no_grad():
-            self._after_step(self._steps)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while True:
+            while self._due:
+                self._due[0]()
+            if self._planned >= self._steps:
+                return
+            self._due, self._planned = self._after_step(self._planned + 1), self._planned + 1
 
     @contextlib.contextmanager
     def global_parameters(self) -> Iterator[None]:
@@ -179,8 +228,8 @@ class Rounds(abc.ABC):
     # ------------------------------------------------------------------ for the classes
 
     @abc.abstractmethod
-    def _after_step(self, count: int) -> None:
-        """What is due after the inner step with this number, 1 to sync_every. Calls _end_round() in the last one."""
+    def _after_step(self, count: int) -> list[Callable[[], None]]:
+        """What is due after the inner step with this number, 1 to sync_every. Changes nothing."""
 
     @abc.abstractmethod
     def _apply(self, fragment: Fragment) -> None:
@@ -188,46 +237,91 @@ class Rounds(abc.ABC):
 
     def _begin(self) -> None:
         """Begins the first round of a block."""
-        self._steps = 0
+        self._steps = self._planned = 0
         self._write_models()
 
     def _drain(self) -> None:
         """Waits for the ops in flight, and applies them."""
-        for fragment in self._fragments:
-            if fragment.in_flight:
-                self._finish(fragment)
+        ends = self._ends_with_block
+        self._due = [functools.partial(self._take, each, ends) for each in self._fragments if each.in_flight]
+        while self._due:
+            self._due[0]()
 
     def _joined(self) -> Comm:
         if self.comm is None:
             raise FailedPrecondition("there is no communicator: set `comm` to what longhaul.join() returned")
         return self.comm
 
-    def _boundary(self) -> None:
-        """Passes a step boundary: newcomers get the state."""
-        with self._waiting(), self._joined().step(self.state) as step:
-            pass
-        assert step.sync is not None
+    def _boundary(self, passed: _Passed) -> None:
+        """Passes a step boundary: newcomers get the state. passed: of this boundary; if it has a step, it is passed."""
+        self._passing = passed
+        if passed.step is None:
+            with self._waiting(), self._joined().step(self.state) as passed.step:
+                pass
+        self._unsent, self._passing = list(self._fragments), None
+        assert passed.step is not None and passed.step.sync is not None
         # The end of a round raises the revision, together with the change of the tensors. The boundary does not.
-        self.state.revision = step.sync.revision
-        self.sync = step.sync
+        self.state.revision = passed.step.sync.revision
+        self.sync = passed.step.sync
 
-    def _end_round(self) -> None:
-        self.state.revision += 1
-        self._steps = 0
-        self._boundary()
+    # ------------------------------------------------------------------ what may be due
 
-    def _average(self, fragment: Fragment) -> None:
-        """Starts the average of what the fragment puts out, waits for it, and applies it."""
-        fragment.start(self._joined())
-        self._finish(fragment)
+    def _send(self, fragment: Fragment, put: Callable[[], None], weight: float | None = None) -> None:
+        """Starts the average of what `put` puts out."""
+        if not fragment.in_flight:
+            put()
+        fragment.start(self._joined(), weight)
+        if fragment in self._unsent:
+            self._unsent.remove(fragment)
+        self._due.pop(0)
 
-    def _finish(self, fragment: Fragment) -> None:
-        with self._waiting():
-            info = fragment.finish()
-        if info is None:
-            return
-        self.info = info
-        self._apply(fragment)
+    def _take(self, fragment: Fragment, ends_round: bool) -> None:
+        """Waits for the average of a fragment, and applies it: at once, or not at all."""
+        mine = self._due[0]
+        try:
+            with self._waiting():
+                info = fragment.finish()
+        except GivenUp:
+            fragment.take()
+            self._due.pop(0)
+            raise
+        info_before, revision = self.info, self.state.revision
+        kept, undo = self._kept(fragment)
+        try:
+            if info is not None:
+                fragment.unpack(info)
+                self.info = info
+                self._apply(fragment)
+            if ends_round:
+                self.state.revision += 1
+            fragment.take()
+            self._due.pop(0)
+        except BaseException:
+            if self._due and self._due[0] is mine:
+                for tensor, value in kept:
+                    tensor.copy_(value)
+                undo()
+                self.info, self.state.revision = info_before, revision
+                fragment.untake()
+            raise
+
+    def _kept(self, fragment: Fragment) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Callable[[], None]]:
+        """What _take() changes, with copies, and a function that undoes the rest."""
+        return [(each, each.clone()) for each in fragment.changed()], lambda: None
+
+    def _pass(self, passed: _Passed) -> None:
+        """Passes the boundary at the end of a round."""
+        self._boundary(passed)
+        self._steps = self._planned = 0
+        self._due.pop(0)
+
+    def _write(self) -> None:
+        """Sets the model to the global parameters."""
+        self._write_models()
+        self._due.pop(0)
+
+    def _end_of_round(self, *more: Callable[[], None]) -> list[Callable[[], None]]:
+        return [functools.partial(self._pass, _Passed()), *more]
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -258,16 +352,21 @@ class LocalSGD(Rounds):
                 optimizer.step()  # every eighth call averages the parameters of all members
 
     comm: the group; None: set `comm` before the block, for instance because `join(state=local.state)` needs the state.
+        The global parameters are in memory shared with its peerd; with None, in this process, as the peerd is not known.
     model: its parameters with requires_grad, on any device; of a DTensor the part on this rank. Buffers, parameters
         without requires_grad and the optimizer's state stay with each member.
-    optimizer: makes the inner steps; a hook counts them. None: call step() after each inner step.
+    optimizer: makes the inner steps; a hook counts them. One that only hands on to the optimizer inside it, such as that
+        of accelerate, counts as that one. None: call step() after each inner step.
     sync_every: inner steps in a round; the same at all members.
     use_bucketization: True, the default: parameters lie side by side in buckets, which is faster; False: each by itself.
     bucket_cap_mb: a bucket has at most so many MiB, by default 1024, unless one parameter is larger.
     pin_memory: True: locks the buckets in memory, so that copies from and to a GPU are faster. Nothing without CUDA.
     backup_device: where the global parameters lie. None or "cpu": in memory shared with peerd.
 
-    Memory shared with peerd: two times the parameters. One op for each round carries all buckets.
+    Memory shared with peerd: two times the parameters. One op for each round carries all buckets. At the end of a round a
+    copy of the global parameters, in this process.
+
+    After an exception the object can go on: see step(). After one that ended the block, enter a block again.
 
     Raises InvalidArgument for an argument that cannot be used, Unavailable if peerd has no memory.
     """
@@ -284,14 +383,15 @@ class LocalSGD(Rounds):
         super().__init__(comm, optimizer, [trained(model)], sync_every, **buckets)
         self.state = State(self._globals())
 
-    def _after_step(self, count: int) -> None:
-        if count < self._sync_every:
-            return
+    def _after_step(self, count: int) -> list[Callable[[], None]]:
+        if count != self._sync_every:
+            return []
         [fragment] = self._fragments
-        fragment.put_parameters()
-        self._average(fragment)
-        self._end_round()
-        self._write_models()
+        return [
+            functools.partial(self._send, fragment, fragment.put_parameters),
+            functools.partial(self._take, fragment, True),
+            *self._end_of_round(self._write),
+        ]
 
     def _apply(self, fragment: Fragment) -> None:
         fragment.take_average()
@@ -356,9 +456,14 @@ class OuterRounds(Rounds):
             for parameter, value in zip(fragment.parameters, fragment.globals)
         }
 
-    def _boundary(self) -> None:
-        super()._boundary()
+    def _boundary(self, passed: _Passed) -> None:
+        super()._boundary(passed)
         self._outer.bind()
+
+    def _kept(self, fragment: Fragment) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Callable[[], None]]:
+        kept, _ = super()._kept(fragment)
+        tensors, undo = self._outer.kept(fragment.globals)
+        return [*kept, *((each, each.clone()) for each in tensors)], undo
 
     def _apply(self, fragment: Fragment) -> None:
         self._outer.step(fragment.globals, fragment.results())
@@ -392,7 +497,8 @@ class DiLoCo(OuterRounds):
     compress: a TopK: the members send the largest elements of their pseudo-gradients only, and keep the rest for the
         next round. The same at all members. None: they send everything.
 
-    Memory shared with peerd: two times the parameters, and the state of the outer optimizer. Errors: as for LocalSGD.
+    Memory shared with peerd: two times the parameters, and the state of the outer optimizer. At the end of a round a copy
+    of what the outer step changes, in this process. Errors, and after an exception: as for LocalSGD.
     """
 
     def __init__(
@@ -407,14 +513,15 @@ class DiLoCo(OuterRounds):
     ) -> None:
         super().__init__(comm, [trained(model)], inner_optimizer, outer_optimizer, sync_every, **options)
 
-    def _after_step(self, count: int) -> None:
-        if count < self._sync_every:
-            return
+    def _after_step(self, count: int) -> list[Callable[[], None]]:
+        if count != self._sync_every:
+            return []
         [fragment] = self._fragments
-        fragment.put_progress(fragment.flats)
-        self._average(fragment)
-        self._end_round()
-        self._write_models()
+        return [
+            functools.partial(self._send, fragment, lambda: fragment.put_progress(fragment.flats)),
+            functools.partial(self._take, fragment, True),
+            *self._end_of_round(self._write),
+        ]
 
 
 class AsyncDiLoCo(DiLoCo):
@@ -438,12 +545,13 @@ class AsyncDiLoCo(DiLoCo):
 
     The block ends with a wait for the last op, which counts as a round. Then the model has the global parameters.
 
-    Memory: as DiLoCo, and once more the parameters. While step 5 lasts, two times the parameters and once the state of
-    the outer optimizer. All of it on the CPU, and not shared with peerd.
+    Memory: as DiLoCo, and once more the parameters. While step 5 lasts, three times the parameters and once the state of
+    the outer optimizer. All of it on the CPU, and not shared with peerd. After an exception: as for LocalSGD.
     """
 
     _may_compress = False
     _starts: list[torch.Tensor]
+    _own: list[torch.Tensor]  # the pseudo-gradient of the op in flight, until the guess is made
 
     def _begin(self) -> None:
         super()._begin()
@@ -454,24 +562,28 @@ class AsyncDiLoCo(DiLoCo):
         with torch.no_grad():
             fragment.put_progress(self._starts)
         fragment.start(self._joined(), weight=0.0)
+        self._unsent = []
 
-    def _drain(self) -> None:
+    def _after_step(self, count: int) -> list[Callable[[], None]]:
+        if count != self._sync_every:
+            return []
         [fragment] = self._fragments
-        if fragment.in_flight:
-            self._finish(fragment)
-            # What the others will have at the end of the present round.
-            self.state.revision += 1
 
-    def _after_step(self, count: int) -> None:
-        if count < self._sync_every:
-            return
+        def put() -> None:
+            fragment.put_progress(self._starts)
+            self._own = [each.clone() for each in fragment.results()]
+
+        return [
+            functools.partial(self._take, fragment, True),
+            *self._end_of_round(functools.partial(self._send, fragment, put, 1.0), self._guess),
+        ]
+
+    def _guess(self) -> None:
         [fragment] = self._fragments
-        self._finish(fragment)
-        self._end_round()
-        fragment.put_progress(self._starts)
-        own = [each.clone() for each in fragment.results()]
-        fragment.start(self._joined(), weight=1.0)
+        own = [each.clone() for each in self._own]  # the outer optimizer may change it
         fragment.go_from(self._outer.preview(fragment.globals, own), self._starts)
+        self._own = []
+        self._due.pop(0)
 
 
 class StreamingDiLoCo(OuterRounds):
@@ -498,8 +610,11 @@ class StreamingDiLoCo(OuterRounds):
         inner steps. Less than the inner steps of a turn.
     fragment_update_alpha: from 0, the member takes the global parameters, to 1, it keeps its own.
     sync_every: a multiple of the number of fragments.
-    The other arguments and the errors: as for DiLoCo.
+    The other arguments, the errors, and what holds after an exception: as for DiLoCo. An exception while a fragment is
+    brought to the global parameters leaves the fragment as it was.
     """
+
+    _ends_with_block = False
 
     def __init__(
         self,
@@ -532,17 +647,32 @@ class StreamingDiLoCo(OuterRounds):
         self._alpha = float(fragment_update_alpha)
         super().__init__(comm, fragments, inner_optimizer, outer_optimizer, sync_every, **options)
 
-    def _after_step(self, count: int) -> None:
+    def _after_step(self, count: int) -> list[Callable[[], None]]:
+        if count > self._sync_every:
+            return []
         fragment = self._fragments[(count - 1) // self._turn]
         left = -count % self._turn  # inner steps to the end of the turn
+        ends = count == self._sync_every
+        due: list[Callable[[], None]] = []
         if left == self._delay:
-            fragment.put_progress(fragment.flats)
-            fragment.start(self._joined())
+            due.append(functools.partial(self._send, fragment, lambda: fragment.put_progress(fragment.flats)))
         if left == 0:
-            self._finish(fragment)
+            due.append(functools.partial(self._take, fragment, ends))
+            due.append(functools.partial(self._mix, fragment))
+        return [*due, *(self._end_of_round() if ends else [])]
+
+    def _mix(self, fragment: Fragment) -> None:
+        """Brings the fragment of the model to the global parameters, as far as fragment_update_alpha says."""
+        mine = self._due[0]
+        kept = [(each, each.clone()) for each in fragment.locals()]
+        try:
             fragment.write_model(self._alpha)
-        if count == self._sync_every:
-            self._end_round()
+            self._due.pop(0)
+        except BaseException:
+            if self._due and self._due[0] is mine:
+                for part, value in kept:
+                    part.copy_(value)
+            raise
 
 
 # ---------------------------------------------------------------------------- arguments
@@ -586,4 +716,12 @@ def _outer_optimizers(
     if given is None:
         parameters = [parameter for fragment in fragments for parameter in fragment]
         return [torch.optim.SGD(parameters, lr=0.7, momentum=momentum, nesterov=momentum > 0)]
-    return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
+    optimizers = [innermost(each) for each in ([given] if isinstance(given, torch.optim.Optimizer) else given)]
+    for each in optimizers:
+        if within := inside(each):
+            name, inner = within[0]
+            raise InvalidArgument(
+                f"{type(each).__name__} cannot be the outer optimizer: it has a {type(inner).__name__} inside ({name}) with "
+                "state of its own, which members could not share"
+            )
+    return optimizers

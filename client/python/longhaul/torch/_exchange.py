@@ -288,8 +288,7 @@ class GradientExchange:
     def begin(self, comm: Comm, weight: float | None, deadline: _native.Deadline) -> None:
         """Opens a round, with this member's weight. Raises DeadlineExceeded while ops of an abandoned one go on."""
         if self.turn is not None and self.turn.is_of(comm):
-            self.turn.abandon()
-            self.turn.settle(deadline)
+            self.turn.end(deadline)
         self._works.clear()
         self._weights = None
         self._expected = comm.world().step.world_size

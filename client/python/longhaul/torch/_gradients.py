@@ -74,9 +74,10 @@ def average_gradients(
     `Comm.all_reduce`; then the gradients are as they were (see gradient_as_bucket_view).
 
     **After any other exception** than DeadlineExceeded, also MemoryError or Ctrl-C, this round is over at this member,
-    and the next call is the next round. So a program may catch the exception and go on with its next batch. Members that
-    have all they need get their averages; the others get Aborted, which names this member. After an exception that is
-    no `longhaul.Error`, gradients may be partly replaced: zero them.
+    and the next call is the next round. If the member leaves, the others average without it. So a program may also catch
+    the exception and go on with its next batch. Members that have all they need get their averages; the others get
+    Aborted, which names this member, when it starts its next op or boundary. After an exception that is no
+    `longhaul.Error`, gradients may be partly replaced: zero them.
 
     Threads: any, but one call at a time for one model.
     """

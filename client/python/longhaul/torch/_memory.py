@@ -10,8 +10,13 @@ import torch
 from .._arena import Client
 
 
-def shared(client: Client, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of at least one element, with undefined content, in memory shared with the peerd of `client`."""
+def shared(client: Client | None, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of at least one element, with undefined content, in memory shared with the peerd of `client`.
+
+    client None: in memory of this process, as long as nobody knows the peerd. Ops and syncs copy it.
+    """
+    if client is None:
+        return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(client.alloc(math.prod(shape) * dtype.itemsize), dtype=dtype).view(tuple(shape))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ class Outer:
 
     def __init__(
         self,
-        client: Client,
+        client: Client | None,
         optimizers: Sequence[torch.optim.Optimizer],
         globals: Mapping[torch.nn.Parameter, torch.nn.Parameter],
         bytes_max: int,
@@ -78,7 +78,7 @@ class Outer:
             self._of[parameter] = optimizer
 
     def _make_slots(
-        self, client: Client, bytes_max: int, earlier: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]]
+        self, client: Client | None, bytes_max: int, earlier: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]]
     ) -> None:
         entries = [
             (key, parameter, example)
@@ -127,6 +127,25 @@ class Outer:
         for i, parameter in enumerate(self._parameters):
             if parameter in stepped:
                 self._adopt(i, parameter)
+
+    def kept(self, parameters: Sequence[torch.nn.Parameter]) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        """What step() changes beside these global parameters, and a function that undoes the rest.
+
+        To undo a step: write the contents of before to these tensors, then call the function.
+        """
+        tensors = [slot.tensor for parameter in parameters for slot in self._slots[parameter]]
+        groups = [
+            (group, {key: _kept(value) for key, value in group.items() if key != "params"})
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        ]
+
+        def undo() -> None:
+            for group, options in groups:
+                group.update(options)
+            self.bind()
+
+        return [self._made, *tensors], undo
 
     def preview(
         self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
@@ -200,6 +219,10 @@ def _example(
                 f"{type(optimizer).__name__} cannot be the outer optimizer: step() without arguments fails: {problem}"
             ) from problem
         return _tensors_of(optimizer, optimizer.state[copy])
+
+
+def _kept(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _copy(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.nn.Parameter:

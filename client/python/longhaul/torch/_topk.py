@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from .._arena import Client
 from .._comm import Comm
 from .._errors import InvalidArgument, number_of
 from .._op_info import OpInfo
-from .._work import Work
+from .._work import AnyOp
 from ._member_errors import MemberErrors
 from ._memory import shared
 from ._sparse import Form, add, decode, encode, form_of, take_out
@@ -118,7 +118,7 @@ class SparseExchange:
 
     def __init__(self, rule: TopK, errors: list[torch.Tensor]) -> None:
         self._rule = rule
-        self._errors = errors
+        self.errors = errors
         self._parts = list(_parts_of([error.numel() for error in errors], rule))
         self._header = _HEADER.pack(_VERSION, rule.k, rule.chunk, rule.bits)
         self._nbytes = self._parts[-1].records.stop if self._parts else len(self._header)
@@ -139,7 +139,7 @@ class SparseExchange:
         """Encodes what this member sends. progress: the pseudo-gradient by bucket, flat. The errors do not change."""
         self._packed[: len(self._header)] = torch.frombuffer(bytearray(self._header), dtype=torch.uint8)
         for part in self._parts:
-            error, delta = part.of(self._errors[part.bucket]), part.of(progress[part.bucket])
+            error, delta = part.of(self.errors[part.bucket]), part.of(progress[part.bucket])
             rows = max(1, _BLOCK // part.form.length)
             blocks = zip(error.split(rows), delta.split(rows), part.records_in(self._packed).split(rows))
             for old, new, records in blocks:
@@ -149,24 +149,27 @@ class SparseExchange:
         """Makes `error` what a member sends from: error_decay * error + progress."""
         return error.mul_(self._rule.error_decay).add_(progress.float())
 
-    def start(self, comm: Comm, tag: int, again: bool) -> Work:
-        """Starts the op. again: the last one ended Aborted, perhaps because members did not agree on their number."""
+    def start(self, comm: Comm, tag: int, again: bool, begun: list[AnyOp]) -> None:
+        """Starts the op, and puts it into `begun` (Turn.belonging).
+
+        again: the last one ended Aborted, perhaps because members did not agree on their number.
+        """
         assert self._client is not None
         room = comm.world_size if again else comm.world().step.world_size
         if len(self._gathered) != room * self._nbytes:
             self._gathered = torch.empty(0, dtype=torch.uint8)  # frees the memory first
             self._gathered = shared(self._client, (room * self._nbytes,), torch.uint8)
-        work: Work = comm.all_gather(self._packed, out=self._gathered, tag=tag, on_fault="retry", async_op=True)
-        return work
+        more: dict[str, Any] = {"begun": begun}
+        comm.all_gather(self._packed, out=self._gathered, tag=tag, on_fault="retry", async_op=True, **more)
 
     def unpack(self, info: OpInfo, progress: Sequence[torch.Tensor]) -> None:
         """After the op ended well: takes what was sent out of the errors, and puts the mean in place of `progress`."""
         sent = list(self._gathered[: info.world_size * self._nbytes].view(info.world_size, self._nbytes))
         self._check_headers(info, sent)
-        for error, delta in zip(self._errors, progress):
+        for error, delta in zip(self.errors, progress):
             self._with(delta, error)
         for part in self._parts:
-            take_out(decode(part.records_in(self._packed), part.form), part.of(self._errors[part.bucket]))
+            take_out(decode(part.records_in(self._packed), part.form), part.of(self.errors[part.bucket]))
         sums = [flat if flat.dtype == torch.float32 else flat.float() for flat in progress]
         for flat in sums:
             flat.zero_()
