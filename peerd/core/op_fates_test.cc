@@ -59,7 +59,9 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
                                true,
                                false,
                                false,
-                               {{PeerId(2), OpOrdinal(205)}, {PeerId(3), OpOrdinal(305)}}}));
+                               {{PeerId(2), OpOrdinal(205)}, {PeerId(3), OpOrdinal(305)}},
+                               0,
+                               static_cast<uint32_t>(OpKind::kAllReduce)}));
   EXPECT_FALSE(reports[1].done);
   EXPECT_EQ(reports[2].matches.size(), 1u);
   EXPECT_FALSE(reports[3].done);
