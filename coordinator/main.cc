@@ -43,7 +43,7 @@ ABSL_FLAG(std::string, http, "auto",
 ABSL_FLAG(std::string, store, "",
           "where to keep what must survive a restart: sqlite:PATH, or memory (nothing survives; a "
           "restart removes all members); default: sqlite:/var/lib/longhaul/coordinator.db, or in "
-          "$XDG_STATE_HOME/longhaul where that cannot be written");
+          "$XDG_STATE_HOME/longhaul where that cannot be written and has never been");
 ABSL_FLAG(uint32_t, detect_ms, 1500,
           "milliseconds of silence after which a peer counts as dead; all other timeouts derive "
           "from it");
@@ -76,8 +76,10 @@ int Main(int argc, char** argv) {
   options.http = absl::GetFlag(FLAGS_http);
   options.store = absl::GetFlag(FLAGS_store);
   if (options.store.empty()) {
-    options.store =
+    absl::StatusOr<std::string> store =
         DefaultStore(kStateDirectory, [](const char* name) { return std::getenv(name); });
+    if (!store.ok()) return FatalExit(store.status());
+    options.store = *std::move(store);
   }
   absl::StatusOr<tls::Paths> tls = TlsPathsFromFlags();
   if (!tls.ok()) ExitUsage(info, std::string(tls.status().message()));

@@ -54,13 +54,15 @@ ABSL_FLAG(std::string, allow_groups, "",
 ABSL_FLAG(uint32_t, user_share, 100,
           "the most that one user of the socket may have of what all users together may: "
           "connections, members, arena, registered states, ops in flight; 1 to 100 percent");
-ABSL_FLAG(std::string, listen, "0.0.0.0:29700",
-          "address of the data port, host:port or [v6]:port; port 0: any free one");
+ABSL_FLAG(std::string, listen, "[::]:29700",
+          "address of the data port, host:port or [v6]:port; [::]: all addresses, those of IPv4, "
+          "too; 0.0.0.0: those of IPv4; port 0: any free one");
 ABSL_FLAG(std::string, advertise, "",
           "host:port at which other peers reach the data port; empty: derived from --listen and "
           "the route to the coordinator");
-ABSL_FLAG(std::string, http, "127.0.0.1:29701",
-          "address that serves /metrics, /healthz and /readyz over HTTP; empty: no HTTP server");
+ABSL_FLAG(std::string, http, "auto",
+          "address that serves /metrics, /healthz and /readyz over HTTP; empty: no HTTP server; "
+          "auto: 127.0.0.1:29701, or none if another process has that port");
 ABSL_FLAG(std::string, lanes, "auto", "TCP connections for tensor data per link: auto or 1 to 256");
 ABSL_FLAG(uint64_t, arena_limit, 0,
           "bytes of memory that all trainers together may share with the daemon; 0: three quarters "
@@ -185,6 +187,7 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
                                       {"--advertise", options.advertise},
                                       {"--http", options.http}}) {
     if (address.empty() && std::string(name) != "--listen") continue;
+    if (address == "auto" && std::string(name) == "--http") continue;
     if (const auto parsed = ParseHostPort(address); !parsed.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": ", std::string(parsed.status().message())));

@@ -37,10 +37,16 @@ namespace longhaul {
 namespace {
 
 sigset_t StopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  static const sigset_t signals = [] {
+    sigset_t made;
+    sigemptyset(&made);
+    for (const int signal : {SIGTERM, SIGINT, SIGXCPU}) sigaddset(&made, signal);
+    // nohup ignores it. A signal that is blocked waits, even if it is ignored.
+    struct sigaction hangup {};
+    sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&made, SIGHUP);
+    return made;
+  }();
   return signals;
 }
 
@@ -78,7 +84,9 @@ void WriteCrashReport(const char* line) {
 void SetUpSignals() {
   const sigset_t signals = StopSignals();
   LH_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
-  signal(SIGPIPE, SIG_IGN);
+  // By default each of these ends the process without a line. With SIGPIPE and SIGXFSZ ignored, the
+  // write that caused them fails, and who writes says so.
+  for (const int ignored : {SIGPIPE, SIGXFSZ, SIGUSR1, SIGUSR2}) signal(ignored, SIG_IGN);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // Sanitizers install their own handlers.
   absl::FailureSignalHandlerOptions options;
@@ -170,8 +178,8 @@ int WaitForStopSignal(std::chrono::microseconds period, const std::function<void
   }
   struct sigaction action {};
   action.sa_handler = ExitAtOnce;
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
+  for (const int next : {SIGTERM, SIGINT, SIGXCPU}) sigaction(next, &action, nullptr);
+  signal(SIGHUP, SIG_IGN);  // a terminal that closes may send it again
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   return number;
 }
@@ -187,10 +195,14 @@ absl::Status WriteReadyFile(const std::string& path,
   const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
   const int fd = open(temporary.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
   if (fd < 0) return SystemError(absl::StrCat("cannot write ready file ", temporary));
-  const bool written = write(fd, json.data(), json.size()) == static_cast<ssize_t>(json.size());
+  ssize_t wrote = 0;
+  for (size_t done = 0; wrote >= 0 && done < json.size(); done += static_cast<size_t>(wrote)) {
+    wrote = write(fd, json.data() + done, json.size() - done);
+    if (wrote < 0) break;
+  }
   absl::Status write_error = SystemError(absl::StrCat("cannot write ready file ", temporary));
   close(fd);
-  if (!written) {
+  if (wrote < 0) {
     unlink(temporary.c_str());
     return write_error;
   }

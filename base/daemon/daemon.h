@@ -26,8 +26,10 @@ namespace longhaul {
 // Call this first in main(), before there is a second thread. InitDaemon()
 // - parses the flags, among them --log-format, --log-level, --ready-file and --dump-dir. It exits
 //   with 0 for --help and --version, and with 2 for wrong usage, such as positional arguments
-// - ignores SIGPIPE
-// - blocks SIGTERM and SIGINT in this and all later threads, for StopSignalFd()
+// - ignores SIGPIPE and SIGXFSZ, so that a write fails instead, and SIGUSR1 and SIGUSR2
+// - blocks the signals that ask for a stop, in this and all later threads, for StopSignalFd():
+//   SIGTERM and SIGINT; SIGHUP, unless nohup has it ignored; and SIGXCPU, of a limit of processor
+//   time
 // - raises the soft limit of open files to the hard limit
 // - turns off the deadlock detector of Abseil. Debian builds Abseil with the detector on. It makes
 //   locks several times slower, and aborts the process when locks are taken in an order that might
@@ -38,12 +40,13 @@ namespace longhaul {
 // - removes a ready file that an earlier process left
 void InitDaemon(int argc, char** argv, const ProgramInfo& info);
 
-// Returns a signalfd that is readable when SIGTERM or SIGINT has come. The process has one such
-// descriptor. The first call after InitDaemon() makes it, and it is never closed.
+// Returns a signalfd that is readable when a signal that asks for a stop has come. The process has
+// one such descriptor. The first call after InitDaemon() makes it, and it is never closed.
 int StopSignalFd();
 
-// Waits for SIGTERM or SIGINT and returns its number. Meanwhile calls `each` once in each `period`;
-// 0: never. After the signal, another such signal ends the process at once, with exit code 1.
+// Waits for a signal that asks for a stop and returns its number. Meanwhile calls `each` once in
+// each `period`; 0: never. Afterwards another one, but SIGHUP, ends the process at once, with exit
+// code 1.
 int WaitForStopSignal(std::chrono::microseconds period = std::chrono::microseconds(0),
                       const std::function<void()>& each = nullptr);
 

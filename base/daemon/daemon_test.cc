@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,6 +66,56 @@ TEST(DaemonDeathTest, WaitingForAStopSignalCallsBackEachPeriod) {
           if (++calls == 3) kill(getpid(), SIGINT);
         });
         exit(signal == SIGINT && calls == 3 ? 0 : 1);
+      },
+      ExitedWithCode(0), "");
+}
+
+TEST(DaemonDeathTest, AWriteBeyondALimitFailsInsteadOfEndingTheProcess) {
+  const std::string path = ::testing::TempDir() + "/limited.json";
+  EXPECT_EXIT(
+      {
+        Init({});
+        struct rlimit limit {};
+        getrlimit(RLIMIT_FSIZE, &limit);
+        limit.rlim_cur = 3;  // the first write is a short one
+        setrlimit(RLIMIT_FSIZE, &limit);
+        const absl::Status written = WriteReadyFile(path, {{"grpc", "127.0.0.1:5"}});
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        exit(FatalExit(written));
+      },
+      ExitedWithCode(1), "cannot write ready file .*: File too large");
+}
+
+// By default each of these ends a process without a line in the log.
+TEST(DaemonDeathTest, NoSignalEndsTheProcessSilently) {
+  for (const int stray : {SIGPIPE, SIGXFSZ, SIGUSR1, SIGUSR2}) {
+    EXPECT_EXIT(
+        {
+          Init({});
+          raise(stray);
+          exit(0);
+        },
+        ExitedWithCode(0), "")
+        << stray;
+  }
+  for (const int stop : {SIGTERM, SIGINT, SIGHUP, SIGXCPU}) {
+    EXPECT_EXIT(
+        {
+          Init({});
+          raise(stop);
+          exit(WaitForStopSignal() == stop ? 0 : 1);
+        },
+        ExitedWithCode(0), "")
+        << stop;
+  }
+  EXPECT_EXIT(
+      {
+        signal(SIGHUP, SIG_IGN);  // as nohup does
+        Init({});
+        raise(SIGHUP);
+        raise(SIGTERM);
+        exit(WaitForStopSignal() == SIGTERM ? 0 : 1);
       },
       ExitedWithCode(0), "");
 }

@@ -95,6 +95,11 @@ absl::Status TryListening(const HostPort& address, const std::string& service,
       getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
   if (error != 0) return absl::UnavailableError(absl::StrCat(what, gai_strerror(error)));
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 && errno == EAFNOSUPPORT && address.host == "::") {
+    // A kernel without IPv6. Daemons then take the addresses of IPv4.
+    freeaddrinfo(found);
+    return TryListening({"0.0.0.0", address.port}, service, flag);
+  }
   bool listening = false;
   if (fd >= 0) {
     const int one = 1;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/tls/successor.h"
 
 namespace longhaul::tls {
 namespace {
@@ -81,6 +82,10 @@ absl::Status Check(const Paths& paths, Material* material) {
   return absl::OkStatus();
 }
 
+Shown ShownBy(const Material& material) {
+  return {material.cert, material.key, material.ca, material.trust.get()};
+}
+
 void Report(const Paths& paths, const Material& material) {
   WarnIfReadable(paths.key);
   if (material.trust != nullptr && material.trust->crl_is_old()) {
@@ -134,7 +139,8 @@ void Files::Refresh() {
       broken_times_ = 0;
       return;
     }
-    const absl::Status checked = read.ok() ? Check(paths_, &*read) : read.status();
+    absl::Status checked = read.ok() ? Check(paths_, &*read) : read.status();
+    if (checked.ok()) checked = CheckSuccessor(ShownBy(*Current()), ShownBy(*read));
     good = checked.ok();
     if (good) {
       broken_times_ = 0;
@@ -148,8 +154,8 @@ void Files::Refresh() {
       if (seen != broken_) broken_times_ = 0;
       broken_ = std::move(seen);
       if (++broken_times_ != kLooksMax) return;
-      Log(LogLevel::kWarning, "new TLS files are broken; the last good ones stay in use" +
-                                  LogField("reason", std::string(checked.message())));
+      Log(LogLevel::kError, "new TLS files are refused; the last good ones stay in use" +
+                                LogField("reason", std::string(checked.message())));
     }
   }
   if (good) {

@@ -4,7 +4,10 @@
 //
 //   good --(a file changes)--> new contents
 //   new contents --(all checks pass)--> good, logged, used from now on
-//   new contents --(a check fails twice, unchanged)--> warning, counted; the last good stay in use
+//   new contents --(a check fails twice, unchanged)--> error, counted; the last good stay in use
+//
+// The checks: each file can be read, key and certificate belong together, the certificate is valid
+// now, and it does not cut off whoever relies on the one in use (successor.h).
 //
 // The second look is for a rotation that replaces the certificate and the key one after the other.
 #pragma once

@@ -148,7 +148,7 @@ struct lh_op {
   bool reads, writes; /* peerd uses memory of the caller as a source, as a target */
   bool copy_back;     /* collect() copies staged targets and errors to the caller */
   bool restore;       /* without a result, collect() puts sources back that lie in targets */
-  bool cancel;        /* lh_op_cancel() came while the request was being sent */
+  bool cancel;        /* lh_op_cancel() came before the request was sent */
   /* Blocks of the arena, for lhi_which. An op in place has one for both source and target. */
   struct lhi_staged staged_sides[LHI_SIDES];
   void* table; /* lh_ipc_op.table */

@@ -122,17 +122,11 @@ lh_status lh_op_cancel(lh_op* op) {
   request.type = LH_IPC_CANCEL;
   pthread_mutex_lock(&client->mutex);
   if (op->state == LHI_OPEN) lhi_pump_locked(client);
-  if (op->state == LHI_OPEN && !op->sent) {
-    lhi_op_end_locked(
-        op, LH_ABORTED,
-        "the op was cancelled before peerd had it; members that have started it still "
-        "wait for this one",
-        NULL);
-  } else if (op->state == LHI_OPEN) {
+  if (op->state == LHI_OPEN) {
     request.member = op->comm->handle;
     request.u.cancel.op = op->call;
-    /* A thread may be sending the op: then it sends this request afterwards. */
-    op->cancel = lhi_queue_sends_locked(op);
+    /* While the op waits for its turn, or a thread sends it, this request waits behind the op. */
+    op->cancel = !op->sent || lhi_queue_sends_locked(op);
     ask = !op->cancel;
   }
   pthread_mutex_unlock(&client->mutex);

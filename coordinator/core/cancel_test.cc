@@ -28,7 +28,7 @@ class CancelTest : public testing::Test {
     h.Run();
   }
   static control::CancelOp CancelOf(uint64_t member, uint64_t after = 0) {
-    return {G(), M(member), Epoch(after), "all-reduce tag 7"};
+    return {G(), M(member), Epoch(after), ToString(M(member)) + " cancelled all-reduce tag 7"};
   }
   // An op with tag 7 that the peer has announced, and that nobody is done with.
   static control::OpReport Op(uint64_t ordinal, bool cancelled = false) {
@@ -73,11 +73,26 @@ TEST_F(CancelTest, NamesTheSetOfAMissedOp) {
   EXPECT_EQ(h.Take(P(2)).back(), "Commit 3 missed=2/7/99");
 }
 
+TEST_F(CancelTest, AlsoOfAnOpThatNoOtherPeerHasHeardOfReachesThoseThatHaveAnnouncedIt) {
+  Found(3);
+  // Peer 1 has not announced the op: it still waits for another member there.
+  SetOp(1, Op(11, /*cancelled=*/true));
+  control::OpReport announced = Op(21);
+  announced.matches = {{P(3), OpOrdinal(31)}};
+  SetOp(2, announced);
+  h.Say(P(1), CancelOf(1));
+  h.Wait(100);
+  EXPECT_EQ(h.Take(P(1)).back(), "Commit 4 o11=abort");
+  EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o21=abort");
+  EXPECT_EQ(h.Take(P(3)).back(), "Commit 4 missed=3/7");
+}
+
 TEST_F(CancelTest, IsAnEventAndTheCauseOfTheFault) {
   Found(2);
   h.Say(P(2), CancelOf(2));
   h.Wait(100);
-  EXPECT_EQ(h.Notices("cancel"), Texts{"op cancelled member=m2 op=all-reduce tag 7"});
+  EXPECT_EQ(h.Notices("cancel"),
+            Texts{"op cancelled member=m2 why=\"m2 cancelled all-reduce tag 7\""});
   EXPECT_EQ(h.View().fault_epoch, Epoch(3));
   EXPECT_EQ(h.View().fault.cause, "cancel");
   EXPECT_EQ(h.View().fault.detector, "p2");

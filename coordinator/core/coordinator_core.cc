@@ -85,6 +85,7 @@ class CoordinatorCore::Impl {
   void Handle(const FromPeer& event);
   void Handle(const EvictMember& event);
   void Handle(const DrainPeer& event);
+  void Handle(const PeerKnocked& event);
   void Handle(const RingOrdered& event);
   void Handle(const TimePassed& event);
 
@@ -602,6 +603,15 @@ void CoordinatorCore::Impl::Handle(const DrainPeer& event) {
   const std::string reason = Clean("drained by an operator: " + event.reason);
   peers_.Drain(event.peer, reason);
   Send(event.peer, control::Drain{reason});
+}
+
+void CoordinatorCore::Impl::Handle(const PeerKnocked& event) {
+  if (!peers_.Knock(event.peer, now_)) return;
+  Note("detach", event.peer,
+       "peer has no stream, and its host connects peer=" + ToString(event.peer) +
+           " host=" + Clean(peers_.Find(event.peer)->record.host) +
+           ": it is not removed while no other peer is let in; if it does not come back, its log "
+           "says why (docs/security.md: certificates and tokens)");
 }
 
 void CoordinatorCore::Impl::Handle(const RingOrdered& event) {

@@ -424,14 +424,84 @@ TEST_F(CoordinatorCoreTest, WhoIsHeardByNobodyElseIsNotRemovedByACoordinatorThat
   }
 }
 
-// The streams were closed and did not fall silent. So the coordinator is not cut off.
-TEST_F(CoordinatorCoreTest, PeersThatAllCloseTheirStreamsAreDeadInTimeThoughNobodyIsHeard) {
+// Streams that end cleanly say no more than silent ones: it may be this coordinator that ended
+// them, for their age, and lets nobody in again.
+TEST_F(CoordinatorCoreTest, WhenAllStreamsHaveClosedNobodyIsRemovedBeforeAPeerComes) {
+  Found(3);
+  for (const uint64_t n : {1, 2, 3}) h.Close(P(n));
+  h.Wait(600'000);
+  EXPECT_EQ(Admitted(), 3u);
+  EXPECT_EQ(h.Notices("isolated").size(), 1u);
+  EXPECT_THAT(h.View().waiting_for, HasSubstr("hears no peer"));
+  h.Reattach(P(2));
+  h.Wait(2000);
+  h.Reattach(P(1));
+  h.Wait(1999);
+  EXPECT_EQ(Admitted(), 3u);
+  h.Wait(1);  // who does not come back now is dead
+  EXPECT_EQ(Ring(), "p1,p2");
+}
+
+// A certificate for another name: streams end one after another, and each host that comes back is
+// not let in. The last streams still stand, so the coordinator is not isolated.
+TEST_F(CoordinatorCoreTest, WhileEveryPeerThatComesIsRefusedNobodyIsRemoved) {
+  Found(3);
+  const auto knock_for = [this](int64_t ms, std::vector<uint64_t> refused) {
+    for (int64_t waited = 0; waited < ms; waited += 500) {
+      for (const uint64_t n : refused) h.Knock(P(n));
+      h.Wait(500);
+    }
+  };
+  h.Close(P(1));
+  knock_for(20000, {1});
+  EXPECT_EQ(h.Notices("detach").size(), 2u);  // its end, and that its host connects
+  h.Close(P(2));
+  knock_for(20000, {1, 2});
+  h.Close(P(3));
+  knock_for(60000, {1, 2, 3});
+  EXPECT_EQ(h.Notices("death"), Texts{});
+  EXPECT_EQ(Admitted(), 3u);
+  for (const uint64_t n : {3, 2, 1}) {
+    h.Reattach(P(n));
+    h.Wait(1000);
+  }
+  h.Wait(20000);
+  EXPECT_EQ(Admitted(), 3u);
+  EXPECT_EQ(h.View().waiting_for, "");
+}
+
+// Peer 1 alone has a certificate that nobody trusts.
+TEST_F(CoordinatorCoreTest, WhoIsRefusedWhileOthersAreLetInIsRemovedInTime) {
+  Found(3);
+  h.Close(P(1));
+  const auto knock_for = [this](int64_t ms) {
+    for (int64_t waited = 0; waited < ms; waited += 500) {
+      h.Knock(P(1));
+      h.Wait(500);
+    }
+  };
+  knock_for(10000);
+  EXPECT_EQ(Admitted(), 3u);
+  h.Reattach(P(2));
+  knock_for(3000);
+  EXPECT_EQ(Admitted(), 3u);
+  knock_for(1500);
+  EXPECT_EQ(Ring(), "p2,p3");
+}
+
+// A path was cut for longer than TCP waits between two tries. A new connection comes through first.
+TEST_F(CoordinatorCoreTest, AQuietPeerWhoseHostConnectsGetsTheTimeToComeBackOnce) {
   Found(2);
-  for (const uint64_t n : {1, 2}) h.Kill(P(n));
-  h.Wait(3999);
+  h.Say(P(2), control::Heartbeat{});
+  h.Hang(P(2));
+  h.Knock(P(2));  // not quiet yet: says nothing
+  h.Wait(3900);
+  h.Knock(P(2));
+  h.Wait(1000);
   EXPECT_EQ(Admitted(), 2u);
-  h.Wait(1);
-  EXPECT_EQ(Admitted(), 0u);
+  h.Knock(P(2));
+  h.Wait(3200);
+  EXPECT_EQ(Admitted(), 1u);
 }
 
 TEST_F(CoordinatorCoreTest, WhoDoesNotComeBackAfterAnIsolationIsDeadThen) {

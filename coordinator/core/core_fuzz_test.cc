@@ -291,6 +291,7 @@ class World {
       Step(evict);
     } else {
       Step(DrainPeer{PeerOf(in_.Below(kPeers + 1)), "test"});
+      Step(PeerKnocked{PeerOf(in_.Below(kPeers + 1))});
     }
   }
   void Wait(int64_t ms) {

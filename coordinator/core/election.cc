@@ -56,6 +56,19 @@ class Count {
     SyncVerdict verdict{c.member, Do::kRefuse, {code, std::move(text)}, compare_to};
     refused_.emplace(c.member, std::move(verdict));
   }
+  // Whether the offer speaks for what the group has agreed on.
+  bool Stands(const Candidate& c) const {
+    if (!agreed_) return false;
+    return c.holds || (c.offer.complete && c.offer.revision == agreed_->revision &&
+                       c.offer.state == agreed_->state && c.offer.manifest == agreed_->manifest);
+  }
+  // Whether the offer has a vote on strategies and manifests.
+  bool MayVote(const Candidate& c) const {
+    if (refused_.contains(c.member)) return false;
+    return Stands(c) || std::none_of(offers_.begin(), offers_.end(), [this](const Candidate& o) {
+             return !refused_.contains(o.member) && Stands(o);
+           });
+  }
   // Calls use(offer) for each offer that is not refused. `use` may refuse it.
   template <class Use>
   void ForEachLegal(Use use) const {
@@ -63,28 +76,20 @@ class Count {
       if (!refused_.contains(c.member)) use(c);
     }
   }
-  // Counts the offers that are not refused, by key(offer).
-  template <class KeyOf>
-  auto Votes(KeyOf key) const {
-    std::map<decltype(key(offers_.front())), size_t> votes;
-    ForEachLegal([&](const Candidate& c) { ++votes[key(c)]; });
-    return votes;
-  }
 
   void CheckStrategies() {
-    const auto popular =
-        static_cast<size_t>(std::count_if(offers_.begin(), offers_.end(), [](const Candidate& c) {
-          return c.offer.strategy == SyncStrategy::kPopular;
-        }));
-    const size_t others = offers_.size() - popular;
-    if (popular == 0 || others == 0) return;
+    size_t popular = 0;
+    size_t others = 0;
+    ForEachLegal([&](const Candidate& c) {
+      if (MayVote(c)) ++(c.offer.strategy == SyncStrategy::kPopular ? popular : others);
+    });
     const bool keep_popular = popular >= others;
     for (const Candidate& c : offers_) {
       if ((c.offer.strategy == SyncStrategy::kPopular) == keep_popular) continue;
       Refuse(c, Code::kInvalidArgument,
              std::string("strategy is ") + Name(c.offer.strategy) + ", " +
                  std::to_string(keep_popular ? popular : others) + " of " +
-                 std::to_string(offers_.size()) + " members use " +
+                 std::to_string(popular + others) + " members with a vote use " +
                  (keep_popular ? "popular" : "send or receive") +
                  ": popular has to be used by all members or by none");
     }
@@ -106,9 +111,20 @@ class Count {
   }
 
   void CheckManifests() {
-    const auto votes = Votes([](const Candidate& c) { return c.offer.manifest; });
+    std::map<Hash128, size_t> votes;
+    size_t voters = 0;
+    ForEachLegal([&](const Candidate& c) {
+      if (!MayVote(c)) return;
+      ++votes[c.offer.manifest];
+      ++voters;
+    });
     if (votes.empty()) return;
     election_.manifest = MostVotes(votes);
+    if (agreed_) {
+      const auto stands = votes.find(agreed_->manifest);
+      const bool tie = stands != votes.end() && stands->second == votes.at(election_.manifest);
+      if (tie) election_.manifest = agreed_->manifest;
+    }
     MemberId holder;
     ForEachLegal([&](const Candidate& c) {
       if (c.offer.manifest == election_.manifest && !holder) holder = c.member;
@@ -117,14 +133,15 @@ class Count {
       if (c.offer.manifest == election_.manifest || refused_.contains(c.member)) continue;
       Refuse(c, Code::kStateMismatch,
              "the tensors that this member declares differ from those of " +
-                 std::to_string(votes.at(election_.manifest)) + " of " +
-                 std::to_string(offers_.size()) + " members",
+                 std::to_string(votes.at(election_.manifest)) + " of " + std::to_string(voters) +
+                 " members with a vote",
              holder);
     }
   }
 
-  static bool MayWin(const Candidate& c) {
-    return c.offer.complete && c.offer.strategy != SyncStrategy::kReceive;
+  bool MayWin(const Candidate& c) const {
+    return c.offer.complete && c.offer.strategy != SyncStrategy::kReceive &&
+           (!defended_ || Stands(c) || c.offer.kept);
   }
 
   // Whether an incomplete offer may be a candidate in a later election. Sets Election.again then.
@@ -142,6 +159,11 @@ class Count {
   }
 
   void Choose() {
+    bool defended = false;
+    ForEachLegal([&](const Candidate& c) {
+      if (MayWin(c) && Stands(c) && c.offer.revision >= agreed_->revision) defended = true;
+    });
+    defended_ = defended;
     std::optional<uint64_t> highest;
     ForEachLegal([&](const Candidate& c) {
       if (MayWin(c)) highest = std::max(highest.value_or(0), c.offer.revision);
@@ -195,6 +217,7 @@ class Count {
   std::vector<Candidate> offers_;
   const std::optional<Agreed> agreed_;
   std::map<MemberId, SyncVerdict> refused_;
+  bool defended_ = false;  // a candidate stands for the group, so newcomers' states may not win
   Election election_;
 };
 

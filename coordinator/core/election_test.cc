@@ -184,6 +184,95 @@ TEST(Election, AManifestMayNotWinByMembersThatAreRefused) {
   EXPECT_EQ(e.manifest, kNames);
 }
 
+// What a group has agreed on: revision 3, state 7, kNames.
+const Agreed kAgreed{3, 4, State(7), kNames};
+
+Candidate Holder(uint64_t member, uint64_t state, uint64_t revision,
+                 SyncStrategy strategy = SyncStrategy::kPopular) {
+  Candidate holder = Offer(member, state, revision, strategy);
+  holder.holds = true;
+  return holder;
+}
+
+Candidate Foreign(uint64_t member, uint64_t state, uint64_t revision) {
+  Candidate foreign = Offer(member, state, revision);
+  foreign.offer.manifest = kOtherNames;
+  return foreign;
+}
+
+// However many newcomers come, and whatever revision they claim.
+TEST(Election, NewcomersWithOtherTensorsAreRefusedWhileOneMemberHoldsWhatWasAgreedOn) {
+  for (uint64_t revision : {0, 3, 4}) {
+    std::vector<Candidate> offers = {Holder(9, 8, 4)};
+    for (uint64_t newcomer = 1; newcomer <= 4; ++newcomer) {
+      offers.push_back(Foreign(newcomer, 5, revision));
+      const Election e = Elect(offers, kAgreed);
+      EXPECT_TRUE(e.elected);
+      EXPECT_EQ(e.manifest, kNames);
+      EXPECT_EQ(e.state, State(8));
+      EXPECT_EQ(Actions(e), std::string(newcomer, 'r') + "k");
+      EXPECT_EQ(Of(e, 1).refusal.code, Code::kStateMismatch);
+      EXPECT_EQ(Of(e, 1).compare_to, MemberId(9));
+    }
+  }
+}
+
+TEST(Election, OneThatOnlyReceivesOrStillFetchesHoldsTheManifestToo) {
+  EXPECT_EQ(Actions(Elect({Foreign(1, 5, 4), Foreign(2, 5, 4),
+                           Holder(3, 8, 4, SyncStrategy::kReceive), Holder(4, 8, 4)},
+                          kAgreed)),
+            "rrrk");  // m3 for its strategy
+  Candidate receiver = Holder(3, 7, 3, SyncStrategy::kReceive);
+  Candidate sender = Foreign(1, 5, 4);
+  sender.offer.strategy = SyncStrategy::kSend;
+  Candidate second = Offer(2, 6, 4, SyncStrategy::kSend);
+  EXPECT_EQ(Actions(Elect({sender, second, receiver}, kAgreed)), "rkf");
+}
+
+TEST(Election, ANewcomerWithTheVeryStateHoldsItAsWell) {
+  EXPECT_EQ(Actions(Elect({Foreign(1, 5, 3), Foreign(2, 5, 3), Offer(3, 7, 3)}, kAgreed)), "rrk");
+  // Another state of the same tensors does not.
+  EXPECT_EQ(Actions(Elect({Foreign(1, 5, 3), Foreign(2, 5, 3), Offer(3, 8, 3)}, kAgreed)), "kkr");
+}
+
+TEST(Election, MembersMayChangeTheirTensorsTogether) {
+  std::vector<Candidate> offers = {Foreign(1, 8, 4), Foreign(2, 8, 4), Holder(3, 8, 4),
+                                   Offer(4, 1, 0)};
+  offers[0].holds = offers[1].holds = true;
+  const Election e = Elect(offers, kAgreed);
+  EXPECT_EQ(e.manifest, kOtherNames);
+  EXPECT_EQ(Actions(e), "kkrr");
+  // One of two: what was agreed on stands, though it is not the lowest digest.
+  offers.erase(offers.begin());
+  EXPECT_EQ(Actions(Elect(offers, kAgreed)), "rkf");
+}
+
+TEST(Election, NewcomersDoNotOutvoteTheStrategyOfMembers) {
+  const Election e = Elect(
+      {Offer(1, 5, 4, SyncStrategy::kSend), Holder(2, 8, 4), Offer(3, 5, 4, SyncStrategy::kSend)},
+      kAgreed);
+  EXPECT_EQ(Actions(e), "rkr");
+  EXPECT_EQ(Of(e, 1).refusal.code, Code::kInvalidArgument);
+}
+
+TEST(Election, NewcomersDoNotOutvoteTheStateOfMembers) {
+  // As many revisions as are due, and more votes: weights of another run.
+  EXPECT_EQ(Actions(Elect({Offer(1, 5, 4), Holder(2, 8, 3), Offer(3, 5, 4)}, kAgreed)), "fkf");
+  // Not even the lowest digest of a tie.
+  EXPECT_EQ(Actions(Elect({Offer(1, 5, 4), Holder(2, 8, 4)}, kAgreed)), "fk");
+  EXPECT_EQ(
+      Actions(Elect({Offer(1, 5, 4, SyncStrategy::kSend), Holder(2, 8, 4, SyncStrategy::kSend)},
+                    kAgreed)),
+      "rk");
+  // Where the members only receive, it is for newcomers to send.
+  EXPECT_EQ(
+      Actions(Elect({Offer(1, 5, 4, SyncStrategy::kSend), Holder(2, 8, 4, SyncStrategy::kReceive)},
+                    kAgreed)),
+      "kf");
+  // A member that has lost what was agreed on keeps nobody out.
+  EXPECT_EQ(Actions(Elect({Offer(1, 5, 4), Holder(2, 8, 2)}, kAgreed)), "kf");
+}
+
 TEST(Election, PopularIsUsedByAllOrByNone) {
   for (int world = 2; world <= 4; ++world) {
     std::vector<Candidate> offers;

@@ -37,6 +37,11 @@ struct DrainPeer {
   PeerId peer;
   std::string reason;
 };
+// A connection came from the host of this peer, and no stream stands on it yet. Only a hint:
+// without it a peer that this coordinator does not let in would be removed as if it were dead.
+struct PeerKnocked {
+  PeerId peer;
+};
 // The answer to an OrderRing. The driver gives exactly one answer to each OrderRing.
 struct RingOrdered {
   uint64_t request = 0;
@@ -53,7 +58,7 @@ struct RingOrdered {
 struct TimePassed {};
 
 using Event = std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer,
-                           RingOrdered, TimePassed>;
+                           PeerKnocked, RingOrdered, TimePassed>;
 
 // ------------------------------------------------------------------------------ actions
 

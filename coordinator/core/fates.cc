@@ -27,14 +27,15 @@ bool AllAgree(const control::OpReport& op, const std::map<PeerId, VerdictByOrdin
   return true;
 }
 
-// All reports of ops with one name (boundary, tag and set). The reports of one peer are in order of
-// their ordinals; all ops before the last one linger.
+// All reports of ops with one name (boundary, tag, set and kind). The reports of one peer are in
+// order of their ordinals; all ops before the last one linger.
 struct OpsOfName {
   using ByPeer = std::map<PeerId, std::vector<const control::OpReport*>>;
   ByPeer reported;
   ByPeer aborted;
   std::set<PeerId> redone;                // the peers whose newest op of the name is to be redone
   std::map<PeerId, OpOrdinal> cancelled;  // the op of the name that a peer has cancelled
+  uint64_t step = 0;                      // the latest of those that are to be aborted
 };
 
 // Returns the peers among `reports` that have not announced an op of this name that another peer
@@ -138,17 +139,20 @@ std::vector<FatesRecord> FatesOf(const Reports& reports) {
     for (const control::OpReport& op : ops) by_ordinal[op.ordinal] = VerdictOf(op);
   }
   std::map<PeerId, std::vector<control::OpFate>> fates;
-  std::map<control::MissedOp, OpsOfName> names;
+  std::map<control::MissedOp, OpsOfName> names;  // all of step 0
   for (const auto& [peer, ops] : reports) {
     for (const control::OpReport& op : ops) {
       const bool commit = op.done && AllAgree(op, verdicts);
       const control::Fate again = op.abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
-      OpsOfName& name = names[{op.boundary, op.tag, op.set}];
+      OpsOfName& name = names[{op.boundary, op.tag, op.set, op.kind}];
       name.reported[peer].push_back(&op);
       // It is too late to cancel what is done.
       const bool cancelled = op.cancelled && !op.done;
-      if (!commit && (op.abort_on_fault || cancelled)) name.aborted[peer].push_back(&op);
+      if (!commit && (op.abort_on_fault || cancelled)) {
+        name.aborted[peer].push_back(&op);
+        name.step = std::max(name.step, op.step);
+      }
       if (cancelled) name.cancelled[peer] = op.ordinal;
       if (commit || op.abort_on_fault) {
         name.redone.erase(peer);
@@ -166,7 +170,9 @@ std::vector<FatesRecord> FatesOf(const Reports& reports) {
       for (const auto& [peer, aborted] : ops.aborted) Redo(aborted, &fates[peer]);
       continue;
     }
-    for (const PeerId peer : missed_by) missed[peer].insert(name);
+    control::MissedOp op = name;
+    op.step = ops.step;
+    for (const PeerId peer : missed_by) missed[peer].insert(op);
   }
   std::vector<FatesRecord> records;
   for (const auto& [peer, ops] : reports) {

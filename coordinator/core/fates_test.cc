@@ -265,6 +265,29 @@ TEST(FatesOfCancelled, AllThatHaveAnnouncedAbortItAndTheOthersAreToldAsMissed) {
   }
 }
 
+TEST(FatesOfCancelled, AnOpOfAnotherKindUnderTheSameTagIsAnotherOp) {
+  OpReport cancelled = Cancelled(Named(1, false, {}));
+  cancelled.kind = 1;
+  cancelled.step = 6;
+  OpReport other = Named(5, false, {});
+  other.kind = 3;
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {cancelled}}, {kB, {other}}, {kC, {}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+  const std::vector<control::MissedOp> missed{{Epoch(4), 7, 0, 1, 6}};
+  EXPECT_EQ(Of(fates, kB).missed, missed);
+  EXPECT_EQ(Of(fates, kC).missed, missed);
+}
+
+TEST(FatesOfCancelled, WhatIsMissedWasPostedAtTheLatestStepOfAll) {
+  OpReport first = Cancelled(Named(1, false, {}));
+  first.step = 2;
+  OpReport second = Cancelled(Named(5, false, {}));
+  second.step = 3;
+  const std::vector<FatesRecord> fates = FatesOf({{kA, {first}}, {kB, {second}}, {kC, {}}});
+  EXPECT_EQ(Of(fates, kC).missed, (std::vector<control::MissedOp>{{Epoch(4), 7, 0, 0, 3}}));
+}
+
 TEST(FatesOfCancelled, OtherOpsGetTheirFateAsAlways) {
   OpReport other = Named(2, false, {});
   other.tag = 8;

@@ -161,8 +161,8 @@ Violation Group::Take(PeerId peer, const control::Vote& vote, const GroupStep& s
   if (member->departs) return std::nullopt;
   const GroupKey& group = record().group;
   if (vote.number <= member->votes) {
-    // The epoch of the boundary, not that of now: all members are told the same world. A store of an
-    // older release does not know it.
+    // The epoch of the boundary, not that of now: all members are told the same world. A store of
+    // an older release does not know it.
     const Epoch epoch = record().stepped ? record().stepped : record().committed;
     step.Send(peer, control::VoteResult{group, vote.member, vote.number, epoch});
     if (vote.sync) return Take(peer, control::SyncVote{group, vote.member, *vote.sync}, step);
@@ -232,15 +232,14 @@ Violation Group::Take(PeerId peer, const control::CancelOp& cancel, const GroupS
     return "cancelled an op after epoch " + ToString(cancel.after) + ", which was never prepared";
   }
   const MemberRecord* const member = epochs_.Find(cancel.member);
-  // The peer has reported its ops for a newer freeze, or will do so. It cancels again if need be.
+  // The peer has reported its ops for a newer freeze, or will do so. It asks again if need be.
   if (cancel.after < record().last_freeze || member == nullptr || member->peer != peer ||
       !IsAdmitted(*member)) {
     return std::nullopt;
   }
-  const std::string text = ToString(cancel.member) + " cancelled " + Clean(cancel.what);
+  const std::string text = Clean(cancel.what);
   epochs_.Note("cancel", cancel.member, peer,
-               "op cancelled member=" + ToString(cancel.member) + " op=" + Clean(cancel.what),
-               step);
+               "op cancelled member=" + ToString(cancel.member) + " why=\"" + text + "\"", step);
   epochs_.AskForFreeze(text, step.Fault("cancel", ToString(peer)));
   return std::nullopt;
 }

@@ -89,7 +89,9 @@ bool LinkTable::RecordHost(PeerId peer, uint64_t up, uint64_t down, Tick now) {
   Host& host = hosts_[peer];
   if (now - host.at >= kLinkExpires) host = Host{};
   host.at = now;
+  const uint64_t before = host.rates.up;
   if (up != 0) host.rates.up = up < control::kNoLimitBytesPerSecond ? up : 0;
+  if (DiffersByATenth(before, host.rates.up)) host.changed_at = now;
   if (down != 0) host.rates.down = down;
   if (!DiffersByATenth(host.rates.up, host.told.up) &&
       !DiffersByATenth(host.rates.down, host.told.down)) {
@@ -232,13 +234,18 @@ ShareProblem LinkTable::Capacities(const std::vector<PeerId>& ring, Tick now) co
     uint64_t single = 0;  // the most that one of its links was seen to carry, if that is known
     uint64_t coming = 0;  // what all links to this peer were seen to carry
     bool sent = false;    // enough to measure a link
+    const auto known = hosts_.find(ring[i]);
+    const Tick outlived = std::min(known == hosts_.end() ? Tick{} : known->second.changed_at,
+                                   now + -kLinkOutlivesRate);
     for (const PeerId other : ring) {
       const MeasuredLink* const from = Fresh(other, ring[i], now);
       if (from != nullptr && from->held) ++held;
       if (from != nullptr) coming += from->bytes_per_second;
       if (from != nullptr) fastest_link = std::max(fastest_link, from->bytes_per_second);
       const MeasuredLink* const to = Fresh(ring[i], other, now);
-      if (to != nullptr && to->limits()) single = std::max(single, to->bytes_per_second);
+      if (to != nullptr && to->limits() && to->at >= outlived) {
+        single = std::max(single, to->bytes_per_second);
+      }
       if (to != nullptr && to->bytes_per_second != 0) sent = true;
     }
     for (size_t from = 0; from < ring.size(); ++from) {

@@ -25,6 +25,8 @@ namespace longhaul::coordinator {
 
 // How long a measurement counts. Peers repeat what they know before that.
 inline constexpr int64_t kLinkExpires = Seconds(900);
+// For so long a link's rate bounds that of its host, though the host's rate has changed since.
+inline constexpr int64_t kLinkOutlivesRate = Seconds(60);
 // The most directions of links in the table. Measurements of further ones are ignored.
 inline constexpr size_t kLinksMax = size_t{1} << 20;
 // The most hosts in the table. Rates of further ones are ignored.
@@ -86,8 +88,11 @@ class LinkTable {
                                                    Tick now) const;
   // Returns what limits a mesh among the peers of this ring. An index is a place in the ring.
   //   - A host's rate up is a limit, but not below what one of its links carries: in a ring, all
-  //     hosts send only as fast as the slowest one. A host whose rate is unknown counts as being as
-  //     fast as the fastest one of the others: it may be slow, and is no reason to give them less.
+  //     hosts send only as fast as the slowest one. A link counts for that if it was measured since
+  //     the host's rate has changed, or within kLinkOutlivesRate: the access link may have become
+  //     slower since, and beside other links nothing lowers what is known of one.
+  //     A host whose rate is unknown counts as being as fast as the fastest one of the others: it
+  //     may be slow, and is no reason to give them less.
   //   - Its rate down is a limit only if at least two others were held by their link to it.
   //     Otherwise the host may have received little just because little was sent. It is no limit
   //     below what its links were seen to carry: a link that seems to be held may have had a bad
@@ -108,7 +113,8 @@ class LinkTable {
     HostRates rates;
     HostRates told;  // the rates for which RecordHost() last returned true
     Tick at;
-    LH_FIELDS(Host, LH_FIELD(rates), LH_FIELD(told), LH_FIELD(at));
+    Tick changed_at;  // when the rate up last changed by more than a tenth
+    LH_FIELDS(Host, LH_FIELD(rates), LH_FIELD(told), LH_FIELD(at), LH_FIELD(changed_at));
   };
   const MeasuredLink* Fresh(PeerId from, PeerId to, Tick now) const;
 

@@ -227,6 +227,39 @@ TEST(LinkTable, AHostCarriesAtLeastWhatOneOfItsLinksCarries) {
   EXPECT_EQ(links.Capacities({kA, kB, kC}, kNow).host(0), 5000) << "a ring's pace is no limit";
 }
 
+// Ops move bytes on all links at once. So nothing measures the one link again for minutes.
+TEST(LinkTable, AnAccessLinkThatBecameSlowerIsNotBoundByWhatALinkCarriedBefore) {
+  LinkTable links;
+  links.RecordHost(kA, 9000, 0, kNow);
+  links.Record({kA, kB, 5000, 1000}, kNow);
+  const Tick slower = kNow + Seconds(10);
+  links.RecordHost(kA, 1000, 0, slower);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, slower).host(0), 5000) << "that may be a ring's pace";
+  const Tick later = slower + kLinkOutlivesRate;
+  links.RecordHost(kA, 1010, 0, later);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, later).host(0), 1010);
+  links.Record({kA, kB, 5000, 1000}, later);
+  EXPECT_EQ(links.Capacities({kA, kB, kC}, later).host(0), 5000) << "it was measured again";
+}
+
+// Three idle hosts. One of them had an op long enough to be busy, the others only small ones.
+TEST(LinkTable, WhatHostsHappenedToSendMakesNoSharesUnequal) {
+  LinkTable links;
+  const std::vector<PeerId> ring{kA, kB, kC};
+  for (const PeerId from : ring) {
+    for (const PeerId to : ring) {
+      if (from == to) continue;
+      links.Record({from, to, 415'000'000, 200, 0, /*at_least=*/true}, kNow);
+    }
+  }
+  for (const PeerId idle : {kA, kC}) {
+    links.RecordHost(idle, control::kNoLimitBytesPerSecond, 2'400'000, kNow);
+  }
+  links.RecordHost(kB, 390'000'000, 2'400'000, kNow);
+  EXPECT_EQ(links.Cost(ring, {}, nullptr, kNow).shares, Shares{});
+  EXPECT_EQ(links.PaceOf(ring, {}, kNow), std::nullopt);
+}
+
 TEST(LinkTable, AHostThatHoldsTwoSendersCarriesWhatItWasSeenToReceive) {
   LinkTable links;
   links.RecordHost(kA, 1000, 200, kNow);

@@ -7,6 +7,14 @@
 #include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
+namespace {
+
+bool OnLoopback(const std::string& endpoint) {
+  return endpoint.starts_with("127.") || endpoint.starts_with("[::1]") ||
+         endpoint.starts_with("localhost:");
+}
+
+}  // namespace
 
 // ------------------------------------------------------------------------------
 // trials
@@ -50,10 +58,15 @@ std::string Newcomers::Refusal(const PeerRecord& newcomer, const std::string& re
   const int64_t pause_us = pauses_.Begin(newcomer.endpoints, held, now);
   const std::string address =
       newcomer.endpoints.empty() ? "its address" : newcomer.endpoints.front();
-  return Clean(reason + "; open " + address +
-               " (TCP) of that host for the hosts of the group, or name the address that they "
-               "reach with --advertise of its longhaul-peerd; the group tries this address again "
-               "in " +
+  const std::string todo =
+      OnLoopback(address)
+          ? "its longhaul-peerd tells only " + address +
+                ", which no other host reaches: give it --listen=[::]:PORT, or name the address "
+                "that they reach with --advertise"
+          : "open " + address +
+                " (TCP) of that host for the hosts of the group, or name the address that they "
+                "reach with --advertise of its longhaul-peerd";
+  return Clean(reason + "; " + todo + "; the group tries this address again in " +
                std::to_string(pause_us / Seconds(1)) + " s at the earliest");
 }
 

@@ -56,7 +56,8 @@ std::optional<SessionId> Peers::Attach(SessionId session, const control::Hello& 
   }
   sessions_.at(session).peer = hello.peer;
   peer.session = session;
-  peer.closed = peer.ended = false;
+  peer.closed = peer.outdone = peer.knocked = false;
+  for (auto& [id, other] : peers_) other.outdone = other.outdone || !other.session;
   peer.dead_at = peer.quiet_at = kNever;
   peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host, hello.key};
   return replaced;
@@ -65,18 +66,34 @@ std::optional<SessionId> Peers::Attach(SessionId session, const control::Hello& 
 PeerId Peers::Close(SessionId session, const HasMembers& has_admitted, Tick now) {
   const auto closed = sessions_.extract(session);
   if (closed.empty()) return PeerId{};
-  const auto& [id, quiet_at, silent_at] = closed.mapped();
+  const PeerId id = closed.mapped().peer;
   if (!id) return id;
   Peer& peer = peers_.at(id);
   peer.session = SessionId{};
   peer.closed = true;
-  peer.ended = quiet_at != kNever && quiet_at > now;
   // The time until the peer is dead runs from its last message, not from the end of the stream. So
   // a stream that closes after a long silence does not give the peer that time again.
   const int64_t shorter = has_admitted(id) ? 0 : kLease - kShortLease;
-  peer.dead_at = std::max(now, silent_at + -shorter * detect_us_);
+  peer.dead_at = std::max(now, closed.mapped().silent_at + -shorter * detect_us_);
   peer.quiet_at = kNever;
   return id;
+}
+
+bool Peers::Knock(PeerId id, Tick now) {
+  const auto it = peers_.find(id);
+  if (it == peers_.end()) return false;
+  Peer& peer = it->second;
+  const int64_t lease = kLease * detect_us_;
+  if (peer.session) {
+    Session& session = sessions_.at(peer.session);
+    if (session.knocked || !Quiet(id, now)) return false;
+    session.knocked = true;
+    session.silent_at = session.silent_at + lease;
+    return false;
+  }
+  if (peer.outdone || peer.dead_at == kNever) return false;
+  peer.dead_at = std::max(peer.dead_at, now + lease);
+  return !std::exchange(peer.knocked, true);
 }
 
 // ------------------------------------------------------------------------------
@@ -128,8 +145,7 @@ std::vector<PeerId> Peers::Overdue(Tick now, const HasMembers& has_members) cons
 }
 
 bool Peers::MayDie(PeerId peer, const HasMembers& has_members) const {
-  const Peer* const known = Find(peer);
-  return known != nullptr && (!isolated() || known->ended || !has_members(peer));
+  return Find(peer) != nullptr && (!isolated() || !has_members(peer));
 }
 
 bool Peers::AnyFallsDue(Tick now, const HasMembers& has_members) const {
@@ -140,7 +156,7 @@ bool Peers::AnyFallsDue(Tick now, const HasMembers& has_members) const {
                      }) ||
          std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) {
            const auto& [id, peer] = entry;
-           return peer.dead_at <= now && !peer.ended && has_members(id);
+           return peer.dead_at <= now && has_members(id);
          });
 }
 
@@ -199,7 +215,9 @@ bool Peers::Draining(PeerId peer) const {
 
 int64_t Peers::UnheardFor(PeerId peer, Tick now) const {
   const SessionId session = SessionOf(peer);
-  return session ? kLease * detect_us_ - (sessions_.at(session).silent_at - now) : INT64_MAX;
+  if (!session) return INT64_MAX;
+  const Session& heard = sessions_.at(session);
+  return (heard.knocked ? 2 : 1) * kLease * detect_us_ - (heard.silent_at - now);
 }
 
 bool Peers::Quiet(PeerId peer, Tick now) const {

@@ -23,9 +23,11 @@ namespace longhaul::coordinator {
 
 // A peer that has a stream or members, or that may come back to be drained.
 struct Peer {
-  SessionId session;      // 0: not attached
-  bool closed = false;    // its stream has closed; false: it has had none since the start
-  bool ended = false;     // it was not quiet when its stream closed, so silence was not the cause
+  SessionId session;    // 0: not attached
+  bool closed = false;  // its stream has closed; false: it has had none since the start
+  // While not attached: another peer has come since, so this coordinator lets peers in.
+  bool outdone = false;
+  bool knocked = false;   // while not attached: Peers::Knock() was called
   Tick dead_at = kNever;  // while not attached: the peer is dead from this time on
   // While the peer is not attached: as Session::quiet_at.
   Tick quiet_at = kNever;
@@ -38,9 +40,10 @@ struct Peer {
   // What its heartbeats tell: for the overview, and no decision.
   std::map<GroupKey, control::GroupLoad> loads;
   std::vector<control::FetchLoad> fetches;
-  LH_FIELDS(Peer, LH_FIELD(session), LH_FIELD(closed), LH_FIELD(ended), LH_FIELD(dead_at),
-            LH_FIELD(quiet_at), LH_FIELD(record), LH_FIELD(draining), LH_FIELD(drain_reason),
-            LH_FIELD(loads, rule::Aside{}), LH_FIELD(fetches, rule::Aside{}));
+  LH_FIELDS(Peer, LH_FIELD(session), LH_FIELD(closed), LH_FIELD(outdone), LH_FIELD(knocked),
+            LH_FIELD(dead_at), LH_FIELD(quiet_at), LH_FIELD(record), LH_FIELD(draining),
+            LH_FIELD(drain_reason), LH_FIELD(loads, rule::Aside{}),
+            LH_FIELD(fetches, rule::Aside{}));
 };
 
 class Peers {
@@ -71,6 +74,12 @@ class Peers {
   // The stream is over. Returns its peer; 0: it had none. `has_admitted`: whether a peer has
   // admitted members. A peer with pending members only counts as dead sooner.
   PeerId Close(SessionId session, const HasMembers& has_admitted, Tick now);
+  // A connection has come from the peer's host, and no stream stands on it (yet). So the host
+  // lives, and it may be this coordinator that lets nobody in. A peer without a stream gets the
+  // whole time to come back again, until another peer comes: then it is not the coordinator's
+  // fault. A quiet stream gets it once, because a path that has come back carries new connections
+  // before old ones. Returns whether this is the first time since the peer has no stream.
+  bool Knock(PeerId peer, Tick now);
   void Forget(PeerId peer) { peers_.erase(peer); }
 
   // ---- orders and news
@@ -92,7 +101,7 @@ class Peers {
   // The peers without a stream that are dead by now.
   std::vector<PeerId> Overdue(Tick now, const HasMembers& has_members) const;
   // Whether the peer may be removed for silence. While the coordinator is isolated, a peer with
-  // members may not, unless its stream ended and was not silent before.
+  // members may not, however its stream has ended.
   bool MayDie(PeerId peer, const HasMembers& has_members) const;
   // Whether a peer with members is to be removed now because it was silent.
   bool AnyFallsDue(Tick now, const HasMembers& has_members) const;
@@ -139,8 +148,9 @@ class Peers {
     // If no message comes before this time, the peer counts as dead from then on if another peer
     // has lost its link to the peer. kNever: that time has passed.
     Tick quiet_at;
-    Tick silent_at;  // the same, but whatever other peers report
-    LH_FIELDS(Session, LH_FIELD(peer), LH_FIELD(quiet_at), LH_FIELD(silent_at));
+    Tick silent_at;        // the same, but whatever other peers report
+    bool knocked = false;  // Knock() has moved silent_at
+    LH_FIELDS(Session, LH_FIELD(peer), LH_FIELD(quiet_at), LH_FIELD(silent_at), LH_FIELD(knocked));
   };
   Session HeardAt(PeerId peer, Tick now) const;
 

@@ -63,6 +63,7 @@ struct MemberRecord {
   Epoch joined;        // 0: pending
   uint64_t votes = 0;  // boundaries passed (VoteResult sent)
   uint64_t syncs = 0;  // number of its last offer that was committed or refused
+  bool holds = false;  // took part in the commit of GroupRecord::state
   std::string cohort;  // the name of its cohort; "": none
   uint32_t cohort_size = 0;
   uint64_t after = 0;  // pending member: only a ballot with a higher number admits it
@@ -77,7 +78,7 @@ struct MemberRecord {
   // Stored, so that the decision survives a restart of the coordinator.
   std::optional<Departure> departs;
   LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
-            LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
+            LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(holds), LH_FIELD(cohort),
             LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms),
             LH_FIELD(background_until), LH_FIELD(members), LH_FIELD(named), LH_FIELD(departs));
 };

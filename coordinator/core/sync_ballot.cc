@@ -155,12 +155,15 @@ void SyncBallot::Advance(const std::set<MemberId>& electorate,
 void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
   LH_CHECK(!fetching_) << ToString(record->group) << " elects while members fetch";
   std::vector<Candidate> candidates;
-  for (const auto& [member, offer] : offers_) candidates.push_back({member, offer});
+  for (const auto& [member, offer] : offers_) {
+    candidates.push_back({member, offer, FindMember(*record, member)->holds});
+  }
   std::optional<Agreed> agreed;
   if (record->state) {
     const uint64_t boundaries = record->ballots - record->state->ballots;
     const uint64_t revision = record->state->revision;
-    agreed = Agreed{revision, revision + std::max<uint64_t>(boundaries, 1)};
+    agreed = Agreed{revision, revision + std::max<uint64_t>(boundaries, 1), record->state->state,
+                    record->state->manifest};
   }
   const Election election = coordinator::Elect(std::move(candidates), agreed);
   Fetching f;
@@ -205,7 +208,8 @@ void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput
   record->state = StateRecord{done.revision, done.state, done.manifest, record->ballots};
   for (MemberRecord& member : record->members) {
     const auto offer = done.offers.find(member.member);
-    if (offer == done.offers.end()) continue;
+    member.holds = offer != done.offers.end();
+    if (!member.holds) continue;
     member.syncs = offer->second.number;
     refused_.erase(member.member);
     control::SyncResult result{{}, member.member, offer->second.number};

@@ -324,6 +324,29 @@ TEST_F(SyncTest, AnotherManifestIsThatMembersErrorAloneAndNamesWhomToCompareWith
   EXPECT_TRUE(Committed(2, 5) && Committed(3, 5));
 }
 
+// Newcomers are as many as the member that has trained, then more. The coordinator restarts
+// between.
+TEST_F(SyncTest, NewcomersWithOtherTensorsNeverTakeTheGroupOver) {
+  Enter(1);
+  Sync(1, State(9, 3));
+  ASSERT_TRUE(Committed(1, 9, 3));
+  Add(2);
+  Sync(1, State(9, 4));
+  Sync(2, State(1, 4, SyncStrategy::kPopular, /*manifest=*/0));
+  EXPECT_TRUE(Committed(1, 9, 4));
+  ASSERT_EQ(End(2).outcome.code, Code::kStateMismatch);
+  EXPECT_EQ(End(2).sources, (std::vector<control::SyncSource>{{M(1), P(1)}}));
+  Add(3);
+  h_.Boot();
+  for (uint64_t n = 1; n <= 3; ++n) h_.Reattach(P(n));
+  h_.Run();
+  Sync(1, State(9, 5));
+  for (uint64_t n = 2; n <= 3; ++n) Sync(n, State(1, 5, SyncStrategy::kPopular, /*manifest=*/0));
+  EXPECT_TRUE(Committed(1, 9, 5));
+  EXPECT_EQ(End(2).outcome.code, Code::kStateMismatch);
+  EXPECT_EQ(End(3).outcome.code, Code::kStateMismatch);
+}
+
 TEST_F(SyncTest, AMemberAddedBetweenStepsGetsTheState) {
   Enter(2);
   Sync(1, State(5, 7));

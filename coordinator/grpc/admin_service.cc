@@ -420,6 +420,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   grpc::Service* service() override { return this; }
   void EndStreams() override { watchers_.StopAll(); }
+  void Came(const std::string&) override {}
   void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) override {
     for (const Denial& denial : watchers_.StopWhere(why)) {
       authorizer_->Refused(denial, "a watcher of events", "stream of events ended");

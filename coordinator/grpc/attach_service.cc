@@ -18,6 +18,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -30,6 +31,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/tick.h"
+#include "coordinator/grpc/accept.h"
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
@@ -50,6 +52,8 @@ constexpr size_t kQueuedBytesMax = 32 << 20;
 constexpr int64_t kRefusalLogUs = Seconds(10);
 constexpr size_t kRefusalReasonsMax = 64;
 constexpr int64_t kPutOutLogUs = Seconds(60);
+// However often a host connects, the core is told of it no more often.
+constexpr std::chrono::milliseconds kKnockPause{20};
 // How long a denied peer may take to read what is being written to it.
 constexpr std::chrono::seconds kDenialPatience{1};
 
@@ -223,6 +227,28 @@ class AttachService final
                                          " held_back=", *held_back, LogField("reason", why)));
   }
 
+  // Posts a knock for each peer whose last stream came from this host (PeerKnocked). The core
+  // forgets those of peers that it hears.
+  void Came(const std::string& host) override {
+    const auto now = std::chrono::steady_clock::now();
+    MutexLock lock(&mutex_);
+    for (auto& [peer, last] : homes_) {
+      if (last.host != host || now - last.knocked < kKnockPause) continue;
+      last.knocked = now;
+      loop_->Knocked(peer);
+    }
+  }
+  void Welcomed(PeerId peer, const std::string& client) {
+    MutexLock lock(&mutex_);
+    if (homes_.size() >= kSessionsMax) homes_.erase(homes_.begin());
+    homes_[peer] = {HostOfUri(client), {}};
+  }
+  // The peer may not come back, as an operator wants it. So what its host does says nothing.
+  void ForgetHome(PeerId peer) {
+    MutexLock lock(&mutex_);
+    homes_.erase(peer);
+  }
+
   Authorizer& authorizer() { return *authorizer_; }
   TokenUse& token_use() { return *token_use_; }
 
@@ -242,6 +268,7 @@ class AttachService final
   Reactor* Attach(grpc::CallbackServerContext* context) override {
     std::variant<Caller, Denial> admitted = authorizer_->Admit(*context, Role::kTrainer);
     if (const auto* denial = std::get_if<Denial>(&admitted)) {
+      if (MeantFor(denial->refusal)) ForgetHomesAt(HostOfUri(context->peer()));
       return new RefusedCall(ToGrpc(*denial));
     }
     auto stream = std::make_shared<Stream>(this, context, desk_, std::get<Caller>(admitted));
@@ -260,6 +287,17 @@ class AttachService final
     if (put_out != nullptr) PutOut(*put_out);
     stream->Begin(loop_, metrics_);
     return reactor;
+  }
+
+  // Whether an operator has decided that this very caller may not come (any more). The other
+  // reasons may be the coordinator's own fault.
+  static bool MeantFor(TokenRefusal reason) {
+    return reason == TokenRefusal::kExpired || reason == TokenRefusal::kRevoked ||
+           reason == TokenRefusal::kRole || reason == TokenRefusal::kRun;
+  }
+  void ForgetHomesAt(const std::string& host) {
+    MutexLock lock(&mutex_);
+    std::erase_if(homes_, [&](const auto& home) { return home.second.host == host; });
   }
 
   // Ends the stream that has waited longest for its Hello, to make room for a new one. A real peer
@@ -303,6 +341,12 @@ class AttachService final
   // The streams that have not said Hello, oldest first.
   std::deque<std::shared_ptr<Stream>> waiting_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  // Where the last stream of a peer came from.
+  struct Home {
+    std::string host;
+    std::chrono::steady_clock::time_point knocked;
+  };
+  std::map<PeerId, Home> homes_ ABSL_GUARDED_BY(mutex_);
 };
 
 // gRPC's side of a stream. It passes all calls on to the Stream.
@@ -353,6 +397,7 @@ void Stream::Send(const control::CoordinatorMessage& message) {
   // Only now the Hello is known to be no stranger's. A peer that has its Welcome can be asked.
   if (std::holds_alternative<control::Welcome>(message)) {
     welcomed_ = true;
+    service_->Welcomed(hello_, client_);
     service_->token_use().Attached(hello_, caller_, loop_);
     if (records_) desk_->Add(hello_, shared_from_this());
   }
@@ -392,6 +437,7 @@ std::optional<Denial> Stream::ObjectionTo(const control::Join& join, const Coord
 }
 
 void Stream::Deny(const Denial& denial) {
+  if (welcomed_) service_->ForgetHome(hello_);
   MutexLock lock(&mutex_);
   if (closing_) return;
   service_->authorizer().Refused(denial, client_, "control stream ended");
@@ -439,7 +485,11 @@ void Stream::OnReadDone(bool ok) {
     }
     service_->Greeted(*this);
   }
+  const bool heartbeat = std::holds_alternative<control::Heartbeat>(*message);
   loop_->PostMessage(*session_, *std::move(message));
+  // The sign of life that a peer waits for. It says that the path carries words both ways, and asks
+  // nothing of the loop.
+  if (heartbeat && welcomed_) SendBytes("");
 }
 
 std::string Stream::Distrust(const control::Hello& hello) const {

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/tick.h"
+#include "coordinator/grpc/accept.h"
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "proto/control/grpc/credentials.h"
@@ -143,6 +144,8 @@ class GrpcServer::Impl {
                                                  "try again"));
     }
     listen.port = static_cast<uint16_t>(port);
+    accepts_ = std::make_unique<AcceptWatch>(
+        listen.port, [this](const std::string& host) { service_->Came(host); });
     address_ = ToString(listen);
     SetServing(true);
     return absl::OkStatus();
@@ -150,6 +153,7 @@ class GrpcServer::Impl {
 
   void Stop(std::chrono::milliseconds grace) {
     SetServing(false);
+    accepts_ = nullptr;
     service_->EndStreams();
     server_->Shutdown(std::chrono::system_clock::now() + grace);
     server_->Wait();
@@ -173,6 +177,7 @@ class GrpcServer::Impl {
   const char* const flag_;
   const GrpcTls tls_;
   CoordinatorMetrics* const metrics_;
+  std::unique_ptr<AcceptWatch> accepts_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };

@@ -26,6 +26,8 @@ class DrainableService {
   virtual void EndStreams() = 0;
   // Ends each stream for whose caller `why` gives a reason. Any thread may call it.
   virtual void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) = 0;
+  // A connection came from this host (accept.h). Any thread may call it.
+  virtual void Came(const std::string& host) = 0;
 };
 
 // For peers: the service Coordinator.

@@ -152,6 +152,13 @@ class Search {
         const PeerView* peer = Find(id);
         if (peer == nullptr) continue;
         const std::optional<control::OldestOp>& theirs = peer->load.oldest;
+        if (theirs && theirs->tag == op.tag && theirs->boundary > op.boundary) {
+          return absl::StrCat("the op with tag ", op.tag, " was called at ", HostOf(witness),
+                              " at boundary ", op.boundary.value(), " and at ", HostOf(*peer),
+                              " at boundary ", theirs->boundary.value(),
+                              ": these calls cannot meet, and the older one ends Aborted once all "
+                              "that made it have passed that boundary");
+        }
         const bool has_it = theirs && theirs->tag == op.tag && theirs->boundary == op.boundary;
         // It has told everybody, but that has not arrived: a matter of the link.
         if (has_it && theirs->phase != control::OpPhase::kStart) continue;

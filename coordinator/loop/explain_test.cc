@@ -149,6 +149,18 @@ TEST(Explain, NamesTheMemberThatHasNotCalledTheOldestOp) {
             "called at pb");
 }
 
+TEST(Explain, AccusesNoMemberThatHasCalledTheOpAtALaterBoundary) {
+  GroupView group = ThreePeers();
+  group.ring[0].load.oldest = OpenOp(control::OpPhase::kReady, 2100);
+  group.ring[0].load.oldest->peers = {PeerId(0xb)};
+  group.ring[1].load.oldest = OpenOp(control::OpPhase::kReady, 900);
+  group.ring[1].load.oldest->boundary = Epoch(5);
+  EXPECT_EQ(Explain(group, 1500).verdict,
+            "the op with tag 7 was called at peer pa (host h1) at boundary 3 and at peer pb (host "
+            "h2) at boundary 5: these calls cannot meet, and the older one ends Aborted once all "
+            "that made it have passed that boundary");
+}
+
 TEST(Explain, NamesTheLocalMemberThatHasNotCalledIt) {
   GroupView group = ThreePeers();
   group.members.push_back({MemberId(4), PeerId(0xb), "late", Epoch(1), false});

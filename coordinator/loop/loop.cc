@@ -529,6 +529,12 @@ void CoordinatorLoop::Evict(EvictMember request, Done done) {
   });
 }
 
+void CoordinatorLoop::Knocked(PeerId peer) {
+  impl_->PostRequest([peer](Impl* loop, const absl::Status&) {
+    if (loop != nullptr) (void)loop->StepFor(PeerKnocked{peer});
+  });
+}
+
 void CoordinatorLoop::Drain(DrainPeer request, Done done) {
   impl_->PostRequest([request = std::move(request), done = std::move(done)](
                          Impl* loop, const absl::Status& status) {

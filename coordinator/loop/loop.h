@@ -84,6 +84,10 @@ class CoordinatorLoop {
   // message.
   void CloseSession(SessionId session);
 
+  // A connection came from the host of this peer (core/events.h: PeerKnocked). Dropped if
+  // kRequestsMax requests wait already.
+  void Knocked(PeerId peer);
+
   // Orders of an operator. `done` gets the outcome: NotFound if there is no such member or peer,
   // Unavailable if kRequestsMax requests wait already or the loop stops; nothing has changed then.
   // `done` runs on the loop's thread; if the request is refused at once, on the caller's.

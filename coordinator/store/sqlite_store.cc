@@ -254,6 +254,7 @@ class SqliteStore final : public Store {
 };
 
 absl::Status SqliteStore::Error(const std::string& what) const {
+  const int system = errno;  // SQLite keeps that of opening files only
   const int code = sqlite3_errcode(db_) & 0xff;
   const std::string seen = absl::StrCat("store ", path_, ": ", what, ": ", sqlite3_errmsg(db_));
   if (code == SQLITE_CORRUPT) return Corrupt(sqlite3_errmsg(db_));
@@ -267,6 +268,10 @@ absl::Status SqliteStore::Error(const std::string& what) const {
   }
   if (code == SQLITE_FULL) {
     return absl::UnavailableError(absl::StrCat(seen, "; make room on the disk"));
+  }
+  // "disk I/O error" alone does not tell a limit of file sizes from a broken disk.
+  if (code == SQLITE_IOERR && (system == EFBIG || system == EDQUOT || system == EROFS)) {
+    return absl::UnavailableError(absl::StrCat(seen, " (", strerror(system), ")"));
   }
   return absl::UnavailableError(seen);
 }

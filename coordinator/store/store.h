@@ -54,11 +54,16 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
 // The `system_directory` that the daemon gives to DefaultStore().
 inline constexpr char kStateDirectory[] = "/var/lib/longhaul";
 
-// Returns the default of --store: a file in `system_directory` if this process may write there or
-// may make that directory, else in $XDG_STATE_HOME/longhaul, else in $HOME/.local/state/longhaul.
-// "": none of these is possible. Makes nothing.
-std::string DefaultStore(const std::string& system_directory,
-                         const std::function<const char*(const char*)>& getenv);
+// Returns the default of --store. A store that is there already wins, in this order:
+//   `system_directory`, $XDG_STATE_HOME/longhaul, $HOME/.local/state/longhaul
+// Where there has never been one, a new one is for the first of these directories if this process
+// may write there or may make it, else for the next one that the environment names; the log says so
+// at WARNING. Makes only the directories above the latter. Errors:
+//   FailedPrecondition  there is a store in `system_directory`, or may be one, and this process
+//                       cannot write it. An empty one elsewhere would remove all members
+//   InvalidArgument     no place is possible
+absl::StatusOr<std::string> DefaultStore(const std::string& system_directory,
+                                         const std::function<const char*(const char*)>& getenv);
 
 // Opens the store that `spec`, the value of --store, names. InvalidArgument: this version has no
 // such store. Other errors are those of OpenSqliteStore().

@@ -1,16 +1,21 @@
 // Tests the contract with both stores, and the errors that only a file can have.
 #include "coordinator/store/store.h"
 
+#include <linux/capability.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sqlite3.h"
@@ -18,6 +23,7 @@
 namespace longhaul::coordinator {
 namespace {
 
+using ::testing::ExitedWithCode;
 using ::testing::HasSubstr;
 
 std::string NewPath() {
@@ -28,21 +34,99 @@ std::string NewPath() {
   return path;
 }
 
-TEST(DefaultStore, IsTheFirstPlaceThatCanBeWritten) {
-  std::map<std::string, const char*> variables;
-  const auto getenv = [&](const char* name) { return variables[name]; };
-  const std::string ours = ::testing::TempDir() + "default_store";
-  EXPECT_EQ(DefaultStore(ours, getenv), "sqlite:" + ours + "/coordinator.db") << "it can be made";
-  EXPECT_EQ(DefaultStore("/no/such/place", getenv), "");
-  variables["HOME"] = "/home/lh";
-  EXPECT_EQ(DefaultStore("/no/such/place", getenv),
-            "sqlite:/home/lh/.local/state/longhaul/coordinator.db");
-  variables["XDG_STATE_HOME"] = "/state";
-  EXPECT_EQ(DefaultStore("/no/such/place", getenv), "sqlite:/state/longhaul/coordinator.db");
-  variables["XDG_STATE_HOME"] = "relative";
-  EXPECT_EQ(DefaultStore("/no/such/place", getenv),
-            "sqlite:/home/lh/.local/state/longhaul/coordinator.db")
+// Directories for DefaultStore(), and what it says of them.
+class DefaultStoreTest : public ::testing::Test {
+ protected:
+  DefaultStoreTest() {
+    char made[] = "/tmp/default_store_XXXXXX";
+    root_ = mkdtemp(made);
+    variables_["HOME"] = root_ + "/home";
+  }
+  ~DefaultStoreTest() override {
+    SetLogSink(nullptr);
+    std::filesystem::remove_all(root_);
+  }
+
+  void MakeStoreIn(const std::string& directory) {
+    std::filesystem::create_directories(directory);
+    ASSERT_TRUE(OpenSqliteStore(directory + "/coordinator.db").ok());
+  }
+
+  // Without "sqlite:".
+  absl::StatusOr<std::string> Default() {
+    log_.clear();
+    SetLogSink([this](std::string_view line) { log_ += std::string(line) + "\n"; });
+    const absl::StatusOr<std::string> spec = DefaultStore(system_, [&](const char* name) {
+      return variables_.contains(name) ? variables_[name].c_str() : nullptr;
+    });
+    SetLogSink(nullptr);
+    if (!spec.ok()) return spec.status();
+    EXPECT_EQ(spec->substr(0, 7), "sqlite:");
+    return spec->substr(7);
+  }
+
+  std::map<std::string, std::string> variables_;
+  std::string root_;
+  std::string system_;
+  std::string log_;
+};
+
+TEST_F(DefaultStoreTest, ANewOneIsInTheFirstPlaceThatCanBeWritten) {
+  system_ = root_ + "/system";
+  EXPECT_EQ(*Default(), system_ + "/coordinator.db") << "the directory can be made";
+  EXPECT_EQ(log_, "");
+  system_ = root_ + "/no/such";
+  EXPECT_EQ(*Default(), root_ + "/home/.local/state/longhaul/coordinator.db");
+  EXPECT_THAT(log_, HasSubstr("WARNING"));
+  EXPECT_THAT(log_, HasSubstr("reason=\"No such file or directory\""));
+  EXPECT_TRUE(OpenSqliteStore(*Default()).ok()) << "a new user has no ~/.local";
+  variables_["XDG_STATE_HOME"] = root_ + "/state";
+  EXPECT_EQ(*Default(), root_ + "/home/.local/state/longhaul/coordinator.db") << "that of before";
+  std::filesystem::remove_all(root_ + "/home");
+  EXPECT_EQ(*Default(), root_ + "/state/longhaul/coordinator.db");
+  variables_["XDG_STATE_HOME"] = "relative";
+  EXPECT_EQ(*Default(), root_ + "/home/.local/state/longhaul/coordinator.db")
       << "the standard says to ignore such a value";
+  variables_.clear();
+  EXPECT_TRUE(absl::IsInvalidArgument(Default().status()));
+}
+
+// A coordinator that began with an empty store would remove all members.
+TEST_F(DefaultStoreTest, AStoreThatCannotBeUsedIsNotReplacedByAnEmptyOne) {
+  system_ = root_ + "/system";
+  MakeStoreIn(system_);
+  EXPECT_EQ(*Default(), system_ + "/coordinator.db");
+  const auto refused = [this](const char* why) {
+    const absl::Status status = Default().status();
+    return absl::IsFailedPrecondition(status) && log_.empty() &&
+           absl::StrContains(status.message(), system_ + "/coordinator.db") &&
+           absl::StrContains(status.message(), why) &&
+           absl::StrContains(status.message(), "would remove all members");
+  };
+  // Root, too, needs permission then.
+  const auto without_rights = [](const auto& holds) {
+    __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    __user_cap_data_struct none[2] = {};
+    if (syscall(SYS_capset, &header, none) != 0) exit(2);
+    exit(holds() ? 0 : 1);
+  };
+  ASSERT_EQ(chmod(system_.c_str(), 0555), 0);
+  EXPECT_EXIT(without_rights([&] { return refused("cannot write"); }), ExitedWithCode(0), "");
+  ASSERT_EQ(chmod(system_.c_str(), 0), 0);
+  EXPECT_EXIT(without_rights([&] { return refused("cannot see"); }), ExitedWithCode(0), "");
+  // The file was moved away, and its lock is still there.
+  ASSERT_EQ(chmod(system_.c_str(), 0555), 0);
+  std::filesystem::remove(system_ + "/coordinator.db");
+  EXPECT_EXIT(without_rights([&] { return refused("cannot write"); }), ExitedWithCode(0), "");
+}
+
+TEST_F(DefaultStoreTest, AStoreElsewhereStaysInUse) {
+  system_ = root_ + "/system";
+  const std::string own = root_ + "/home/.local/state/longhaul";
+  MakeStoreIn(own);
+  EXPECT_EQ(*Default(), own + "/coordinator.db") << "though the system's directory can be made now";
+  EXPECT_THAT(log_, HasSubstr("WARNING the store is that of an earlier start"));
+  EXPECT_THAT(log_, HasSubstr("instead_of=" + system_));
 }
 
 RunRecord SomeRun(const std::string& name) {

@@ -1,8 +1,13 @@
 #include "peerd/control/control_client.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -41,6 +46,11 @@ constexpr char kMethod[] = "/longhaul.v1.Coordinator/Attach";
 constexpr char kBehind[] = "this peer has too many messages of the coordinator still to read";
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
+// While a stream is silent, a new connection is tried so often in a detect_ms. The path may come
+// back at any time, and the coordinator removes the peer after 4 * detect_ms.
+constexpr int kKnocksPerDetect = 15;
+// The tries that may be under way at a time. The oldest one makes room.
+constexpr size_t kKnocksMax = 16;
 
 // The host and port of an address. A test's address may be a URI of gRPC with a DNS server of its
 // own ("dns://SERVER/HOST:PORT").
@@ -125,6 +135,66 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
   return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
 }
 
+// Connections of TCP to a numeric address, tried one after another until one of them stands. They
+// carry nothing: they show that the path is there, and the coordinator sees who comes.
+class Knocks {
+ public:
+  explicit Knocks(const std::string& numeric) {
+    const absl::StatusOr<HostPort> parsed = ParseHostPort(numeric);
+    if (!parsed.ok()) return;
+    auto* const v4 = reinterpret_cast<sockaddr_in*>(&address_);
+    auto* const v6 = reinterpret_cast<sockaddr_in6*>(&address_);
+    if (inet_pton(AF_INET, parsed->host.c_str(), &v4->sin_addr) == 1) {
+      v4->sin_family = AF_INET;
+      v4->sin_port = htons(parsed->port);
+      size_ = sizeof *v4;
+    } else if (inet_pton(AF_INET6, parsed->host.c_str(), &v6->sin6_addr) == 1) {
+      v6->sin6_family = AF_INET6;
+      v6->sin6_port = htons(parsed->port);
+      size_ = sizeof *v6;
+    }
+  }
+  ~Knocks() {
+    for (const int fd : open_) close(fd);
+  }
+  Knocks(const Knocks&) = delete;
+  Knocks& operator=(const Knocks&) = delete;
+
+  // Begins one more try.
+  void Knock() {
+    if (size_ == 0) return;
+    if (open_.size() >= kKnocksMax) {
+      close(open_.front());
+      open_.pop_front();
+    }
+    const int fd = socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return;
+    open_.push_back(fd);
+    (void)connect(fd, reinterpret_cast<const sockaddr*>(&address_), size_);  // poll() tells
+  }
+  // Whether one of them stands. Does not wait. Closes those that failed.
+  bool Answered() {
+    for (auto it = open_.begin(); it != open_.end();) {
+      struct pollfd ready = {*it, POLLOUT, 0};
+      if (poll(&ready, 1, 0) != 1) {
+        ++it;
+        continue;
+      }
+      int error = 0;
+      socklen_t size = sizeof error;
+      if (getsockopt(*it, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0) return true;
+      close(*it);
+      it = open_.erase(it);
+    }
+    return false;
+  }
+
+ private:
+  sockaddr_storage address_{};
+  socklen_t size_ = 0;  // 0: there is no address to dial
+  std::deque<int> open_;
+};
+
 // One try at one address, from connecting to the end of the stream.
 //
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(status)--> done
@@ -134,10 +204,12 @@ absl::StatusOr<std::string> BytesOf(const grpc::ByteBuffer& buffer) {
 // 2 times as long (bench/control_floor.cc). Writes start in the thread that calls Send().
 class Stream final {
  public:
-  // `last`: where to dial instead of looking `address` up; "": look it up.
+  // `last`: where to dial instead of looking `address` up; "": look it up. `beside`: the stream is
+  // tried beside another one. It tells its owner nothing before Adopt().
   Stream(std::string address, const std::string& last, uint32_t detect_ms, const Identity* identity,
-         tls::Files* tls, const ControlClientCallbacks* callbacks)
-      : address_(std::move(address)),
+         tls::Files* tls, const ControlClientCallbacks* callbacks, bool beside)
+      : beside_(beside),
+        address_(std::move(address)),
         identity_(identity),
         callbacks_(callbacks),
         tls_(tls != nullptr),
@@ -169,7 +241,11 @@ class Stream final {
 
   bool Send(const control::PeerMessage& message) {
     const auto* hello = std::get_if<control::Hello>(&message);
-    if (hello == nullptr) return SendBytes(control::Serialize(message), /*hello=*/false);
+    if (hello == nullptr) {
+      const bool sent = SendBytes(control::Serialize(message), /*hello=*/false);
+      if (sent && std::holds_alternative<control::Heartbeat>(message)) AwaitWord();
+      return sent;
+    }
     return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true);
   }
 
@@ -205,8 +281,33 @@ class Stream final {
     GiveUpLocked(why);
   }
 
-  // Only the client's thread calls these two. They handle the stream's events.
+  // Whether the coordinator has owed a word for detect_ms.
+  bool silent() {
+    MutexLock lock(&mutex_);
+    return standing_ && !closing_ && owed_since_ &&
+           Clock::now() - *owed_since_ >= std::chrono::milliseconds(detect_ms_);
+  }
+  bool done() {
+    MutexLock lock(&mutex_);
+    return closing_ && events_ == 0;
+  }
+
+  // Only the client's thread calls these. They handle the stream's events.
   //
+  // Handles the events of so long a time, or fewer if the stream is done.
+  void HandleFor(std::chrono::milliseconds time) {
+    const Clock::time_point until = Clock::now() + time;
+    while (!done() && Clock::now() < until) {
+      HandleEvent(std::chrono::system_clock::now() + (until - Clock::now()));
+    }
+  }
+  // From now on the stream is its owner's. Call it once, of a stream that was tried beside another
+  // one, when it stands.
+  void Adopt() {
+    beside_ = false;
+    if (!callbacks_->connected(NumericOf(peer()))) return GiveUp(kBehind);
+    Read();
+  }
   // Waits until the stream stands or is done, or until the deadline.
   void WaitUntilStanding(Clock::time_point deadline) {
     while (!standing() && !done() && Clock::now() < deadline) {
@@ -313,9 +414,9 @@ class Stream final {
     ++events_;
     return reinterpret_cast<void*>(size_t{tag});
   }
-  bool done() {
+  void AwaitWord() {
     MutexLock lock(&mutex_);
-    return closing_ && events_ == 0;
+    if (!owed_since_) owed_since_ = Clock::now();
   }
 
   // Shows the coordinator of this stream that this peer has its private key.
@@ -351,6 +452,7 @@ class Stream final {
       peer_ = peer;
       standing_ = true;
     }
+    if (beside_) return;
     // The first read starts after this call, so connected() comes before any message.
     if (!callbacks_->connected(NumericOf(peer))) return GiveUp(kBehind);
     Read();
@@ -359,8 +461,13 @@ class Stream final {
   void OnRead(bool ok) {
     if (!ok) return Close();
     if (!standing()) return GiveUp("it sends messages, but no nonce first: is it no coordinator?");
+    {
+      MutexLock lock(&mutex_);
+      owed_since_.reset();
+    }
     absl::StatusOr<std::string> bytes = BytesOf(incoming_);
     incoming_.Clear();
+    if (bytes.ok() && bytes->empty()) return Read();  // a sign of life, and no more
     if (bytes.ok() && callbacks_->recording && control::IsRecordingMessage(*bytes)) {
       return OnRecordingMessage(*bytes);
     }
@@ -432,6 +539,7 @@ class Stream final {
     io_->Write(grpc::ByteBuffer(&slice, 1), Expect(kWritten));
   }
 
+  bool beside_;  // only the client's thread uses this
   const std::string address_;
   const Identity* const identity_;
   const ControlClientCallbacks* const callbacks_;
@@ -452,6 +560,8 @@ class Stream final {
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
   std::string peer_ ABSL_GUARDED_BY(mutex_);
   bool silent_ ABSL_GUARDED_BY(mutex_) = false;  // given up because nobody answered
+  // When the first heartbeat was sent since the last word of the coordinator.
+  std::optional<Clock::time_point> owed_since_ ABSL_GUARDED_BY(mutex_);
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true after the end
   bool said_hello_ ABSL_GUARDED_BY(mutex_) = false;
@@ -494,6 +604,7 @@ class ControlClientImpl final : public ControlClient {
     ControlStats stats;
     for (size_t i = 0; i < kControlFailures; ++i) stats.failures[i] = failures_[i];
     stats.by_last_address = by_last_address_;
+    stats.second = second_;
     return stats;
   }
 
@@ -515,12 +626,13 @@ class ControlClientImpl final : public ControlClient {
     size_t address = 0;
     size_t failures = 0;  // in a row
     bool aged = false;
-    bool by_last = false;  // the next try dials the address that worked last
+    bool by_last = false;            // the next try dials the address that worked last
+    std::shared_ptr<Stream> second;  // stands, and takes the place of the one before
     std::string last_reason;
     while (true) {
       const std::string& target = options_.addresses[address % options_.addresses.size()];
       const absl::StatusOr<std::string> token = Token();
-      if (!token.ok()) {
+      if (!token.ok() && second == nullptr) {
         aged = false;
         if (!Report(absl::StrCat("cannot reach coordinator ", target, ": ",
                                  std::string(token.status().message())),
@@ -531,11 +643,17 @@ class ControlClientImpl final : public ControlClient {
         continue;
       }
       const std::string last = last_.contains(target) ? last_[target] : "";
-      const std::shared_ptr<Stream> stream = Begin(target, by_last ? last : "", *token);
-      if (stream == nullptr) return;
+      const bool stands = second != nullptr;
+      const std::shared_ptr<Stream> stream =
+          stands ? std::exchange(second, nullptr) : Make(target, by_last ? last : "");
+      if (!Install(stream, stands ? nullptr : &*token)) {
+        if (stands) Drop(*stream);
+        return;
+      }
+      if (stands) stream->Adopt();
       // Where another way is left, the first silence of a look-up must not outlast the members.
       const bool hurry = !last.empty() && !by_last && failures < options_.addresses.size();
-      Attend(target, *stream, hurry, aged, &last_reason);
+      second = Attend(target, *stream, token.value_or(""), hurry, aged, &last_reason);
       aged = stream->aged();
       const std::optional<ControlFailure> failure = stream->failure();
       if (failure) ++failures_[static_cast<size_t>(*failure)];
@@ -549,8 +667,10 @@ class ControlClientImpl final : public ControlClient {
         ++failures;
         ++address;
       }
-      if (!End(*stream, &last_reason)) return;
-      if (!Pause(failures)) return;
+      const bool goes_on = End(*stream, &last_reason) && (second != nullptr || Pause(failures));
+      if (goes_on) continue;
+      if (second != nullptr) Drop(*second);
+      return;
     }
   }
 
@@ -560,25 +680,36 @@ class ControlClientImpl final : public ControlClient {
     return ReadSecretFile("--token-file", options_.token_file);
   }
 
-  // Starts a try at one address. Returns null if the client is stopping.
-  std::shared_ptr<Stream> Begin(const std::string& target, const std::string& last,
-                                const std::string& token) {
-    auto stream = std::make_shared<Stream>(target, last, detect_ms_, &options_.identity,
-                                           options_.tls.get(), &callbacks_);
+  // A try at one address, not started.
+  std::shared_ptr<Stream> Make(const std::string& target, const std::string& last,
+                               bool beside = false) {
+    return std::make_shared<Stream>(target, last, detect_ms_, &options_.identity,
+                                    options_.tls.get(), &callbacks_, beside);
+  }
+  // Makes it the stream on which messages go out, and starts it with the token; null: it has begun.
+  // Returns false if the client is stopping.
+  bool Install(const std::shared_ptr<Stream>& stream, const std::string* token) {
     MutexLock lock(&mutex_);
-    if (stopping_) return nullptr;
+    if (stopping_) return false;
     stream_ = stream;
-    stream->Start(token);
-    return stream;
+    if (token != nullptr) stream->Start(*token);
+    return true;
+  }
+  // Ends a stream that was tried beside another one.
+  static void Drop(Stream& stream) {
+    stream.GiveUp("it is not needed");
+    stream.WaitUntilDone();
   }
 
   // Waits from the start of a stream to its end. `hurry`: there is another way to try soon. `aged`:
-  // the stream before ended for its age only.
-  void Attend(const std::string& target, Stream& stream, bool hurry, bool aged,
-              std::string* last_reason) {
+  // the stream before ended for its age only. Returns a stream that stands, and for which this one
+  // was given up; null: there is none.
+  std::shared_ptr<Stream> Attend(const std::string& target, Stream& stream,
+                                 const std::string& token, bool hurry, bool aged,
+                                 std::string* last_reason) {
     const auto patience =
         std::chrono::milliseconds(std::max<uint32_t>((hurry ? 1 : 4) * detect_ms_, 1000));
-    stream.WaitUntilStanding(Clock::now() + patience);
+    WaitUntilStanding(target, stream, Clock::now() + patience);
     if (stream.standing()) {
       // After a connection that has reached its age, the next one is no news.
       Log(aged ? LogLevel::kDebug : LogLevel::kInfo,
@@ -590,8 +721,63 @@ class ControlClientImpl final : public ControlClient {
           "no answer in ", patience.count(), " ms",
           hurry ? "; the next try goes to the address that worked last, without DNS" : ""));
     }
-    stream.WaitUntilDone();
+    std::shared_ptr<Stream> second;
+    while (!stream.done()) {
+      detect_ms_ = stream.detect_ms();
+      if (second == nullptr && stream.silent()) second = Second(target, stream, token);
+      stream.HandleFor(std::chrono::milliseconds(std::max<uint32_t>(detect_ms_ / 8, 1)));
+    }
     detect_ms_ = stream.detect_ms();
+    return second;
+  }
+
+  // As Stream::WaitUntilStanding(). TCP waits longer and longer before it asks again for a
+  // connection. If another one comes to stand meanwhile, the path is back, and this try is not
+  // worth its whole time.
+  void WaitUntilStanding(const std::string& target, Stream& stream, Clock::time_point deadline) {
+    stream.WaitUntilStanding(
+        std::min(deadline, Clock::now() + std::chrono::milliseconds(detect_ms_)));
+    const auto last = last_.find(target);
+    const std::string at = !HasName(target) ? target : last == last_.end() ? "" : last->second;
+    Knocks knocks(at == target ? at : NumericOf(at));
+    while (!stream.standing() && !stream.done() && Clock::now() < deadline) {
+      knocks.Knock();
+      stream.HandleFor(KnockPause());
+      if (knocks.Answered()) deadline = std::min(deadline, Clock::now() + KnockPause() * 4);
+    }
+  }
+  std::chrono::milliseconds KnockPause() const {
+    return std::chrono::milliseconds(std::max<uint32_t>(detect_ms_ / kKnocksPerDetect, 1));
+  }
+
+  // Tries to make a second stream beside one that is silent. If it stands while the first one is
+  // still silent, the first one is given up for it. Returns null if the first one is heard again,
+  // or is done, or if the second one fails.
+  std::shared_ptr<Stream> Second(const std::string& target, Stream& first,
+                                 const std::string& token) {
+    {
+      Knocks knocks(NumericOf(first.peer()));
+      do {
+        knocks.Knock();
+        first.HandleFor(KnockPause());
+        if (!first.silent()) return nullptr;
+      } while (!knocks.Answered());
+    }
+    auto second = Make(target, HasName(target) ? first.peer() : "", /*beside=*/true);
+    second->Start(token);
+    const Clock::time_point deadline =
+        Clock::now() + std::chrono::milliseconds(std::max<uint32_t>(4 * detect_ms_, 1000));
+    while (first.silent() && !second->standing() && !second->done() && Clock::now() < deadline) {
+      first.HandleFor(std::chrono::milliseconds(1));
+      second->HandleFor(std::chrono::milliseconds(5));
+    }
+    if (!first.silent() || !second->standing()) {
+      Drop(*second);
+      return nullptr;
+    }
+    ++second_;
+    first.GiveUp("nothing was heard, and a second connection stands");
+    return second;
   }
 
   // Reports the end of the stream. Returns false if the client is stopping.
@@ -638,6 +824,7 @@ class ControlClientImpl final : public ControlClient {
   std::map<std::string, std::string> last_;  // by address: the URI where it was reached last
   std::array<std::atomic<uint64_t>, kControlFailures> failures_{};
   std::atomic<uint64_t> by_last_address_ = 0;
+  std::atomic<uint64_t> second_ = 0;
 
   Mutex mutex_;
   CondVar stop_;
@@ -663,6 +850,10 @@ void AddTotals(const ControlStats& stats, std::vector<CounterTotal>* totals) {
                      "Tries at the address at which the coordinator was last reached, because its "
                      "name did not resolve in time",
                      stats.by_last_address});
+  totals->push_back({"longhaul_peerd_coordinator_second_connections_total",
+                     "Control streams that were given up because nothing was heard, and a second "
+                     "connection beside them stood",
+                     stats.second});
 }
 
 std::unique_ptr<ControlClient> MakeControlClient(ControlClientOptions options,

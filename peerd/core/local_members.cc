@@ -267,15 +267,17 @@ const LocalMember* LocalMembers::Voted(const control::VoteResult& message,
   return &local;
 }
 
-void LocalMembers::EndStep(LocalId id, const EpochRecord& record, uint32_t pending,
+bool LocalMembers::EndStep(LocalId id, const EpochRecord& record, uint32_t pending,
                            std::vector<Action>* out) {
   LocalMember& local = members_.at(id);
   LH_CHECK(local.step_passed) << "local " << id.value();
-  if (local.exit != Exit::kNone || local.removed || record.RankOf(local.member) < 0) return;
+  if (local.exit != Exit::kNone || local.removed || record.RankOf(local.member) < 0) return false;
   local.step_open = false;
   local.step = *std::exchange(local.step_passed, std::nullopt);
+  local.passed = local.boundary == record.boundary ? local.passed + 1 : 0;
   local.boundary = record.boundary;
   out->push_back(StepDone{id, {}, WorldOf(local, record, pending)});
+  return true;
 }
 
 Outcome LocalMembers::OutcomeOf(const LocalMember& local, const control::Removed& message) const {

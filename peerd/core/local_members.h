@@ -44,6 +44,7 @@ struct LocalMember {
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK
   Epoch boundary;               // EpochRecord::boundary at its last step boundary
+  uint64_t passed = 0;          // boundaries passed since then: the same at all members
   StepWorld step;               // its last step boundary; once admitted
 
   bool join_open = true;
@@ -61,10 +62,10 @@ struct LocalMember {
   std::optional<Outcome> removed;  // set: removed, with this outcome for open requests
   LH_FIELDS(LocalMember, LH_FIELD(id), LH_FIELD(group), LH_FIELD(name), LH_FIELD(wish),
             LH_FIELD(present), LH_FIELD(member), LH_FIELD(admitted), LH_FIELD(known_admitted),
-            LH_FIELD(boundary), LH_FIELD(step), LH_FIELD(join_open), LH_FIELD(step_open),
-            LH_FIELD(step_ready), LH_FIELD(step_passed), LH_FIELD(leave_open), LH_FIELD(boundaries),
-            LH_FIELD(exit), LH_FIELD(exit_reason), LH_FIELD(leave_by), LH_FIELD(leave_told),
-            LH_FIELD(removed));
+            LH_FIELD(boundary), LH_FIELD(passed), LH_FIELD(step), LH_FIELD(join_open),
+            LH_FIELD(step_open), LH_FIELD(step_ready), LH_FIELD(step_passed), LH_FIELD(leave_open),
+            LH_FIELD(boundaries), LH_FIELD(exit), LH_FIELD(exit_reason), LH_FIELD(leave_by),
+            LH_FIELD(leave_told), LH_FIELD(removed));
 };
 
 class LocalMembers {
@@ -96,9 +97,9 @@ class LocalMembers {
   // member's sync is over.
   const LocalMember* Voted(const control::VoteResult& message, const EpochHistory& history,
                            std::vector<Action>* out);
-  // Answers a step that has passed. Does nothing if the member is leaving or removed: then its end
-  // answers the step.
-  void EndStep(LocalId id, const EpochRecord& record, uint32_t pending, std::vector<Action>* out);
+  // Answers a step that has passed. Returns false, and does nothing, if the member is leaving or
+  // removed: then its end answers the step.
+  bool EndStep(LocalId id, const EpochRecord& record, uint32_t pending, std::vector<Action>* out);
   // Returns the member, whose ops and sync the caller must end. nullptr: there is nothing to end.
   const LocalMember* Removed(const control::Removed& message, std::vector<Action>* out);
   // Removes every member, for the reason `why`. The caller must end the ops and syncs of those

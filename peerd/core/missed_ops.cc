@@ -1,27 +1,29 @@
 #include "peerd/core/missed_ops.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace longhaul::peerd {
 
-void MissedOps::Add(MemberId member, const OpKey& key, const std::string& cause) {
-  Missed& missed = missed_[member][key];
-  ++missed.count;
-  missed.cause = cause;
+void MissedOps::Add(MemberId member, const OpKey& key, OpKind kind, const std::string& cause) {
+  missed_[member][key].push_back({kind, cause});
 }
 
-std::optional<std::string> MissedOps::Take(MemberId member, const OpKey& key) {
+std::optional<std::string> MissedOps::Take(MemberId member, const OpKey& key, OpKind kind) {
   const auto of_member = missed_.find(member);
   if (of_member == missed_.end()) return std::nullopt;
-  auto& ops = of_member->second;
-  // The member posts no ops of older boundaries any more.
-  std::erase_if(ops, [&](const auto& entry) { return entry.first.boundary < key.boundary; });
+  auto& keys = of_member->second;
+  const auto found = keys.find(key);
+  if (found == keys.end()) return std::nullopt;
+  std::vector<Missed>& ops = found->second;
+  const auto it =
+      std::find_if(ops.begin(), ops.end(), [kind](const Missed& op) { return op.kind == kind; });
   std::optional<std::string> cause;
-  if (const auto it = ops.find(key); it != ops.end()) {
-    cause = it->second.cause;
-    if (--it->second.count == 0) ops.erase(it);
-  }
-  if (ops.empty()) missed_.erase(of_member);
+  if (it != ops.end()) cause = it->cause;
+  ops.erase(ops.begin(), it == ops.end() ? it : it + 1);
+  if (ops.empty()) keys.erase(found);
+  if (keys.empty()) missed_.erase(of_member);
   return cause;
 }
 
@@ -30,9 +32,9 @@ void MissedOps::KeepMembersOf(const EpochRecord& record) {
 }
 
 void MissedOps::CheckInvariants() const {
-  for (const auto& [member, ops] : missed_) {
-    LH_CHECK(!ops.empty()) << ToString(member);
-    for (const auto& [key, missed] : ops) LH_CHECK(missed.count > 0) << ToString(member);
+  for (const auto& [member, keys] : missed_) {
+    LH_CHECK(!keys.empty()) << ToString(member);
+    for (const auto& [key, ops] : keys) LH_CHECK(!ops.empty()) << ToString(member);
   }
 }
 

@@ -6,19 +6,24 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/fields.h"
 #include "base/ids.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/op_state.h"
+#include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
 
 class MissedOps {
  public:
-  void Add(MemberId member, const OpKey& key, const std::string& cause);
-  // The member posts an op. If it missed that op: returns why the op was aborted.
-  std::optional<std::string> Take(MemberId member, const OpKey& key);
+  void Add(MemberId member, const OpKey& key, OpKind kind, const std::string& cause);
+  // The member posts an op. If it missed that op: returns why the op was aborted. A member posts
+  // the ops of a key in order, so from now on those before this post are forgotten.
+  std::optional<std::string> Take(MemberId member, const OpKey& key, OpKind kind);
+  // The member has passed a boundary: it does not post any more what it missed.
+  void Pass(MemberId member) { missed_.erase(member); }
   // Forgets members that are not in the epoch.
   void KeepMembersOf(const EpochRecord& record);
   void Clear() { missed_.clear(); }
@@ -28,11 +33,11 @@ class MissedOps {
 
  private:
   struct Missed {
-    uint32_t count = 0;  // ops of the key that are still to be posted
+    OpKind kind = OpKind::kAllReduce;
     std::string cause;
-    LH_FIELDS(Missed, LH_FIELD(count), LH_FIELD(cause));
+    LH_FIELDS(Missed, LH_FIELD(kind), LH_FIELD(cause));
   };
-  std::map<MemberId, std::map<OpKey, Missed>> missed_;
+  std::map<MemberId, std::map<OpKey, std::vector<Missed>>> missed_;  // in the order of the ops
 };
 
 }  // namespace longhaul::peerd

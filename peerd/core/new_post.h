@@ -17,7 +17,8 @@ namespace longhaul::peerd {
 struct NewPost {
   LocalPost local;
   MemberId member;
-  Epoch boundary;  // EpochRecord::boundary at the member's last step boundary
+  Epoch boundary;     // EpochRecord::boundary at the member's last step boundary
+  uint64_t step = 0;  // how many boundaries the member has passed since then
 };
 
 // The set of the op; see OpState::set. The partner of a send or a receive is 0 if its rank is not

@@ -266,7 +266,7 @@ TEST_F(SetTest, AMemberThatLeftBeforeThisPeerCameMayBeNamed) {
 TEST_F(SetTest, WhatIsMissedIsTheOpOfThatSetOnly) {
   EnterThree();
   Freeze();
-  LoseThree({}, {{Epoch(1), 7, Set({1, 2})}});
+  LoseThree({}, {{Epoch(1), 7, Set({1, 2}), 1}});
   EXPECT_EQ(Get<SendReady>(Post(PostOf(1, 7, Large()))).size(), 1u);
   EXPECT_EQ(Get<PostDone>(Post(Among(1, 7, {1, 2}))).at(0).outcome.code, Code::kAborted);
   LocalPost next = Among(1, 7, {1, 2});

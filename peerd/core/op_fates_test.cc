@@ -16,7 +16,7 @@ TEST_F(OpTableTest, WhatIsMissedIsTheOpAfterTheOneThatIsRedone) {
   EnterThree();
   Post(7, Small());
   Freeze();
-  LoseThree({{OpOrdinal(1), Fate::kRedo}}, {{Epoch(1), 7}});
+  LoseThree({{OpOrdinal(1), Fate::kRedo}}, {{Epoch(1), 7, 0, 1}});
   EXPECT_TRUE(Get<PostDone>(out_).empty());
   Ready(2, 7, Small(), 2);
   EXPECT_TRUE(Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0).outcome.ok());
@@ -59,7 +59,9 @@ TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
                                true,
                                false,
                                false,
-                               {{PeerId(2), OpOrdinal(205)}, {PeerId(3), OpOrdinal(305)}}}));
+                               {{PeerId(2), OpOrdinal(205)}, {PeerId(3), OpOrdinal(305)}},
+                               0,
+                               static_cast<uint32_t>(OpKind::kAllReduce)}));
   EXPECT_FALSE(reports[1].done);
   EXPECT_EQ(reports[2].matches.size(), 1u);
   EXPECT_FALSE(reports[3].done);
@@ -196,7 +198,7 @@ TEST_F(OpTableTest, ARefusedOpIsSettledAsRefusedByArbitration) {
 TEST_F(OpTableTest, AnOpThatOthersAbortedEndsAbortedWhenItIsPosted) {
   EnterThree();
   Freeze();
-  LoseThree({}, {{Epoch(1), 7}});
+  LoseThree({}, {{Epoch(1), 7, 0, 1}});
   const auto posts = Get<PostDone>(Post(7, Large()));
   ASSERT_EQ(posts.size(), 1u);
   EXPECT_EQ(posts[0].outcome.code, Code::kAborted);
@@ -210,7 +212,7 @@ TEST_F(OpTableTest, APostThatCameWhileFrozenEndsAsTheOthersAborted) {
   EnterThree();
   Freeze();
   Post(7, Large());
-  LoseThree({}, {{Epoch(1), 7}});
+  LoseThree({}, {{Epoch(1), 7, 0, 1}});
   ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
   EXPECT_EQ(Get<PostDone>(out_)[0].outcome.code, Code::kAborted);
   EXPECT_TRUE(Get<SendReady>(out_).empty());
@@ -220,9 +222,9 @@ TEST_F(OpTableTest, APostThatCameWhileFrozenEndsAsTheOthersAborted) {
 TEST_F(OpTableTest, OpsAbortedTwiceElsewhereAreMissedTwice) {
   EnterThree();
   Freeze();
-  LoseThree({}, {{Epoch(1), 7}});
+  LoseThree({}, {{Epoch(1), 7, 0, 1}});
   Freeze();
-  Enter(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7}});
+  Enter(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7, 0, 1}});
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(Get<PostDone>(Post(7, Large())).at(0).outcome.code, Code::kAborted);
   }
@@ -232,7 +234,7 @@ TEST_F(OpTableTest, OpsAbortedTwiceElsewhereAreMissedTwice) {
 TEST_F(OpTableTest, WhatWasMissedIsForgottenBehindTheNextBoundary) {
   EnterThree();
   Freeze();
-  LoseThree({}, {{Epoch(1), 7}, {Epoch(1), 8}});
+  LoseThree({}, {{Epoch(1), 7, 0, 1}, {Epoch(1), 8, 0, 1}});
   EXPECT_TRUE(Get<PostDone>(Post(7, Large(), 1, 2)).empty());
   EXPECT_EQ(Get<SendReady>(out_).size(), 1u);
   EXPECT_TRUE(Get<PostDone>(Post(8, Large(), 1, 2)).empty());
@@ -245,7 +247,7 @@ TEST_F(OpTableTest, TheOneBeforeIsCommittedAndTheNextOfItsTagIsMissed) {
   Ready(3, 7, Large());
   Complete(1);
   Freeze();
-  LoseThree({{OpOrdinal(1), Fate::kCommit}}, {{Epoch(1), 7}});
+  LoseThree({{OpOrdinal(1), Fate::kCommit}}, {{Epoch(1), 7, 0, 1}});
   EXPECT_TRUE(Get<PostDone>(out_).at(0).outcome.ok());
   EXPECT_EQ(Get<PostDone>(Post(7, Large())).at(0).outcome.code, Code::kAborted);
 }
@@ -285,7 +287,7 @@ TEST_F(LocalPairTest, OneThatNeverPostedIsNotWaitedForAfterTheCommit) {
 TEST_F(LocalPairTest, AMissedOpEndsAtEachMemberOnce) {
   Post(7, Large(), 4);
   Freeze();
-  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7}});
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7, 0, 1}});
   ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
   EXPECT_EQ(Get<PostDone>(out_)[0].post.local, LocalId(4));
   EXPECT_EQ(Get<PostDone>(out_)[0].outcome.code, Code::kAborted);
@@ -297,7 +299,7 @@ TEST_F(LocalPairTest, AMissedOpEndsAtEachMemberOnce) {
 
 TEST_F(LocalPairTest, WhatAMemberMissedGoesWithIt) {
   Freeze();
-  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7}});
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7, 0, 1}});
   Freeze();
   Enter(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}}));
   EXPECT_EQ(Get<PostDone>(Post(7, Large(), 1)).at(0).outcome.code, Code::kAborted);
@@ -393,34 +395,56 @@ class CancelTest : public KindsTest {
     Enter(MakePrepare(epoch, epoch - 1, 1, epoch, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), fates);
   }
   static CancelOp Asking(uint64_t after, uint64_t member = 1) {
-    return {kGroup, MemberId(member), Epoch(after), "all-reduce tag 7"};
+    return {kGroup, MemberId(member), Epoch(after),
+            ToString(MemberId(member)) + " cancelled all-reduce tag 7"};
+  }
+  // An all-reduce with tag 7 that others have aborted.
+  static control::MissedOp Missed() {
+    return {Epoch(1), 7, 0, static_cast<uint32_t>(OpKind::kAllReduce), 0};
   }
 };
 
-TEST_F(CancelTest, WhatWasNeverAnnouncedEndsHere) {
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {5, 1, 1}, {2, 2, 1}}));
+// Members 1, 4 and 5 are here; member 2 is at another peer.
+class CancelOfManyTest : public CancelTest {
+ protected:
+  static control::PrepareEpoch Four(uint64_t epoch, uint64_t boundary, uint64_t last_freeze) {
+    return MakePrepare(epoch, epoch - 1, boundary, last_freeze,
+                       {{1, 1, 1}, {4, 1, 1}, {5, 1, 1}, {2, 2, 1}});
+  }
+  CancelOfManyTest() { Enter(Four(1, 1, 0)); }
+};
+
+TEST_F(CancelOfManyTest, WhatWasNeverAnnouncedEndsAtAllMembersToo) {
   Post(7, Large(), 1);
   Post(7, Large(), 4);
-  const auto done = Get<PostDone>(Cancel(7, 1));
-  ASSERT_EQ(done.size(), 1u);
-  EXPECT_EQ(done[0].post.local, LocalId(1));
-  EXPECT_EQ(done[0].outcome.code, Code::kAborted);
-  EXPECT_EQ(done[0].outcome.text,
-            "all-reduce tag 7 cancelled before its host had announced it; the source is unchanged");
-  EXPECT_TRUE(Sent<CancelOp>(out_).empty());
-  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
-  EXPECT_EQ(ops_.PostsOf(LocalId(4)), 1u) << "the others wait on";
-  Post(7, Large(), 5);
-  EXPECT_TRUE(Get<SendReady>(out_).empty());
-  EXPECT_EQ(Get<SendReady>(Post(7, Large(), 1)).size(), 1u);
+  EXPECT_EQ(Sent<CancelOp>(Cancel(7, 1)), std::vector<CancelOp>{Asking(0)});
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  EXPECT_EQ(Sent<CancelOp>(AskAgain()).size(), 1u);
+  Freeze();
+  const auto report = ops_.Report();
+  ASSERT_EQ(report.size(), 1u);
+  EXPECT_TRUE(report[0].cancelled && !report[0].done && report[0].matches.empty());
+  Enter(Four(2, 1, 2), {{report[0].ordinal, Fate::kAbort}});
+  EXPECT_TRUE(Get<FinishAttempt>(out_).empty()) << "there was no attempt";
+  const auto done = Get<PostDone>(out_);
+  ASSERT_EQ(done.size(), 2u);
+  for (const PostDone& each : done) EXPECT_EQ(each.outcome.code, Code::kAborted);
+  // Members 1 and 4 start it again. Member 5 starts it for the first time.
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  EXPECT_EQ(Get<PostDone>(Post(7, Large(), 5)).at(0).outcome.code, Code::kAborted);
+  EXPECT_EQ(Get<SendReady>(Post(7, Large(), 5)).size(), 1u);
 }
 
-TEST_F(CancelTest, TheLastPostThatIsCancelledLeavesNoTrace) {
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+TEST_F(CancelOfManyTest, WhatIsAnnouncedMeanwhileIsAskedForOnce) {
   Post(7, Large(), 1);
-  EXPECT_EQ(Get<PostDone>(Cancel(7, 1)).size(), 1u);
-  EXPECT_EQ(ops_.open(), 0u);
-  EXPECT_TRUE(Cancel(7, 1).empty());
+  Cancel(7, 1);
+  Post(7, Large(), 4);
+  EXPECT_EQ(Get<SendReady>(Post(7, Large(), 5)).size(), 1u);
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty());
+  Freeze();
+  Stopped(1);
+  EXPECT_TRUE(ops_.Report().at(0).cancelled);
 }
 
 TEST_F(CancelTest, WhatWasAnnouncedIsAbortedByTheCoordinator) {
@@ -486,14 +510,177 @@ TEST_F(CancelTest, WhileFrozenItIsAskedForAfterTheCommit) {
   EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kAborted);
 }
 
-TEST_F(CancelTest, WhileFrozenWhatWasNeverAnnouncedEndsHereToo) {
+// Members 1 and 2 cancel the op at the same time. The other peer's cancel is judged first.
+TEST_F(CancelTest, CancelsThatCrossEndTheOpOnce) {
   EnterThree();
   Freeze();
   Post(7, Large());
-  EXPECT_EQ(Get<PostDone>(Cancel(7)).at(0).outcome.code, Code::kAborted);
-  Judge(2, {});
-  EXPECT_TRUE(Get<SendReady>(out_).empty());
+  EXPECT_TRUE(Cancel(7).empty()) << "the report was sent without it";
+  EXPECT_TRUE(ops_.Report().empty());
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {Missed()});
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kAborted);
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty());
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 2u) << "nothing is owed any more";
 }
+
+TEST_F(CancelTest, WhileFrozenWhatWasNeverAnnouncedIsAskedForAfterTheCommit) {
+  EnterThree();
+  Freeze();
+  Post(7, Large());
+  EXPECT_TRUE(Cancel(7).empty());
+  Judge(2, {});
+  EXPECT_EQ(Sent<CancelOp>(out_), std::vector<CancelOp>{Asking(2)});
+}
+
+// ------------------------------------------------------------------------------ what is owed
+
+TEST_F(CancelTest, WhatIsOwedMeetsNoOpOfAnotherKind) {
+  EnterThree();
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {Missed()});
+  EXPECT_EQ(Get<SendReady>(Post(7, OfKind(OpKind::kAllGather, 3))).size(), 2u);
+  // The member has left the missed op out for good.
+  EXPECT_TRUE(ops_.Report().size() == 1);
+  Ready(2, 7, OfKind(OpKind::kAllGather, 3), 2);
+  Ready(3, 7, OfKind(OpKind::kAllGather, 3), 2);
+  Complete(1, 2);
+  Done(2, 1, 2);
+  ASSERT_EQ(Get<PostDone>(Done(3, 1, 2)).size(), 1u);
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 2u);
+}
+
+TEST_F(CancelTest, SeveralThatAreOwedMeetTheirOpsInOrder) {
+  EnterThree();
+  control::MissedOp gather = Missed();
+  gather.kind = static_cast<uint32_t>(OpKind::kAllGather);
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {Missed()});
+  Freeze();
+  Enter(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {gather});
+  EXPECT_EQ(Get<PostDone>(Post(7, Large())).size(), 1u);
+  EXPECT_EQ(Get<PostDone>(Post(7, OfKind(OpKind::kAllGather, 3))).size(), 1u);
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 2u);
+}
+
+TEST_F(CancelTest, WhatIsOwedEndsAtTheNextBoundary) {
+  EnterThree();
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {Missed()});
+  Pass(1, {Epoch(1), 1});
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 2u);
+}
+
+TEST_F(CancelTest, WhatComesAfterTheBoundaryIsNotOwed) {
+  EnterThree();
+  Pass(1, {Epoch(1), 1});
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {Missed()});
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 2u);
+}
+
+TEST_F(CancelTest, WhatWasPostedAfterTheBoundaryIsAnotherOp) {
+  EnterThree();
+  Pass(1, {Epoch(1), 1});
+  Freeze();
+  ops_.Post({PostOf(1, 7, Large()), MemberId(1), Epoch(1), 1}, now_, &out_);
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {}, {Missed()});
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
+}
+
+// ------------------------------------------------------------------------------ stranded ops
+
+// Member 1 calls the op at boundary 1. Then an epoch is made at boundary 2.
+class StrandedTest : public CancelTest {
+ protected:
+  StrandedTest() {
+    EnterThree();
+    Post(7, Large());
+    Enter(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}));
+  }
+  Actions& ReadyAt(uint64_t boundary) {
+    PeerReady ready = ReadyOf(2, 7, Large());
+    ready.boundary = Epoch(boundary);
+    return Ready(ready);
+  }
+};
+
+TEST_F(StrandedTest, AnOpThatAnotherMemberCallsAtALaterBoundaryEndsWithBothNumbers) {
+  Pass(1, {Epoch(2), 0});
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty()) << "the others may have called it in time";
+  const auto asked = Sent<CancelOp>(ReadyAt(2));
+  ASSERT_EQ(asked.size(), 1u);
+  const std::string why = "m1 called it at boundary 1, and m2 has called it at boundary 2";
+  EXPECT_EQ(asked[0].what, "all-reduce tag 7 cannot end well: " + why);
+  EXPECT_TRUE(Sent<CancelOp>(ReadyAt(2)).empty()) << "it is asked for once";
+  Freeze();
+  Stopped(1);
+  EXPECT_TRUE(ops_.Report().at(0).cancelled);
+  Enter(MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}), {{OpOrdinal(1), Fate::kAbort}});
+  const PostDone done = Get<PostDone>(out_).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_EQ(done.outcome.text,
+            "all-reduce tag 7 aborted: " + why +
+                "; the source is unchanged: look at the world and start it again");
+  // Started again, it is called at the boundary of the others.
+  EXPECT_EQ(Get<SendReady>(Post(7, Large(), 1, 2)).at(0).boundary, Epoch(2));
+}
+
+TEST_F(StrandedTest, ItWaitsWhileStartedAgainItWouldNotMeetTheOthersEither) {
+  EXPECT_TRUE(Sent<CancelOp>(ReadyAt(2)).empty());
+  Pass(1, {Epoch(2), 0});
+  EXPECT_EQ(Sent<CancelOp>(out_).size(), 1u);
+}
+
+TEST_F(StrandedTest, WhatAllHaveCalledGoesOnAcrossBoundaries) {
+  ReadyAt(1);
+  Ready(3, 7, Large());
+  for (uint64_t step = 0; step < 5; ++step) {
+    Pass(1, {Epoch(2), step});
+    EXPECT_TRUE(Sent<CancelOp>(out_).empty());
+  }
+}
+
+TEST_F(StrandedTest, AMemberThatGoesOnWithoutACallEndsTheOpTwoBoundariesLater) {
+  Pass(1, {Epoch(2), 0});
+  Pass(1, {Epoch(2), 1});
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty()) << "a READY may be on its way";
+  Pass(1, {Epoch(2), 2});
+  const auto asked = Sent<CancelOp>(out_);
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].what,
+            "all-reduce tag 7 cannot end well: m1 called it at boundary 1, and m2 has not called "
+            "it and has passed boundary 2");
+}
+
+TEST_F(StrandedTest, ReadysThatNoLocalMemberCanMeetAreForgotten) {
+  PeerReady ready = ReadyOf(2, 8, Large());
+  Ready(ready);
+  const uint64_t before = DigestOf(ops_);
+  Pass(1, {Epoch(2), 0});
+  OpTable other = ops_;
+  EXPECT_NE(DigestOf(ops_), before);
+  // The limit on READYs of one tag counts them no more.
+  for (int i = 0; i < 2; ++i) {
+    ready.ordinal = OpOrdinal(300 + static_cast<uint64_t>(i));
+    ready.boundary = Epoch(2);
+    EXPECT_TRUE(Get<BreakLink>(Ready(ready)).empty());
+  }
+}
+
+TEST_F(CancelOfManyTest, AMemberHereThatPassesABoundaryWithoutTheCallEndsTheOp) {
+  Post(7, Large(), 1);
+  Enter(Four(2, 2, 0));
+  Pass(1, {Epoch(2), 0});
+  EXPECT_TRUE(Sent<CancelOp>(out_).empty());
+  Pass(4, {Epoch(2), 0});
+  const auto asked = Sent<CancelOp>(out_);
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_NE(asked[0].what.find("m4 has not called it and has passed boundary 2"), std::string::npos)
+      << asked[0].what;
+}
+
+// ------------------------------------------------------------------------------ again
 
 TEST_F(CancelTest, ACoordinatorThatComesBackIsAskedAgain) {
   EnterThree();

@@ -131,6 +131,30 @@ PeerReady OpInbox::TakeUnmatched(PeerId peer, const OpKey& key) {
   return ready;
 }
 
+Epoch OpInbox::LaterCall(PeerId peer, const OpKey& key) const {
+  const auto from = unmatched_.find(peer);
+  if (from == unmatched_.end()) return Epoch();
+  const auto& by_key = from->second.by_key;
+  for (auto it = by_key.upper_bound(key); it != by_key.end(); ++it) {
+    const OpKey& later = it->first;
+    if (later.tag == key.tag && later.set == key.set) return later.boundary;
+  }
+  return Epoch();
+}
+
+void OpInbox::ForgetBefore(Epoch boundary, const std::function<bool(const OpKey&)>& wanted) {
+  for (auto from = unmatched_.begin(); from != unmatched_.end();) {
+    const PeerId peer = from->first;
+    std::vector<OpKey> old;
+    for (const auto& [key, queue] : from->second.by_key) {
+      if (key.boundary >= boundary) break;
+      if (!wanted(key)) old.insert(old.end(), queue.size(), key);
+    }
+    ++from;  // the last READY that is taken ends the entry
+    for (const OpKey& key : old) TakeUnmatched(peer, key);
+  }
+}
+
 void OpInbox::BeginAttempt(Epoch attempt) {
   std::erase_if(lost_, [attempt](const auto& entry) { return entry.second != attempt; });
   unmatched_.clear();

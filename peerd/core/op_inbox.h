@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -51,6 +52,11 @@ class OpInbox {
   const PeerReady* Unmatched(PeerId peer, const OpKey& key) const;
   // Unmatched() must not be nullptr.
   PeerReady TakeUnmatched(PeerId peer, const OpKey& key);
+  // The oldest later boundary at which the peer has announced an op of this tag and set that no op
+  // here has met; 0: none.
+  Epoch LaterCall(PeerId peer, const OpKey& key) const;
+  // Forgets the unmatched READYs of older boundaries, except those that `wanted` says.
+  void ForgetBefore(Epoch boundary, const std::function<bool(const OpKey&)>& wanted);
 
   // The attempt begins: what is unmatched belonged to an older one.
   void BeginAttempt(Epoch attempt);

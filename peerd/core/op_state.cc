@@ -109,6 +109,7 @@ void OpState::BeginAttempt(std::shared_ptr<const Participants> all) {
 
 void OpState::ForgetAttempt() {
   said = Said();
+  overdue = false;
   if (!lingers) result.reset();
 }
 
@@ -263,6 +264,8 @@ control::OpReport OpState::Report(PeerId self) const {
   report.boundary = key.boundary;
   report.tag = key.tag;
   report.set = key.set;
+  report.kind = static_cast<uint32_t>(Offered().kind);
+  for (const PostedInput& input : inputs) report.step = std::max(report.step, input.step);
   report.cancelled = cancelled == Cancelled::kWanted;
   report.done = said.done;
   if (said.done) {
@@ -272,6 +275,7 @@ control::OpReport OpState::Report(PeerId self) const {
     if (verdict.readies_digest) report.verdict = std::max(verdict.readies_digest->low, uint64_t{3});
   }
   report.abort_on_fault = desc.on_fault == OnFault::kAbort;
+  if (!said.announced) return report;
   for (const PeerId peer : participants->ring) {
     if (!NeedsMatches()) break;
     const auto it = said.readies.find(peer);

@@ -63,14 +63,16 @@ struct PostedInput {
   OpTerms terms;
   Tick posted;
   std::optional<Outcome> evicted;  // set: the member is out, and its post gets this answer
+  uint64_t step = 0;               // NewPost::step
   LH_FIELDS(PostedInput, LH_FIELD(post), LH_FIELD(member), LH_FIELD(desc), LH_FIELD(terms),
-            LH_FIELD(posted), LH_FIELD(evicted));
+            LH_FIELD(posted), LH_FIELD(evicted), LH_FIELD(step));
 };
 
 struct OpState {
   enum class Run : uint8_t { kNone, kRunning, kComplete, kStopping };
-  // kLate: cancelled while an epoch that freezes ops is being prepared, so the report on the op may
-  // be on its way. kWanted: the coordinator was asked for such an epoch.
+  // A member has cancelled the op, or it cannot meet the calls of others (`stranded`).
+  // kLate: since an epoch that freezes ops is being prepared, so the report on the op may be on its
+  // way. kWanted: the coordinator was asked for such an epoch.
   enum class Cancelled : uint8_t { kNo, kLate, kWanted };
 
   // What was said of the op in the attempt in force, and what follows from it.
@@ -104,10 +106,10 @@ struct OpState {
   OpKey key;
   // The members of the set; of kSendRecv the sender and the receiver. Empty: all members.
   std::vector<MemberId> set;
-  OpOrdinal ordinal;  // 0 until the first announcement
+  OpOrdinal ordinal;  // 0 until it is announced or cancelled for the first time
   std::vector<PostedInput> inputs;
 
-  // Of the newest attempt in which the op was announced.
+  // Of the newest attempt in which the op was announced; null: it never was.
   std::shared_ptr<const Participants> participants;
   OpDesc desc;
   Algorithm algorithm = Algorithm::kAuto;    // the chosen one
@@ -122,6 +124,8 @@ struct OpState {
   Epoch run_attempt;
   Cancelled cancelled = Cancelled::kNo;
   MemberId cancelled_by;
+  std::string stranded;  // not empty: why the op cannot meet the calls of others
+  bool overdue = false;  // it has waited in this attempt when all had passed its boundary
   std::optional<std::string> abort;     // set: the fate is abort, and this is the error's text
   std::optional<OneShotResult> result;  // computed here, or sent by a participant that has it
   bool lingers = false;                 // the posts are answered
@@ -135,9 +139,17 @@ struct OpState {
   LH_STATE(OpState, LH_FIELD(key), LH_FIELD(set), LH_FIELD(ordinal), LH_FIELD(inputs),
            LH_FIELD(participants, rule::Aside{}), LH_FIELD(desc), LH_FIELD(algorithm),
            LH_FIELD(codec), LH_FIELD(said), LH_FIELD(offered), LH_FIELD(run), LH_FIELD(run_attempt),
-           LH_FIELD(cancelled), LH_FIELD(cancelled_by), LH_FIELD(abort), LH_FIELD(result),
-           LH_FIELD(lingers), LH_FIELD(complete_once), LH_FIELD(complete_at),
-           LH_FIELD(moved_at, rule::Aside{}), LH_FIELD(retries), LH_FIELD(redone));
+           LH_FIELD(cancelled), LH_FIELD(cancelled_by), LH_FIELD(stranded), LH_FIELD(overdue),
+           LH_FIELD(abort), LH_FIELD(result), LH_FIELD(lingers), LH_FIELD(complete_once),
+           LH_FIELD(complete_at), LH_FIELD(moved_at, rule::Aside{}), LH_FIELD(retries),
+           LH_FIELD(redone));
+
+  // What a local member posted, or what was announced.
+  const OpDesc& Offered() const { return participants ? desc : inputs.front().desc; }
+  // Whether reports name the op.
+  bool IsReported() const {
+    return (said.announced || cancelled == Cancelled::kWanted) && !AllEvicted();
+  }
 
   // The verdict: the op ends without a result when all participants have said DONE.
   bool Refused() const { return said.differs || (said.unfit && !result); }

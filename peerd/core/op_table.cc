@@ -66,7 +66,7 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
   const OpKey key{post.boundary, local.tag, SetOf(local.desc.kind, set)};
   Outcome refusal = MayPost(post);
   if (refusal.ok()) {
-    if (const std::optional<std::string> cause = missed_.Take(post.member, key)) {
+    if (const auto cause = missed_.Take(post.member, key, local.desc.kind)) {
       refusal = {Code::kAborted, AbortedBy(local.desc, local.tag, *cause)};
     } else if (std::find(set.begin(), set.end(), MemberId()) != set.end()) {
       refusal = {Code::kAborted,
@@ -89,42 +89,105 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
   Advance(op, now, out);
 }
 
-void OpTable::Cancel(const PostRef& post, Tick now, std::vector<Action>* out) {
+void OpTable::Cancel(const PostRef& post, std::vector<Action>* out) {
   for (auto& [key, op] : ops_.open()) {
     const auto input = std::find_if(op.inputs.begin(), op.inputs.end(),
                                     [&](const PostedInput& each) { return each.post == post; });
     if (input == op.inputs.end()) continue;
     if (op.said.done || op.abort || input->evicted || op.cancelled != Cancelled::kNo) return;
-    if (op.ordinal) {
-      op.cancelled_by = input->member;
-      op.cancelled = frozen_ || !op.said.announced ? Cancelled::kLate : Cancelled::kWanted;
-      if (op.cancelled == Cancelled::kWanted) AskToCancel(op, out);
-      return;
-    }
-    // No other peer has heard of the op from this one.
-    Answer(op, *input,
-           {Code::kAborted,
-            Subject(op.desc.kind == input->desc.kind ? op.desc : input->desc, key.tag) +
-                " cancelled before its host had announced it; the source is "
-                "unchanged"},
-           now, out);
-    op.inputs.erase(input);
-    if (op.inputs.empty()) ops_.Erase(op);
-    return;
+    return RequestEnd(op, input->member, out);
   }
 }
 
+void OpTable::RequestEnd(OpState& op, MemberId member, std::vector<Action>* out) {
+  if (!op.ordinal) ops_.SetOrdinal(OpOrdinal(counters_->next_ordinal++), &op);
+  op.cancelled_by = member;
+  // An op that was announced in an older attempt may have been answered elsewhere. It is reported
+  // only when it is announced again: then it is seen who is done with it.
+  const bool late = frozen_ || (op.participants && !op.said.announced);
+  op.cancelled = late ? Cancelled::kLate : Cancelled::kWanted;
+  if (!late) AskToCancel(op, out);
+}
+
 void OpTable::AskToCancel(const OpState& op, std::vector<Action>* out) const {
-  out->push_back(ToCoordinator{
-      control::CancelOp{group_, op.cancelled_by, attempt_, Subject(op.desc, op.key.tag)}});
+  const std::string subject = Subject(op.Offered(), op.key.tag);
+  const std::string what = op.stranded.empty() ? ToString(op.cancelled_by) + " cancelled " + subject
+                                               : subject + " cannot end well: " + op.stranded;
+  out->push_back(ToCoordinator{control::CancelOp{group_, op.cancelled_by, attempt_, what}});
+}
+
+// ------------------------------------------------------------------------------ boundaries
+
+Place OpTable::PlaceOf(MemberId member) const {
+  const auto it = places_.find(member);
+  return it == places_.end() ? Place() : it->second;
+}
+
+void OpTable::Pass(MemberId member, const Place& place, std::vector<Action>* out) {
+  const Place before = std::exchange(places_[member], place);
+  missed_.Pass(member);
+  // The boundary of which local members may still post ops. A member that has not passed one yet
+  // may do so from its admission on.
+  Epoch floor = place.boundary;
+  for (const control::MemberInfo& info : history_->current().members) {
+    if (info.peer != self_) continue;
+    floor = std::min(floor, std::max(info.joined, PlaceOf(info.member).boundary));
+  }
+  inbox_.ForgetBefore(floor, [this](const OpKey& key) {
+    return ops_.Find(key) != nullptr || ops_.CountLingering(key) != 0;
+  });
+  for (auto& [key, op] : ops_.open()) {
+    if (key.boundary >= place.boundary) break;
+    EndIfStranded(op, out);
+    // All members have voted at this boundary, so all had passed the one before.
+    const bool all_passed = op.inputs.front().member == member && key.boundary < before.boundary;
+    if (all_passed && op.said.announced && !frozen_) op.overdue = true;
+  }
+}
+
+std::string OpTable::WhyStranded(const OpState& op) const {
+  // If every READY was here once, everybody has called the op.
+  if (op.complete_once || op.abort || op.said.halted || op.AllReady()) return "";
+  for (const PostedInput& input : op.inputs) {
+    if (input.evicted || PlaceOf(input.member).boundary <= op.key.boundary) return "";
+  }
+  const auto why = [&](MemberId member, const char* what, Epoch boundary) {
+    return ToString(op.inputs.front().member) + " called it at boundary " +
+           ToString(op.key.boundary) + ", and " + ToString(member) + what + ToString(boundary);
+  };
+  const std::shared_ptr<const Participants> all = history_->For(op.key.boundary, op.set);
+  for (const control::MemberInfo& info : all->members) {
+    if (info.peer != self_ || op.HasInputOf(info.member)) continue;
+    const Epoch passed = PlaceOf(info.member).boundary;
+    if (passed > op.key.boundary) {
+      return why(info.member, " has not called it and has passed boundary ", passed);
+    }
+  }
+  for (const PeerId peer : all->ring) {
+    if (peer == self_ || op.said.readies.contains(peer)) continue;
+    if (inbox_.Unmatched(peer, op.key) != nullptr) continue;
+    const MemberId member = all->FirstMemberOf(peer);
+    if (const Epoch later = inbox_.LaterCall(peer, op.key)) {
+      return why(member, " has called it at boundary ", later);
+    }
+    if (op.overdue) {
+      return why(member, " has not called it and has passed boundary ",
+                 PlaceOf(op.inputs.front().member).boundary);
+    }
+  }
+  return "";
+}
+
+void OpTable::EndIfStranded(OpState& op, std::vector<Action>* out) {
+  if (op.cancelled != Cancelled::kNo) return;
+  op.stranded = WhyStranded(op);
+  if (!op.stranded.empty()) RequestEnd(op, op.inputs.front().member, out);
 }
 
 void OpTable::AskAgain(std::vector<Action>* out) const {
   if (frozen_) return;
   for (const auto& [key, op] : ops_.open()) {
-    if (op.cancelled == Cancelled::kWanted && op.said.announced && !op.said.done) {
-      AskToCancel(op, out);
-    }
+    if (op.cancelled == Cancelled::kWanted && !op.said.done) AskToCancel(op, out);
   }
   for (const auto& [ordinal, op] : ops_.by_ordinal()) {
     const Verdicts& verdicts = op->said.verdicts;
@@ -205,6 +268,10 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     op = ops_.Expecting({ready.boundary, ready.tag, ready.set}, ready.peer);
     if (op == nullptr) {
       problem = inbox_.KeepUnmatched(ready);
+      for (auto& [key, old] : ops_.open()) {
+        if (key.boundary >= ready.boundary) break;
+        if (key.tag == ready.tag && key.set == ready.set) EndIfStranded(old, out);
+      }
     } else if (!op->participants->HasPeer(ready.peer)) {
       problem = "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined";
     }
@@ -422,7 +489,7 @@ void OpTable::SendReadies(OpState& op, Tick now, std::vector<Action>* out) {
     AcceptReady(op, inbox_.TakeUnmatched(peer, op.key), out);
   }
   if (op.AllReady()) op.NoteComplete(now);
-  if (op.cancelled == Cancelled::kNo || op.lingers) return;
+  if (op.cancelled != Cancelled::kLate || op.lingers) return;
   op.cancelled = Cancelled::kWanted;
   AskToCancel(op, out);
 }
@@ -594,7 +661,7 @@ void OpTable::Drop(OpState& op, Tick now, std::vector<Action>* out) {
     ++settled_;
     ++counters_->aborted;
   }
-  if (op.ordinal) out->push_back(FinishAttempt{group_, op.ordinal, false});
+  if (op.participants) out->push_back(FinishAttempt{group_, op.ordinal, false});
   for (const PostedInput& input : op.inputs) {
     Answer(op, input, input.evicted ? *input.evicted : Outcome{Code::kAborted, *op.abort}, now,
            out);
@@ -647,8 +714,7 @@ std::vector<control::OpReport> OpTable::Report() const {
   for (const auto& [ordinal, op] : ops_.by_ordinal()) {
     // If all local members of an op are out, this peer has no survivor of the op and reports
     // nothing.
-    if (!op->said.announced || op->AllEvicted()) continue;
-    reports.push_back(op->Report(self_));
+    if (op->IsReported()) reports.push_back(op->Report(self_));
   }
   return reports;
 }
@@ -656,7 +722,7 @@ std::vector<control::OpReport> OpTable::Report() const {
 void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
                         FateCounts* counts, std::vector<Action>* out) {
   op.redone = false;
-  if (!op.said.announced || op.AllEvicted()) return;
+  if (!op.IsReported()) return;
   const bool abort_on_fault = op.desc.on_fault == OnFault::kAbort;
   control::Fate fate = abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
   const auto it = fates.find(op.ordinal);
@@ -680,11 +746,20 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
     Conclude(op, now, out);
     return Erase(op);
   }
-  op.redone = fate == control::Fate::kRedo;
+  op.redone = fate == control::Fate::kRedo && op.said.announced;
   // The coordinator knew that the op was cancelled: it was too late.
   if (op.redone && op.cancelled == Cancelled::kWanted) op.cancelled = Cancelled::kNo;
+  if (fate == control::Fate::kRedo && !op.said.announced) op.cancelled = Cancelled::kLate;
   if (fate == control::Fate::kAbort) {
-    op.abort = AbortedBy(op.desc, op.key.tag, history_->current().cause);
+    const std::string& cause = op.stranded.empty() ? history_->current().cause : op.stranded;
+    op.abort = AbortedBy(op.Offered(), op.key.tag, cause);
+    // If it was not announced, some local members have not posted it.
+    const control::OpReport report = op.Report(self_);
+    const control::MissedOp missed{op.key.boundary, op.key.tag, op.key.set, report.kind,
+                                   report.step};
+    for (const control::MemberInfo& info : history_->For(op.key.boundary, op.set)->members) {
+      if (info.peer == self_ && !op.HasInputOf(info.member)) Owe(info.member, missed, cause);
+    }
   } else if (op.AllReady() && !op.Refused()) {
     ++op.retries;
     ++counters_->retries;
@@ -692,18 +767,30 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
   op.ForgetAttempt();
 }
 
-void OpTable::Miss(const OpKey& key, const std::string& cause, Tick now, std::vector<Action>* out) {
+void OpTable::Owe(MemberId member, const control::MissedOp& missed, const std::string& cause) {
+  if (PlaceOf(member) > Place{missed.boundary, missed.step}) return;
+  missed_.Add(member, {missed.boundary, missed.tag, missed.set}, static_cast<OpKind>(missed.kind),
+              cause);
+}
+
+void OpTable::Miss(const control::MissedOp& missed, const std::string& cause, Tick now,
+                   std::vector<Action>* out) {
+  const OpKey key{missed.boundary, missed.tag, missed.set};
   std::set<MemberId> posted;
   OpState* const op = ops_.Find(key);
   if (op != nullptr && op->said.announced) return;  // the message does not fit
   // If the op here is redone, the missed op is the next one of this key.
   if (op != nullptr && !op->redone) {
     for (const PostedInput& input : op->inputs) posted.insert(input.member);
-    op->abort = AbortedBy(op->inputs.front().desc, key.tag, cause);
-    Advance(*op, now, out);
+    const PostedInput& first = op->inputs.front();
+    // Otherwise the members have left the missed op out, and have posted the next one.
+    if (static_cast<uint32_t>(first.desc.kind) == missed.kind && first.step <= missed.step) {
+      op->abort = AbortedBy(first.desc, key.tag, cause);
+      Advance(*op, now, out);
+    }
   }
   for (const control::MemberInfo& info : history_->For(key.boundary)->members) {
-    if (info.peer == self_ && !posted.contains(info.member)) missed_.Add(info.member, key, cause);
+    if (info.peer == self_ && !posted.contains(info.member)) Owe(info.member, missed, cause);
   }
 }
 
@@ -728,9 +815,8 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
   for (OpState* op : ops_.All()) ApplyFate(*op, by_ordinal, now, &counts, out);
   missed_.KeepMembersOf(record);
-  for (const control::MissedOp& op : missed) {
-    Miss({op.boundary, op.tag, op.set}, record.cause, now, out);
-  }
+  std::erase_if(places_, [&](const auto& entry) { return record.RankOf(entry.first) < 0; });
+  for (const control::MissedOp& op : missed) Miss(op, record.cause, now, out);
   resumed_ = false;
   for (auto& [ordinal, op] : finishing_) op.redone = false;
   for (auto& [key, op] : ops_.open()) {
@@ -742,6 +828,11 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
     }
   }
   AdvanceAll(now, out);
+  for (auto& [key, op] : ops_.open()) {
+    if (op.cancelled != Cancelled::kLate || op.participants) continue;
+    op.cancelled = Cancelled::kWanted;
+    AskToCancel(op, out);
+  }
   Expect({});
   for (const OpInbox::Frame& frame : inbox_.TakeEarly()) {
     if (const auto* ready = std::get_if<PeerReady>(&frame)) {
@@ -757,6 +848,7 @@ void OpTable::Reset() {
   LH_CHECK(open() == 0);
   for (const OpState* op : ops_.All()) ops_.Erase(*op);
   missed_.Clear();
+  places_.clear();
   announced_.clear();
   new_attempt_asked_ = false;
   attempt_ = Epoch();

@@ -54,6 +54,14 @@
 
 namespace longhaul::peerd {
 
+// Which boundaries a member has passed; see NewPost.
+struct Place {
+  Epoch boundary;
+  uint64_t step = 0;
+  friend auto operator<=>(const Place&, const Place&) = default;
+  LH_FIELDS(Place, LH_FIELD(boundary), LH_FIELD(step));
+};
+
 // What a freezing commit did to the ops that it froze.
 struct FateCounts {
   uint32_t committed = 0;
@@ -95,9 +103,12 @@ class OpTable {
   // exception: if the op is done and other local members wait for it, the post gets the outcome of
   // the op.
   void Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out);
-  // The trainer of the post has given it up. An op that was never announced ends here at once, for
-  // this member. Otherwise the coordinator is asked for an epoch that ends it at all members.
-  void Cancel(const PostRef& post, Tick now, std::vector<Action>* out);
+  // The trainer of the post has given it up: the coordinator is asked for an epoch that ends the op
+  // at all members.
+  void Cancel(const PostRef& post, std::vector<Action>* out);
+  // The member has passed a step boundary. It calls no op of an older boundary any more, and none
+  // that was aborted before. Asks for the end of the ops that wait for such calls.
+  void Pass(MemberId member, const Place& place, std::vector<Action>* out);
   // The coordinator may have lost what Cancel() and disputes asked: asks again.
   void AskAgain(std::vector<Action>* out) const;
   // For an op that a member is about to post: fills in the local posts that wait for this one, and
@@ -155,7 +166,7 @@ class OpTable {
   LH_STATE(OpTable, LH_FIELD(group_, rule::Aside{}), LH_FIELD(self_, rule::Aside{}),
            LH_FIELD(history_, rule::Aside{}), LH_FIELD(counters_, rule::Aside{}), LH_FIELD(ops_),
            LH_FIELD(finishing_), LH_FIELD(tags_, rule::Aside{}), LH_FIELD(missed_),
-           LH_FIELD(inbox_), LH_FIELD(announced_), LH_FIELD(new_attempt_asked_),
+           LH_FIELD(places_), LH_FIELD(inbox_), LH_FIELD(announced_), LH_FIELD(new_attempt_asked_),
            LH_FIELD(latency_us_), LH_FIELD(attempt_), LH_FIELD(frozen_), LH_FIELD(settled_),
            LH_FIELD(resumed_, rule::Aside{}));
 
@@ -179,8 +190,16 @@ class OpTable {
   // Announces the op.
   void SendReadies(OpState& op, Tick now, std::vector<Action>* out);
   void AcceptReady(OpState& op, PeerReady ready, std::vector<Action>* out);
+  // The op is to end at all members. It may not be announced yet.
+  void RequestEnd(OpState& op, MemberId member, std::vector<Action>* out);
   // Asks the coordinator for an epoch that judges the cancelled op.
   void AskToCancel(const OpState& op, std::vector<Action>* out) const;
+  Place PlaceOf(MemberId member) const;
+  // If a call that the op needs cannot come any more: says why. Otherwise "". While one of the
+  // members that have posted it has not passed its boundary, the op waits: started again, it would
+  // not meet the others either.
+  std::string WhyStranded(const OpState& op) const;
+  void EndIfStranded(OpState& op, std::vector<Action>* out);
   // How the op is announced. Its algorithm and codec have been chosen.
   ReadyInput InputOf(const OpState& op) const;
   // The bytes of the inputs, of all participants, of announced ops whose READYs carry them. This op
@@ -218,7 +237,11 @@ class OpTable {
                  FateCounts* counts, std::vector<Action>* out);
   // Ends an op Aborted at all local participants, because it ended so at other peers. Members that
   // have posted it are told now; the others are told when they post it.
-  void Miss(const OpKey& key, const std::string& cause, Tick now, std::vector<Action>* out);
+  void Miss(const control::MissedOp& missed, const std::string& cause, Tick now,
+            std::vector<Action>* out);
+  // The op of the key ended Aborted at other peers. If the member has not posted it and may still
+  // do so, its post will be answered with that.
+  void Owe(MemberId member, const control::MissedOp& missed, const std::string& cause);
 
   // The peer broke the protocol in this attempt: breaks its link. Its next frames may depend on the
   // refused one, so the peer counts as lost.
@@ -238,6 +261,7 @@ class OpTable {
   // Tags and sets in flight of each member, as the ops have them.
   std::map<LocalId, std::set<std::pair<uint64_t, uint64_t>>> tags_;
   MissedOps missed_;
+  std::map<MemberId, Place> places_;  // of local members, from their first Pass() on
   OpInbox inbox_;
   // If READYs are signed: how many ops of each name were announced in this attempt.
   std::map<OpKey, uint64_t> announced_;

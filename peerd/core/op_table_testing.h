@@ -48,7 +48,13 @@ class OpTableTest : public testing::Test {
   }
   Actions& Cancel(uint64_t tag, uint64_t member = 1) {
     out_.clear();
-    ops_.Cancel({LocalId(member), tag}, now_, &out_);
+    ops_.Cancel({LocalId(member), tag}, &out_);
+    Settled();
+    return out_;
+  }
+  Actions& Pass(uint64_t member, const Place& place) {
+    out_.clear();
+    ops_.Pass(MemberId(member), place, &out_);
     Settled();
     return out_;
   }

@@ -543,7 +543,7 @@ void PeerCore::Impl::On(const LocalPost& event) {
     const LocalMember& local = *members_.Find(event.post.local);
     Group& group = groups_.at(local.group);
     if (group.current() != nullptr && group.current()->RankOf(local.member) >= 0) {
-      group.ops.Post({event, local.member, local.boundary}, now_, &out_);
+      group.ops.Post({event, local.member, local.boundary, local.passed}, now_, &out_);
       return;
     }
     refusal = {Code::kEvicted,
@@ -556,7 +556,7 @@ void PeerCore::Impl::On(const LocalCancel& event) {
   const LocalMember* const local = members_.Find(event.post.local);
   if (local == nullptr) return;
   const auto group = groups_.find(local->group);
-  if (group != groups_.end()) group->second.ops.Cancel(event.post, now_, &out_);
+  if (group != groups_.end()) group->second.ops.Cancel(event.post, &out_);
 }
 
 // ------------------------------------------------------------------------ links, frames, driver
@@ -642,7 +642,9 @@ void PeerCore::Impl::SweepSteps() {
   for (const auto& [id, local] : members_.all()) {
     if (!local.step_passed || syncs_.Open(id)) continue;
     Group& group = groups_.at(local.group);
-    members_.EndStep(id, *group.current(), group.pending, &out_);
+    if (members_.EndStep(id, *group.current(), group.pending, &out_)) {
+      group.ops.Pass(local.member, {local.boundary, local.passed}, &out_);
+    }
     const Epoch oldest = members_.OldestStep(local.group, group.epochs.history().committed());
     group.epochs.ForgetMembersBefore(oldest);
   }

@@ -982,7 +982,7 @@ TEST_F(PeerCoreTest, ADrainEndsEvenIfTheCoordinatorRefusesThisPeerAgainAndAgain)
 TEST_F(PeerCoreTest, ACancelIsSentToTheCoordinatorAndAgainWhenItComesBack) {
   EnterTwo();
   Post(1, 7, Large());
-  const control::CancelOp wanted{kGroup, MemberId(1), Epoch(), "all-reduce tag 7"};
+  const control::CancelOp wanted{kGroup, MemberId(1), Epoch(), "m1 cancelled all-reduce tag 7"};
   EXPECT_EQ(Sent<control::CancelOp>(Give(LocalCancel{{LocalId(1), 7}})),
             std::vector<control::CancelOp>{wanted});
   EXPECT_TRUE(Get<PostDone>(out_).empty());

@@ -61,6 +61,7 @@ constexpr int64_t kOpsNearUs = 500;
 constexpr uint64_t kLookBytes = 512 << 10;
 // The coordinator hears of measured links at most once in this time.
 constexpr int64_t kReportUs = Seconds(2);
+constexpr char kHttpDefault[] = "127.0.0.1:29701";
 // How many messages of the control client may wait for the reactor.
 constexpr size_t kInboxMax = 65536;
 
@@ -91,6 +92,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
 
  private:
   absl::Status MakeRing();
+  absl::Status StartHttp();
   // Sends to the coordinator. Puts the present address into Hello, because the core knows only the
   // address at the start.
   void Send(const control::PeerMessage& message);
@@ -128,10 +130,11 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<IpcServer> ipc_;
   std::unique_ptr<PeerMetrics> metrics_;
   std::unique_ptr<HttpServer> http_;
-  AdvertisedAddress address_{
-      options_.advertise, [this](const std::vector<std::string>& coordinators) {
-        return AdvertisedEndpoint(transport_->listen_address(), coordinators);
-      }};
+  const OwnAddresses own_ = SystemAddresses();
+  AdvertisedAddress address_{options_.advertise, [this](const std::string& coordinator) {
+                               return AdvertisedEndpoints(transport_->listen_address(), coordinator,
+                                                          own_);
+                             }};
   std::unique_ptr<ControlClient> control_;
 
   ControlInbox inbox_;
@@ -161,7 +164,7 @@ absl::Status DaemonImpl::Open() {
 
   TransportOptions transport;
   transport.self = self_;
-  transport.listen = options_.listen;
+  transport.listen = WhereKernelListens(options_.listen);
   transport.lanes = options_.lanes;
   transport.congestion = options_.congestion;
   transport.zero_copy = options_.zero_copy == "on"    ? TransportOptions::ZeroCopy::kOn
@@ -188,13 +191,10 @@ absl::Status DaemonImpl::Open() {
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
   transport_->SetSegmentListeners({.ops = ops_->segments(), .states = states_->segments()});
 
-  LH_RETURN_IF_ERROR(address_.Refresh(options_.coordinators));
+  // A coordinator is not needed yet, and its name may not resolve yet.
+  address_.Refresh("");
   metrics_ = std::make_unique<PeerMetrics>([this] { ring_->Wake(); });
-  if (!options_.http.empty()) {
-    LH_ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, [this](const std::string& path) {
-                          return Serve(path);
-                        }));
-  }
+  LH_RETURN_IF_ERROR(StartHttp());
 
   IpcServerOptions ipc;
   ipc.path = options_.socket_path;
@@ -213,8 +213,7 @@ absl::Status DaemonImpl::Open() {
   control.token_file = options_.token_file;
   ControlClientCallbacks callbacks;
   callbacks.connected = [this](const std::string& coordinator) {
-    // By its numeric address, so that nothing waits for DNS.
-    (void)address_.Refresh({coordinator});
+    address_.Refresh(coordinator);
     return inbox_.Begin();
   };
   callbacks.disconnected = [this](std::string reason) { inbox_.End(std::move(reason)); };
@@ -228,7 +227,7 @@ absl::Status DaemonImpl::Open() {
 
   EngineOptions engine;
   engine.core.peer = self_;
-  engine.core.endpoints = {address_.Get()};
+  engine.core.endpoints = address_.Get();
   engine.core.lanes = options_.lanes;
   engine.core.version = options_.version;
   engine.core.host = HostName();
@@ -242,13 +241,15 @@ absl::Status DaemonImpl::Open() {
   ports.states = states_.get();
   ports.to_coordinator = [this](const control::PeerMessage& m) { Send(m); };
   ports.refuse_coordinator = [this](const std::string& reason) { control_->Refuse(reason); };
+  ports.reached = [this](const auto& endpoints) { return address_.Reached(endpoints); };
   ports.clock = [this] { return ring_->Now(); };
   ports.sign = [this](const std::string& text) { return identity_.Sign(text); };
   ports.observer = this;
   engine_->Start(std::move(engine), std::move(ports));
   Log(LogLevel::kInfo,
       absl::StrCat("peerd serving peer=", ToString(self_), " listen=", listen_address(),
-                   " advertise=", address_.Get(), " socket=", options_.socket_path,
+                   " advertise=", absl::StrJoin(address_.Get(), ","),
+                   " socket=", options_.socket_path,
                    " coordinator=", absl::StrJoin(options_.coordinators, ",")));
   return absl::OkStatus();
 }
@@ -265,6 +266,22 @@ absl::Status DaemonImpl::MakeRing() {
   return absl::OkStatus();
 }
 
+absl::Status DaemonImpl::StartHttp() {
+  if (options_.http.empty()) return absl::OkStatus();
+  const bool named = options_.http != "auto";
+  auto http = HttpServer::Start(named ? options_.http : kHttpDefault,
+                                [this](const std::string& path) { return Serve(path); });
+  if (http.ok()) {
+    http_ = *std::move(http);
+  } else if (named) {
+    return http.status();
+  } else {
+    Log(LogLevel::kWarning,
+        absl::StrCat("peerd goes on without a port for metrics: ", http.status().message()));
+  }
+  return absl::OkStatus();
+}
+
 void DaemonImpl::Send(const control::PeerMessage& message) {
   const auto* hello = std::get_if<control::Hello>(&message);
   if (hello == nullptr) {
@@ -272,7 +289,7 @@ void DaemonImpl::Send(const control::PeerMessage& message) {
     return;
   }
   control::Hello now = *hello;
-  now.endpoints = {address_.Get()};
+  now.endpoints = address_.Get();
   control_->Send(now);
 }
 

@@ -29,9 +29,10 @@ struct DaemonOptions {
   std::string socket_group;
   std::vector<std::string> allow_users;   // besides root and the daemon's own user; with
   std::vector<std::string> allow_groups;  // both empty, mode and group decide
-  std::string listen;                     // data port
+  std::string listen;     // data port; [::] means IPv4 as well, and only that without IPv6
   std::string advertise;  // host:port at which other peers reach the data port; "": see advertise.h
-  std::string http;       // "": no HTTP server
+  // "": no HTTP server. auto: port 29701 of loopback; none, with a warning, if that is taken.
+  std::string http;
   std::string version;
   uint32_t lanes = 0;         // 0: automatic
   uint32_t user_share = 100;  // the most that one user may have of what all may, in percent

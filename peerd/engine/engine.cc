@@ -125,13 +125,16 @@ struct Engine::Carrier {
   }
 
   // ---- links
+  std::vector<std::string> Reached(const std::vector<std::string>& endpoints) {
+    return ports.reached ? ports.reached(endpoints) : endpoints;
+  }
   void operator()(OpenLinks& a) {
     std::map<PeerId, const control::PeerInfo*> infos;
     for (const LinkWanted& want : a.links) infos[want.peer.peer] = &want.peer;
     std::vector<LinkRequest> links;
     for (const LinkWanted& want : a.links) {
       const PeerId at = want.relay ? want.relay : want.peer.peer;
-      links.push_back({want.peer.peer, want.relay, want.peer.key, infos.at(at)->endpoints,
+      links.push_back({want.peer.peer, want.relay, want.peer.key, Reached(infos.at(at)->endpoints),
                        want.dial, want.data, want.one_lane});
     }
     ports.links->OpenLinks(a.group.run, a.group.group, a.epoch, a.token, links, a.deadline);
@@ -141,7 +144,7 @@ struct Engine::Carrier {
     ports.links->KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
   }
   void operator()(TryAddress& a) {
-    ports.links->TryPeer(a.group, a.trial, a.peer.peer, a.peer.endpoints, a.deadline);
+    ports.links->TryPeer(a.group, a.trial, a.peer.peer, Reached(a.peer.endpoints), a.deadline);
   }
   void operator()(BreakLink& a) { ports.links->BreakLink({a.group.run, a.peer}, a.reason); }
 

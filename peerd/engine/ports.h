@@ -146,6 +146,8 @@ struct EnginePorts {
   std::function<void(const control::PeerMessage&)> to_coordinator;
   // Closes the control stream, and tries the next address.
   std::function<void(const std::string& reason)> refuse_coordinator;
+  // The addresses at which this host may reach a peer that tells these; null: these.
+  std::function<std::vector<std::string>(const std::vector<std::string>& endpoints)> reached;
   std::function<Tick()> clock;
   Signer sign;
   EngineObserver* observer = nullptr;  // may be null

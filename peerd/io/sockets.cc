@@ -54,6 +54,19 @@ bool SetInt(int fd, int level, int option, int value) {
   return setsockopt(fd, level, option, &value, sizeof(value)) == 0;
 }
 
+// An IPv4 address that a socket of IPv6 shows as ::ffff:10.0.0.1 is the IPv4 address.
+SocketAddress Plain(const SocketAddress& address) {
+  const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
+  if (address.family() != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) return address;
+  SocketAddress plain;
+  plain.length = sizeof(sockaddr_in);
+  auto* const v4 = reinterpret_cast<sockaddr_in*>(&plain.storage);
+  v4->sin_family = AF_INET;
+  v4->sin_port = v6->sin6_port;
+  memcpy(&v4->sin_addr, v6->sin6_addr.s6_addr + 12, sizeof v4->sin_addr);
+  return plain;
+}
+
 using AddressCall = int (*)(int, sockaddr*, socklen_t*);
 
 absl::StatusOr<SocketAddress> AddressOf(int fd, AddressCall call, const char* what) {
@@ -62,7 +75,7 @@ absl::StatusOr<SocketAddress> AddressOf(int fd, AddressCall call, const char* wh
   if (call(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) {
     return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
   }
-  return address;
+  return Plain(address);
 }
 
 class SystemSocketsImpl final : public Sockets {

@@ -37,19 +37,20 @@ constexpr unsigned kBufferSlots = 16384;             // the kernel allows so man
 constexpr size_t kBufferBytesMax = size_t{1} << 30;  // the kernel allows so much in one buffer
 constexpr int64_t kDestructorWaitUs = Seconds(1);
 
-absl::Status SetupRefused(int error) {
+// `call`: which of the three system calls of io_uring the system refuses.
+absl::Status Refused(const char* call, int error) {
   switch (error) {
     case EPERM:
     case EACCES:
-      return absl::FailedPreconditionError(
-          "io_uring setup refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; run the "
-          "container with the seccomp profile deploy/docker/seccomp-peerd.json, and set the sysctl "
-          "to 0");
+      return absl::FailedPreconditionError(absl::StrCat(
+          "io_uring ", call,
+          " refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; run the container with "
+          "the seccomp profile deploy/docker/seccomp-peerd.json, and set the sysctl to 0"));
     case ENOSYS:
-      return absl::FailedPreconditionError(
-          "io_uring setup refused (ENOSYS): seccomp hides it, or this kernel has no io_uring; "
-          "run the container with the seccomp profile deploy/docker/seccomp-peerd.json, or use "
-          "Linux 6.1 or later");
+      return absl::FailedPreconditionError(absl::StrCat(
+          "io_uring ", call,
+          " refused (ENOSYS): seccomp hides it, or this kernel has no io_uring; run the container "
+          "with the seccomp profile deploy/docker/seccomp-peerd.json, or use Linux 6.1 or later"));
     case ENOMEM:
       return absl::FailedPreconditionError(
           "io_uring setup refused (ENOMEM): the limit of locked memory is too low; raise it "
@@ -61,10 +62,11 @@ absl::Status SetupRefused(int error) {
           "LimitNOFILE=)");
     default:
       return absl::FailedPreconditionError(
-          absl::StrCat("io_uring setup refused (", strerror(error), "): Linux ", KernelRelease(),
-                       " does not offer what is needed; use Linux 6.1 or later"));
+          absl::StrCat("io_uring ", call, " refused (", strerror(error), "): Linux ",
+                       KernelRelease(), " does not offer what is needed; use Linux 6.1 or later"));
   }
 }
+absl::Status SetupRefused(int error) { return Refused("setup", error); }
 
 struct SetupFlag {
   unsigned flag;
@@ -131,6 +133,7 @@ class UringRing final : public Ring {
     size_t bytes = 0;  // 0: the entry is free
   };
 
+  absl::Status ProbeEnter();
   absl::Status ProbeOps();
   void ProbeZeroCopyReport();
   void RegisterSparse();
@@ -184,6 +187,7 @@ absl::Status UringRing::Init(unsigned entries) {
   if (error != 0) return SetupRefused(error);
   made_ = true;
   if ((ring_.features & IORING_FEAT_NODROP) == 0) return SetupRefused(EOPNOTSUPP);
+  if (auto status = ProbeEnter(); !status.ok()) return status;
   if (auto status = ProbeOps(); !status.ok()) return status;
   std::vector<const char*> missing;
   for (const SetupFlag& f : kSetupFlags) {
@@ -199,9 +203,23 @@ absl::Status UringRing::Init(unsigned entries) {
   return absl::OkStatus();
 }
 
+// A filter may admit one of the three system calls and not another one. The kernel says EBADFD of a
+// ring that is not enabled yet.
+absl::Status UringRing::ProbeEnter() {
+  if (syscall(__NR_io_uring_enter, ring_.ring_fd, 0, 0, 0, nullptr, 0) >= 0 || errno == EBADFD) {
+    return absl::OkStatus();
+  }
+  return Refused("enter", errno);
+}
+
 absl::Status UringRing::ProbeOps() {
   io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
-  if (probe == nullptr) return SetupRefused(EOPNOTSUPP);
+  if (probe == nullptr) {
+    // liburing does not say why, and a kernel that offers no probe says EINVAL.
+    const long rc =
+        syscall(__NR_io_uring_register, ring_.ring_fd, IORING_REGISTER_PROBE, nullptr, 0);
+    return Refused("register", rc == 0 || errno == EINVAL ? EOPNOTSUPP : errno);
+  }
   std::vector<std::string> missing;
   for (const NeededOp& op : kNeededOps) {
     if (!io_uring_opcode_supported(probe, op.code)) missing.push_back(op.name);

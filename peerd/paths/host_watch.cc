@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "peerd/paths/news.h"
+#include "peerd/paths/samples.h"
 
 namespace longhaul::peerd {
 
 void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
                     const Queues& queues) {
-  up_.Add(at, arrived, rtt_us);
+  if (queues.waiting_us >= kBusy || queues.up_full.value_or(false)) busy_at_ = at;
+  up_.Add(at, arrived, rtt_us, at - busy_at_ <= (rtt_us >= kLongWayUs ? kBusyLasts : 0));
   down_.Add(at, received, rtt_us);
   up_full_ |= queues.up_full.value_or(false);
   op_network_limits_ |= queues.network_limits;
@@ -31,7 +33,8 @@ bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_
 }
 
 bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
-  const uint64_t up_now = network_limits_ ? control::kNoLimitBytesPerSecond : up();
+  const bool no_limit = network_limits_ || (up_.bytes_per_second() != 0 && !up_.limits());
+  const uint64_t up_now = no_limit ? control::kNoLimitBytesPerSecond : up();
   if (up_now == 0 && down() == 0) return false;
   if (!IsNews(up_now, said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {
     return false;

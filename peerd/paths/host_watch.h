@@ -23,12 +23,19 @@ class HostWatch {
   static constexpr int64_t kHeld = Millis(400);
   static constexpr int64_t kHeldRoundTrips = 4;
   static constexpr double kHeldPart = 0.85;
+  // The host is busy if segments of a link have waited for so long, the shortest stretch that is
+  // measured. Small ops wait for less. On long ways it stays so for a while: what was sent is still
+  // on its way, and an op is made of bursts.
+  static constexpr int64_t kBusy = Millis(100);
+  static constexpr int64_t kBusyLasts = Seconds(1);
 
   // What was seen of queues since the last Add().
   struct Queues {
     std::optional<bool> up_full;    // HostSample::up_full
     std::optional<bool> down_full;  // HostSample::down_full
     bool network_limits = false;    // HostSample::network_limits
+    // For how long segments of a link have waited without a break; of several, the longest.
+    int64_t waiting_us = 0;
   };
   // Since the start of peerd, `arrived` bytes that this host sent have arrived, and it has received
   // `received` bytes. `rtt_us`: the longest round trip of the links in use; 0: unknown.
@@ -41,12 +48,13 @@ class HostWatch {
     up_spare_ = up;
     down_spare_ = down;
   }
-  // The most that this host was lately seen to send and receive. 0: unknown. A host that others
+  // The most that this host was lately seen to send, while it had more to send, and to receive. 0:
+  // unknown. What a host that was not busy happened to send is no limit. A host that others
   // hold back sends and receives little, and would get a small share, with which it would send and
   // receive even less. So what it could do counts, if that is known, and an op in which its queue
   // was never full says nothing of what it can receive. Where the network limits each connection,
   // what the host sends says nothing of what it can send, so that is unknown.
-  uint64_t up() const { return network_limits_ ? 0 : Most(up_, up_spare_); }
+  uint64_t up() const { return network_limits_ || !up_.limits() ? 0 : Most(up_, up_spare_); }
   uint64_t down() const { return Most(down_, down_spare_); }
   // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
   bool network_limits() const { return network_limits_; }
@@ -76,6 +84,7 @@ class HostWatch {
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   uint64_t up_spare_ = 0;
   uint64_t down_spare_ = 0;
+  Tick busy_at_{INT64_MIN / 2};     // when the host was last busy
   bool up_full_ = false;            // in the present op
   bool op_network_limits_ = false;  // in the present op
   bool network_limits_ = false;     // network_limits()

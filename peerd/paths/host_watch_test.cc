@@ -19,13 +19,15 @@ class HostWatchTest : public ::testing::Test {
   void Op(uint64_t up, uint64_t down, int64_t ms, std::optional<bool> down_full, bool ends = true) {
     Op(up, down, ms, HostWatch::Queues{.down_full = down_full}, ends);
   }
-  void Op(uint64_t up, uint64_t down, int64_t ms, const HostWatch::Queues& queues,
-          bool ends = true) {
+  // The host has more to send all the time, unless `idle`.
+  void Op(uint64_t up, uint64_t down, int64_t ms, HostWatch::Queues queues, bool ends = true,
+          bool idle = false) {
+    queues.waiting_us = idle ? 0 : HostWatch::kBusy;
     for (int64_t t = 0; t < ms; t += 100) {
       now_ = now_ + Millis(100);
       arrived_ += up / 10;
       received_ += down / 10;
-      watch_.Add(now_, arrived_, received_, 40000, ends && t + 100 >= ms, queues);
+      watch_.Add(now_, arrived_, received_, rtt_us_, ends && t + 100 >= ms, queues);
     }
   }
   bool Report() {
@@ -34,6 +36,7 @@ class HostWatchTest : public ::testing::Test {
   }
 
   HostWatch watch_;
+  uint32_t rtt_us_ = 40000;
   Tick now_{Seconds(1000)};
   uint64_t arrived_ = 0;
   uint64_t received_ = 0;
@@ -52,6 +55,31 @@ TEST_F(HostWatchTest, SaysWhatHasChanged) {
   EXPECT_FALSE(Report()) << "it was said";
   Move(100 * kMega, 60 * kMega, 1000);
   EXPECT_TRUE(Report());
+}
+
+TEST_F(HostWatchTest, WhatAHostThatIsNotBusyHappensToSendIsNoLimit) {
+  rtt_us_ = 200;
+  // Small ops, all the time: 2.4 MB/s.
+  for (int i = 0; i < 20; ++i)
+    Op(2400000, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
+  EXPECT_EQ(watch_.up(), 0u);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
+  // It was busy once, and that counts, also after hours of small ops.
+  for (int i = 0; i < 3; ++i) Op(400 * kMega, 2400000, 1000, HostWatch::Queues{});
+  EXPECT_TRUE(Report());
+  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 400e6, 30e6);
+  for (int i = 0; i < 7200; ++i)
+    Op(2400000, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
+  EXPECT_NEAR(static_cast<double>(watch_.up()), 400e6, 30e6);
+  // More without being busy: the limit was none.
+  Op(800 * kMega, 2400000, 1000, HostWatch::Queues{}, /*ends=*/true, /*idle=*/true);
+  EXPECT_EQ(watch_.up(), 0u);
+  EXPECT_TRUE(Report());
+  EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
+  // And it is busy again, and slower.
+  for (int i = 0; i < 8; ++i) Op(100 * kMega, 2400000, 1000, HostWatch::Queues{});
+  EXPECT_NEAR(static_cast<double>(watch_.up()), 100e6, 8e6);
 }
 
 TEST_F(HostWatchTest, WhatTheHostCouldDoCountsIfItDoesLess) {

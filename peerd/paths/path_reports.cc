@@ -1,14 +1,18 @@
 #include "peerd/paths/path_reports.h"
 
+#include <algorithm>
 #include <set>
 
 namespace longhaul::peerd {
 
 void PathReports::Look(Tick now, const HostSample& sample, uint64_t received, bool op_ended) {
+  int64_t waiting_us = 0;
+  for (const HostSample::Waiting& link : sample.waiting) waiting_us = std::max(waiting_us, link.us);
   host_.Add(now, sample.bytes, received, sample.arrivals.rtt_us, op_ended,
             {.up_full = sample.up_full,
              .down_full = sample.down_full,
-             .network_limits = sample.network_limits});
+             .network_limits = sample.network_limits,
+             .waiting_us = waiting_us});
   host_.SetSpare(sample.up_spare, sample.down_spare);
   if (host_.network_limits()) return links_.ClearHeld();
   for (const HostSample::Waiting& link : sample.waiting) {

@@ -5,7 +5,7 @@
 
 namespace longhaul::peerd {
 
-void TrafficMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us) {
+void TrafficMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us, bool busy) {
   if (samples_.empty()) return Begin({at, bytes}, 0);
   const auto [last_at, last_bytes] = samples_.back();
   if (at <= last_at) return;
@@ -18,7 +18,7 @@ void TrafficMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us) {
   fastest_ = std::max(fastest_, rate);
   clock_ += std::min(at - figure_at_, Seconds(1));
   figure_at_ = at;
-  Keep(rate);
+  Keep(rate, busy);
 }
 
 void TrafficMeter::OpEnded(bool counts) {
@@ -55,9 +55,10 @@ uint64_t TrafficMeter::FastestUntilNow(uint32_t rtt_us) const {
   return fastest;
 }
 
-void TrafficMeter::Keep(uint64_t rate) {
+void TrafficMeter::Keep(uint64_t rate, bool busy) {
+  if (!busy && rate <= bytes_per_second()) return;
   while (!figures_.empty() && figures_.back().rate <= rate) figures_.pop_back();
-  figures_.push_back({clock_, ops_, rate});
+  figures_.push_back({clock_, ops_, rate, busy});
   while (figures_.size() > 1 && Old(figures_.front())) figures_.pop_front();
   if (figures_.size() > kSamplesMax) figures_.pop_back();
 }

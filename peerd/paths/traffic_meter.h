@@ -12,6 +12,9 @@
 // pause counts as at most a second of the window: it forgets nothing, and ops that are short and
 // rare are no reason to remember for hours.
 //
+// A host that was not busy only happened to move so much. Such a stretch says that the host can do
+// at least that. It never takes the place of a faster stretch, however long ago that was.
+//
 // Plain value: no clock, no thread.
 #pragma once
 
@@ -53,12 +56,15 @@ class TrafficMeter {
   // `bytes` had moved in all at `at`. Neither may fall. `rtt_us`: the longest round trip of the
   // links in use; 0 while it is not known. Call it often while bytes move, and now and then while
   // none do: a pause is seen only so.
-  void Add(Tick at, uint64_t bytes, uint32_t rtt_us);
+  // `busy`: more was there to be moved all the time, as far as is known.
+  void Add(Tick at, uint64_t bytes, uint32_t rtt_us, bool busy = true);
   // An op has ended before the last Add(), after the one before it. `counts`: what was measured
   // meanwhile says what the host can.
   void OpEnded(bool counts = true);
   // 0: unknown, no stretch was long enough.
   uint64_t bytes_per_second() const { return figures_.empty() ? 0 : figures_.front().rate; }
+  // Whether the host was busy then. Otherwise it may move more.
+  bool limits() const { return !figures_.empty() && figures_.front().busy; }
   // Whether the last `us` were all in this burst, and the host sent in them less than this part of
   // the fastest stretch of this burst. Earlier bursts do not count, because the host may have been
   // faster then.
@@ -70,12 +76,13 @@ class TrafficMeter {
     int64_t clock = 0;
     uint64_t ops = 0;
     uint64_t rate = 0;
+    bool busy = false;
   };
   using Samples = std::deque<std::pair<Tick, uint64_t>>;  // when, and bytes moved until then
 
   void Begin(std::pair<Tick, uint64_t> first, uint64_t before);
   uint64_t FastestUntilNow(uint32_t rtt_us) const;
-  void Keep(uint64_t rate);
+  void Keep(uint64_t rate, bool busy);
   bool Old(const Figure& figure) const;
   // The youngest sample that is at least `us` older than the last one; end(): none is.
   Samples::const_iterator Back(int64_t us) const;

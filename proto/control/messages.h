@@ -192,16 +192,20 @@ struct OpReport {
   uint64_t set = 0;  // a digest of the ids of the members that take part; 0: all members
   bool done = false;
   bool abort_on_fault = false;
-  bool cancelled = false;  // a member of this peer has cancelled the op
+  bool cancelled = false;  // CancelOp was sent for it. The op need not be announced then
   std::vector<OpMatch> matches;
   // If the op is done: what this peer's DONE says of it. 0 and 1: it has a result; 2: it is
   // refused. If READYs are signed: a digest of this and of all READYs, above 2.
   uint64_t verdict = 0;
+  uint32_t kind = 0;  // OpKind
+  // How many boundaries the caller had passed since that of `boundary`; of several callers, the
+  // most. The same at all members between two boundaries.
+  uint64_t step = 0;
   OpOrdinal Key() const { return ordinal; }
   LH_FIELDS(OpReport, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(boundary, rule::Needed{}),
             LH_FIELD(tag), LH_FIELD(set), LH_FIELD(done), LH_FIELD(abort_on_fault),
             LH_FIELD(cancelled), LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}),
-            LH_FIELD(verdict));
+            LH_FIELD(verdict), LH_FIELD(kind), LH_FIELD(step));
 };
 
 // All links of the epoch are up. If the epoch freezes ops, this peer has frozen them: it sends no
@@ -418,14 +422,14 @@ struct PeerTried {
              LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText));
 };
 
-// A member of this peer has cancelled an op that this peer has announced. An epoch that freezes ops
-// decides what becomes of the op. The message is stale if the newest epoch that froze ops is newer
-// than `after`: the peer sends it again if the op is announced again.
+// An op of this peer has to end: a member has cancelled it, or it cannot meet the calls of others.
+// An epoch that freezes ops decides what becomes of the op. The message is stale if the newest
+// epoch that froze ops is newer than `after`: the peer sends it again if the op is still there.
 struct CancelOp {
   GroupKey group;
   MemberId member;
   Epoch after;       // the newest epoch that froze ops at this peer; 0: none did
-  std::string what;  // names the op, for people
+  std::string what;  // says what happened to which op, for people
   LH_MESSAGE(CancelOp, cancel_op, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
              LH_FIELD(after), LH_FIELD(what, kText));
 };
@@ -609,14 +613,19 @@ struct OpFate {
   LH_FIELDS(OpFate, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(fate));
 };
 
-// An op that this peer had not announced, and that other peers had announced and now abort. Every
-// call of this peer's members for the op ends Aborted, whether it was made already or comes later.
+// An op that other peers abort, and that this peer did not report. Every call of this peer's
+// members for the op ends Aborted, whether it was made already or comes later.
 struct MissedOp {
+  // As in OpReport. A member that has passed more boundaries than `step`, or that calls an op of
+  // another kind, does not call this op any more.
   Epoch boundary;
   uint64_t tag = 0;
-  uint64_t set = 0;  // as in OpReport
+  uint64_t set = 0;
+  uint32_t kind = 0;
+  uint64_t step = 0;
   friend auto operator<=>(const MissedOp&, const MissedOp&) = default;
-  LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag), LH_FIELD(set));
+  LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag), LH_FIELD(set),
+            LH_FIELD(kind), LH_FIELD(step));
 };
 
 // The epoch is in force. If it freezes ops, `fates` has one entry for each op in this peer's

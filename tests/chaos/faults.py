@@ -48,6 +48,7 @@ class Fault(abc.ABC):
 
     kind = ""
     hosts_needed = 1
+    network = ""  #: the only kind of world in which it can be made; "": every kind
 
     def __init__(self, fleet: Fleet, hosts: list[Host], rng: random.Random) -> None:
         self.fleet = fleet

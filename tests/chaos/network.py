@@ -4,8 +4,8 @@
   tests/chaos/network --faults=200             the suite: worlds of 3 to 6 hosts, every kind again and again
   tests/chaos/network --kinds="black hole"     one kind of fault
 
-There are three kinds of worlds: with IPv4 addresses; with IPv6 addresses only; and with hosts behind an address
-translation (DNAT), whose peerds have --advertise. In each world hosts train, and every result tells whose inputs are in
+There are four kinds of worlds: with IPv4 addresses; with IPv6 addresses only; with hosts behind an address translation
+(DNAT), whose peerds have --advertise; and with TLS to the coordinator. In each world hosts train, and every result tells whose inputs are in
 it (trainer.py). A fault is made, lasts, and is undone. Then all hosts have to train together again before the next
 fault.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -39,7 +40,7 @@ from world import DATA_PORT, Host, World, endpoint, why_not
 SKIPPED = 77
 FAULTS_A_WORLD = 7
 NAT_PORT = 39700
-NETWORKS = ("ipv4", "ipv6", "nat")
+NETWORKS = ("ipv4", "ipv6", "nat", "tls")
 
 
 @dataclasses.dataclass
@@ -95,7 +96,7 @@ def one_world(
 ) -> list[str]:
     """Makes the faults of a plan in one world. Adds to `costs`; returns the problems."""
     problems: list[str] = []
-    with World(logs, args.detect_ms, ipv6=network == "ipv6") as world:
+    with World(logs, args.detect_ms, ipv6=network == "ipv6", tls=network == "tls") as world:
         fleet = Fleet(world, args)
         world.start_coordinator()
         for _ in range(size):
@@ -146,11 +147,14 @@ def plans(args: argparse.Namespace, rng: random.Random) -> list[tuple[str, int, 
         todo += rng.sample(args.kinds, len(args.kinds))
     todo = todo[: args.faults]
     worlds: list[tuple[str, int, list[tuple[type[Fault], float]]]] = []
+    turn = itertools.count()
     while todo:
-        network, size = NETWORKS[len(worlds) % len(NETWORKS)], rng.randint(3, 6)
+        network, size = NETWORKS[next(turn) % len(NETWORKS)], rng.randint(3, 6)
         # Behind a NAT peerd advertises an address, and keeps it when the host's own address changes.
         unfit = (NewAddress,) if network == "nat" else ()
-        fit = [kind for kind in todo if smallest(kind) <= size and kind not in unfit][:FAULTS_A_WORLD]
+        fit = [kind for kind in todo if smallest(kind) <= size and kind not in unfit and kind.network in ("", network)][
+            :FAULTS_A_WORLD
+        ]
         for kind in fit:
             todo.remove(kind)
         if fit:

@@ -21,7 +21,7 @@ from faults import (
     ResetControl,
     ResetLanes,
 )
-from world import DATA_PORT, Host, endpoint, pair_drop, run
+from world import AGE_S, DATA_PORT, Certificates, Host, endpoint, pair_drop, run
 
 # A path with a small MTU and without ICMP lets packets up to this size pass.
 BLACK_HOLE_BYTES = 600
@@ -70,6 +70,66 @@ class CoordinatorFromOne(Rules):
         )
         port = self.host.port
         return self.begin([f'iifname "{port}" oifname "pco"', f'iifname "pco" oifname "{port}"'], record)
+
+
+class CoordinatorFromOneShortly(Rules):
+    """Cuts one host from the coordinator for nearly as long as a member is kept. TCP repeats late what was lost."""
+
+    kind = "coordinator cut shortly"
+
+    def make(self) -> Record:
+        assert self.host is not None
+        # 4 to 5.5 s with the default --detect-ms; a member is removed after 4 * detect_ms without a word.
+        self.lasts = self.rng.uniform(8 / 3, 11 / 3) * self.detect_s
+        port = self.host.port
+        record = self.record(f"drop packets {self.host.name} <-> coordinator for {self.lasts:.2f} s")
+        return self.begin([f'iifname "{port}" oifname "pco"', f'iifname "pco" oifname "{port}"'], record)
+
+
+class Rotation(Fault):
+    """The coordinator gets other TLS files, and later the old ones again. Its connections end for their age meanwhile."""
+
+    network = "tls"
+    hosts_needed = 0
+
+    def rotate(self, record: Record) -> Record:
+        self.lasts = 3 * AGE_S + 6 * self.detect_s
+        self.before = self.world.certificates.contents()
+        self.world.certificates.replace(self.after())
+        return record
+
+    def after(self) -> dict[str, bytes]:
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        self.world.certificates.replace(self.before)
+
+
+class WrongName(Rotation):
+    """The new certificate is good, but for another name. The coordinator must not take it."""
+
+    kind = "certificate, wrong name"
+
+    def make(self) -> Record:
+        return self.rotate(self.record("the coordinator gets a certificate for another name"))
+
+    def after(self) -> dict[str, bytes]:
+        ours = self.world.certificates
+        ours.issue("other", "--role=coordinator", "--host=other.example")
+        return {f"coordinator.{kind}": (ours.directory / f"other.{kind}").read_bytes() for kind in ("crt", "key")}
+
+
+class AllRefused(Rotation):
+    """The new certificate is of a CA that no peer trusts. Each peer whose connection ends cannot come back."""
+
+    kind = "coordinator refuses all"
+
+    def make(self) -> Record:
+        return self.rotate(self.record("the coordinator gets files of a CA that no host trusts", silent=True))
+
+    def after(self) -> dict[str, bytes]:
+        directory = self.world.directory / f"ca-{self.rng.random()}"
+        return Certificates(directory, self.world.address_of(1)).contents()
 
 
 class CoordinatorFromAll(Rules):
@@ -255,7 +315,10 @@ KINDS: dict[str, type[Fault]] = {
         TwoPairs,
         Halves,
         CoordinatorFromOne,
+        CoordinatorFromOneShortly,
         CoordinatorFromAll,
+        WrongName,
+        AllRefused,
         ResetLanes,
         ResetControl,
         Flap,

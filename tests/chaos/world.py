@@ -35,6 +35,8 @@ PREFIX = "lhc"
 COORDINATOR_PORT = 29600
 DATA_PORT = 29700
 HTTP_PORT = 29701
+# In a world with TLS a connection to the coordinator ends after this time.
+AGE_S = 5
 # How long a program may take to start or to end on a busy machine.
 PATIENCE_S = 60.0
 
@@ -318,6 +320,7 @@ class BareWorld:
         self.logs = logs
         self.detect_ms = detect_ms
         self.peerd_flags = tuple(peerd_flags)
+        self.coordinator_flags: tuple[str, ...] = ()
         self.logs.mkdir(parents=True, exist_ok=True)
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="lhc-", dir="/tmp"))
         self.hosts: list[Host] = []
@@ -399,6 +402,7 @@ class BareWorld:
                 f"--store=sqlite:{self.directory}/coordinator.db",
                 f"--detect-ms={self.detect_ms}",
                 f"--ready-file={ready}",
+                *self.coordinator_flags,
                 *flags,
             ],
             log,
@@ -497,14 +501,55 @@ class BareWorld:
         self.close()
 
 
+class Certificates:
+    """A CA in a directory of its own, with certificates for a coordinator at an address and for hosts."""
+
+    def __init__(self, directory: pathlib.Path, address: str) -> None:
+        self.directory = directory
+        self._lhctl("init", str(directory))
+        self.issue("coordinator", "--role=coordinator", f"--host={address}")
+        self.issue("host")
+
+    def _lhctl(self, *arguments: str) -> None:
+        run([str(find_binary("lhctl")), "ca", *arguments])
+
+    def issue(self, name: str, *flags: str) -> None:
+        self._lhctl("issue", str(self.directory), f"--name={name}", *flags)
+
+    def flags(self, name: str) -> list[str]:
+        files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca": "ca.crt"}
+        return [f"--tls-{flag}={self.directory / file}" for flag, file in files.items()]
+
+    def contents(self) -> dict[str, bytes]:
+        """What a rotation at the coordinator replaces."""
+        return {name: (self.directory / name).read_bytes() for name in ("coordinator.crt", "coordinator.key", "ca.crt")}
+
+    def replace(self, contents: Mapping[str, bytes]) -> None:
+        for name, text in contents.items():
+            fresh = self.directory / f"{name}.new"
+            fresh.write_bytes(text)
+            fresh.chmod(0o600)
+            fresh.replace(self.directory / name)
+
+
 class World(BareWorld):
-    """A world whose hosts are on one bridge. The bridge can drop packets. ipv6: hosts have no IPv4 addresses."""
+    """A world whose hosts are on one bridge. The bridge can drop packets. ipv6: hosts have no IPv4 addresses. tls:
+    gRPC has TLS, and its connections end for their age after AGE_S."""
 
     def __init__(
-        self, logs: pathlib.Path, detect_ms: int = 1500, peerd_flags: Sequence[str] = (), ipv6: bool = False
+        self,
+        logs: pathlib.Path,
+        detect_ms: int = 1500,
+        peerd_flags: Sequence[str] = (),
+        ipv6: bool = False,
+        tls: bool = False,
     ) -> None:
         self.ipv6 = ipv6
         super().__init__(logs, detect_ms, peerd_flags)
+        if tls:
+            self.certificates = Certificates(self.directory / "ca", self.address_of(1))
+            self.coordinator_flags = (*self.certificates.flags("coordinator"), f"--tls-connection-age-s={AGE_S}")
+            self.peerd_flags += tuple(self.certificates.flags("host"))
 
     def address_of(self, number: int) -> str:
         return f"fd77::{number:x}" if self.ipv6 else super().address_of(number)

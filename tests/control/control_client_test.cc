@@ -5,6 +5,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -444,6 +445,159 @@ TEST_F(ControlClientTest, GivesUpAnAddressThatDoesNotAnswer) {
   EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator 127.0.0.1:"));
   EXPECT_EQ(owner_.Next(), "connected");
   close(listener);
+}
+
+// ------------------------------------------------------------------------------ silence
+
+// A path to a coordinator that can be cut for the connections that stand, like one on which TCP
+// waits before it repeats what was lost, and for new ones.
+class Path {
+ public:
+  explicit Path(const std::string& to)
+      : to_(ParseHostPort(to)->port), listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    struct sockaddr_in address = Loopback(0);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(listen(listener_, 64), 0);
+    socklen_t size = sizeof address;
+    getsockname(listener_, reinterpret_cast<struct sockaddr*>(&address), &size);
+    address_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+    thread_ = std::thread([this] { Carry(); });
+  }
+  ~Path() {
+    stop_ = true;
+    thread_.join();
+    close(listener_);
+  }
+  const std::string& address() const { return address_; }
+  // What stands now carries nothing until Mend().
+  void Cut() { cut_ = true; }
+  void Mend() { cut_ = false; }
+  // Connections from now on carry nothing, ever.
+  void SwallowNew() { swallow_ = true; }
+  size_t accepted() const { return accepted_; }
+
+ private:
+  struct Pair {
+    int ends[2];
+    bool old = false;  // it stood before Cut()
+    bool swallowed = false;
+  };
+  static struct sockaddr_in Loopback(uint16_t port) {
+    struct sockaddr_in address {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+  }
+  void Carry() {
+    std::deque<Pair> pairs;
+    bool was_cut = false;
+    while (!stop_) {
+      if (cut_ && !was_cut) {
+        for (Pair& pair : pairs) pair.old = true;
+      }
+      was_cut = cut_;
+      std::vector<struct pollfd> ready = {{listener_, POLLIN, 0}};
+      std::vector<std::pair<int, int>> ways;
+      for (const Pair& pair : pairs) {
+        if (pair.swallowed || (pair.old && was_cut)) continue;
+        for (const int i : {0, 1}) {
+          ready.push_back({pair.ends[i], POLLIN, 0});
+          ways.emplace_back(pair.ends[i], pair.ends[1 - i]);
+        }
+      }
+      (void)poll(ready.data(), ready.size(), 5);
+      for (size_t i = 0; i < ways.size(); ++i) {
+        if (ready[i + 1].revents == 0) continue;
+        char bytes[4096];
+        const ssize_t n = read(ways[i].first, bytes, sizeof bytes);
+        if (n <= 0) {
+          shutdown(ways[i].first, SHUT_RDWR);
+          shutdown(ways[i].second, SHUT_RDWR);
+          std::erase_if(pairs, [&](const Pair& pair) {
+            const bool ended = pair.ends[0] == ways[i].first || pair.ends[1] == ways[i].first;
+            if (ended) {
+              close(pair.ends[0]);
+              close(pair.ends[1]);
+            }
+            return ended;
+          });
+          break;
+        }
+        (void)!write(ways[i].second, bytes, static_cast<size_t>(n));
+      }
+      if (ready[0].revents == 0) continue;
+      const int here = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      const int there = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      struct sockaddr_in address = Loopback(to_);
+      (void)connect(there, reinterpret_cast<struct sockaddr*>(&address), sizeof address);
+      pairs.push_back({{here, there}, false, swallow_});
+      ++accepted_;
+    }
+    for (const Pair& pair : pairs) {
+      close(pair.ends[0]);
+      close(pair.ends[1]);
+    }
+  }
+
+  const uint16_t to_;
+  const int listener_;
+  std::string address_;
+  std::atomic<bool> stop_ = false, cut_ = false, swallow_ = false;
+  std::atomic<size_t> accepted_ = 0;
+  std::thread thread_;
+};
+
+constexpr uint32_t kSilentMs = 1500;
+
+TEST_F(ControlClientTest, WhereNothingIsHeardASecondConnectionTakesThePlaceOfTheFirst) {
+  const auto server = StartServer("127.0.0.1:0", "memory", kSilentMs);
+  Path path(server->grpc_address());
+  Connect({path.address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOfPeer()));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  path.Cut();
+  const size_t before = path.accepted();
+  EXPECT_TRUE(client_->Send(control::Heartbeat{}));
+  EXPECT_THAT(owner_.Next(), HasSubstr("nothing was heard, and a second connection stands"));
+  EXPECT_EQ(owner_.Next(), "connected");
+  EXPECT_GT(path.accepted(), before);
+  ASSERT_TRUE(client_->Send(HelloOfPeer()));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  EXPECT_EQ(client_->GetStats().second, 1u);
+}
+
+TEST_F(ControlClientTest, AFirstConnectionThatIsHeardAgainStays) {
+  const auto server = StartServer("127.0.0.1:0", "memory", kSilentMs);
+  Path path(server->grpc_address());
+  Connect({path.address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOfPeer()));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  path.SwallowNew();
+  path.Cut();
+  const size_t before = path.accepted();
+  EXPECT_TRUE(client_->Send(control::Heartbeat{}));
+  while (path.accepted() < before + 2) std::this_thread::yield();  // a try of TCP, then of gRPC
+  path.Mend();
+  ASSERT_TRUE(client_->Send(control::Join{1, {"run", 0}, "t"}));
+  EXPECT_EQ(owner_.Next(), "pending 1");
+  EXPECT_EQ(client_->GetStats().second, 0u);
+}
+
+// The answer to a heartbeat is a word, though the owner is not told of it.
+TEST_F(ControlClientTest, WhereHeartbeatsAreAnsweredThereIsNoSecondConnection) {
+  const auto server = StartServer("127.0.0.1:0", "memory", kSilentMs);
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOfPeer()));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  ASSERT_TRUE(client_->Send(control::Heartbeat{}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(kSilentMs * 3 / 2));
+  ASSERT_TRUE(client_->Send(control::Join{1, {"run", 0}, "t"}));
+  EXPECT_EQ(owner_.Next(), "pending 1");
+  EXPECT_EQ(client_->GetStats().second, 0u);
 }
 
 // ------------------------------------------------------------------------------ names

@@ -18,12 +18,12 @@ from longhaul.testing import LocalCluster, Peer, find_binary
 GAUGE = "longhaul_peerd_on_epoll"
 WARNING = "epoll instead of io_uring"
 
-# Runs the real program with a seccomp filter under which io_uring_setup() fails, as in a container.
+# Runs the real program with a seccomp filter under which one system call fails, as in a container.
 REFUSING = """#!{python} -SE
 import ctypes, os, struct, sys
 
 ERRNO = {errno}
-filters = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | ERRNO), (0x06, 0, 0, 0x7FFF0000)]
+filters = [(0x20, 0, 0, 0), (0x15, 0, 1, {number}), (0x06, 0, 0, 0x00050000 | ERRNO), (0x06, 0, 0, 0x7FFF0000)]
 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in filters))
 
 class Program(ctypes.Structure):
@@ -36,13 +36,15 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(program), 0, 0):
 os.execv({real!r}, sys.argv)
 """
 EPERM, ENOSYS = 1, 38
+CALLS = {"setup": 425, "enter": 426, "register": 427}  # the system calls of io_uring
 
 
-def refusing(directory: pathlib.Path, errno: int = EPERM) -> pathlib.Path:
-    """Makes a directory in which longhaul-peerd is the real program without io_uring."""
+def refusing(directory: pathlib.Path, errno: int = EPERM, call: str = "setup") -> pathlib.Path:
+    """Makes a directory in which longhaul-peerd is the real program without one system call of io_uring."""
     directory.mkdir()
     program = directory / "longhaul-peerd"
-    program.write_text(REFUSING.format(python=sys.executable, errno=errno, real=str(find_binary("longhaul-peerd"))))
+    real = str(find_binary("longhaul-peerd"))
+    program.write_text(REFUSING.format(python=sys.executable, errno=errno, number=CALLS[call], real=real))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return directory
 
@@ -80,19 +82,20 @@ def reduce_together(sockets: list[str], run: str) -> None:
             comm.leave()
 
 
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("errno, name", [(EPERM, "EPERM"), (ENOSYS, "ENOSYS")])
 def test_auto_takes_epoll_where_io_uring_is_refused_and_warns_once(
-    cluster: LocalCluster, tmp_path: pathlib.Path, errno: int, name: str
+    cluster: LocalCluster, tmp_path: pathlib.Path, errno: int, name: str, call: str
 ) -> None:
     flags = ["--io=auto"]
-    programs = refusing(tmp_path / "bin", errno)
+    programs = refusing(tmp_path / "bin", errno, call)
     with LocalCluster(peers=1, coordinator=cluster.coordinator, binaries=programs, peerd_flags=flags) as refused:
         peer = refused.peers[0]
         assert peer.metric(GAUGE) == 1
         (warning,) = warnings_of(peer)
-        assert f"io_uring setup refused ({name}): " in warning
+        assert f"io_uring {call} refused ({name}): " in warning
         assert "seccomp" in warning
-        reduce_together([cluster.socket(0), refused.socket(0)], f"io-{name}")
+        reduce_together([cluster.socket(0), refused.socket(0)], f"io-{name}-{call}")
         assert len(warnings_of(peer)) == 1
 
 

@@ -105,7 +105,7 @@ def test_doctor_looks_at_the_peerd_of_this_host(group: Group) -> None:
 def test_doctor_names_what_refuses_io_uring(group: Group, tmp_path: pathlib.Path) -> None:
     # lhctl runs under a seccomp filter, as peerd would in a container. peerd itself is not under it.
     program = tmp_path / "lhctl"
-    program.write_text(REFUSING.format(python=sys.executable, errno=1, real=str(find_binary("lhctl"))))
+    program.write_text(REFUSING.format(python=sys.executable, errno=1, number=425, real=str(find_binary("lhctl"))))
     program.chmod(0o755)
     result = subprocess.run([str(program), "doctor", "--json", "--pid=0"], capture_output=True, text=True)
     found = diagnose(result)["io_uring"]

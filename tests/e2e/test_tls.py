@@ -260,7 +260,7 @@ def test_without_tls_ca_the_coordinator_asks_nobody_for_a_certificate(ca: Ca, tm
     with LocalCluster(peers=2, log_dir=tmp_path, coordinator_flags=flags, peerd_flags=trust) as cluster:
         log = tmp_path / "coordinator.log"
         with Trainers(cluster):
-            ca.issue("coordinator", "--role=coordinator", "--host=127.0.0.1")
+            ca.issue("coordinator", "--role=coordinator", "--host=127.0.0.1,localhost")
             until(lambda: "new TLS files are in use" in log.read_text(), "the new certificate is used")
             attached = log.read_text().count("peer attached")
             until(lambda: log.read_text().count("peer attached") >= attached + 4, "peers connect anew")
@@ -324,7 +324,7 @@ def test_broken_new_files_leave_the_old_ones_in_use(cluster: Cluster, ca: Ca) ->
     told(len(broken) + 1)
     cert.write_text(good)
     assert cluster.metric("tls_files_total", "good") == 0  # they are the ones in use
-    assert cluster.log().count("new TLS files are broken") == len(broken) + 1
+    assert cluster.log().count("new TLS files are refused") == len(broken) + 1
     assert not any(line in cluster.log() for line in secret.splitlines()[1:-1])
 
 

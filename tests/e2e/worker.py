@@ -358,18 +358,12 @@ class Worker:
 
     def _outcome_of(self, tag: int, timeout: float) -> dict[str, Any]:
         assert self.comm is not None
-        while True:
-            started = self.started[tag]
-            try:
-                info = started.work.wait(timeout)
-            except lh.Error as error:
-                answer = {"error": type(error).__name__, "text": str(error), "wrong": started.harmed()}
-                if "before its host had announced it" not in str(error) or answer["wrong"]:
-                    return answer
-                # The op was cancelled here alone, and the others wait for this member.
-                self.started[tag] = collectives.Started(self.comm, started.spec, started.me)
-            else:
-                return {"members": info.members, "wrong": started.wrong(info), "retries": info.retries}
+        started = self.started[tag]
+        try:
+            info = started.work.wait(timeout)
+        except lh.Error as error:
+            return {"error": type(error).__name__, "text": str(error), "wrong": started.harmed()}
+        return {"members": info.members, "wrong": started.wrong(info), "retries": info.retries}
 
     def all_reduce(
         self,

@@ -536,7 +536,22 @@ void Checker::OnSyncResult(const control::SyncResult& result, const coordinator:
       Fail(longhaul::ToString(result.member) + " is in the background and in a sync");
     }
   }
-  if (result.action != control::SyncAction::kEnd || !result.outcome.ok()) return;
+  if (result.action != control::SyncAction::kEnd) return;
+  Holders& holders = holders_[result.group];
+  if (!result.outcome.ok()) {
+    // Trainers do not change their tensors. So whoever held what was agreed on never is the odd
+    // one.
+    const bool held = holders.before.contains(result.member) || holders.now.contains(result.member);
+    if (!result.sources.empty() && held) {
+      Fail(longhaul::ToString(result.member) +
+           " took part in the last commit, and is refused for newcomers with other tensors");
+    }
+    return;
+  }
+  if (holders.revision != result.revision || holders.state != result.state) {
+    holders = {result.revision, result.state, {}, std::move(holders.now)};
+  }
+  holders.now.insert(result.member);
   const auto group = durable.groups.find(result.group);
   const bool stored = group != durable.groups.end() && group->second.state &&
                       group->second.state->revision == result.revision &&

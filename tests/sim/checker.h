@@ -228,7 +228,7 @@ class Checker {
 
   void OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
                  const coordinator::Records& durable);
-  static void OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable);
+  void OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable);
   void OnCommit(PeerId to, const control::CommitEpoch& commit, const coordinator::Records& durable);
   void Admit(const control::PrepareEpoch& prepare);
   void CheckFreeze(const control::PrepareEpoch& prepare) const;
@@ -283,6 +283,14 @@ class Checker {
   std::map<std::pair<uint32_t, uint64_t>, std::vector<MemberId>> step_members_;
   std::map<std::pair<uint32_t, uint64_t>, Epoch> step_epochs_;  // by group and step
   std::set<uint32_t> cancelled_in_;                             // groups
+  // Who took part in the last commit of a group, and in the one before.
+  struct Holders {
+    uint64_t revision = 0;
+    Hash128 state;
+    std::set<MemberId> now;
+    std::set<MemberId> before;
+  };
+  std::map<GroupKey, Holders> holders_;
   std::map<FateKey, control::Fate> fates_;
   std::set<PeerId> disturbed_;
   bool all_disturbed_ = false;

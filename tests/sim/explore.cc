@@ -149,6 +149,7 @@ Act StepWith(uint64_t state) { return Bring(Act::Kind::kStep, state); }
 Act Sync(uint64_t state) { return Bring(Act::Kind::kSync, state); }
 Act Leave() { return {Act::Kind::kLeave}; }
 Act Cancel(uint64_t tag) { return {Act::Kind::kCancel, tag}; }
+Act Wait() { return {Act::Kind::kWait}; }
 Act Of(OpKind kind, Act act, int root = -1) {
   act.op = kind;
   act.root = root;
@@ -169,6 +170,10 @@ Act Unequal(Act act) {
 }
 Act GivesUp(Act act) {
   act.gives_up = true;
+  return act;
+}
+Act Beside(Act act) {
+  act.beside = true;
   return act;
 }
 Act Transfer(int sender, int receiver, Act act) {
@@ -341,6 +346,29 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("two_cancel", 2,
            {Inside(0, {GivesUp(PostRing(1)), Cancel(1)}),
             Inside(1, {GivesUp(PostRing(1)), Cancel(1)})}),
+      // Cancels that cross. All start the op again, and it ends well at all.
+      Make("cancels_cross", 2,
+           {Inside(0, {PostRing(1), Cancel(1)}), Inside(1, {PostRing(1), Cancel(1)})}),
+      Make("cancels_cross_at_a_host", 2,
+           {Inside(0, {PostRing(1), Cancel(1)}), Inside(0, {PostRing(1), Cancel(1)}),
+            Inside(1, {PostRing(1)})}),
+      // One member ends what is left of a round at all members.
+      Make("cancel_the_rest_at_a_host", 1,
+           {Inside(0, {GivesUp(PostRing(1)), Cancel(1), GivesUp(PostRing(2)), Cancel(2), Post(3)}),
+            Inside(0, {GivesUp(PostRing(1)), GivesUp(PostRing(2)), Post(3)})}),
+      // A member never starts the op that was cancelled, but another one under its tag.
+      Make("cancel_and_a_boundary", 2,
+           {Inside(0, {GivesUp(PostRing(1)), Cancel(1), Step(), PostRing(1)}),
+            Inside(1, {Step(), PostRing(1)})}),
+      Make("cancel_and_another_kind", 2,
+           {Inside(0, {GivesUp(PostRing(1)), Cancel(1), Wait(), Post(2),
+                       Of(OpKind::kAllGather, PostRing(1))}),
+            Inside(1, {Post(2), Wait(), Of(OpKind::kAllGather, PostRing(1))})}),
+      // One member starts the op before a boundary, and the other one after it.
+      Make("beside_a_boundary", 2,
+           {Inside(0, {Beside(PostRing(1)), Step(), Leave()}),
+            Inside(1, {Step(), Beside(PostRing(1)), Leave()}),
+            Outside(1, {Beside(PostRing(1)), Leave()})}),
       Make("cancel_one_of_two_tags", 2,
            {Inside(0, {GivesUp(PostRing(1)), Post(2), Cancel(1)}),
             Inside(1, {Post(2), GivesUp(PostRing(1))})}),

@@ -476,7 +476,12 @@ bool ExploreState::CanAct(int m) const {
   if (member.next >= script.acts.size()) return false;
   const Act& act = script.acts[member.next];
   if (act.kind == Act::Kind::kCancel) return true;
-  if (act.kind != Act::Kind::kPost) return member.posts.empty();
+  if (act.kind != Act::Kind::kPost) {
+    const bool stays = act.kind == Act::Kind::kStep;
+    return std::all_of(member.posts.begin(), member.posts.end(), [&](const auto& post) {
+      return stays && script.acts[post.second.act].beside;
+    });
+  }
   return std::none_of(member.posts.begin(), member.posts.end(),
                       [&](const auto& post) { return post.second.tag == act.tag; });
 }
@@ -485,10 +490,12 @@ uint64_t ExploreState::TurnOf(int m, size_t index) const {
   const std::vector<Act>& acts = scenario_->members[m].acts;
   const auto rounds = members_[m].rounds.find(index);
   uint64_t turn = rounds == members_[m].rounds.end() ? 0 : rounds->second;
+  turn += uint64_t{10000} * static_cast<uint64_t>(acts[index].op);
+  if (!acts[index].beside) turn += 1000000 * members_[m].steps;
   for (size_t i = index; i-- > 0;) {
-    if (acts[i].kind == Act::Kind::kCancel) continue;
+    if (acts[i].kind == Act::Kind::kCancel || acts[i].kind == Act::Kind::kWait) continue;
     if (acts[i].kind != Act::Kind::kPost) break;
-    turn += acts[i].tag == acts[index].tag ? 100 : 0;
+    turn += acts[i].tag == acts[index].tag && acts[i].op == acts[index].op ? 100 : 0;
   }
   return turn;
 }
@@ -920,6 +927,8 @@ void ExploreState::DoAct(int m) {
       return Turn(script.peer, [&](peerd::Engine* engine) { engine->OnLeave(local); });
     case Act::Kind::kCancel:
       return Cancel(m, act.tag);
+    case Act::Kind::kWait:
+      return;
     case Act::Kind::kPost: {
       const uint64_t call = ++member.calls;
       Post post;
@@ -1222,6 +1231,14 @@ void ExploreState::EnterWorld(int m, const peerd::World& world) {
     Checker::Fail("t" + std::to_string(m + 1) + " is in epoch " + ToString(world.epoch) +
                   ", which was not committed");
   }
+  const uint64_t boundary = epoch->second->boundary.value();
+  if (boundary == member.boundary) {
+    ++member.steps;
+  } else {
+    member.boundary = boundary;
+    member.steps = 0;
+    member.rounds.clear();
+  }
   const auto step = epochs_.find(world.step.epoch.value());
   if (step == epochs_.end() || !committed_.contains(world.step.epoch.value()) ||
       world.step.rank >= step->second->members.size() ||
@@ -1229,7 +1246,6 @@ void ExploreState::EnterWorld(int m, const peerd::World& world) {
       step->second->members.size() != world.step.size) {
     Checker::Fail("t" + std::to_string(m + 1) + " is told a wrong world of its boundary");
   }
-  member.boundary = epoch->second->boundary.value();
   member.member = world.member.value();
   CheckMembers(m);
 }
@@ -1462,14 +1478,7 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
     if (done.outcome.code != Code::kAborted) {
       Checker::Fail(name + " ended as " + Describe(done.outcome));
     }
-    if (!post.abort_on_fault) {
-      if (post.cancelled && done.outcome.text.find("cancelled before") != std::string::npos) {
-        --seen.cancels;  // nobody else has heard of it, and the others wait for this member
-        if (!member.dead) member.again.push_back(post.act);
-        return;
-      }
-      return CheckAborted(m, post, &seen);
-    }
+    if (!post.abort_on_fault) return CheckAborted(m, post, &seen);
     seen.aborted.insert(done.info.epoch.value());
     const bool gives_up = act.gives_up;
     if (gives_up) seen.given_up = true;
@@ -1574,14 +1583,15 @@ void ExploreState::CheckAborted(int m, const Post& post, OpSeen* seen) {
   const bool absent = gone(act.root) || gone(act.receiver);
   const bool unfit = IsInParts(act.op) &&
                      (seen->worlds.size() > 1 || (all_needed && participants.size() != post.world));
-  if (!absent && !unfit && seen->cancels == 0) {
+  const bool passed = act.beside && member.boundary > post.boundary;
+  if (!absent && !unfit && !passed && seen->cancels == 0) {
     Checker::Fail(name + " is aborted, and nobody has cancelled it, and it fits");
   }
   seen->aborters.insert(MemberId(member.member));
   seen->abort_epoch = std::max(seen->abort_epoch, now.value());
   CheckOneOutcome(*seen, name);
   if (member.dead || absent || act.gives_up) return;
-  ++member.rounds[post.act];
+  if (member.boundary == post.boundary) ++member.rounds[post.act];
   member.again.push_back(post.act);
 }
 
@@ -2100,7 +2110,7 @@ uint64_t ExploreState::Digest(bool faults) const {
   // The records before the last write matter only if a fault may bring them back.
   if (faults) digest.Add(before_digest_);
   for (const Member& member : members_) {
-    digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls);
+    digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls).Add(member.steps);
     digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |
                uint64_t{member.join_open} << 2 | uint64_t{member.step_open} << 3 |
                uint64_t{member.leave_open} << 4 | uint64_t{member.joined} << 5 |

@@ -15,9 +15,11 @@
 // fault says otherwise.
 //
 // Each move checks these properties, with Checker::Fail():
-// - An op has one outcome. A result is that of the recorded participants. Inputs are intact unless
+// - An op has one outcome: the n-th call of a name ends in the same way at all members. A result is
+// that of the recorded participants. Inputs are intact unless
 //   the op succeeded, and kinds other than all-reduce never write to them. An op ends Aborted only
-//   because of on_fault, because it was cancelled, or because it does not fit its participants.
+//   because of on_fault, because it was cancelled, because it does not fit its participants, or
+//   because a participant has passed a boundary without it.
 // - Segments come to a peer that has a place for them.
 // - The members and the ring of an epoch are the same at all its peers. Epoch numbers are not used
 //   twice.
@@ -48,14 +50,16 @@
 namespace longhaul::sim {
 
 // One act of a trainer. Acts follow one another. A post or a cancel does not wait for earlier
-// posts; all other acts do. A cancel is about the open post of its tag, if there is one.
+// posts; all other acts do. A cancel is about the open post of its tag, if there is one. kWait does
+// nothing but wait.
 struct Act {
-  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave, kCancel };
+  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave, kCancel, kWait };
   Kind kind = Kind::kJoin;
   uint64_t tag = 0;
   Algorithm algorithm = Algorithm::kOneShot;  // ring and mesh move segments
   bool abort_on_fault = false;
   bool gives_up = false;  // an aborted op is not started again
+  bool beside = false;    // posted by a thread beside the loop, so boundaries do not wait for it
   uint64_t state = 0;     // kSync, kStep: the state that the trainer brings; 0: none
   // What a post asks for. Members are named by their indices. An op in parts is laid out for the
   // members that the trainer sees when it posts.
@@ -190,7 +194,7 @@ class ExploreState {
   struct Post {
     uint64_t tag = 0;
     uint64_t boundary = 0;
-    uint64_t turn = 0;  // number of earlier ops of this tag and boundary, as TurnOf()
+    uint64_t turn = 0;  // tells ops of this tag and boundary apart, as TurnOf()
     uint64_t input = 0;
     uint64_t buffer = 0;  // the input; all-reduce is in place, so it is overwritten by the result
     uint64_t target = 0;  // of all other kinds
@@ -202,7 +206,8 @@ class ExploreState {
   struct Member {
     size_t next = 0;            // next act
     std::vector<size_t> again;  // acts of aborted ops, to be done before `next`
-    // How often the op of an act ended Aborted at all members. Then the next post is another op.
+    // How often the op of an act ended Aborted since the last epoch that was made at a boundary.
+    // Then the next post is another op.
     std::map<size_t, uint64_t> rounds;
     bool dead = false, gone = false, joined = false;
     bool join_open = false, step_open = false, leave_open = false;
@@ -212,6 +217,7 @@ class ExploreState {
     uint64_t revision = 0;  // of its next offer
     uint64_t syncs = 0;     // syncs begun
     uint64_t calls = 0;
+    uint64_t steps = 0;  // boundaries passed in the epochs of `boundary`
     uint64_t boundary = 0;
     uint64_t member = 0;
     std::map<uint64_t, Post> posts;  // by call
@@ -307,8 +313,9 @@ class ExploreState {
 
   bool Settled() const;
   bool CanAct(int member) const;
-  // 100 for each earlier act since the last boundary that posts the same tag, and 1 for each time
-  // at which the op of the act ended Aborted at all members.
+  // 1 for each time at which the op of the act ended Aborted, 100 for each earlier act since the
+  // last boundary that posts the same kind under the same tag, and more for the kind and for the
+  // boundaries since the last epoch that was made at one.
   uint64_t TurnOf(int member, size_t index) const;
   Tick NextDeadline() const;
   void AddFaults(bool busy, std::vector<Move>* moves) const;

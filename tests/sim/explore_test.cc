@@ -96,6 +96,13 @@ constexpr Default kDefaults[] = {
     {"cancel_before", 1, 400, 40000},
     {"two_cancel", 1, 2000, 200000},
     {"cancel_and_tag_again", 1, 500, 60000},
+    {"cancels_cross", 0, 1, 80000},
+    {"cancels_cross_at_a_host", 0, 1, 95000},
+    {"cancel_the_rest_at_a_host", 1, 1, 130000},
+    {"cancel_and_a_boundary", 1, 40, 30000},
+    {"cancel_and_another_kind", 1, 400, 40000},
+    {"cancel_of_a_set", 0, 1, 23000},
+    {"beside_a_boundary", 1, 2000, 14000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;

@@ -308,7 +308,9 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   // Trainers with other tensors exclude two options. A refused trainer has no state with which it
   // could come out of the background. A flipped bit in a manifest would break the protocol.
   odd_draws_ = Prng(seed ^ 0x0dd);
-  if (odd_draws_.Chance(0.2) && background_ == 0 && options.flips == 0) odd_ = 0.15;
+  if (odd_draws_.Chance(0.2) && background_ == 0 && options.flips == 0) {
+    odd_ = odd_draws_.Chance(0.5) ? 0.15 : 0.5;  // the latter: newcomers may be more than members
+  }
   later_kinds_draws_ = Prng(seed ^ 0x1a7e);
   Prng rings(seed ^ 0x71265);
   if (rings.Chance(0.35)) options.ring_interval_ms = 1 + static_cast<uint32_t>(rings.Below(400));

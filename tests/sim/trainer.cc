@@ -265,6 +265,9 @@ void Trainer::PostNext(size_t index) {
   const Strand& strand = strands_[index];
   OpName name{plan_.group, strand.step, strand.tag, strand.turn};
   const OpShape shape = ShapeOf(seed_, name);
+  const bool given_up = EndsEarly(name);
+  // It never starts this op. The others cancel it, and are not to meet what comes next here.
+  if (given_up && prng_.Chance(0.3)) return StrandDone(name);
   const uint64_t call = next_call_++;
   peerd::LocalPost post{{local_, call}, strand.tag, DescOf(seed_, name, slot_)};
   OpDesc& desc = post.desc;
@@ -319,7 +322,8 @@ void Trainer::PostNext(size_t index) {
   peer_->Post(post, std::move(buffers), op);
   posted_.emplace(call, std::move(posted));
   // Late ops are not started again, so that some members would never start them.
-  if (strand.tag == kLateTag || !plan_.cancels || !prng_.Chance(0.05)) return;
+  if (strand.tag == kLateTag) return;
+  if (!given_up && !(plan_.cancels && prng_.Chance(0.05))) return;
   After(0, Millis(5), [this, ref = post.post, name] {
     if (state_ != State::kInside || !posted_.contains(ref.call)) return;
     context_.checker->OnCancelled(name);
@@ -351,9 +355,7 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   }
   if (graves_.size() > 40) CheckGraves();
   const bool aborted = outcome.code == Code::kAborted && state_ == State::kInside;
-  // No other member has heard of the op from this one: they wait for it.
-  const bool alone = aborted && outcome.text.find("cancelled before") != std::string::npos;
-  if (aborted && !alone && GivesUp(posted.name)) {
+  if (aborted && GivesUp(posted.name)) {
     context_.checker->OnGivenUp(posted.name, info.epoch);
   } else if (aborted) {
     After(0, Millis(2), [this, name = posted.name] {
@@ -366,7 +368,18 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
   StrandDone(posted.name);
 }
 
+// Whether all members that start the op cancel it, and some do not start it at all. Only the last
+// op of its strand, so that a boundary comes before the next op of the tag.
+bool Trainer::EndsEarly(const OpName& name) const {
+  if (!plan_.ends_early || name.tag == kLateTag || ShapeOf(seed_, name).mismatched) return false;
+  for (const Strand& strand : StrandsOf(name.step)) {
+    if (strand.tag == name.tag && strand.turns != name.turn + 1) return false;
+  }
+  return Prng(seed_ * 5915587 + name.step * 1000003 + name.tag * 1009).Chance(0.15);
+}
+
 bool Trainer::GivesUp(const OpName& name) const {
+  if (EndsEarly(name)) return true;
   // Newcomers have joined since, and do not know of the op.
   if (name.tag == kLateTag) return true;
   // While the root or the partner is in the background or dead, the op would always end so.

@@ -43,6 +43,9 @@ struct TrainerPlan {
   bool rejoin = false;            // joins again after it was removed
   int64_t dawdle_us = 0;          // maximal delay before some boundaries
   bool cancels = false;           // cancels some of its ops
+  // In all plans of a run: some ops are cancelled by all members that start them, and some members
+  // never start them.
+  bool ends_early = false;
   control::JoinWish terms;
   Syncs syncs = Syncs::kNone;
   bool odd = false;  // declares other tensors than its group
@@ -119,6 +122,7 @@ class Trainer final : public TrainerSide {
   // Returns true if the participants of an aborted op give the op up, and false if they start it
   // again. All participants get the same answer.
   bool GivesUp(const OpName& name) const;
+  bool EndsEarly(const OpName& name) const;
   void MaybeEndStep();
   void EndStep();
   void ReachBoundary();

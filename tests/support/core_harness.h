@@ -279,6 +279,11 @@ class Harness {
     Step(DrainPeer{peer, "test"});
     Run();
   }
+  // A connection comes from the peer's host, and no stream.
+  void Knock(PeerId peer) {
+    Step(PeerKnocked{peer});
+    Run();
+  }
 
   // Starts a new coordinator with what the store holds. All streams are gone.
   void Boot() {

@@ -313,6 +313,74 @@ TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
   }
 }
 
+// Each of these is good in itself, and would cut the program off.
+TEST(TlsFiles, ACertificateThatLacksANameOfTheOldOneIsRefused) {
+  const Ca ca("ca");
+  ca.Issue("a", "coordinator", "", {"one.example", "10.0.0.5"});
+  ca.Issue("more", "coordinator", "", {"one.example", "10.0.0.5", "two.example"});
+  ca.Issue("renamed", "coordinator", "", {"two.example", "10.0.0.5"});
+  ca.Issue("moved", "coordinator", "", {"one.example", "two.example", "10.0.0.6"});
+  ca.Issue("w", "trainer", "demo");
+  ca.Issue("w_other", "trainer", "other");
+  Logged log;
+  std::vector<bool> changes;
+  const auto replace = [&](const std::string& name, const std::string& by) {
+    const auto files =
+        tls::Files::Open(ca.Files(name), {[&](bool good) { changes.push_back(good); }});
+    EXPECT_TRUE(files.ok()) << files.status();
+    for (const char* file : {".crt", ".key"}) Write(ca.Path(name + file), ca.Pem(by + file));
+    for (int i = 0; i < 3; ++i) (*files)->Refresh();
+    return (*files)->Current()->cert == ca.Pem(by + ".crt");
+  };
+  EXPECT_TRUE(replace("a", "more"));
+  EXPECT_FALSE(replace("more", "renamed"));
+  EXPECT_THAT(log.text(), HasSubstr("lacks names of the one in use (DNS:one.example)"));
+  ca.Issue("a", "coordinator", "", {"one.example", "10.0.0.5"});
+  EXPECT_FALSE(replace("a", "moved"));
+  EXPECT_THAT(log.text(), HasSubstr("(IP Address:10.0.0.5)"));
+  EXPECT_FALSE(replace("w", "w_other"));  // a client's: its run
+  EXPECT_THAT(log.text(), HasSubstr("(URI:longhaul:run:demo)"));
+  EXPECT_THAT(changes, ElementsAre(true, false, false, false));
+}
+
+TEST(TlsFiles, ACertificateThatFailsAHandshakeWithOneselfIsRefused) {
+  const Ca ca("ca");
+  const Ca other("other");
+  for (const Ca* issuer : {&ca, &other}) {
+    issuer->Issue("server", "coordinator", "", {"h"});
+    issuer->Issue("client", "trainer");
+  }
+  Logged log;
+  for (const std::string name : {"server", "client"}) {
+    const auto files = tls::Files::Open(ca.Files(name));
+    ASSERT_TRUE(files.ok()) << files.status();
+    const std::string good = ca.Pem(name + ".crt");
+    const auto look = [&] {
+      for (int i = 0; i < 3; ++i) (*files)->Refresh();
+      return (*files)->Current()->cert == other.Pem(name + ".crt");
+    };
+    for (const char* file : {".crt", ".key"}) Write(ca.Path(name + file), other.Pem(name + file));
+    EXPECT_FALSE(look()) << name;
+    EXPECT_THAT(log.text(), HasSubstr("fails a handshake of this program with itself"));
+    EXPECT_EQ((*files)->Current()->cert, good);
+    // With the CA of both in place, in any order, the new pair is taken.
+    const std::string old_ca = ca.Pem("ca.crt");
+    Write(ca.Path("ca.crt"), old_ca + other.Pem("ca.crt"));
+    EXPECT_TRUE(look()) << name;
+    Write(ca.Path("ca.crt"), old_ca);
+  }
+  // A pair that never belonged together: the coordinator's certificate is from a public CA.
+  other.Issue("next", "coordinator", "", {"h"});
+  const auto mixed =
+      tls::Files::Open({other.Path("server.crt"), other.Path("server.key"), ca.Path("ca.crt"), ""});
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  for (const char* file : {".crt", ".key"}) {
+    Write(other.Path(std::string("server") + file), other.Pem(std::string("next") + file));
+  }
+  (*mixed)->Refresh();
+  EXPECT_EQ((*mixed)->Current()->cert, other.Pem("next.crt"));
+}
+
 TEST(TlsFiles, OpenNamesTheFileThatIsWrong) {
   const Ca ca("ca");
   ca.Issue("a", "trainer");

@@ -447,7 +447,14 @@ Finding Members(const Symptoms& s) {
   if (bad.empty()) return f;
   f.verdict = Rating::kWrong;
   absl::StrAppend(&f.seen, "; not: ", Names(bad));
-  f.todo = "open --listen (29700) of these hosts for this host, or set their --advertise";
+  const bool loopback = std::any_of(s.members.begin(), s.members.end(), [](const Reached& each) {
+    const auto address = ParseHostPort(each.address);
+    return !each.error.empty() && address.ok() && IsLoopback(*address);
+  });
+  f.todo = loopback
+               ? "a peerd that tells only a loopback address needs --listen=[::]:29700 or "
+                 "--advertise; open --listen (29700) of the other hosts for this host"
+               : "open --listen (29700) of these hosts for this host, or set their --advertise";
   return f;
 }
 

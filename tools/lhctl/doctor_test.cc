@@ -264,6 +264,9 @@ TEST(Doctor, NamesMembersWhoseDataPortIsClosed) {
   EXPECT_EQ(f.verdict, Rating::kWrong);
   EXPECT_THAT(f.seen, HasSubstr("1 of 2"));
   EXPECT_THAT(f.seen, HasSubstr("not: 10.0.0.2:29700: Connection refused"));
+  EXPECT_THAT(f.todo, HasSubstr("open --listen (29700) of these hosts"));
+  s.members[0].address = "127.0.0.1:29700";
+  EXPECT_THAT(Find(s, "members").todo, HasSubstr("needs --listen=[::]:29700 or --advertise"));
 }
 
 TEST(Doctor, NamesBlockedPairsOfThisHost) {

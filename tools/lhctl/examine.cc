@@ -133,15 +133,23 @@ void ExamineCoordinators(const std::vector<std::string>& addresses, std::shared_
 void ExamineMembers(Symptoms* s) {
   if (!s->admin) return;
   std::set<std::string> endpoints;
+  std::set<std::string> loopback;
   for (const v1::GroupStatus& group : s->admin->overview.groups()) {
     for (const v1::PeerStatus& peer : group.ring()) {
-      if (peer.attached() && !peer.endpoint().empty() && !IsThisHost(s->host, peer) &&
-          endpoints.size() < kMembersTriedMax) {
+      if (!peer.attached() || peer.endpoint().empty() || IsThisHost(s->host, peer)) continue;
+      if (endpoints.size() == kMembersTriedMax) continue;
+      const auto address = ParseHostPort(peer.endpoint());
+      if (address.ok() && IsLoopback(*address) && peer.host() != s->host.hostname) {
+        loopback.insert(peer.endpoint());  // here it is another peer's, or nobody's
+      } else {
         endpoints.insert(peer.endpoint());
       }
     }
   }
   s->members = TryConnecting({endpoints.begin(), endpoints.end()}, kPatience);
+  for (const std::string& endpoint : loopback) {
+    s->members.push_back({.address = endpoint, .error = "only its own host reaches this address"});
+  }
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ std::vector<int> FindPeerds(const HostPlaces& places) {
 void SetFlag(const std::string& name, const std::string& value, PeerdFacts* peerd) {
   if (name == "coordinator") peerd->coordinators = absl::StrSplit(value, ',', absl::SkipEmpty());
   if (name == "listen") peerd->listen = value;
-  if (name == "http") peerd->http = value;
+  if (name == "http") peerd->http = value == "auto" ? PeerdFacts().http : value;
   if (name == "advertise") peerd->advertise = value;
   if (name == "io") peerd->io = value;
   if (name == "tls_ca") peerd->tls_ca = value;

@@ -18,7 +18,7 @@ struct PeerdFacts {
   // Where the flags below come from: "process 17", a file, or "" (the defaults of longhaul-peerd).
   std::string source;
   std::vector<std::string> coordinators;  // empty: nobody has named one
-  std::string listen = "0.0.0.0:29700";
+  std::string listen = "[::]:29700";
   std::string http = "127.0.0.1:29701";  // empty: no HTTP server
   std::string advertise;
   std::string io = "auto";

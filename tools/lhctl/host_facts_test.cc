@@ -59,7 +59,7 @@ TEST_F(FakeProc, WithoutPeerdTheLimitsAreThoseOfLhctl) {
   EXPECT_EQ(facts.peerd.pid, 0);
   EXPECT_EQ(facts.peerd.source, "");
   EXPECT_THAT(facts.peerd.coordinators, IsEmpty());
-  EXPECT_EQ(facts.peerd.listen, "0.0.0.0:29700");
+  EXPECT_EQ(facts.peerd.listen, "[::]:29700");
   EXPECT_EQ(facts.limits.of, "lhctl");
   EXPECT_EQ(facts.limits.nofile_hard, 4096u);
   EXPECT_EQ(facts.limits.memlock, 65536u);

@@ -525,8 +525,8 @@ typedef struct lh_all_reduce_options {
  *
  * Unless the outcome is LH_OK, a target from lh_alloc() that is apart from source may hold
  * anything, because parts of the result arrive there while the operation runs. A target that is not
- * from lh_alloc() is unchanged. docs/concepts.md, "What tensors hold if an op does not end well", has a
- * table of what holds for each kind; the comments below say what differs from an all-reduce.
+ * from lh_alloc() is unchanged. docs/concepts.md, "What tensors hold if an op does not end well",
+ * has a table of what holds for each kind; the comments below say what differs from an all-reduce.
  *
  * When peerd dies, source is unchanged in two cases: target is apart from source, or source is not
  * from lh_alloc(). An operation in place on memory from lh_alloc() may leave that memory partly
@@ -1095,11 +1095,11 @@ LH_API lh_status lh_barrier(lh_comm* comm, const lh_barrier_options* options, in
                             lh_op_info_t* info, lh_op** op_out);
 /* Asks for the end of a collective that is in flight. Does not wait: after LH_OK, lh_op_wait()
  * tells the outcome. Usually that is LH_ABORTED, at all members, with the sources unchanged;
- * members that start the operation later get LH_ABORTED, too. If the operation was almost done, it
- * may still end with its result, at all members. If no other host has heard of the operation yet,
- * for instance because it waits in this library (lh_all_reduce_start()), it ends LH_ABORTED at once
- * and only here: the other members wait for this one as for any member that is late. If it has an
- * outcome already, nothing happens.
+ * members that start the operation later get LH_ABORTED, too, until their next step boundary. If
+ * the operation was almost done, it may still end with its result, at all members. Members may
+ * cancel it at the same time: that is one end. So a member that gets LH_ABORTED and starts the
+ * operation again meets the others that do so. If the operation has an outcome already, nothing
+ * happens. If it waits in this library (lh_all_reduce_start()), it goes to peerd first.
  *
  * A cancelled operation delays all operations of the group that are in flight, by a few round trips
  * to the coordinator. LH_INVALID_ARGUMENT: `op` is not a collective. LH_UNAVAILABLE: out of memory.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from . import _native
 from ._arena import Client
-from ._errors import Aborted, DeadlineExceeded, Error, FailedPrecondition
+from ._errors import DeadlineExceeded, Error, FailedPrecondition
 from ._op_info import OpInfo
 from ._work import AnyOp, Op
 
@@ -112,11 +112,6 @@ class DeviceOp:
         assert start is not None
         try:
             arrived.wait()
-            if self._cancelled:
-                raise Aborted(
-                    f"{self.what}: the op was cancelled before peerd had it; members that have started it still wait for "
-                    "this one"
-                )
             self._op = start()
         except Error as problem:
             self._problem = problem

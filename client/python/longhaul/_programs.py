@@ -24,7 +24,7 @@ _USAGE = 2
 _END_S = 10
 # Settings that a private peerd needs other than the defaults of a host's peerd. As everywhere, the environment goes
 # before the defaults: LONGHAUL_PEERD_LISTEN or LONGHAUL_LISTEN, for instance.
-_DEFAULTS = {"listen": "0.0.0.0:0", "http": "127.0.0.1:0", "log-level": "warning"}
+_DEFAULTS = {"listen": "[::]:0", "http": "127.0.0.1:0", "log-level": "warning"}
 
 
 class Connection(Protocol):

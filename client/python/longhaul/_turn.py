@@ -7,14 +7,14 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from . import _native
 from ._errors import Aborted, DeadlineExceeded, Error, InvalidArgument
 from ._work import AnyOp, Op
 
-if TYPE_CHECKING:
-    from ._comm import Comm
+# A Comm. Its module depends on this one.
+Comm: TypeAlias = Any
 
 # How peerd names what a member offers that gives up (Collectives.give_up). No exchange of this package offers the like.
 _OFFER = re.compile(r"member (m\d+) offered (?:min of|all-gather,) bool x 1\b")

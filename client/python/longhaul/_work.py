@@ -221,10 +221,11 @@ class Work:
     def cancel(self) -> None:
         """Asks for the end of the op. Does not wait: wait() tells the outcome.
 
-        Usually the op ends with Aborted at all members, with their inputs unchanged, also at those that start it later.
-        If it was almost done, it may still end well, at all members. If no other host has heard of the op yet, for
-        instance because it waits in this process behind 1024 others, it ends at once and only here: the other members
-        wait for this one as for any member that is late. If the op has an outcome already, nothing happens.
+        Usually the op ends with Aborted at all members, with their inputs unchanged, also at those that start it later,
+        until their next step boundary. If it was almost done, it may still end well, at all members. Members may
+        cancel it at the same time: that is one end. So a member that gets Aborted and starts the op again meets the
+        others that do so. If the op has an outcome already, nothing happens. If it waits in this process behind 1024
+        others, it goes to peerd first.
 
         A cancelled op delays all ops of the group that are in flight, by a few round trips to the coordinator.
         """

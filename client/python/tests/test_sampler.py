@@ -22,7 +22,7 @@ class Alone:
 
 
 def place(rank: int, world_size: int) -> lh.World:
-    return lh.World(1, rank, world_size, 0, rank + 1)
+    return lh.World(1, rank, world_size, 0, rank + 1, step=lh.StepWorld(1, rank, world_size))
 
 
 def sampler(length: int, **options: Any) -> lh.torch.ElasticSampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import json
 import math
 import os
@@ -131,6 +132,61 @@ def test_another_structure_at_a_newcomer_is_named(pair: Members) -> None:
 
     texts = "".join(pair.all(sync))
     assert "scheduler.0 is StepLR" in texts or "scheduler.0 is ExponentialLR" in texts
+
+
+# ---- the extra state of modules
+
+
+class Extra(torch.nn.Linear):
+    """A module with something beside its tensors, of any kind and length."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__(2, 2)
+        torch.nn.init.zeros_(self.weight)
+        torch.nn.init.zeros_(self.bias)
+        self.extra = extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, extra: Any) -> None:
+        self.extra = extra
+
+
+def extras_of(model: Any) -> Any:
+    return [each.extra.getvalue() if isinstance(each.extra, io.BytesIO) else each.extra for each in model]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_extra_state_of_modules_comes_with_the_state(pair: Members, tmp_path: pathlib.Path, late: bool) -> None:
+    wanted = [{"steps": 3, "scale": 0.5}, io.BytesIO(b"abc"), torch.tensor([1, 2, 3], dtype=torch.uint8)]
+    old = torch.nn.Sequential(*map(Extra, [None, io.BytesIO(), torch.zeros(0, dtype=torch.uint8)] if late else wanted))
+    new = torch.nn.Sequential(Extra(None), Extra(io.BytesIO()), Extra(torch.zeros(0, dtype=torch.uint8)))
+    states = [state_of(old, revision=1), state_of(new)]
+    for module, extra in zip(old, wanted):
+        module.extra = extra
+    numbers = {comm: number for number, comm in enumerate(pair.comms)}
+    pair.all(lambda comm: comm.sync_state(states[numbers[comm]], timeout=60))
+    assert repr(extras_of(new)) == repr(extras_of(old)) == repr([wanted[0], b"abc", wanted[2]])
+    states[0].save(tmp_path / "extra.safetensors")
+    third = torch.nn.Sequential(Extra(None), Extra(io.BytesIO()), Extra(torch.zeros(0, dtype=torch.uint8)))
+    state_of(third).load(tmp_path / "extra.safetensors")
+    assert repr(extras_of(third)) == repr(extras_of(old))
+
+
+@pytest.mark.parametrize(
+    ("extra", "options", "why"),
+    [
+        (object(), {}, "is a builtins.object, which a state cannot hold without pickle"),
+        ({"steps": 3}, {"buffers": "member"}, "each member keeps its own"),
+    ],
+)
+def test_a_warning_names_the_module_whose_extra_state_stays_out(
+    caplog: pytest.LogCaptureFixture, extra: Any, options: Any, why: str
+) -> None:
+    model = torch.nn.ModuleDict({"inner": torch.nn.Sequential(torch.nn.Tanh(), Extra(extra))})
+    state_of(model, **options)
+    assert "extra state of module model.inner.1 (Extra) is not in the state" in caplog.text and why in caplog.text
 
 
 # ---- making a state changes nothing, also where an optimizer has another one inside

@@ -58,6 +58,15 @@ class ModelTensors:
             self._look()
         return dict(self._whole)
 
+    def with_extra_state(self) -> dict[str, torch.nn.Module]:
+        """By name, the modules with a get_extra_state() of their own, which is neither parameter nor buffer."""
+        return {
+            ".".join(filter(None, (prefix, name))): module
+            for prefix, model in self._models.items()
+            for name, module in model.named_modules()
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+        }
+
     def local(self) -> dict[str, torch.Tensor]:
         """As whole(), with the local parts of DTensors."""
         if not self._as_before():

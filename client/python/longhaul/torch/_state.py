@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -10,6 +11,7 @@ import torch
 
 from .. import _digest
 from .._errors import Error, InvalidArgument, number_of
+from .._log import logger
 from .._native import REVISION_MAX
 from .._state import Holder
 from .._state import State as PlainState
@@ -37,8 +39,9 @@ class State(PlainState):
         with comm.step(state):
             ...  # forward, backward, average, optimizer.step(), scheduler.step()
 
-    model: a module, or a mapping from name to module. Its parameters, and its buffers that are saved with it. A tensor
-        with several names (tied weights) is in the state once. A DTensor is there with its local part.
+    model: a module, or a mapping from name to module. Its parameters, its buffers that are saved with it, and what
+        get_extra_state() of its modules gives; a warning names those whose extra state no state can hold. A tensor with
+        several names (tied weights) is in the state once. A DTensor is there with its local part.
     optimizers: an optimizer, or a sequence or mapping of them, with all their parameters in `model`. What an optimizer
         makes in its first step is in the state from the beginning: a member whose optimizer has not stepped gets the
         state of one that has, and the other way round. Not for optimizers that step with a closure. One that only
@@ -100,6 +103,7 @@ class State(PlainState):
         }
         for name, each in (objects or {}).items():
             self._sources[f"objects.{name}"] = _source(f"objects.{name}", each)
+        self._sources.update(_extra_states(self._model.with_extra_state(), buffers))
         self._rng = rng
         self._text = _objects.Text(objects_bytes_max)
         # Tensors that belong to the state: copies of what objects hold, the states of generators, and placeholders for
@@ -398,6 +402,49 @@ class _Source(NamedTuple):
     kind: str
     get: Callable[[], Any]  #: the values as they are now
     set: Callable[[Any], object]
+
+
+def _extra_states(modules: Mapping[str, torch.nn.Module], buffers: str) -> dict[str, _Source]:
+    """The sources of what modules keep beside tensors. Warns of those that no state can hold."""
+    sources = {}
+    for name, module in modules.items():
+        key = f"{name}._extra_state"
+        # By default arguments: a closure would see the last module of the loop.
+        source = _Source(
+            type(module).__name__,
+            lambda module=module: _from_extra(module.get_extra_state()),  # type: ignore[misc]
+            lambda value, module=module: module.set_extra_state(_to_extra(value)),  # type: ignore[misc]
+        )
+        try:
+            if buffers == "member":
+                raise InvalidArgument('with buffers="member" each member keeps its own')
+            if type(module).set_extra_state is torch.nn.Module.set_extra_state:
+                raise InvalidArgument("the module has no set_extra_state()")
+            _objects.encode(source.get(), key, {})
+        except Exception as problem:  # get_extra_state() may raise anything
+            logger.warning(
+                "the extra state of module %s (%s) is not in the state, so newcomers and checkpoints lack it: %s",
+                *(name, type(module).__name__, problem),
+            )
+        else:
+            sources[key] = source
+    return sources
+
+
+def _from_extra(value: Any) -> Any:
+    """What get_extra_state() gave, as a value for a state. Bytes may have any length, and tensors of a state may not."""
+    if isinstance(value, io.BytesIO):
+        return ("BytesIO", value.getvalue())
+    if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1:
+        return ("uint8", bytes(value.tolist()))
+    return ("", value)
+
+
+def _to_extra(value: Any) -> Any:
+    kind, content = value
+    if kind == "BytesIO":
+        return io.BytesIO(content)
+    return torch.tensor(list(content), dtype=torch.uint8) if kind == "uint8" else content
 
 
 def _source(name: str, value: Any) -> _Source:
