@@ -250,19 +250,6 @@ TEST_F(SetTest, ItsMembersAreKnownInOrderAndThePosterIsOneOfThem) {
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
 }
 
-TEST_F(SetTest, AMemberThatLeftBeforeThisPeerCameMayBeNamed) {
-  // Member 2 left before member 4 came, so this peer has never heard of it. Others have.
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 2, 1}}));
-  EXPECT_EQ(Get<SendReady>(Post(Among(1, 7, {1, 2, 4}))).at(0).set, Set({1, 2, 4}));
-  LocalPost send = PostOf(1, 8, OfKind(OpKind::kSendRecv, 0));
-  send.is_root = true;
-  send.partner = MemberId(2);
-  const Outcome outcome = Get<PostDone>(Post(send)).at(0).outcome;
-  EXPECT_EQ(outcome.code, Code::kAborted);
-  EXPECT_NE(outcome.text.find("its receiver, member m2, does not take part"), std::string::npos)
-      << outcome.text;
-}
-
 TEST_F(SetTest, WhatIsMissedIsTheOpOfThatSetOnly) {
   EnterThree();
   Freeze();

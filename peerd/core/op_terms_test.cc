@@ -864,54 +864,5 @@ TEST_F(OpTableTest, MinWorldMeansThoseThatCount) {
             "intact");
 }
 
-// ------------------------------------------------------------------------------ worlds
-
-TEST_F(KindsTest, AListThatIsLaidOutForAnotherWorldIsNoOtherOffer) {
-  EnterThree();
-  OpDesc list = OfKind(OpKind::kAllGather, 3, 0);
-  list.list = 5;
-  list.list_bytes = uint64_t{3} << 20;
-  Post(7, list);
-  OpDesc before = list;  // of a member that has not heard of a death
-  before.world = 4;
-  before.list_bytes = uint64_t{4} << 20;
-  Ready(2, 7, before);
-  Stopped(1);
-  Ready(3, 7, list);
-  Done(2, 1, 0, true);
-  EXPECT_EQ(Get<PostDone>(Done(3, 1, 0, true)).at(0).outcome.code, Code::kAborted);
-}
-
-TEST_F(KindsTest, TwoWorldsAtOnePeerAreNone) {
-  // Member 4 is in the background, so one member contributes, and no other peer sees the offers.
-  control::PrepareEpoch prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}});
-  prepare.members[1].background_until = control::kInBackground;
-  Enter(prepare);
-  Post(PostOf(1, 7, OfKind(OpKind::kAllGather, 2)));
-  Post(PostOf(4, 7, OfKind(OpKind::kAllGather, 3)));
-  const auto done = Get<PostDone>(out_);
-  ASSERT_EQ(done.size(), 2u);
-  for (const PostDone& each : done) {
-    EXPECT_EQ(each.outcome.code, Code::kAborted);
-    EXPECT_NE(each.outcome.text.find("for 2 members, member m4 for 3"), std::string::npos)
-        << each.outcome.text;
-  }
-}
-
-TEST_F(KindsTest, ARefusedCallIsNamedByItsMember) {
-  EnterThree();
-  Post(7, Large());
-  OpDesc stand_in = OfKind(OpKind::kBarrier, 0, 1);  // client/python/longhaul/_refused.py
-  stand_in.min_world = LH_MEMBERS_MAX;
-  Ready(2, 7, stand_in);
-  Stopped(1);
-  Ready(3, 7, Large());
-  Done(2, 1, 0, true);
-  const Outcome outcome = Get<PostDone>(Done(3, 1, 0, true)).at(0).outcome;
-  EXPECT_EQ(outcome.code, Code::kInvalidArgument);
-  EXPECT_NE(outcome.text.find("the call of member m2 was refused there"), std::string::npos)
-      << outcome.text;
-}
-
 }  // namespace
 }  // namespace longhaul::peerd
