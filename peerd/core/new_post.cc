@@ -14,6 +14,15 @@ MemberId OfRank(uint64_t rank, const EpochHistory& history) {
   return rank < members.size() ? members[rank].member : MemberId();
 }
 
+// Whether the id may be that of a member, also of one that left before this peer came. Ids rise, so
+// one beyond all that are known is none.
+bool MayBeMember(MemberId member, const EpochHistory& history) {
+  if (history.Member(member) != nullptr) return true;
+  const std::vector<control::MemberInfo>& members = history.current().members;
+  return std::any_of(members.begin(), members.end(),
+                     [member](const control::MemberInfo& info) { return member < info.member; });
+}
+
 }  // namespace
 
 std::vector<MemberId> SetMembersOf(const NewPost& post, const EpochHistory& history) {
@@ -33,7 +42,7 @@ std::string ObjectionTo(const NewPost& post, const EpochHistory& history, PeerId
     if (i > 0 && !(participants[i - 1] < participants[i])) {
       return "its participants are not in rising order";
     }
-    if (history.Member(participants[i]) == nullptr) {
+    if (!MayBeMember(participants[i], history)) {
       return ToString(participants[i]) +
              " is among its participants, and is no member of the group; give ids of members";
     }
@@ -46,7 +55,7 @@ std::string ObjectionTo(const NewPost& post, const EpochHistory& history, PeerId
     const std::vector<MemberId> pair = SetMembersOf(post, history);
     if (pair[0] == pair[1]) return "a member cannot send to itself";
     const MemberId partner = pair[post.local.is_root ? 1 : 0];
-    if (partner && history.Member(partner) == nullptr) {
+    if (partner && !MayBeMember(partner, history)) {
       return "its partner, " + ToString(partner) + ", is no member of the group";
     }
   }

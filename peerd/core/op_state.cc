@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/digest.h"
 #include "peerd/core/algorithm.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 
@@ -309,6 +310,11 @@ Outcome OpState::Mismatch(const PostedInput& input) const {
     return Outcome{Code::kInvalidArgument, Subject(desc, key.tag) + " refused: " + why};
   };
   const auto offered_by = [&](MemberId member, const OpDesc& theirs) {
+    // What the Python package posts in place of a call that it has refused (_refused.py).
+    if (theirs.kind == OpKind::kBarrier && theirs.min_world == LH_MEMBERS_MAX) {
+      return refused("the call of member " + ToString(member) +
+                     " was refused there, and its error says why; start it again at all members");
+    }
     return refused("member " + ToString(member) + " offered " + ToString(theirs) +
                    ", this member " + ToString(input.desc));
   };

@@ -114,6 +114,14 @@ std::optional<Outcome> UnfitnessOf(const OpState& op, const EpochHistory& histor
   }
   const OpKind kind = op.desc.kind;
   const size_t members = participants.members.size();
+  // Other peers see a world that fits nobody (BeginAttempt()), but there may be no other peer.
+  for (const PostedInput& input : op.inputs) {
+    const PostedInput& first = op.inputs.front();
+    if (input.desc.world == first.desc.world) continue;
+    return UnfitFor(op, "member " + ToString(first.member) + " laid its tensors out for " +
+                            std::to_string(first.desc.world) + " members, member " +
+                            ToString(input.member) + " for " + std::to_string(input.desc.world));
+  }
   const auto laid_out = [&](size_t present) {
     return UnfitFor(op, "its tensors are laid out for " + std::to_string(op.desc.world) +
                             " members, and " + std::to_string(present) + " take part");

@@ -181,6 +181,8 @@ bool OpDesc::SameButForWorld(const OpDesc& other) const {
   OpDesc like = other;
   like.world = world;
   like.root = root;
+  // That of equal lists follows from the world.
+  if (InParts() && list != 0 && list == other.list) like.list_bytes = list_bytes;
   return *this == like;
 }
 

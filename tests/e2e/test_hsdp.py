@@ -362,6 +362,36 @@ def test_shards_of_different_revisions_are_refused(pair: Pair) -> None:
     assert "shard 1 is at revision 4" in str(outcomes[1])
 
 
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+def test_a_trainer_with_an_exception_of_its_own_starts_no_further_op(
+    cluster: LocalCluster, pool: ThreadPoolExecutor, kind: type[BaseException]
+) -> None:
+    """Its next op would be the one that the other shard waits for."""
+    alone = Pair(cluster, pool, f"exception-{kind.__name__}")
+
+    def fails() -> list[lh.OpInfo]:
+        raise kind
+
+    def call(hsdp: lh.torch.HSDP) -> None:
+        model = torch.nn.ParameterList([torch.ones(3)])
+        if hsdp.shard == 0:
+            hsdp.average_gradients(model)
+            return
+        with pytest.raises(kind):
+            hsdp.until_agreed(fails)
+        match = "until_agreed ended with an exception at this trainer"
+        with pytest.raises(lh.FailedPrecondition, match=match):
+            hsdp.average_gradients(model)
+        with pytest.raises(lh.FailedPrecondition, match=match):
+            hsdp.agree([])
+        with pytest.raises(lh.FailedPrecondition, match=match), hsdp.step():
+            pass
+        hsdp._leave(PATIENCE_S)
+
+    other, own = alone.each(call)
+    assert own is None and isinstance(other, lh.Evicted)
+
+
 def test_a_shard_without_elements_takes_part(pair: Pair) -> None:
     def average(hsdp: lh.torch.HSDP) -> int:
         model = torch.nn.ParameterList([torch.ones(1 - hsdp.shard)])

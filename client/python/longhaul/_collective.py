@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import _native
 from ._arena import Client
 from ._device_op import DeviceOp, Staged, Starter
-from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, code_of, number_of
+from ._errors import Aborted, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, code_of, is_local, number_of
 from ._member import Member
 from ._op_info import OpInfo, op_info
 from ._quant import set_quantize
+from ._refused import Partner, Refused
 from ._tensor import Elements, Tensors, tensors_of
 from ._turn import Turn, paying
 from ._work import AnyOp, Op, Work, abandon, result_of
 
 Counts = Sequence[int]
+
+
+class Sized(Protocol):
+    """A Step, a World or an OpInfo."""
+
+    @property
+    def world_size(self) -> int: ...
+
+
+#: The members that the tensors of an op in parts are laid out for: their number, or what knows it.
+LaidOutFor = int | Sized | None
 
 _NUMBER_MAX = (1 << 64) - 1
 
@@ -204,6 +217,13 @@ def _world_of(wholes: Tensors, parts: Tensors) -> int | None:
     return world
 
 
+def _given(world: LaidOutFor) -> int | None:
+    """The number of members that the caller names."""
+    if world is None:
+        return None
+    return number_of(getattr(world, "world_size", world), "world", _native.MEMBERS_MAX, least=1)
+
+
 def _check_one(tensors: Tensors) -> None:
     if tensors.several:
         raise InvalidArgument(
@@ -228,6 +248,29 @@ def _name_member(options: Any, field: str, rank: int | None, member: int | None,
     setattr(options, field, number_of(rank or 0, name, (1 << 32) - 1))
 
 
+class _Call:
+    """One call, by which the other members know it. If it is refused here, they do not wait for it (_refused.py).
+
+    partner: rank and member id, of a send or receive.
+    """
+
+    __slots__ = ("_calls", "_more", "_name", "_partner")
+
+    def __init__(self, calls: Collectives, name: str, more: dict[str, Any], partner: Partner | None = None) -> None:
+        self._calls = calls
+        self._name = name
+        self._more = more
+        self._partner = partner
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, _: object) -> None:
+        if isinstance(problem, (TypeError, ValueError)) and is_local(problem):  # InvalidArgument is a ValueError
+            with contextlib.suppress(Error, TypeError):  # it names no op
+                self._calls.refuse(self._name, self._more, self._partner)
+
+
 class Collectives:
     """Starts collectives of one member. Any thread.
 
@@ -240,6 +283,7 @@ class Collectives:
         self._handle = member.handle
         self._member = member
         self._record = member.record
+        self._refused = Refused(self._client, self._record)
         # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
         # For ops on tensors of a GPU: host memory by copier (longhaul.torch._staging.Pools), and a thread.
@@ -257,28 +301,31 @@ class Collectives:
                     del self.owed[0]
 
     def all_reduce(self, owner: object, tensor: Any, op: str, out: Any, more: dict[str, Any]) -> OpInfo | Work:
-        options = _options("all_reduce", op)
-        sources, targets = _alike(tensor, out)
-        errors = _errors_of(tensor, more.pop("error", None), sources)
-        return self._start("all_reduce", owner, options, self._fill(options, sources, targets, errors), **more)
+        with _Call(self, "all_reduce", more):
+            options = _options("all_reduce", op)
+            sources, targets = _alike(tensor, out)
+            errors = _errors_of(tensor, more.pop("error", None), sources)
+            return self._start("all_reduce", owner, options, self._fill(options, sources, targets, errors), **more)
 
     def reduce(
         self, owner: object, tensor: Any, root: int, op: str, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _options("reduce", op)
-        targets = None
-        if self._is_root(options, root, root_member):
-            sources, targets = _alike(tensor, out)
-        else:
-            sources = tensors_of(tensor, "tensor", written=False)
-        return self._start("reduce", owner, options, self._fill(options, sources, targets), **more)
+        with _Call(self, "reduce", more):
+            options = _options("reduce", op)
+            targets = None
+            if self._is_root(options, root, root_member):
+                sources, targets = _alike(tensor, out)
+            else:
+                sources = tensors_of(tensor, "tensor", written=False)
+            return self._start("reduce", owner, options, self._fill(options, sources, targets), **more)
 
     def broadcast(
         self, owner: object, tensor: Any, root: int, root_member: int | None, out: Any, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _options("broadcast")
-        _name_member(options, "root", root, root_member)
-        return self._start("broadcast", owner, options, self._fill(options, *_alike(tensor, out)), **more)
+        with _Call(self, "broadcast", more):
+            options = _options("broadcast")
+            _name_member(options, "root", root, root_member)
+            return self._start("broadcast", owner, options, self._fill(options, *_alike(tensor, out)), **more)
 
     def in_parts(
         self,
@@ -287,6 +334,7 @@ class Collectives:
         tensor: Any,
         out: Any,
         counts: Counts | None,
+        world: LaidOutFor,
         more: dict[str, Any],
         *,
         op: str | None = None,
@@ -296,40 +344,41 @@ class Collectives:
 
         root: rank and member id. Only the root has the whole then.
         """
-        options = _options(name, op)
-        gathers = name.endswith("gather")
-        part_name, part, whole_name, whole = (
-            ("tensor", tensor, "out", out) if gathers else ("out", out, "tensor", tensor)
-        )
-        if root is not None and not self._is_root(options, *root):
-            whole = None
-        elif root is not None and whole is None:
-            raise InvalidArgument(
-                f"{whole_name} is None; this member is the root of the {name}, so it needs "
-                + ("an out" if gathers else "a tensor")
+        with _Call(self, name, more):
+            options = _options(name, op)
+            gathers = name.endswith("gather")
+            part_name, part, whole_name, whole = (
+                ("tensor", tensor, "out", out) if gathers else ("out", out, "tensor", tensor)
             )
-        parts = tensors_of(part, part_name, written=not gathers)
-        wholes = world = None
-        if whole is not None:
-            _check_lists(part, whole, part_name, whole_name)
-            wholes = tensors_of(whole, whole_name, written=gathers)
-        if counts is not None:
-            _check_one(parts)
-            lengths = _lengths(counts, "counts")
-            if wholes is not None:
-                _check_dtypes(wholes, parts)
-                _check_counts(lengths, wholes, "counts")
-            world = len(lengths)
-            options.counts = _c_numbers(lengths or [0])
-        elif wholes is not None:
-            world = _world_of(wholes, parts)
-        options.world = world or self._world(more)
-        errors = None
-        if wholes is not None and hasattr(options, "error"):
-            errors = _errors_of(tensor, more.pop("error", None), wholes)
-        sources, targets = (parts, wholes) if gathers else (wholes, parts)
-        of = self._fill(options, sources, targets, errors, counts=parts.counts)
-        return self._start(name, owner, options, of, **more)
+            if root is not None and not self._is_root(options, *root):
+                whole = None
+            elif root is not None and whole is None:
+                raise InvalidArgument(
+                    f"{whole_name} is None; this member is the root of the {name}, so it needs "
+                    + ("an out" if gathers else "a tensor")
+                )
+            parts = tensors_of(part, part_name, written=not gathers)
+            wholes = found = None
+            if whole is not None:
+                _check_lists(part, whole, part_name, whole_name)
+                wholes = tensors_of(whole, whole_name, written=gathers)
+            if counts is not None:
+                _check_one(parts)
+                lengths = _lengths(counts, "counts")
+                if wholes is not None:
+                    _check_dtypes(wholes, parts)
+                    _check_counts(lengths, wholes, "counts")
+                    found = len(lengths)
+                options.counts = _c_numbers(lengths or [0])
+            elif wholes is not None:
+                found = _world_of(wholes, parts)
+            options.world = self._layout(name, more, _given(world), found)
+            errors = None
+            if wholes is not None and hasattr(options, "error"):
+                errors = _errors_of(tensor, more.pop("error", None), wholes)
+            sources, targets = (parts, wholes) if gathers else (wholes, parts)
+            of = self._fill(options, sources, targets, errors, counts=parts.counts)
+            return self._start(name, owner, options, of, **more)
 
     def all_to_all(
         self,
@@ -338,64 +387,69 @@ class Collectives:
         out: Any,
         counts: Counts | None,
         out_counts: Counts | None,
+        world: LaidOutFor,
         more: dict[str, Any],
     ) -> OpInfo | Work:
-        options = _options("all_to_all")
-        _check_lists(tensor, out, "tensor", "out")
-        sources, targets = tensors_of(tensor, "tensor", written=False), tensors_of(out, "out", written=True)
-        if (counts is None) != (out_counts is None):
-            raise InvalidArgument("give counts and out_counts, or neither")
-        if sources.dtypes != targets.dtypes or (counts is None and sources.counts != targets.counts):
-            said = [list(zip(side.dtypes, side.counts)) for side in (sources, targets)]
-            i = _first(map(operator.ne, *said)) if counts is None else 0
-            (dtype, count), (out_dtype, out_count) = said[0][i], said[1][i]
-            raise InvalidArgument(
-                f"{sources.name_of(i)} is {dtype} x {count}, {targets.name_of(i)} is {out_dtype} x {out_count}; they need "
-                "the same dtype and number of elements"
-            )
-        if counts is not None and out_counts is not None:
-            _check_one(sources)
-            gives, gets = _lengths(counts, "counts"), _lengths(out_counts, "out_counts")
-            _check_counts(gives, sources, "counts")
-            _check_counts(gets, targets, "out_counts")
-            if len(gives) != len(gets) or not gives:
+        with _Call(self, "all_to_all", more):
+            options = _options("all_to_all")
+            _check_lists(tensor, out, "tensor", "out")
+            sources, targets = tensors_of(tensor, "tensor", written=False), tensors_of(out, "out", written=True)
+            if (counts is None) != (out_counts is None):
+                raise InvalidArgument("give counts and out_counts, or neither")
+            if sources.dtypes != targets.dtypes or (counts is None and sources.counts != targets.counts):
+                said = [list(zip(side.dtypes, side.counts)) for side in (sources, targets)]
+                i = _first(map(operator.ne, *said)) if counts is None else 0
+                (dtype, count), (out_dtype, out_count) = said[0][i], said[1][i]
                 raise InvalidArgument(
-                    f"counts has {len(gives)} lengths, out_counts has {len(gets)}; give one for each member in both"
+                    f"{sources.name_of(i)} is {dtype} x {count}, {targets.name_of(i)} is {out_dtype} x {out_count}; they need "
+                    "the same dtype and number of elements"
                 )
-            options.world = len(gives)
-            options.counts = _c_numbers(gives)
-            options.target_counts = _c_numbers(gets)
-            each = [0]
-        else:
-            options.world = world = self._world(more)
-            each = [count // world for count in sources.counts]
-            if sources.counts != [world * count for count in each]:
-                i = _first(count % world != 0 for count in sources.counts)
-                raise InvalidArgument(
-                    f"{sources.name_of(i)} has {sources.counts[i]} elements, and {world} members take part; "
-                    "it needs a part of the same length for each"
-                )
-        of = self._fill(options, sources, targets, counts=each)
-        return self._start("all_to_all", owner, options, of, **more)
+            if counts is not None and out_counts is not None:
+                _check_one(sources)
+                gives, gets = _lengths(counts, "counts"), _lengths(out_counts, "out_counts")
+                _check_counts(gives, sources, "counts")
+                _check_counts(gets, targets, "out_counts")
+                if len(gives) != len(gets) or not gives:
+                    raise InvalidArgument(
+                        f"counts has {len(gives)} lengths, out_counts has {len(gets)}; give one for each member in both"
+                    )
+                options.world = self._layout("all_to_all", more, _given(world), len(gives))
+                options.counts = _c_numbers(gives)
+                options.target_counts = _c_numbers(gets)
+                each = [0]
+            else:
+                options.world = parts = self._layout("all_to_all", more, _given(world), None)
+                each = [count // parts for count in sources.counts]
+                if sources.counts != [parts * count for count in each]:
+                    i = _first(count % parts != 0 for count in sources.counts)
+                    raise InvalidArgument(
+                        f"{sources.name_of(i)} has {sources.counts[i]} elements for {parts} members; "
+                        "it needs a part of the same length for each"
+                    )
+            of = self._fill(options, sources, targets, counts=each)
+            return self._start("all_to_all", owner, options, of, **more)
 
     def send(
         self, owner: object, tensor: Any, to: int | None, to_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _options("send")
-        _name_member(options, "to", to, to_member)
-        sources = tensors_of(tensor, "tensor", written=False)
-        return self._start("send", owner, options, self._fill(options, sources, None), **more)
+        with _Call(self, "send", more, (to, to_member)):
+            options = _options("send")
+            _name_member(options, "to", to, to_member)
+            sources = tensors_of(tensor, "tensor", written=False)
+            return self._start("send", owner, options, self._fill(options, sources, None), **more)
 
     def recv(
         self, owner: object, tensor: Any, source: int | None, source_member: int | None, more: dict[str, Any]
     ) -> OpInfo | Work:
-        options = _options("recv")
-        _name_member(options, "from", source, source_member, "source")
-        targets = tensors_of(tensor, "tensor", written=True)
-        return self._start("recv", owner, options, self._fill(options, None, targets), **more)
+        with _Call(self, "recv", more, (source, source_member)):
+            options = _options("recv")
+            _name_member(options, "from", source, source_member, "source")
+            targets = tensors_of(tensor, "tensor", written=True)
+            return self._start("recv", owner, options, self._fill(options, None, targets), **more)
 
     def barrier(self, owner: object, more: dict[str, Any]) -> OpInfo | Work:
-        return self._start("barrier", owner, _options("barrier"), _Of("", ()), **more)
+        with _Call(self, "barrier", more):
+            return self._start("barrier", owner, _options("barrier"), _Of("", ()), **more)
 
     def reduce_numbers(
         self, owner: object, values: ctypes.Array[ctypes.c_uint64], op: str, tag: int, timeout: float | None
@@ -508,13 +562,66 @@ class Collectives:
         options.root_member = world.member_id
         return True
 
+    def _layout(self, name: str, more: dict[str, Any], given: int | None, found: int | None) -> int:
+        """The number of members that the tensors are laid out for.
+
+        given: as the caller says. found: as the lengths of its tensors say; None: they say nothing. Without `given`, a
+        caller has laid them out for its last step boundary. If it has heard of a death since, and took a number of now
+        for some of them, its parts are not those of the other members.
+        """
+        if given is not None:
+            if found not in (None, given):
+                raise InvalidArgument(f"{name}: its tensors have parts for {found} members, and world is {given}")
+            return given
+        world = self._world(more)
+        if found is not None and found < world:
+            note = (
+                f"its tensors have parts for {found} members, and {world} were there at this member's last step "
+                "boundary: begin a step, or say with world= for how many members they are laid out"
+            )
+            if self._member.world().world_size == 1:
+                raise Aborted(f"{name}: {note}; the source is unchanged")
+            more["note"] = f" ({note})"
+            return 1  # no world of several members is like this one
+        return found or world
+
     def _world(self, more: dict[str, Any]) -> int:
-        """The number of members that take part."""
+        """The number of members that take part, as of this member's last step boundary."""
         participants = more.get("participants")
         if participants is None:
-            return self._member.world().world_size
+            return self._member.world().step.world_size
         more["participants"] = ids = tuple(participants)
         return len(set(ids).intersection(self._member.members())) or 1
+
+    def refuse(self, name: str, more: dict[str, Any], partner: Partner | None) -> None:
+        """The call was refused here. Raises an error if it names no op."""
+        tag = number_of(more.get("tag", 0), "tag", _NUMBER_MAX)
+        stand_in = name if partner is not None else "barrier"
+        options = _options(stand_in)
+        options.tag = tag
+        if partner is None:
+            _set_participants(options, more.get("participants"))
+            options.min_world = _native.MEMBERS_MAX
+        else:
+            _name_member(options, *(("to", *partner) if name == "send" else ("from", *partner, "source")))
+            options.dtype = _native.DTYPES["float8_e5m2"]
+        options.on_fault = _native.ON_FAULT["retry"]
+        named = partner or tuple(sorted(more.get("participants") or ()))
+        self._refused.add(self._handle, stand_in, options, (tag, stand_in, named))
+
+    def _refuse_started(self, name: str, options: Any) -> None:
+        """peerd has refused an op that was started: as refuse()."""
+        partner = None
+        if name in ("send", "recv"):
+            field = "to" if name == "send" else "from"
+            partner = getattr(options, field), getattr(options, f"{field}_member") or None
+        ids = options.participants[: options.participant_count] if partner is None else []
+        with contextlib.suppress(Error):
+            self.refuse(name, {"tag": options.tag, "participants": ids or None}, partner)
+
+    def settle_refused(self, deadline: _native.Deadline) -> None:
+        """From now on no call meets one that was refused here before. Raises DeadlineExceeded."""
+        self._refused.end(deadline)
 
     def _start(
         self,
@@ -529,6 +636,7 @@ class Collectives:
         on_fault: str | None = None,
         after: Staged | None = None,
         begun: list[AnyOp] | None = None,
+        note: str = "",
         **more: Any,
     ) -> OpInfo | Work:
         """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op.
@@ -536,6 +644,7 @@ class Collectives:
         Not for users:
         after: the op is on host memory that a GPU fills, and starts when that is done.
         begun: with async_op: gets the op before the call that starts it, so that no exception can hide it (_turn).
+        note: what the texts of errors say of the tensors.
         """
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
@@ -550,7 +659,10 @@ class Collectives:
             if option not in _SETTERS or not hasattr(options, option):
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
             _SETTERS[option](options, value)
+        if note:
+            of = of._replace(text=of.text + note)
         self._client.sweep()
+        self._refused.make_way(options.tag, deadline)
         if self._client.written:
             self._check_not_written(name, of)
         if after is not None:
@@ -581,6 +693,7 @@ class Collectives:
             if started.handle.value is None:
                 raise started.failure(status)
             if async_op:
+                started.refused = lambda: self._refuse_started(name, options)
                 self._note_written(started, of)
                 return Work(started)
             if started.wait(deadline):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _native
 from ._arena import Shape, empty_numpy
-from ._collective import Collectives, Counts
+from ._collective import Collectives, Counts, LaidOutFor
 from ._errors import (
     Error,
     FailedPrecondition,
@@ -270,6 +270,9 @@ class Comm:
 
     def _passed(self, seconds: float = 0.0) -> Step:
         """seconds: how long this member waited at the boundary. 0: a sync counts them."""
+        # What the others have not called by now, they call no more.
+        with contextlib.suppress(Error):
+            self._collectives.settle_refused(_native.Deadline(10))
         world = self.world()
         self._member.record.counters.add(steps=1, seconds_steps=seconds)
         at = world.step  # a member may have gone since the boundary, and then `world` differs from member to member
@@ -635,14 +638,35 @@ class Comm:
 
     @overload
     def reduce_scatter(
-        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[QuantizedWait]
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        world: LaidOutFor = None,
+        **options: Unpack[QuantizedWait],
     ) -> OpInfo: ...
     @overload
     def reduce_scatter(
-        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Unpack[QuantizedStart]
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        world: LaidOutFor = None,
+        **options: Unpack[QuantizedStart],
     ) -> Work: ...
     def reduce_scatter(
-        self, tensor: Any, op: str = "sum", *, out: Any, counts: Counts | None = None, **options: Any
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        world: LaidOutFor = None,
+        **options: Any,
     ) -> OpInfo | Work:
         """Reduce-scatter: combines the tensors of all members, element by element. Each member gets its part.
 
@@ -653,24 +677,42 @@ class Comm:
             partly overwritten.)
         counts: for parts of unequal lengths: the elements of each part in rank order, the same at all members. `out` is
             as long as this member's part. Lengths may be 0. Not for a list. None: all parts are equal.
+        world: for how many members `tensor` and `out` are laid out: a number, or a Step or OpInfo that knows it. None:
+            for those of this member's last step boundary. Tensors for fewer end the op with Aborted then, because the
+            others may not have heard of the death. Members in the background count.
         Lists: `tensor` and `out` are lists of as many tensors, and each tensor is in parts.
         The other arguments and the errors are those of all_reduce().
 
         Raises Aborted, with `tensor` unchanged, if a member that `tensor` is laid out for is gone, whatever on_fault
-        says. Then look at the new world, and start it again with tensors of the new size.
+        says. Then look at the new world, and start it again with tensors of the new size: after a step boundary, or with
+        `world=comm.world_size`.
         """
         self._member.check_joined()
-        return self._collectives.in_parts("reduce_scatter", self, tensor, out, counts, options, op=op)
+        return self._collectives.in_parts("reduce_scatter", self, tensor, out, counts, world, options, op=op)
 
     @overload
     def all_gather(
-        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[GatherWait]
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        world: LaidOutFor = None,
+        **options: Unpack[GatherWait],
     ) -> OpInfo: ...
     @overload
     def all_gather(
-        self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Unpack[GatherStart]
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        world: LaidOutFor = None,
+        **options: Unpack[GatherStart],
     ) -> Work: ...
-    def all_gather(self, tensor: Any, *, out: Any, counts: Counts | None = None, **options: Any) -> OpInfo | Work:
+    def all_gather(
+        self, tensor: Any, *, out: Any, counts: Counts | None = None, world: LaidOutFor = None, **options: Any
+    ) -> OpInfo | Work:
         """All-gather: puts the tensors of all members side by side. All get the same bits.
 
         tensor: this member's part: the same number of elements and dtype at all members. Any dtype of all_reduce(), and
@@ -678,6 +720,7 @@ class Comm:
         out: where the result goes: as many elements as `tensor` for each member that takes part. For a list, a list.
         counts: for parts of unequal lengths: the elements of each part in rank order; `tensor` is as long as this
             member's part. Lengths may be 0. Not for a list. None: all parts are equal.
+        world: as in reduce_scatter().
         The other arguments and the errors are those of all_reduce().
 
         The parts come in the order of `OpInfo.members`, without gaps. If a member dies, the others redo the op
@@ -686,7 +729,7 @@ class Comm:
         as a part of `out`.
         """
         self._member.check_joined()
-        return self._collectives.in_parts("all_gather", self, tensor, out, counts, options)
+        return self._collectives.in_parts("all_gather", self, tensor, out, counts, world, options)
 
     @overload
     def broadcast(
@@ -736,6 +779,7 @@ class Comm:
         root_member: int | None = None,
         out: Any = None,
         counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Unpack[OpWait],
     ) -> OpInfo: ...
     @overload
@@ -747,6 +791,7 @@ class Comm:
         root_member: int | None = None,
         out: Any = None,
         counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Unpack[OpStart],
     ) -> Work: ...
     def gather(
@@ -757,6 +802,7 @@ class Comm:
         root_member: int | None = None,
         out: Any = None,
         counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Any,
     ) -> OpInfo | Work:
         """Gather: puts the tensors of all members side by side at one member, the root.
@@ -766,13 +812,14 @@ class Comm:
         out: at the root: where the result goes, as in all_gather(). Not used at other members.
         counts: for parts of unequal lengths. At the root: the elements of each part in rank order. All members give it,
             or none; at other members any sequence will do, also (). Not for a list. None: all parts are equal.
+        world: as in reduce_scatter().
         The other arguments and the errors are those of all_reduce(); no "ring".
 
         If a member dies, the others redo the op without its part, as in all_gather(). Raises Aborted if the root is
         gone, whatever on_fault says; the message names it.
         """
         self._member.check_joined()
-        return self._collectives.in_parts("gather", self, tensor, out, counts, options, root=(root, root_member))
+        return self._collectives.in_parts("gather", self, tensor, out, counts, world, options, root=(root, root_member))
 
     @overload
     def scatter(
@@ -783,6 +830,7 @@ class Comm:
         root_member: int | None = None,
         out: Any,
         counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Unpack[OpWait],
     ) -> OpInfo: ...
     @overload
@@ -794,6 +842,7 @@ class Comm:
         root_member: int | None = None,
         out: Any,
         counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Unpack[OpStart],
     ) -> Work: ...
     def scatter(
@@ -804,6 +853,7 @@ class Comm:
         root_member: int | None = None,
         out: Any,
         counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Any,
     ) -> OpInfo | Work:
         """Scatter: gives each member its part of the tensor of one member, the root.
@@ -813,13 +863,16 @@ class Comm:
         root, root_member: the root, as in broadcast().
         out: where this member's part goes. At the root it may be a part of `tensor`. For a list, a list.
         counts: for parts of unequal lengths, as in gather().
+        world: as in reduce_scatter().
         The other arguments and the errors are those of all_reduce(); no "ring".
 
         Raises Aborted, with `tensor` unchanged, if the root or a member that `tensor` is laid out for is gone, whatever
         on_fault says. If the op raises, `out` may hold anything.
         """
         self._member.check_joined()
-        return self._collectives.in_parts("scatter", self, tensor, out, counts, options, root=(root, root_member))
+        return self._collectives.in_parts(
+            "scatter", self, tensor, out, counts, world, options, root=(root, root_member)
+        )
 
     @overload
     def all_to_all(
@@ -829,6 +882,7 @@ class Comm:
         out: Any,
         counts: Counts | None = None,
         out_counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Unpack[OpWait],
     ) -> OpInfo: ...
     @overload
@@ -839,10 +893,18 @@ class Comm:
         out: Any,
         counts: Counts | None = None,
         out_counts: Counts | None = None,
+        world: LaidOutFor = None,
         **options: Unpack[OpStart],
     ) -> Work: ...
     def all_to_all(
-        self, tensor: Any, *, out: Any, counts: Counts | None = None, out_counts: Counts | None = None, **options: Any
+        self,
+        tensor: Any,
+        *,
+        out: Any,
+        counts: Counts | None = None,
+        out_counts: Counts | None = None,
+        world: LaidOutFor = None,
+        **options: Any,
     ) -> OpInfo | Work:
         """All-to-all: each member gives each member a part.
 
@@ -852,6 +914,7 @@ class Comm:
         counts, out_counts: for parts of unequal lengths: the elements of each part of `tensor`, and of `out`. What a
             member gives another one is what that one gets. All members give both, or none does. Lengths may be 0. Not
             for a list.
+        world: as in reduce_scatter(). `tensor` is cut into so many parts.
         The other arguments and the errors are those of all_reduce(); no "ring". At most 256 members.
 
         Raises Aborted, with `tensor` unchanged, if a member that `tensor` is laid out for is gone, whatever on_fault
@@ -859,7 +922,7 @@ class Comm:
         mean nothing.
         """
         self._member.check_joined()
-        return self._collectives.all_to_all(self, tensor, out, counts, out_counts, options)
+        return self._collectives.all_to_all(self, tensor, out, counts, out_counts, world, options)
 
     @overload
     def send(
@@ -971,6 +1034,8 @@ class Comm:
             return
         deadline = _native.Deadline(timeout)
         self._collectives.flush("leave", deadline)
+        with contextlib.suppress(Error):
+            self._collectives.settle_refused(deadline)
         try:
             member.in_slices(_native.library().lh_leave, "leave", deadline)
         except Unavailable:

@@ -141,6 +141,18 @@ def check(status: int, what: str) -> None:
         raise error(status, what)
 
 
+# How texts of peerd begin what all participants are told (peerd/core/op_state.cc, op_terms.cc), and what is no refusal
+# of a call that others wait for: this member has made it already.
+_AT_ALL = re.compile(
+    r"tag \d+ refused: (the call of |members? |the members |the sum )|with (this )?tag( \d+)? in flight"
+)
+
+
+def is_local(problem: Exception) -> bool:
+    """Whether the other members have not heard of this error of an op."""
+    return _AT_ALL.search(str(problem)) is None
+
+
 def number_of(value: Any, name: str, most: int | None = None, *, least: int = 0) -> int:
     """Returns `value` as an int from `least` to `most`. Raises InvalidArgument for anything else."""
     try:

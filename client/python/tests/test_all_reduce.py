@@ -297,8 +297,16 @@ def test_two_members_of_a_host_may_not_write_to_memory_that_both_have_in_an_op(c
             second.all_reduce(memory[1999:2999], out=second.empty(1000, "float32"), timeout=30)
         for comm in (first, second):
             assert f"m{comm.member_id}" in str(refused.value)
-        # The others still wait in the op, so this member may call it again.
-        second.all_reduce(memory[2000:], timeout=30)
+        # The others do not wait for it in this op.
+        for work in works:
+            with pytest.raises(lh.InvalidArgument, match=f"the call of member m{second.member_id} was refused there"):
+                work.wait(30)
+        memory[:] = 1
+        works = [
+            first.all_reduce(memory[:1000], out=memory[1000:2000], async_op=True),
+            second.all_reduce(memory[2000:], async_op=True),
+            third.all_reduce(np.full(1000, 3, "float32"), async_op=True),
+        ]
         for work in works:
             assert work.wait(30).world_size == 3
         np.testing.assert_array_equal(memory, np.repeat([1, 5, 5], 1000).astype("float32"))

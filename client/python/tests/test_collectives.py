@@ -601,7 +601,7 @@ def test_a_reduce_scatter_ends_aborted_when_its_world_shrinks(four: Members, cou
     # With the new world it is a new op.
     def again(comm: lh.Comm) -> None:
         out = np.zeros(count, np.float32)
-        assert comm.reduce_scatter(np.ones(3 * count, np.float32), out=out, timeout=30).world_size == 3
+        assert comm.reduce_scatter(np.ones(3 * count, np.float32), out=out, world=3, timeout=30).world_size == 3
         assert (out == 3).all()
 
     four.all(again)

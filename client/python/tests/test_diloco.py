@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import Gated, Members, wait_for_open_ops, wait_until
 from fake_copier import FakeCopier
-from test_torch_state import Delegating, Lookahead
+from stand_ins import Delegating, Lookahead
 
 import longhaul as lh
 import longhaul._arena
@@ -52,7 +52,7 @@ class Trainer:
     def __init__(self, number: int) -> None:
         torch.set_num_threads(1)  # of this thread: with the same number everywhere, results are the same bits
         self.model = copy.deepcopy(MODEL)
-        self.inner = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.inner: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self._data = torch.Generator().manual_seed(number)
 
     def loss(self, samples: int, data: torch.Generator) -> torch.Tensor:

@@ -237,7 +237,7 @@ class Block:
     def inner_step(self) -> None:
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter += torch.randint(-4, 5, parameter.shape, generator=self._random)
+                parameter.add_(torch.randint(-4, 5, parameter.shape, generator=self._random))
         self.ends[self.rounds.round + 1] = [each.detach().clone() for each in self.model.parameters()]
 
     def train_to(self, number: int, injector: Injector | None = None) -> None:

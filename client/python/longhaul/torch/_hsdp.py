@@ -19,6 +19,7 @@ from .._errors import (
     DeadlineExceeded,
     Error,
     Evicted,
+    FailedPrecondition,
     InvalidArgument,
     StateMismatch,
     TooFewMembers,
@@ -77,6 +78,10 @@ class HSDP:
 
     Raises InvalidArgument for a wrong argument, and all that `longhaul.join` raises. Any thread may call any method;
     one call at a time, because all shards call the same things in the same order.
+
+    After an error that all shards have agreed on (until_agreed()) the object goes on. After any other exception in
+    until_agreed(), agree() or average_gradients(), also Ctrl-C or MemoryError, it cannot, because its ops would meet other
+    ones of the other shards and hosts: all methods but leave() raise FailedPrecondition.
     """
 
     comm: Comm  #: the group of this shard: one member per host
@@ -115,6 +120,7 @@ class HSDP:
                 "peerd: look whether one is missing"
             ) from None
         self.redone = 0
+        self._open: str | None = None  # the call whose ops the others wait for; left set by an exception
         self._stepped = False
         self._goodbye: Work | None = None
         self._peers: dict[int, int] = {}  # by member id
@@ -134,11 +140,20 @@ class HSDP:
         Raises StateMismatch in the first step if the shards of this host are at different revisions then, for instance
         because their files are not of one step.
         """
+        self._check_whole("step")
         with self.comm.step(state, timeout) as step:
             if state is not None and not self._stepped:
                 self._check_revisions(state.revision)
             self._stepped = True
             yield step
+
+    def _check_whole(self, what: str) -> None:
+        """Raises FailedPrecondition if an exception has ended an earlier call in its middle."""
+        if self._open is not None:
+            raise FailedPrecondition(
+                f"{what}: {self._open} ended with an exception at this trainer, and the other shards and hosts still wait for "
+                "its ops; leave, and start all trainers of this host again"
+            )
 
     def _check_revisions(self, revision: int) -> None:
         if not self.local.agree([_info_with(revision)]):
@@ -161,15 +176,22 @@ class HSDP:
         is raised. Raises Aborted if shards had other hosts 16 times. Errors of ops() and agree() are raised as they
         come: leave then (`with HSDP(...)` does so), and end this process.
         """
+        self._check_whole("until_agreed")
+        self._open = "until_agreed"
+        return self._until_agreed(ops)
+
+    def _until_agreed(self, ops: Callable[[], Iterable[OpInfo]]) -> list[OpInfo]:
         problem: Error | None = None
         for _ in range(_REDOS_MAX + 1):
             infos, problem = _outcome(ops)
             if self._all_shards_have(self._hosts_of(infos) if problem is None else _FAILED):
+                self._open = None
                 if problem is not None:
                     raise problem
                 return infos
             self.redone += 1
             logger.warning("shard %d: a round is redone, because the shards had other hosts in it", self.shard)
+        self._open = None
         raise problem or Aborted(f"the shards of this host had other hosts in {_REDOS_MAX} rounds, one after the other")
 
     def agree(self, infos: Iterable[OpInfo]) -> bool:
@@ -180,7 +202,12 @@ class HSDP:
         `Comm.agree` compares host names. This compares peerds, so hosts may have equal names. Raises as
         `Comm.all_reduce`.
         """
-        return self._all_shards_have(self._hosts_of(infos))
+        self._check_whole("agree")
+        hosts = self._hosts_of(infos)
+        self._open = "agree"
+        agreed = self._all_shards_have(hosts)
+        self._open = None
+        return agreed
 
     def average_gradients(self, model: torch.nn.Module, *, weight: float | None = None) -> OpInfo:
         """Averages the gradients of this shard over all hosts, in place. Call it after backward. One op.
@@ -192,6 +219,8 @@ class HSDP:
         Returns what the op did. All gradients are written after all shards have agreed: if this raises, they are
         unchanged. Errors: as until_agreed().
         """
+        self._check_whole("average_gradients")
+        self._open = "average_gradients"
         gradients = gradients_of([each for each in model.parameters() if each.requires_grad])
         buckets = self._buckets_for(gradients)
         flat = [bucket.flat for bucket in buckets if bucket.nbytes]
@@ -204,7 +233,7 @@ class HSDP:
                 return [self.comm.barrier()]
             return [self.comm.all_reduce(flat, "avg", weight=weight)]
 
-        (info,) = self.until_agreed(average)
+        (info,) = self._until_agreed(average)
         for bucket in buckets:
             copier.unpack(bucket, [gradients[number] for number in bucket.numbers])
         return info

@@ -160,7 +160,7 @@ class SparseExchange:
             self._gathered = torch.empty(0, dtype=torch.uint8)  # frees the memory first
             self._gathered = shared(self._client, (room * self._nbytes,), torch.uint8)
         more: dict[str, Any] = {"begun": begun}
-        comm.all_gather(self._packed, out=self._gathered, tag=tag, on_fault="retry", async_op=True, **more)
+        comm.all_gather(self._packed, out=self._gathered, world=room, tag=tag, on_fault="retry", async_op=True, **more)
 
     def unpack(self, info: OpInfo, progress: Sequence[torch.Tensor]) -> None:
         """After the op ended well: takes what was sent out of the errors, and puts the mean in place of `progress`."""

@@ -1,0 +1,251 @@
+"""Ops in parts belong to the world that their tensors are laid out for, and a refused call ends the op at all members.
+
+One death hits many ops at once: of every kind, with one tensor and with lists, and with every set of members that have
+made their call before the death, while the others make it afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Members, wait_until
+
+import longhaul as lh
+from longhaul.testing import LocalCluster
+
+PART = 6
+#: What all members get after a death: docs/concepts.md, "Collectives, and what a death does to them".
+REDONE = {"all_gather": True, "gather": True, "reduce_scatter": False, "scatter": False, "all_to_all": False}
+
+
+@pytest.fixture
+def four(cluster: LocalCluster) -> Iterator[Members]:
+    """Two of the members share a peer. The one that leaves in the tests has a peer of its own."""
+    members = Members([cluster.socket(0), cluster.socket(1), cluster.socket(0), cluster.socket(2)])
+    yield members
+    members.close()
+
+
+def start(comm: lh.Comm, kind: str, listed: bool, tag: int, parts: int, root: int, **more: Any) -> lh.Work:
+    """Starts an op whose tensors are laid out for `parts` members; `root` is a member id. See result_of()."""
+    rank = float(comm.members.index(comm.member_id))
+    whole = np.repeat(10 * rank + np.arange(parts, dtype=np.float32), PART).astype(np.float32)
+    part = np.full(PART, rank, np.float32)
+    is_root = comm.member_id == root
+    sides: tuple[Any, Any] = {
+        "all_gather": (part, np.zeros(parts * PART, np.float32)),
+        "gather": (part, np.zeros(parts * PART, np.float32) if is_root else None),
+        "reduce_scatter": (whole, np.zeros(PART, np.float32)),
+        "scatter": (whole if is_root else None, np.zeros(PART, np.float32)),
+        "all_to_all": (whole, np.zeros(parts * PART, np.float32)),
+    }[kind]
+    tensor, out = ([side, side.copy()] if listed and side is not None else side for side in sides)
+    if kind in ("gather", "scatter"):
+        more["root_member"] = root
+    work: lh.Work = getattr(comm, kind)(tensor, out=out, tag=tag, async_op=True, **more)
+    return work
+
+
+def verdict(work: lh.Work) -> str:
+    try:
+        info = work.wait(60)
+    except lh.Error as problem:
+        return type(problem).__name__
+    return f"OK with {info.world_size}"
+
+
+def leave_one(four: Members) -> list[lh.Comm]:
+    """The last member goes. Returns the others, which have heard of it."""
+    four.comms.pop().leave(60)
+    for comm in four.comms:
+        wait_until(lambda comm=comm: comm.world_size == 3)  # type: ignore[misc]
+    return four.comms
+
+
+def test_calls_before_and_after_a_death_come_to_one_verdict(four: Members) -> None:
+    root = four.comms[1].member_id
+    members = range(3)
+    cases = list(
+        itertools.product(
+            REDONE, (False, True), itertools.chain.from_iterable(itertools.combinations(members, n) for n in range(4))
+        )
+    )
+    works: dict[tuple[int, int], lh.Work] = {}
+
+    def call(tag: int, member: int) -> None:
+        kind, listed, _ = cases[tag]
+        works[tag, member] = start(four.comms[member], kind, listed, tag, 4, root)
+
+    for tag, (_, _, before) in enumerate(cases):
+        for member in before:
+            call(tag, member)
+    leave_one(four)
+    for tag, (_, _, before) in enumerate(cases):
+        for member in members:
+            if member not in before:
+                call(tag, member)
+    for tag, (kind, listed, before) in enumerate(cases):
+        wanted = "OK with 3" if REDONE[kind] else "Aborted"
+        seen = [verdict(works[tag, member]) for member in members]
+        assert seen == [wanted] * 3, f"{kind}, list {listed}, called before the death by {before}"
+
+
+@pytest.mark.parametrize("kind", REDONE)
+def test_parts_for_fewer_members_need_a_word_or_a_boundary(four: Members, kind: str) -> None:
+    root = four.comms[1].member_id
+    comms = leave_one(four)
+    if kind not in ("all_gather", "gather"):
+        # Laid out for the four of the last boundary: the parts of the three are others.
+        works = [start(comm, kind, False, 1, 4, root) for comm in comms]
+        assert [verdict(work) for work in works] == ["Aborted"] * 3
+    if kind != "all_to_all":
+        # One member has taken the number of now. Its parts are not those of the others.
+        works = [start(comm, kind, False, 2, 3 if comm is comms[1] else 4, root) for comm in comms]
+        with pytest.raises(lh.Aborted, match="parts for 3 members, and 4 were there"):
+            works[1].wait(60)
+        assert [verdict(work) for work in works] == ["Aborted"] * 3
+        if kind in ("all_gather", "reduce_scatter"):
+            works = [start(comm, kind, False, 2, 3, root) for comm in comms]  # all have
+            assert [verdict(work) for work in works] == ["Aborted"] * 3
+    # All have looked.
+    info = four.all(lambda comm: comm.all_reduce(np.ones(1, np.float32), tag=9))[0]
+    for world in (3, info, comms[0].world()):
+        works = [start(comm, kind, False, 3, 3, root, world=world) for comm in comms]
+        assert [verdict(work) for work in works] == ["OK with 3"] * 3
+    four.all(lambda comm: comm.begin_step(60))
+    works = [start(comm, kind, True, 4, 3, root) for comm in comms]
+    assert [verdict(work) for work in works] == ["OK with 3"] * 3
+    with pytest.raises(lh.InvalidArgument, match="world is 'three'"):
+        start(comms[0], kind, False, 5, 3, root, world="three")
+    works = [start(comm, kind, False, 5, 3, root) for comm in comms[1:]]
+    assert [verdict(work) for work in works] == ["InvalidArgument"] * 2
+
+
+Call = Callable[..., Any]
+GOOD: dict[str, Call] = {
+    "all_reduce": lambda comm, tag: comm.all_reduce(np.ones(9, np.float32), tag=tag, async_op=True),
+    "barrier": lambda comm, tag: comm.barrier(tag=tag, async_op=True),
+    "broadcast": lambda comm, tag: comm.broadcast(np.ones(9, np.float32), root=0, tag=tag, async_op=True),
+    "reduce": lambda comm, tag: comm.reduce(np.ones(9, np.float32), root=0, tag=tag, async_op=True),
+    "large": lambda comm, tag: comm.all_reduce(np.ones(1 << 20, np.float32), tag=tag, async_op=True),
+    **{kind: lambda comm, tag, kind=kind: start(comm, kind, tag % 2 == 1, tag, 3, comm.members[0]) for kind in REDONE},
+}
+
+
+def _refused_by_python(comm: lh.Comm, kind: str, tag: int) -> None:
+    getattr(comm, "all_reduce" if kind == "large" else kind)(
+        **({} if kind == "barrier" else {"tensor": "no tensor"}),
+        **({"out": "no tensor"} if kind in REDONE else {}),
+        **({"timeout": 1.0} if kind == "barrier" else {}),
+        tag=tag,
+        async_op=True,
+    )
+
+
+def _refused_by_peerd(comm: lh.Comm, kind: str, tag: int) -> None:
+    comm.all_reduce(np.ones(9, np.float32), algorithm="oneshot", quantize="int8", op="max", tag=tag)
+
+
+@pytest.mark.parametrize("refused", [_refused_by_python, _refused_by_peerd])
+@pytest.mark.parametrize("first", ["refused", "called"])
+def test_a_refusal_at_one_member_ends_the_op_at_all(three: Members, first: str, refused: Call) -> None:
+    bad, others = three.comms[1], [three.comms[0], three.comms[2]]
+    works: dict[int, list[lh.Work]] = {}
+
+    def call() -> None:
+        for tag, kind in enumerate(GOOD):
+            works[tag] = [GOOD[kind](comm, tag) for comm in others]
+
+    if first == "called":
+        call()
+    for tag, kind in enumerate(GOOD):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
+            refused(bad, kind, tag)
+    if first == "refused":
+        call()
+    for work in itertools.chain.from_iterable(works.values()):
+        with pytest.raises(lh.InvalidArgument, match=f"call of member m{bad.member_id} was refused"):
+            work.wait(60)
+    # The next op of the name is whole.
+    for tag, kind in enumerate(GOOD):
+        again = [GOOD[kind](comm, tag) for comm in three.comms]
+        assert [verdict(work) for work in again] == ["OK with 3"] * 3, kind
+
+
+def test_a_member_that_calls_rightly_meets_those_that_have_not_called(three: Members) -> None:
+    for _ in range(3):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
+            _refused_by_python(three.comms[0], "all_reduce", 0)
+    good = GOOD["all_reduce"](three.comms[0], 0)
+
+    def meet(comm: lh.Comm) -> str:
+        seen = "Aborted"  # once, if the coordinator made an end of the refused call
+        while seen == "Aborted":
+            seen = verdict(GOOD["all_reduce"](comm, 0))
+        return seen
+
+    others = [three._pool.submit(meet, comm) for comm in three.comms[1:]]
+    assert [verdict(good), *(each.result(60) for each in others)] == ["OK with 3"] * 3
+
+
+def test_a_boundary_ends_what_was_refused_before(three: Members) -> None:
+    with pytest.raises((lh.InvalidArgument, TypeError)):
+        _refused_by_python(three.comms[0], "all_reduce", 0)
+    three.all(lambda comm: comm.begin_step(60))
+    three.all(lambda comm: comm.barrier(tag=1, timeout=60))
+    assert {three.all(lambda comm: verdict(GOOD["all_gather"](comm, 2)))[0] for _ in range(3)} == {"OK with 3"}
+    with pytest.raises((lh.InvalidArgument, TypeError)):
+        _refused_by_python(three.comms[1], "all_reduce", 0)
+    three.comms.pop(1).leave(60)  # does not wait for calls of the others
+
+
+def test_a_refused_send_or_receive_ends_its_partner(three: Members) -> None:
+    a, b, c = three.comms
+    for wrong, right in (("send", "recv"), ("recv", "send")):
+        named = {"send": "to_member", "recv": "source_member"}
+        work = getattr(b, right)(np.ones(9, np.float32), **{named[right]: a.member_id}, async_op=True)
+        with pytest.raises((lh.InvalidArgument, TypeError)):
+            getattr(a, wrong)("no tensor", **{named[wrong]: b.member_id})
+        with pytest.raises(lh.InvalidArgument, match=f"member m{a.member_id} offered"):
+            work.wait(60)
+    # An op of others is none of theirs.
+    with pytest.raises((lh.InvalidArgument, TypeError)):
+        c.all_reduce("no tensor", participants=[a.member_id, c.member_id])
+    works = [
+        comm.all_reduce(np.ones(9, np.float32), participants=[a.member_id, b.member_id], async_op=True)
+        for comm in (a, b)
+    ]
+    assert [verdict(work) for work in works] == ["OK with 2"] * 2
+
+
+def test_a_refusal_reaches_a_member_at_the_same_peer(cluster: LocalCluster) -> None:
+    members = Members([cluster.socket(0), cluster.socket(0), cluster.socket(1)])
+    a, b, c = members.comms
+    early = GOOD["all_reduce"](b, 1)
+    for tag in (1, 2):
+        with pytest.raises((lh.InvalidArgument, TypeError)):
+            _refused_by_python(a, "all_reduce", tag)
+    works = [early, GOOD["all_reduce"](b, 2), GOOD["all_reduce"](c, 1), GOOD["all_reduce"](c, 2)]
+    assert [verdict(work) for work in works] == ["InvalidArgument"] * 4
+    for tag in (1, 2):
+        works = [GOOD["all_reduce"](comm, tag) for comm in members.comms]
+        assert [verdict(work) for work in works] == ["OK with 3"] * 3
+    members.close()
+
+
+def test_ids_of_members_that_left_before_a_newcomer_came_may_stay(four: Members, cluster: LocalCluster) -> None:
+    gone = four.comms[3].member_id
+    leave_one(four)
+    four.add(cluster.socket(2))
+    ids = [*(comm.member_id for comm in four.comms), gone]
+    infos = four.all(lambda comm: comm.all_reduce(np.ones(9, np.float32), participants=ids))
+    assert [info.world_size for info in infos] == [4] * 4
+    for comm in four.comms:
+        with pytest.raises(lh.Aborted, match=f"m{gone}"):
+            comm.send(np.ones(9, np.float32), to_member=gone)
+        with pytest.raises(lh.Aborted, match=f"m{gone}"):
+            comm.recv(np.ones(9, np.float32), source_member=gone)
