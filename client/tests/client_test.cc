@@ -711,6 +711,22 @@ TEST_F(ClientTest, AMemberTellsWhoAnotherOneIs) {
   EXPECT_EQ(lh_member(comm_, 7, nullptr), LH_INVALID_ARGUMENT);
 }
 
+TEST_F(ClientTest, PeerdIsAskedWhyAGroupWaits) {
+  StartJoined();
+  char text[64];
+  ASSERT_EQ(lh_why(client_, "demo", 3, kPatienceMs, text, sizeof text), LH_OK) << lh_last_error();
+  EXPECT_STREQ(text, "m2 of demo/3 is missing");
+  ASSERT_EQ(lh_why(client_, "demo", 3, kPatienceMs, text, 3), LH_OK);
+  EXPECT_STREQ(text, "m2");
+  EXPECT_EQ(lh_why(client_, "a run", 0, 0, text, sizeof text), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_why(nullptr, "demo", 0, 0, text, sizeof text), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_why(client_, "demo", 0, 0, nullptr, 5), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_why(client_, "demo", 0, 0, text, 0), LH_INVALID_ARGUMENT);
+  Hold(&ScriptedHandler::hold_whys);
+  EXPECT_EQ(lh_why(client_, "demo", 0, 1, text, sizeof text), LH_DEADLINE_EXCEEDED);
+  EXPECT_STREQ(text, "");
+}
+
 bool Readable(int fd, int timeout_ms) {
   pollfd poll_fd{fd, POLLIN, 0};
   return poll(&poll_fd, 1, timeout_ms) == 1;

@@ -35,9 +35,11 @@
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
+#include "coordinator/loop/explain.h"
 #include "proto/control/convert.h"
 #include "proto/control/grpc/support.h"
 #include "proto/control/recording.h"
+#include "proto/control/why.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
 #include "proto/wire/limits.h"
 
@@ -152,6 +154,8 @@ class Stream final : public SessionPort,
   std::string Distrust(const control::Hello& hello) const;
   // A message about recordings came. It does not go to the loop.
   void OnRecordingMessage(const std::string& bytes);
+  // The peer asks why a group waits. Nothing more is read before the answer.
+  void OnWhyMessage(const std::string& bytes);
 
   AttachService* const service_;
   grpc::CallbackServerContext* const context_;
@@ -463,6 +467,7 @@ void Stream::OnReadDone(bool ok) {
   if (bytes.ok() && welcomed_ && control::IsRecordingMessage(*bytes)) {
     return OnRecordingMessage(*bytes);
   }
+  if (bytes.ok() && welcomed_ && control::IsWhyMessage(*bytes)) return OnWhyMessage(*bytes);
   absl::StatusOr<control::PeerMessage> message =
       bytes.ok() ? control::ParsePeerMessage(*bytes) : bytes.status();
   if (!message.ok()) {
@@ -520,6 +525,35 @@ void Stream::OnRecordingMessage(const std::string& bytes) {
   desk_->OnPiece(hello_, *std::move(piece));
   MutexLock lock(&mutex_);
   StartReadLocked();
+}
+
+void Stream::OnWhyMessage(const std::string& bytes) {
+  const absl::StatusOr<control::AskWhy> ask = control::ParseAskWhy(bytes);
+  if (!ask.ok()) {
+    const std::string why(ask.status().message());
+    service_->OnRefused(client_, why);
+    return End({grpc::StatusCode::INVALID_ARGUMENT, why});
+  }
+  loop_->QueryCore([self = shared_from_this(), ask = *ask](const absl::StatusOr<Overview>& overview,
+                                                           const CoordinatorCore*) {
+    std::string text = "this host has no member in the group";
+    if (!overview.ok()) {
+      text = std::string(overview.status().message());
+    } else {
+      for (const GroupView& group : overview->groups) {
+        // What goes on in other groups is no business of this peer.
+        if (group.group != ask.group ||
+            std::none_of(group.members.begin(), group.members.end(),
+                         [&](const MemberView& member) { return member.peer == self->hello_; })) {
+          continue;
+        }
+        text =
+            ExplainToTrainer(group, self->loop_->core_config().detect_ms, overview->slow_write_ms);
+      }
+    }
+    self->SendBytes(control::Serialize(control::TellWhy{ask.request, text}));
+    self->Accepted();
+  });
 }
 
 void Stream::OnWriteDone(bool ok) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -461,6 +462,19 @@ Explanation Explain(const GroupView& group, uint32_t detect_ms, uint32_t slow_wr
   AddState(group, &explanation.facts);
   AddFaults(group, &explanation.facts);
   return explanation;
+}
+
+std::string ExplainToTrainer(const GroupView& group, uint32_t detect_ms, uint32_t slow_write_ms) {
+  std::string text = Explain(group, detect_ms, slow_write_ms).verdict;
+  if (group.waiting_for.empty() || !absl::StrContains(text, group.waiting_for)) return text;
+  std::vector<std::string> missing;
+  for (const MemberView& member : group.members) {
+    if (!member.joined || member.voting) continue;
+    const auto at = std::find_if(group.ring.begin(), group.ring.end(),
+                                 [&](const PeerView& peer) { return peer.peer == member.peer; });
+    if (at != group.ring.end()) missing.push_back(MemberName(member) + " at " + HostOf(*at));
+  }
+  return missing.empty() ? text : absl::StrCat(text, "; not there: ", List(missing));
 }
 
 }  // namespace longhaul::coordinator

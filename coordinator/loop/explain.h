@@ -24,4 +24,9 @@ struct Explanation {
 // `slow_write_ms`: the longest write of the store in the last seconds.
 Explanation Explain(const GroupView& group, uint32_t detect_ms, uint32_t slow_write_ms = 0);
 
+// The same for a trainer that waits, in one sentence: the verdict, and where the members are that
+// have not come to the step boundary.
+std::string ExplainToTrainer(const GroupView& group, uint32_t detect_ms,
+                             uint32_t slow_write_ms = 0);
+
 }  // namespace longhaul::coordinator

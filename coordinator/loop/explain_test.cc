@@ -44,6 +44,16 @@ TEST(Explain, NamesWhoKeepsANewcomerWaiting) {
                           HasSubstr("members that wait at the step boundary: m1(left)")));
 }
 
+TEST(Explain, TellsATrainerWhereThoseAreWhoAreMissing) {
+  GroupView group = TwoPeers();
+  EXPECT_EQ(ExplainToTrainer(group, 1500), Explain(group, 1500).verdict);
+  group.waiting_for = "waiting for 1 of 2 votes: m2";
+  group.members[0].voting = true;
+  group.members.push_back({MemberId(3), PeerId(0xc), "new", Epoch(), false});
+  EXPECT_EQ(ExplainToTrainer(group, 1500),
+            "waiting for 1 of 2 votes: m2; not there: m2 at peer pb (host h2)");
+}
+
 TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
   GroupView group = TwoPeers();
   group.preparing = Epoch(4);

@@ -471,6 +471,9 @@ class Stream final {
     if (bytes.ok() && callbacks_->recording && control::IsRecordingMessage(*bytes)) {
       return OnRecordingMessage(*bytes);
     }
+    if (bytes.ok() && callbacks_->told_why && control::IsWhyMessage(*bytes)) {
+      return OnWhyMessage(*bytes);
+    }
     absl::StatusOr<control::CoordinatorMessage> message =
         bytes.ok() ? control::ParseCoordinatorMessage(*bytes) : bytes.status();
     if (!message.ok()) {
@@ -493,6 +496,13 @@ class Stream final {
     if (!request.ok()) return GiveUp(std::string(request.status().message()));
     (void)SendBytes(control::Serialize(callbacks_->recording(*request, received_us)),
                     /*hello=*/false);
+    Read();
+  }
+
+  void OnWhyMessage(const std::string& bytes) {
+    absl::StatusOr<control::TellWhy> tell = control::ParseTellWhy(bytes);
+    if (!tell.ok()) return GiveUp(std::string(tell.status().message()));
+    if (!callbacks_->told_why(*std::move(tell))) return GiveUp(kBehind);
     Read();
   }
 
@@ -589,6 +599,15 @@ class ControlClientImpl final : public ControlClient {
       stream = stream_;
     }
     return stream != nullptr && stream->Send(message);
+  }
+
+  bool AskWhy(const control::AskWhy& ask) override {
+    std::shared_ptr<Stream> stream;
+    {
+      MutexLock lock(&mutex_);
+      stream = stream_;
+    }
+    return stream != nullptr && stream->SendBytes(control::Serialize(ask), /*hello=*/false);
   }
 
   void Refuse(const std::string& reason) override {

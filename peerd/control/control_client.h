@@ -39,6 +39,7 @@
 #include "base/tls/tls_files.h"
 #include "proto/control/messages.h"
 #include "proto/control/recording.h"
+#include "proto/control/why.h"
 
 namespace longhaul::peerd {
 
@@ -68,6 +69,8 @@ struct ControlClientCallbacks {
   // then the peer does not offer it. Unlike the others, this one gives no news to the owner.
   std::function<control::RecordingPiece(const control::ReadRecording&, int64_t received_us)>
       recording;
+  // The answer to AskWhy(). Returns false if the owner's mailbox is full, as above. May be null.
+  std::function<bool(control::TellWhy)> told_why;
 };
 
 // Why no stream came to stand, or why a coordinator ended one.
@@ -101,6 +104,10 @@ class ControlClient {
   // is dropped, and so is a second Hello. The reason: the owner hears of a new stream late, through
   // its mailbox, so it may still send messages that were meant for the stream before.
   virtual bool Send(const control::PeerMessage& message) = 0;
+
+  // Asks the coordinator why a group waits; told_why() gets the answer. Nobody says if none comes.
+  // Any thread may call it. Returns false if no stream stands.
+  virtual bool AskWhy(const control::AskWhy& ask) = 0;
 
   // Ends the stream and goes on to the next address. The owner calls this when it does not accept
   // the coordinator at the other end. Any thread may call it.

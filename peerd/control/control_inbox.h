@@ -18,6 +18,7 @@
 
 #include "base/mailbox.h"
 #include "proto/control/messages.h"
+#include "proto/control/why.h"
 
 namespace longhaul::peerd {
 
@@ -28,7 +29,8 @@ struct StreamEnded {
 
 class ControlInbox {
  public:
-  using Mail = std::variant<StreamBegan, StreamEnded, control::CoordinatorMessage>;
+  using Mail =
+      std::variant<StreamBegan, StreamEnded, control::CoordinatorMessage, control::TellWhy>;
 
   ControlInbox(size_t mails_max, std::function<void()> wake)
       : mails_max_(mails_max), box_(mails_max + 1, std::move(wake)) {}
@@ -36,6 +38,7 @@ class ControlInbox {
   // Begin() and Add() return false if there is no room. The caller then has to end the stream.
   [[nodiscard]] bool Begin() { return Post(StreamBegan{}); }
   [[nodiscard]] bool Add(control::CoordinatorMessage message) { return Post(std::move(message)); }
+  [[nodiscard]] bool Add(control::TellWhy tell) { return Post(std::move(tell)); }
   void End(std::string reason) { (void)box_.Post(StreamEnded{std::move(reason)}); }
 
   std::vector<Mail> TakeAll() { return box_.TakeAll(); }

@@ -223,6 +223,7 @@ absl::Status DaemonImpl::Open() {
   callbacks.recording = [this](const control::ReadRecording& request, int64_t received_us) {
     return recording_.Answer(request, received_us);
   };
+  callbacks.told_why = [this](control::TellWhy tell) { return inbox_.Add(std::move(tell)); };
   control_ = MakeControlClient(control, std::move(callbacks));
 
   EngineOptions engine;
@@ -240,6 +241,7 @@ absl::Status DaemonImpl::Open() {
   ports.ops = ops_.get();
   ports.states = states_.get();
   ports.to_coordinator = [this](const control::PeerMessage& m) { Send(m); };
+  ports.ask_why = [this](const control::AskWhy& ask) { (void)control_->AskWhy(ask); };
   ports.refuse_coordinator = [this](const std::string& reason) { control_->Refuse(reason); };
   ports.reached = [this](const auto& endpoints) { return address_.Reached(endpoints); };
   ports.clock = [this] { return ring_->Now(); };
@@ -343,6 +345,8 @@ void DaemonImpl::HandleInbox() {
       engine_->OnStreamUp();
     } else if (const auto* down = std::get_if<StreamEnded>(&mail)) {
       engine_->OnStreamDown(down->reason);
+    } else if (auto* tell = std::get_if<control::TellWhy>(&mail)) {
+      engine_->OnTellWhy(std::move(*tell));
     } else {
       auto& message = std::get<control::CoordinatorMessage>(mail);
       if (std::holds_alternative<control::Welcome>(message)) path_reports_.SayAllAgain();

@@ -69,12 +69,15 @@ void Engine::Turn() {
     core_->SetProgress(local, progress);
   }
   FailHopelessJoins();
+  EndQuestions();
   CarryOut();
 }
 
 Tick Engine::NextDeadline() const {
   if (ports_.ops->HasWork()) return Now();
-  return std::min(core_->NextDeadline(), ports_.states->NextDeadline());
+  Tick next = std::min(core_->NextDeadline(), ports_.states->NextDeadline());
+  for (const auto& [group, question] : questions_) next = std::min(next, question.until);
+  return next;
 }
 
 // Carries out one action.
@@ -244,6 +247,50 @@ void Engine::FailHopelessJoins() {
         {});
     ports_.states->Forget(local);
     Post(LocalDied{local, "no coordinator"});
+  }
+}
+
+std::string Engine::NoCoordinator() const {
+  return absl::StrCat("no coordinator for ", (Now() - unserved_since_) / Seconds(1),
+                      " s: ", stream_error_);
+}
+
+void Engine::OnWhy(const GroupKey& group, std::function<void(const std::string&)> done) {
+  if (!welcome_) return done(NoCoordinator());
+  const bool ours = std::any_of(groups_.begin(), groups_.end(),
+                                [&](const auto& entry) { return entry.second == group; });
+  if (!ours || ports_.ask_why == nullptr) return done("this host has no member in the group");
+  const auto [it, fresh] = questions_.try_emplace(group);
+  Question& question = it->second;
+  if (!fresh && question.number == 0) return done(question.text);
+  question.waiting.push_back(std::move(done));
+  if (!fresh) return;
+  question.number = ++last_question_;
+  question.until = Now() + kWhyPatience;
+  ports_.ask_why({question.number, group});
+}
+
+void Engine::OnTellWhy(const control::TellWhy& tell) {
+  for (auto& [group, question] : questions_) {
+    if (question.number == 0 || question.number != tell.request) continue;
+    question.number = 0;
+    question.text = tell.text;
+    for (const auto& done : std::exchange(question.waiting, {})) done(question.text);
+  }
+}
+
+void Engine::EndQuestions() {
+  for (auto it = questions_.begin(); it != questions_.end();) {
+    if (welcome_ && Now() < it->second.until) {
+      ++it;
+      continue;
+    }
+    const Question ended = std::move(it->second);
+    it = questions_.erase(it);
+    const std::string text =
+        welcome_ ? "the coordinator does not answer: it hangs, or the network to it is slow"
+                 : NoCoordinator();
+    for (const auto& done : ended.waiting) done(text);
   }
 }
 

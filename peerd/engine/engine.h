@@ -23,6 +23,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,6 +37,7 @@
 #include "peerd/engine/ports.h"
 #include "peerd/transport/transport.h"
 #include "proto/control/messages.h"
+#include "proto/control/why.h"
 #include "proto/wire/frame.h"
 
 namespace longhaul::peerd {
@@ -62,6 +64,7 @@ class Engine final : public TransportListener, public TrainerRequests {
   // Also called when an attempt to open the stream failed. The reason names the address.
   void OnStreamDown(const std::string& reason);
   void OnMessage(control::CoordinatorMessage message);
+  void OnTellWhy(const control::TellWhy& tell);
   // True if the coordinator has sent Welcome on the open stream. A coordinator that accepts the
   // stream and then refuses the peer does not count.
   bool welcome() const { return welcome_; }
@@ -108,6 +111,7 @@ class Engine final : public TransportListener, public TrainerRequests {
     return core_->GetMember(local, member);
   }
   void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) override;
+  void OnWhy(const GroupKey& group, std::function<void(const std::string&)> done) override;
   bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) override;
   void OnGone(LocalId local, const std::string& reason) override;
   void OnRegionAdded(const uint8_t* data, size_t bytes) override;
@@ -131,6 +135,10 @@ class Engine final : public TransportListener, public TrainerRequests {
   void WithdrawSync(LocalId local, const Outcome& outcome);
   void Unwelcome();
   void FailHopelessJoins();
+  std::string NoCoordinator() const;
+  // Forgets questions whose time is up, and answers what is open; all of them if there is no
+  // coordinator.
+  void EndQuestions();
 
   EngineOptions options_;
   EnginePorts ports_;
@@ -143,6 +151,16 @@ class Engine final : public TransportListener, public TrainerRequests {
   Tick unserved_since_;  // since when there has been no Welcome
   std::string stream_error_ = "not tried yet";
   bool drained_ = false;
+  // Questions of trainers why a group waits. Within kWhyPatience the coordinator is asked once for
+  // each group. Not copied by Clone(), and not digested: nothing is decided by them.
+  struct Question {
+    uint64_t number = 0;  // 0: it is answered
+    Tick until;
+    std::string text;  // the answer
+    std::vector<std::function<void(const std::string&)>> waiting;
+  };
+  std::map<GroupKey, Question> questions_;
+  uint64_t last_question_ = 0;
   // The newest READY that was signed.
   struct Signed {
     GroupKey group;

@@ -45,6 +45,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   std::optional<bool> withdrawn;  // the result of Withdraw()
   Tick now{Seconds(1)};
   std::vector<control::PeerMessage> sent;
+  std::vector<control::AskWhy> asked;
 
   void ReadersGone() {
     for (const auto& act : std::exchange(unread, {})) act();
@@ -195,6 +196,7 @@ class EngineTest : public testing::Test {
     ports.ops = &world;
     ports.states = &world;
     ports.to_coordinator = [this](const control::PeerMessage& m) { world.sent.push_back(m); };
+    ports.ask_why = [this](const control::AskWhy& ask) { world.asked.push_back(ask); };
     ports.refuse_coordinator = [this](const std::string&) { world.told.push_back("refuse"); };
     ports.clock = [this] { return world.now; };
     ports.observer = observer;
@@ -386,6 +388,52 @@ TEST_F(EngineTest, AJoinFailsWhenNoCoordinatorServesThePeer) {
   // When the coordinator comes back, the peer does not ask for this member again.
   Attach();
   EXPECT_EQ(engine.core().GetStats().members, 0u);
+}
+
+TEST_F(EngineTest, WithoutACoordinatorATrainerIsToldSinceWhenAndWhy) {
+  std::vector<std::string> said;
+  const auto note = [&](const std::string& text) { said.push_back(text); };
+  engine.OnStreamDown("c:1 refused: join token expired");
+  world.now = world.now + Seconds(30);
+  engine.OnWhy(kGroup, note);
+  EXPECT_THAT(said, ElementsAre("no coordinator for 30 s: c:1 refused: join token expired"));
+  EXPECT_THAT(world.asked, IsEmpty());
+}
+
+TEST_F(EngineTest, TheCoordinatorSaysWhyAGroupWaits) {
+  std::vector<std::string> said;
+  const auto note = [&](const std::string& text) { said.push_back(text); };
+  Join();
+  engine.OnWhy({"other", 1}, note);
+  EXPECT_THAT(std::exchange(said, {}), ElementsAre("this host has no member in the group"));
+  engine.OnWhy(kGroup, note);
+  engine.OnWhy(kGroup, note);
+  ASSERT_EQ(world.asked.size(), 1u) << "once, however many trainers ask";
+  EXPECT_EQ(world.asked[0].group, kGroup);
+  engine.OnTellWhy({99, "what nobody asked"});
+  EXPECT_THAT(said, IsEmpty());
+  engine.OnTellWhy({world.asked[0].request, "m2 is missing"});
+  engine.OnTellWhy({world.asked[0].request, "again"});
+  engine.OnWhy(kGroup, note);
+  EXPECT_THAT(std::exchange(said, {}),
+              ElementsAre("m2 is missing", "m2 is missing", "m2 is missing"));
+  EXPECT_EQ(world.asked.size(), 1u);
+  world.now = world.now + kWhyPatience;
+  engine.Turn();
+  engine.OnWhy(kGroup, note);
+  EXPECT_EQ(world.asked.size(), 2u);
+  // This answer does not come.
+  EXPECT_LE(engine.NextDeadline(), world.now + kWhyPatience);
+  world.now = world.now + (kWhyPatience - 1);
+  engine.Turn();
+  EXPECT_THAT(said, IsEmpty());
+  world.now = world.now + 1;
+  engine.Turn();
+  EXPECT_THAT(std::exchange(said, {}), ElementsAre(HasSubstr("the coordinator does not answer")));
+  engine.OnWhy(kGroup, note);
+  engine.OnStreamDown("reset");
+  engine.Turn();
+  EXPECT_THAT(said, ElementsAre("no coordinator for 0 s: reset"));
 }
 
 TEST_F(EngineTest, AStreamThatNeverStoodIsNoNewsForTheCore) {

@@ -32,6 +32,7 @@
 #include "peerd/state/local_state.h"
 #include "peerd/transport/transport.h"
 #include "proto/control/messages.h"
+#include "proto/control/why.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/op_desc.h"
 
@@ -144,6 +145,8 @@ struct EnginePorts {
   OpPort* ops = nullptr;
   StatePort* states = nullptr;
   std::function<void(const control::PeerMessage&)> to_coordinator;
+  // Asks the coordinator why a group waits. OnTellWhy() gets the answer, if one comes. May be null.
+  std::function<void(const control::AskWhy&)> ask_why;
   // Closes the control stream, and tries the next address.
   std::function<void(const std::string& reason)> refuse_coordinator;
   // The addresses at which this host may reach a peer that tells these; null: these.

@@ -49,6 +49,9 @@ struct OpTraffic {
   uint64_t blocks_not_finite = 0;  // Attempt::blocks_not_finite()
 };
 
+// How long the coordinator may take to say why a group waits, in microseconds.
+inline constexpr int64_t kWhyPatience = 1000000;
+
 // The requests. The caller numbers the members (LocalId).
 class TrainerRequests {
  public:
@@ -75,6 +78,10 @@ class TrainerRequests {
   virtual std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) = 0;
   // Hashes all tensors of the state ahead of a sync. Runs `done` afterwards, within a later turn.
   virtual void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
+  // Runs `done` once, with a sentence that says why members of the group wait: what is wrong with
+  // the coordinator, else what the coordinator says. In this call, or in a later turn within
+  // kWhyPatience. It depends on no member: a trainer that was removed may ask, too.
+  virtual void OnWhy(const GroupKey& group, std::function<void(const std::string& text)> done) = 0;
   // Returns whether a state with this manifest is kept for the member, and sets its revision.
   virtual bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) = 0;
   // The trainer is gone, or was cut off.

@@ -14,6 +14,7 @@
 #include "proto/wire/ipc_check.h"
 #include "proto/wire/ipc_fields.h"
 #include "proto/wire/ipc_op.h"
+#include "proto/wire/ipc_why.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd::ipc {
@@ -69,6 +70,8 @@ void TrainerServer::OnRequest(const ClientPtr& client) {
       return Take(c);
     case LH_IPC_PREPARE:
       return Prepare(c);
+    case LH_IPC_WHY:
+      return Why(c);
     default:
       LH_CHECK(false) << "request " << request.type << " passed the check";
   }
@@ -354,6 +357,20 @@ void TrainerServer::Prepared(uint64_t client, uint64_t state, uint64_t call) {
   if (found == nullptr) return;
   found->states.at(state).syncing = false;
   Answer(*found, call, {});
+}
+
+void TrainerServer::Why(Client& client) {
+  const lh_ipc_why why = lh_ipc_get_why(&client.request);
+  handler_->OnWhy({why.run, why.group}, [this, number = client.number,
+                                         call = client.request.call](const std::string& text) {
+    Client* const found = connections_.Find(number);
+    if (found == nullptr) return;
+    // Only a reply with an error has a text, but for this one.
+    lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, 0, {Code::kInternal, text});
+    reply.status = static_cast<int32_t>(Code::kOk);
+    found->calls.erase(call);
+    connections_.Push(*found, reply);
+  });
 }
 
 void TrainerServer::Take(Client& client) {

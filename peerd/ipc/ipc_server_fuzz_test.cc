@@ -52,6 +52,9 @@ class Engine : public TrainerRequests {
     Touch(*state);
     prepares.push_back(std::move(done));
   }
+  void OnWhy(const GroupKey&, std::function<void(const std::string&)> done) override {
+    whys.push_back(std::move(done));
+  }
   bool OnKept(LocalId, const LocalState& state, uint64_t* revision) override {
     Touch(state);
     *revision = 3;
@@ -100,6 +103,7 @@ class Engine : public TrainerRequests {
   std::map<LocalId, bool> joins, steps, takes, leaves;
   std::map<LocalId, StateSync> syncs;
   std::vector<std::function<void()>> prepares;
+  std::vector<std::function<void(const std::string&)>> whys;
   std::vector<std::pair<PostRef, PostBuffers>> posts;
   std::vector<MemberId> members = {MemberId(1), MemberId(2)};
   std::set<const uint8_t*> mapped;  // regions that posts may name
@@ -140,6 +144,7 @@ class Attack {
         << "a member is left";
     engine_.posts.clear();
     engine_.prepares.clear();
+    engine_.whys.clear();
     for (int i = 0; i < 10000 && !engine_.mapped.empty(); ++i) Turn();
     LH_CHECK(engine_.mapped.empty()) << "a region is left";
     server_.reset();
@@ -465,6 +470,11 @@ class Attack {
         break;
       }
       case 6:
+        if (!engine_.whys.empty()) {
+          engine_.whys.back()("why");
+          engine_.whys.pop_back();
+          break;
+        }
         if (engine_.prepares.empty()) return;
         engine_.prepares.back()();
         engine_.prepares.pop_back();

@@ -58,6 +58,7 @@ class TrainerServer final : public IpcServer, private RequestHandler {
   void RemoveState(Client& client);
   void Prepare(Client& client);
   void Prepared(uint64_t client, uint64_t state, uint64_t call);
+  void Why(Client& client);
   void Kept(Client& client);
   void Take(Client& client);
   // Reads which state the request syncs, and how, and marks the state as used by the member.

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "base/fields.h"
 #include "proto/wire/ipc.h"
+#include "proto/wire/ipc_why.h"
 #include "proto/wire/limits.h"
 #include "proto/wire/op_desc.h"
 
@@ -47,6 +48,8 @@ inline size_t IpcBodyBytes(uint32_t type) {
       return sizeof(lh_ipc_members);
     case LH_IPC_MEMBER:
       return sizeof(lh_ipc_about);
+    case LH_IPC_WHY:
+      return sizeof(lh_ipc_why);
     case LH_IPC_LOOK:
       return 0;
     default:
@@ -155,6 +158,13 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       break;
     case LH_IPC_MEMBER:
       if (request.u.about.member_id == 0) return "member_id is 0";
+      break;
+    case LH_IPC_WHY:
+      if (request.member != 0) return "member in a request that has none";
+      if (lh_ipc_get_why(&request).zero != 0) return "reserved bytes are not zero";
+      if (!IsIpcName(lh_ipc_get_why(&request).run, LH_RUN_NAME_BYTES_MAX)) {
+        return "malformed run name";
+      }
       break;
     case LH_IPC_MEMBERS:
       if (request.u.members.zero != 0) return "reserved bytes are not zero";

@@ -93,6 +93,27 @@ TEST(IpcProtocolErrorTest, ACancelNamesAMemberAndACall) {
   EXPECT_FALSE(Fine(cancel));
 }
 
+TEST(IpcProtocolErrorTest, WhyNamesARunAndNoMember) {
+  lh_ipc_request request = Request(LH_IPC_WHY);
+  lh_ipc_why why = {};
+  const auto fine = [&] {
+    lh_ipc_put_why(&why, &request);
+    return Fine(request);
+  };
+  EXPECT_FALSE(fine());
+  strcpy(why.run, "demo");
+  why.group = 3;
+  EXPECT_TRUE(fine());
+  request.member = 3;
+  EXPECT_FALSE(fine());
+  request.member = 0;
+  why.zero = 1;
+  EXPECT_FALSE(fine());
+  why.zero = 0;
+  strcpy(why.run, "a run");
+  EXPECT_FALSE(fine());
+}
+
 TEST(IpcProtocolErrorTest, AJoinMayNameItsMember) {
   lh_ipc_request join = Join();
   strcpy(join.u.join.name, "trainer-1");

@@ -342,6 +342,7 @@ TrainerPlan RandomRun::DrawPlan() {
     if (prng_.Chance(0.5)) plan.dawdle_us = Detect(0.2, 2);
   }
   plan.cancels = cancel_draws_.Chance(0.3);
+  plan.ends_early = Prng(seed_ ^ 0xe2d5).Chance(0.3);
   plan.syncs = syncs_;
   plan.terms.background = background_draws_.Chance(background_);
   plan.odd = odd_draws_.Chance(odd_);

@@ -94,6 +94,14 @@ class ScriptedHandler : public TrainerRequests {
       done();
     }
   }
+  void OnWhy(const GroupKey& group, std::function<void(const std::string&)> done) override {
+    events.push_back("why " + ToString(group));
+    if (hold_whys) {
+      whys.push_back(std::move(done));
+    } else {
+      done("m2 of " + ToString(group) + " is missing");
+    }
+  }
   bool OnKept(LocalId, const LocalState& state, uint64_t* revision) override {
     kept_asked.push_back(state.manifest);
     *revision = kept_revision;
@@ -143,10 +151,12 @@ class ScriptedHandler : public TrainerRequests {
   uint64_t kept_revision = 0;  // 0: no state is kept
   std::vector<Manifest> kept_asked;
   bool hold_prepares = false;
+  bool hold_whys = false;
   std::vector<Manifest> prepared;               // of all OnPrepare() calls
   std::vector<std::function<void()>> prepares;  // the `done` of each held call
-  std::vector<StateSync> syncs;                 // of all syncs
-  std::vector<HeldPost> posts;                  // the posts that are not answered
+  std::vector<std::function<void(const std::string&)>> whys;
+  std::vector<StateSync> syncs;  // of all syncs
+  std::vector<HeldPost> posts;   // the posts that are not answered
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
   uint64_t bytes_removed = 0;

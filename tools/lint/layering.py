@@ -19,7 +19,7 @@ _BASE_VALUES = (
 _ABSL_VALUES = (
     r"absl/(status|strings|types|base/attributes|base/optimization|base/macros|numeric|container/inlined_vector)"
 )
-_IPC = r"proto/wire/(ipc|kinds|limits|types)\.h"
+_IPC = r"proto/wire/(ipc|ipc_why|kinds|limits|types)\.h"
 
 
 class Layer(NamedTuple):
@@ -135,7 +135,7 @@ LAYERS = [
     ),
     Layer(
         r"peerd/engine/",
-        r"peerd/(collective|core|engine|state|transport)/|proto/(control/(messages|signed_ready)\.h|wire/)|base/|absl/",
+        r"peerd/(collective|core|engine|state|transport)/|proto/(control/(messages|signed_ready|why)\.h|wire/)|base/|absl/",
         "the engine reaches trainers, coordinator and ring through its ports only",
     ),
     Layer(r"client/", rf"client/|longhaul/|{_IPC}", "the client library depends on nothing"),

@@ -242,6 +242,16 @@ LH_API void lh_close(lh_client* client);
  * uses of the client fail: open another client. */
 LH_API lh_status lh_client_check(lh_client* client);
 
+/* Asks peerd why members of a group wait, and writes a sentence for people to text_out, cut to
+ * `bytes` with its NUL: why and since when there is no coordinator, else what the coordinator says,
+ * such as which members have not come to the step boundary. Also for a member that is not admitted
+ * yet, or was removed without knowing it. "" if nobody knows. Returns LH_OK,
+ * LH_DEADLINE_EXCEEDED (peerd is stopped or hangs; `timeout_ms` should be 3000 or more, as the
+ * coordinator has a second to answer), LH_UNAVAILABLE (peerd has gone) or LH_INVALID_ARGUMENT. Any
+ * thread. */
+LH_API lh_status lh_why(lh_client* client, const char* run, uint32_t group, int64_t timeout_ms,
+                        char* text_out, size_t bytes);
+
 /* Allocates `bytes` (1 or more) in the arena, aligned to 64 bytes. peerd sends and
  * receives tensors in this memory without a copy. The content is undefined.
  * LH_UNAVAILABLE: the arena limit of peerd (--arena-limit) or the memory of the host is used up. */

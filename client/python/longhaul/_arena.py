@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable, check
+from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable, check, error
 from ._programs import PathLike, private_socket, serves
 from ._waiting import PEERD_S, Waiting
 from ._watcher import Watcher
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Shape = int | Sequence[int]
+
+# How long peerd may take to say why a group waits. It gives the coordinator a second.
+_WHY_MS = 3000
+_WHY_BYTES = 1024
 
 
 class Client:
@@ -101,6 +105,14 @@ class Client:
         """Whether the connection to peerd is open, as far as the library can tell without waiting."""
         status: int = _native.library().lh_client_check(self.handle)
         return status == _native.OK
+
+    def why(self, run: str, group: int) -> str:
+        """Why members of the group wait, as peerd and the coordinator see it: one sentence. Takes 3 s at most."""
+        text = ctypes.create_string_buffer(_WHY_BYTES)
+        status = _native.library().lh_why(self.handle, run.encode(), group, _WHY_MS, text, len(text))
+        if status != _native.OK:
+            return str(error(status, "peerd was asked why"))
+        return text.value.decode(errors="replace") or "nobody knows why"
 
     def alloc(self, size: int) -> ctypes.Array[ctypes.c_char]:
         """Allocates `size` bytes (1 or more) of shared memory, aligned to 64 bytes.

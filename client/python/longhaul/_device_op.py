@@ -163,6 +163,11 @@ class DeviceOp:
         self._follow()
         return True
 
+    def look(self) -> None:
+        """As Op.look(). Nothing is said of a wait for the GPU."""
+        if self._op is not None:
+            self._op.look()
+
     def wait(self, deadline: _native.Deadline) -> bool:
         """Waits for an outcome; then the caller's stream waits for the result. False: there is none by the deadline."""
         self._copier.check_usable(self.what)

@@ -26,6 +26,7 @@ from ._member import Member
 from ._programs import PathLike
 from ._state import State
 from ._sync import check_state
+from ._waiting import GroupWait
 
 
 def join(
@@ -213,7 +214,8 @@ class Request:
     def comm(self, deadline: _native.Deadline) -> Comm:
         """Waits for the admission. If it fails, or does not come by the deadline, the request is withdrawn."""
         try:
-            status = _native.wait(self._op, deadline)
+            wait = GroupWait(self._member.client, self._run, self._group, "join")
+            status = _native.wait(self._op, deadline, wait.look)
             if status == _native.DEADLINE_EXCEEDED:
                 # peerd's answer to the withdrawn request says what the member waited for.
                 _native.library().lh_leave(self._member.handle, 1000)

@@ -84,6 +84,7 @@ class Record:
 
     def __init__(self, run: str, group: int) -> None:
         self.counters = Counters()
+        self.run, self.group = run, group
         self._where = f"run {run} group {group}"
         self._told = False  # of the eviction
         # Since begin_block(): how many ops have failed, and what the first one said.

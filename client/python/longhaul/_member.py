@@ -10,6 +10,7 @@ from . import _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, FailedPrecondition, error
 from ._log import Record
+from ._waiting import GroupWait
 from ._world import StepWorld, World
 
 
@@ -26,6 +27,8 @@ class Member:
         self.record = record
         self.handle = ctypes.c_void_p()
         self.left = False
+        # By name of the call: waits that a call has begun, and its next call goes on with.
+        self._waits: dict[str, GroupWait] = {}
         # Calling free() frees the handle at once; the member leaves then.
         self.free = weakref.finalize(self, _free_comm, client, self.handle)
         self.free.atexit = False
@@ -82,8 +85,23 @@ class Member:
         """
         self.client.watcher.check_may_wait(what)
         status = call(self.handle, deadline.slice_ms())
-        while status == _native.DEADLINE_EXCEEDED and not deadline.passed():
+        while status == _native.DEADLINE_EXCEEDED:
+            self.look(what)
+            if deadline.passed():
+                break
             status = call(self.handle, deadline.slice_ms())
         if status == _native.DEADLINE_EXCEEDED:
             raise DeadlineExceeded(f"{what}: not done in time; it goes on; call {what}() again to go on waiting")
+        self.waited(what)
         self.check(status, what)
+
+    def look(self, what: str) -> None:
+        """The call `what` waits. If it has for long, alone or with the calls before, a line says what for."""
+        wait = self._waits.get(what)
+        if wait is None:
+            wait = self._waits[what] = GroupWait(self.client, self.record.run, self.record.group, what)
+        wait.look()
+
+    def waited(self, what: str) -> None:
+        """The wait of the call `what` is over."""
+        self._waits.pop(what, None)

@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -261,6 +262,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_open": (c_int, [POINTER(OpenOptions), POINTER(c_void_p)]),
     "lh_close": (None, [c_void_p]),
     "lh_client_check": (c_int, [c_void_p]),
+    "lh_why": (c_int, [c_void_p, c_char_p, c_uint32, c_int64, c_char_p, c_size_t]),
     "lh_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
     "lh_free": (c_int, [c_void_p, c_void_p]),
     "lh_join_start": (c_int, [c_void_p, POINTER(JoinOptions), POINTER(c_void_p), POINTER(c_void_p)]),
@@ -362,10 +364,16 @@ class Deadline:
 # as a call returns; with the other order a handle could be filled and never freed. Freeing NULL does nothing.
 
 
-def wait(op: c_void_p, deadline: Deadline) -> int:
-    """lh_op_wait() in slices, so that Ctrl-C can interrupt it. Returns the outcome, or DEADLINE_EXCEEDED."""
+def wait(op: c_void_p, deadline: Deadline, look: Callable[[], None]) -> int:
+    """lh_op_wait() in slices, so that Ctrl-C can interrupt it. Returns the outcome, or DEADLINE_EXCEEDED.
+
+    look: is called after each slice without an outcome.
+    """
     lib = library()
     while True:
         status: int = lib.lh_op_wait(op, deadline.slice_ms())
-        if status != DEADLINE_EXCEEDED or deadline.passed():
+        if status != DEADLINE_EXCEEDED:
+            return status
+        look()
+        if deadline.passed():
             return status

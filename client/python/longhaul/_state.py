@@ -17,6 +17,7 @@ from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, number_of
 from ._state_tensor import Memory, StateTensor, tensor_of
 from ._sync_info import SyncInfo
+from ._waiting import Waiting
 
 
 class Holder(Protocol):
@@ -325,7 +326,8 @@ class State:
         op = ctypes.c_void_p()
         try:
             check(_native.library().lh_state_prepare_start(registration.handle, ctypes.byref(op)), "preparing a state")
-            status = _native.wait(op, deadline)
+            waiting = Waiting("preparing a state")
+            status = _native.wait(op, deadline, lambda: waiting.look(lambda: "peerd hashes it"))
             if status == _native.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded("preparing a state: peerd has not hashed it in time; give a longer timeout")
             check(status, "preparing a state")

@@ -91,6 +91,10 @@ class Syncs:
         self._member.client.sweep()
         while True:
             status = self._take(state, deadline.slice_ms())
+            if status == _native.DEADLINE_EXCEEDED:
+                self._member.look("take_state")
+            else:
+                self._member.waited("take_state")
             if status != _native.DEADLINE_EXCEEDED or deadline.passed():
                 return status == _native.OK
 
@@ -119,6 +123,7 @@ class Syncs:
         """If peerd has not answered a take, waits for the answer. Raises DeadlineExceeded."""
         while self._taking and self._held is not None:
             self._take(self._held, deadline.slice_ms())
+            self._member.look("take_state")
             if self._taking and deadline.passed():
                 raise DeadlineExceeded(
                     f"take of {self._held!r}: peerd does not answer; look at the log of peerd, or call again"
@@ -196,6 +201,7 @@ class Syncs:
         """Begins the sync, or goes on waiting for it. Returns its status and info; raises DeadlineExceeded."""
         lib = _native.library()
         call = lib.lh_begin_step_sync if opened.at_step else lib.lh_sync_state
+        what = "step" if opened.called_as_step else "sync_state"
         info = _native.SyncInfoStruct()
         told: Progress | None = None
         while True:
@@ -204,7 +210,9 @@ class Syncs:
             )
             if status != _native.DEADLINE_EXCEEDED:
                 self._open_sync = None
+                self._member.waited(what)
                 return status, info
+            self._member.look(what)
             if on_progress is not None:
                 progress = self._progress()
                 if progress.bytes_total > 0 and progress != told:

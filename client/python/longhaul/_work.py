@@ -17,6 +17,7 @@ from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error, is_local
 from ._log import Record
 from ._op_info import OpInfo, op_info
+from ._waiting import GroupWait
 from ._watcher import run_callback
 
 # Two threads may see the end of an op at the same time, and one of them counts it. Reentrant: so may a finalizer.
@@ -41,6 +42,7 @@ class Op:
         self.written: Sequence[int] = ()  # addresses of tensors, as in Client.written
         self.refused: Callable[[], None] | None = None  # to be called if the op was refused at this member alone
         self.outcome: OpInfo | Error | None = None
+        self._wait: GroupWait | None = None
         weakref.finalize(self, _free_op, client, self.handle).atexit = False
 
     def poll(self) -> bool:
@@ -56,11 +58,17 @@ class Op:
     def wait(self, deadline: _native.Deadline) -> bool:
         """Waits for an outcome. False: there is none by the deadline."""
         if self.outcome is None:
-            status = _native.wait(self.handle, deadline)
+            status = _native.wait(self.handle, deadline, self.look)
             if status == _native.DEADLINE_EXCEEDED:
                 return False
             self._settle(status)
         return True
+
+    def look(self) -> None:
+        """Somebody waits for the op. If for long, a line says what for."""
+        if self._wait is None:
+            self._wait = GroupWait(self.client, self.record.run, self.record.group, self.what)
+        self._wait.look()
 
     def _settle(self, status: int) -> None:
         outcome: OpInfo | Error
@@ -74,6 +82,7 @@ class Op:
             if self.outcome is not None:
                 return
             self.outcome = outcome
+        self._wait = None
         self.tensors = None
         for address in self.written:
             self.client.written.pop(address, None)
@@ -124,6 +133,7 @@ class AnyOp(Protocol):
     @property
     def handle(self) -> ctypes.c_void_p | None: ...
     def poll(self) -> bool: ...
+    def look(self) -> None: ...
     def wait(self, deadline: _native.Deadline) -> bool: ...
     def arrive(self) -> None: ...
     def watch(self, call: Callable[[], None]) -> None: ...
@@ -177,6 +187,7 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
         for work in asked:
             if work.done():
                 return work
+        works[0]._op.look()
         if deadline.passed():
             raise DeadlineExceeded(f"wait_any: none of {len(works)} ops has an outcome after {timeout} s; all go on")
 

@@ -32,6 +32,7 @@ REQUESTS = (
     "PREPARE",
     "MEMBER",
     "CANCEL",
+    "WHY",
 )
 DONE, GONE, PROGRESS = 64, 66, 67
 PASSED, BACKGROUND, CHANGED = 1, 4, 8  # of replies
