@@ -80,10 +80,10 @@ PostedInput InputFrom(const NewPost& post, const EpochHistory& history, Tick now
   if (!HasRoot(desc.kind)) return input;
   // A rank that is not there names nobody: the caller has not heard yet that a member is gone.
   if (local.root_rank) desc.root = OfRank(*local.root_rank, history);
-  // The same holds if the caller has made its buffers for another role.
-  const bool has_role = SourceOf(desc.kind, true) != SourceOf(desc.kind, false) ||
-                        TargetOf(desc.kind, true) != TargetOf(desc.kind, false);
-  if (has_role && (desc.root == post.member) != local.is_root) desc.root = MemberId();
+  // The same holds if the caller has taken another member for the root: it has not heard yet that
+  // ranks have changed. Where its buffers fit both roles, the op would end well with the numbers of
+  // a member that nobody meant.
+  if ((desc.root == post.member) != local.is_root) desc.root = MemberId();
   return input;
 }
 
