@@ -390,7 +390,12 @@ class Stream final {
     void* tag = nullptr;
     bool ok = false;
     if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return;
-    switch (static_cast<Tag>(reinterpret_cast<size_t>(tag))) {
+    Handle(static_cast<Tag>(reinterpret_cast<size_t>(tag)), ok);
+    MutexLock lock(&mutex_);
+    --events_;
+  }
+  void Handle(Tag tag, bool ok) {
+    switch (tag) {
       case kStarted:
         OnStarted(ok);
         break;
@@ -406,8 +411,6 @@ class Stream final {
       case kFinished:
         break;
     }
-    MutexLock lock(&mutex_);
-    --events_;
   }
   // Counts an event that follows. Returns its tag for gRPC.
   void* Expect(Tag tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
