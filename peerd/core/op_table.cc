@@ -757,7 +757,8 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
     const control::OpReport report = op.Report(self_);
     const control::MissedOp missed{op.key.boundary, op.key.tag, op.key.set, report.kind,
                                    report.step};
-    for (const control::MemberInfo& info : history_->For(op.key.boundary, op.set)->members) {
+    const std::shared_ptr<const Participants> all = history_->For(op.key.boundary, op.set);
+    for (const control::MemberInfo& info : all->members) {
       if (info.peer == self_ && !op.HasInputOf(info.member)) Owe(info.member, missed, cause);
     }
   } else if (op.AllReady() && !op.Refused()) {
@@ -789,7 +790,8 @@ void OpTable::Miss(const control::MissedOp& missed, const std::string& cause, Ti
       Advance(*op, now, out);
     }
   }
-  for (const control::MemberInfo& info : history_->For(key.boundary)->members) {
+  const std::shared_ptr<const Participants> all = history_->For(key.boundary);
+  for (const control::MemberInfo& info : all->members) {
     if (info.peer == self_ && !posted.contains(info.member)) Owe(info.member, missed, cause);
   }
 }

@@ -72,7 +72,7 @@ def test_without_a_list_the_mode_decides(cluster: LocalCluster) -> None:
     assert as_user(CAROL, everybody) == "joined"
     group = cluster.socket(peer_of(cluster, f"--socket-group={GROUP}"))
     assert as_user(ALICE, group, (GROUP,)) == "joined"
-    assert as_user(CAROL, group, timeout=0.5).startswith("Unavailable")
+    assert as_user(CAROL, group, timeout=0.5).startswith("FailedPrecondition")
     nobody = cluster.socket(peer_of(cluster, "--socket-mode=0600", f"--socket-group={GROUP}"))
     assert os.stat(nobody).st_mode & 0o777 == 0o600
     refused = as_user(ALICE, nobody, (GROUP,), timeout=0.5)

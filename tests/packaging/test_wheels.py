@@ -286,7 +286,9 @@ def test_without_daemons_the_error_says_what_to_install(wheels: pathlib.Path, tm
         done = environment.run("python", "-m", f"longhaul.{module}")
         assert done.returncode == 1
         assert re.search(rf"^longhaul: no {program} in .*: pip install longhaul\[daemons\]", done.stderr), done.stderr
-    joins = "import longhaul as lh\ntry: lh.join(coordinator='127.0.0.1:1')\nexcept lh.Unavailable as e: print(e)"
+    joins = (
+        "import longhaul as lh\ntry: lh.join(coordinator='127.0.0.1:1')\nexcept lh.FailedPrecondition as e: print(e)"
+    )
     assert "longhaul[daemons]" in environment.prints(joins)
 
 

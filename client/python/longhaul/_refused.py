@@ -41,9 +41,13 @@ class Refused:
     def add(self, handle: ctypes.c_void_p, kind: str, options: Any, name: Name) -> None:
         """Starts a stand-in. If one of this name is in flight and does not end soon, the others owe a call to that one."""
         before = self._open.get(name)
-        if before is not None and _native.wait(before.handle, _native.Deadline(1)) == _native.DEADLINE_EXCEEDED:
+        if (
+            before is not None
+            and _native.wait(before.handle, _native.Deadline(1), before.look) == _native.DEADLINE_EXCEEDED
+        ):
             return
         op = _StandIn(self._client, self._record)
+        op.what = f"telling the others of a refused {kind}, tag {name[0]}"
         status = getattr(_native.library(), f"lh_{kind}_start")(handle, ctypes.byref(options), ctypes.byref(op.handle))
         if status == _native.OK:
             self._open[name] = op
@@ -65,7 +69,7 @@ class Refused:
         if op is None or _ended(op):
             return
         _native.library().lh_op_cancel(op.handle)
-        if _native.wait(op.handle, deadline) == _native.DEADLINE_EXCEEDED:
+        if _native.wait(op.handle, deadline, op.look) == _native.DEADLINE_EXCEEDED:
             self._open.setdefault(name, op)
             raise DeadlineExceeded(
                 f"a call with tag {name[0]} was refused at this member, and the other members are not told yet, because "
