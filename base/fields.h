@@ -167,7 +167,7 @@ struct Lists<Self, std::tuple<Field<Self, T, Rule, Proto>...>> {
       const auto place = [&end](size_t size, size_t align) {
         end = (end + align - 1) / align * align + size;
       };
-      (place(sizeof(T), alignof(T)), ...);
+      (place(sizeof(T), alignof(T)), ...);  // NOLINT(bugprone-sizeof-expression): T is a field
       place(0, alignof(Self));
       return end == sizeof(Self);
     }
