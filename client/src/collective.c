@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "client/src/collective.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -454,14 +455,14 @@ static uint8_t* put_numbers(uint8_t* at, const uint64_t* numbers, uint32_t count
   return at + count * sizeof *numbers;
 }
 
-/* Writes the table of the op, if the op needs one. */
+/* Writes the table of the op, if the op needs one. `refusal`: the text of a refused op, or "". */
 static lh_status write_table(lh_op* op, const char* call, const struct terms* terms,
-                             int64_t deadline_ns, struct lh_ipc_op* request) {
+                             const char* refusal, int64_t deadline_ns, struct lh_ipc_op* request) {
   const struct lhi_tensors* const t = &op->tensors;
   const size_t pieces = t->digest != 0 ? t->piece_count : 0;
   const size_t bytes =
       sizeof(uint64_t) * ((size_t)terms->id_count + terms->gives_count + terms->gets_count) +
-      sizeof(struct lh_ipc_piece) * pieces;
+      sizeof(struct lh_ipc_piece) * pieces + strlen(refusal);
   struct lhi_pin pin = {NULL, NULL};
   uint8_t* at;
   lh_status status;
@@ -482,6 +483,8 @@ static lh_status write_table(lh_op* op, const char* call, const struct terms* te
     memcpy(at, &piece, sizeof piece);
     at += sizeof piece;
   }
+  memcpy(at, refusal, strlen(refusal));
+  request->refusal = (uint8_t)strlen(refusal);
   request->table = lhi_range(&pin, op->table);
   request->participants = terms->id_count;
   request->gives = terms->gives_count;
@@ -495,6 +498,14 @@ static bool has_blocks(const struct lhi_collective* o) {
   if (o->quantize == LH_QUANTIZE_AUTO)
     return (o->codecs & (LH_CODEC_BIT(LH_QUANTIZE_INT8) | LH_CODEC_BIT(LH_QUANTIZE_INT4))) != 0;
   return o->quantize == LH_QUANTIZE_INT8 || o->quantize == LH_QUANTIZE_INT4;
+}
+
+/* Fills in the root or partner of a request. */
+static void put_root(const struct lhi_collective* o, struct lh_ipc_op* request) {
+  if (o->root_name == NULL) return;
+  request->root = o->root_member != 0 ? o->root_member : o->root;
+  request->flags = (uint8_t)((o->root_member == 0 ? LH_IPC_ROOT_IS_RANK : 0) |
+                             (o->is_root ? LH_IPC_IS_ROOT : 0));
 }
 
 static lh_status fill_request(const lh_op* op, const struct lhi_collective* o,
@@ -522,11 +533,7 @@ static lh_status fill_request(const lh_op* op, const struct lhi_collective* o,
     request->weighted = 1;
     request->weight = *o->weight;
   }
-  if (o->root_name != NULL) {
-    request->root = o->root_member != 0 ? o->root_member : o->root;
-    request->flags = (uint8_t)((o->root_member == 0 ? LH_IPC_ROOT_IS_RANK : 0) |
-                               (o->is_root ? LH_IPC_IS_ROOT : 0));
-  }
+  put_root(o, request);
   /* With unequal parts, `count` of the other kinds is a length in the table. */
   if (o->counts == NULL || o->kind == LH_WIRE_ALL_TO_ALL) request->count = o->count;
   if (t->digest != 0) return LH_OK;
@@ -564,6 +571,95 @@ static lh_status check_tag_locked(const char* call, const lh_comm* comm, const l
   return LH_OK;
 }
 
+/* Tells peerd that this call was refused, and why, so that no other participant waits for it. No
+ * memory of the call is used but its name. Nobody waits for the answer. */
+static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const char* why) {
+  lh_client* const client = comm->client;
+  struct lh_ipc_request request;
+  struct lh_ipc_op body;
+  struct terms terms;
+  char text[LH_IPC_REFUSAL_BYTES_MAX + 1];
+  lh_op* op;
+  bool sends;
+  if ((o->participants == NULL) != (o->participant_count == 0) ||
+      o->participant_count > LH_MEMBERS_MAX) {
+    return;
+  }
+  snprintf(text, sizeof text, "%s", *why == '\0' ? "no reason was given" : why);
+  memset(&terms, 0, sizeof terms);
+  memset(&body, 0, sizeof body);
+  op = lhi_op_make(client, &kType, comm);
+  if (op == NULL) return;
+  if (sort_participants(o, &terms) != LH_OK ||
+      write_table(op, o->call, &terms, text, lhi_answer_deadline_ns(client), &body) != LH_OK) {
+    free(terms.ids);
+    discard(op);
+    return;
+  }
+  free(terms.ids);
+  body.kind = o->kind;
+  body.tag = o->tag;
+  put_root(o, &body);
+  pthread_mutex_lock(&client->mutex);
+  lhi_op_open_locked(op);
+  request = lhi_request(LH_IPC_OP, op);
+  request.member = comm->handle;
+  request.u.op = body;
+  sends = op->state == LHI_OPEN;
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  if (sends) lhi_send(client, &request, -1);
+}
+
+/* tell_refusal() for a call that ends with `status`, and the text of lh_last_error(). */
+static lh_status refused(lh_comm* comm, const struct lhi_collective* o, lh_status status) {
+  char text[LH_IPC_REFUSAL_BYTES_MAX + 1];
+  char* whole;
+  if (status != LH_INVALID_ARGUMENT) return status;
+  whole = lhi_copy_text(lh_last_error());
+  snprintf(text, sizeof text, "%s", lh_last_error());
+  tell_refusal(comm, o, text);
+  if (whole != NULL) lhi_fail(status, "%s", whole);
+  free(whole);
+  return status;
+}
+
+lh_status lh_refuse(lh_comm* comm, const lh_refuse_options* options) {
+  static const char* const kCalls[] = {
+      "",           "lh_all_reduce", "lh_reduce_scatter", "lh_all_gather", "lh_broadcast",
+      "lh_barrier", "lh_reduce",     "lh_gather",         "lh_scatter",    "lh_all_to_all",
+      "lh_send",
+  };
+  lh_refuse_options o = LH_REFUSE_OPTIONS_INIT;
+  struct lhi_collective asked;
+  lh_status status = lhi_check_comm(comm, "lh_refuse");
+  if (status != LH_OK) return status;
+  if (options == NULL) return lhi_refuse("lh_refuse", "options is NULL");
+  status = lhi_take("lh_refuse", "LH_REFUSE_OPTIONS_INIT", options, sizeof o, &o, sizeof o);
+  if (status != LH_OK) return status;
+  if (o.call == NULL || o.why == NULL) return lhi_refuse("lh_refuse", "call or why is NULL");
+  memset(&asked, 0, sizeof asked);
+  asked.call = "lh_refuse";
+  for (uint8_t kind = 1; kind < LH_WIRE_KIND_END; ++kind) {
+    if (strcmp(o.call, kCalls[kind]) == 0) asked.kind = kind;
+  }
+  asked.is_root = asked.kind == LH_WIRE_SEND_RECV;
+  if (strcmp(o.call, "lh_recv") == 0) asked.kind = LH_WIRE_SEND_RECV;
+  if (asked.kind == 0) {
+    return lhi_refuse("lh_refuse", "call is \"%s\"; give one such as \"lh_all_gather\"", o.call);
+  }
+  asked.tag = o.tag;
+  asked.participants = o.participants;
+  asked.participant_count = o.participant_count;
+  if (asked.kind == LH_WIRE_SEND_RECV) {
+    asked.root_name = "partner";
+    asked.root = o.partner;
+    asked.root_member = o.partner_member;
+  }
+  tell_refusal(comm, &asked, o.why);
+  return LH_OK;
+}
+
 static lh_status open_op(lh_op* op, const char* call) {
   lh_comm* const comm = op->comm;
   lh_status status;
@@ -598,7 +694,7 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK) status = check_options(asked);
   if (status == LH_OK) status = check_root(asked, &world);
-  if (status != LH_OK) return status;
+  if (status != LH_OK) return refused(comm, asked, status);
   op = lhi_op_make(client, &kType, comm);
   if (op == NULL) return LH_UNAVAILABLE;
   op->collective = true;
@@ -609,10 +705,14 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
     op->set = set_of(asked, &terms);
     status = place(op, asked, deadline_ns);
   }
-  if (status == LH_OK) status = write_table(op, asked->call, &terms, deadline_ns, &body);
+  if (status == LH_OK) status = write_table(op, asked->call, &terms, "", deadline_ns, &body);
   free(terms.ids);
   if (status == LH_OK) status = fill_request(op, asked, &body);
-  if (status == LH_OK) status = open_op(op, asked->call);
+  if (status != LH_OK) {
+    discard(op);
+    return refused(comm, asked, status);
+  }
+  status = open_op(op, asked->call);
   if (status != LH_OK) {
     discard(op);
     return status;

@@ -78,6 +78,19 @@ class FakePeerd {
   // Waits until so many OPs, or CANCELs, have come.
   lh_ipc_request Op(size_t index) { return At(ops_, index); }
   lh_ipc_request Cancel(size_t index) { return At(cancels_, index); }
+  // The name of a call that was refused here, and why.
+  IpcOpName Refusal(size_t index) {
+    const lh_ipc_op op = At(refusals_, index).u.op;
+    const uint8_t* const at = Memory(op.table);
+    std::vector<uint8_t> table(at, at + IpcTableBytes(op));
+    EXPECT_EQ(op.source.region, 0u);
+    EXPECT_EQ(op.target.region, 0u);
+    return NameOf(op, table).value_or(IpcOpName());
+  }
+  size_t refusals() {
+    std::lock_guard lock(mutex_);
+    return refusals_.size();
+  }
   size_t ops() {
     std::lock_guard lock(mutex_);
     return ops_.size();
@@ -194,11 +207,12 @@ class FakePeerd {
       close(*fd);
       regions_[request.u.region.region] = {base, request.u.region.bytes};
     }
-    if (request.type == LH_IPC_OP) ops_.push_back(request);
+    const bool refusal = request.type == LH_IPC_OP && request.u.op.refusal != 0;
+    if (request.type == LH_IPC_OP) (refusal ? refusals_ : ops_).push_back(request);
     if (request.type == LH_IPC_CANCEL) cancels_.push_back(request);
     changed_.notify_all();
     lock.unlock();
-    if (request.type != LH_IPC_OP || !hold) Answer(request);
+    if (request.type != LH_IPC_OP || !hold || refusal) Answer(request);
   }
 
   std::string directory_, path_;
@@ -207,7 +221,7 @@ class FakePeerd {
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<lh_ipc_request> ops_, cancels_;
+  std::vector<lh_ipc_request> ops_, cancels_, refusals_;
   std::map<uint64_t, std::pair<void*, size_t>> regions_;
   lh_ipc_shared* shared_ = nullptr;
 };
@@ -238,7 +252,7 @@ class CollectiveTest : public testing::Test {
     started_.push_back(op);
     return peerd_.Op(started_.size() - 1).u.op;
   }
-  // Expects that peerd hears nothing.
+  // Expects that peerd hears no op.
   template <class Options>
   void Refused(lh_status (*start)(lh_comm*, const Options*, lh_op**), const Options& options,
                const std::string& text) {
@@ -331,6 +345,59 @@ std::vector<float> Rising(size_t count, float first = 0) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), first);
   return values;
+}
+
+// ------------------------------------------------------------------------------ refused calls
+
+TEST_F(CollectiveTest, PeerdHearsThatACallWasRefused) {
+  const std::vector<uint64_t> ids = {9, kMember};
+  lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
+  gather.participants = ids.data();
+  gather.participant_count = 2;
+  gather.tag = 5;
+  Refused(lh_all_gather_start, gather, "world is 0");
+  IpcOpName name = peerd_.Refusal(0);
+  EXPECT_EQ(name.kind, OpKind::kAllGather);
+  EXPECT_EQ(name.participants, (std::vector{MemberId(kMember), MemberId(9)}));
+  EXPECT_NE(name.refusal.find("world is 0; give the number"), std::string::npos) << name.refusal;
+  EXPECT_TRUE(Says("world is 0")) << "the text of the call stays";
+
+  lh_recv_options recv = LH_RECV_OPTIONS_INIT;
+  recv.count = 4;
+  recv.from = 2;
+  Refused(lh_recv_start, recv, "target is NULL");
+  name = peerd_.Refusal(1);
+  EXPECT_EQ(name.kind, OpKind::kSendRecv);
+  EXPECT_FALSE(name.is_root);
+  EXPECT_EQ(name.root_rank, 2u);
+
+  // This one names no op.
+  gather.participant_count = 0;
+  Refused(lh_all_gather_start, gather, "participant_count is 0");
+  EXPECT_EQ(peerd_.refusals(), 2u);
+}
+
+TEST_F(CollectiveTest, ALibraryOnTopCanRefuseACall) {
+  lh_refuse_options refuse = LH_REFUSE_OPTIONS_INIT;
+  const std::string why(300, 'w');
+  refuse.call = "lh_send";
+  refuse.why = why.c_str();
+  refuse.partner_member = 3;
+  ASSERT_EQ(lh_refuse(comm_, &refuse), LH_OK) << lh_last_error();
+  const IpcOpName name = peerd_.Refusal(0);
+  EXPECT_EQ(name.kind, OpKind::kSendRecv);
+  EXPECT_TRUE(name.is_root);
+  EXPECT_EQ(name.partner, MemberId(3));
+  EXPECT_EQ(name.refusal, why.substr(0, 255));
+  for (const char* const call : {"lh_all_reduce", "lh_barrier", "lh_all_to_all", "lh_recv"}) {
+    refuse.call = call;
+    EXPECT_EQ(lh_refuse(comm_, &refuse), LH_OK) << call;
+  }
+  refuse.call = "lh_join";
+  EXPECT_EQ(lh_refuse(comm_, &refuse), LH_INVALID_ARGUMENT);
+  refuse.call = "lh_send";
+  refuse.why = nullptr;
+  EXPECT_EQ(lh_refuse(comm_, &refuse), LH_INVALID_ARGUMENT);
 }
 
 // ------------------------------------------------------------------------------ one tensor

@@ -136,6 +136,8 @@ struct SendReady {
   uint64_t set = 0;  // SetOf() the members that take part
   OpDesc desc;
   std::optional<OtherOffer> other_offer;               // if the offers of local members differ
+  uint64_t step = 0;                                   // the latest NewPost::step of its members
+  std::optional<OpRefusal> refusal = std::nullopt;     // no posts, and no inputs
   std::vector<OpTerms> terms;                          // of the members of `posts`; see ReadyBody
   bool one_shot = false;                               // attach the inputs of `posts`, reduced
   ReadyInput input = ReadyInput::kSegments;            // kCarried: one_shot is set

@@ -74,6 +74,13 @@ struct LocalPost {
   std::vector<MemberId> participants = {};
   OpTerms terms = {};  // if desc.NeedsTerms()
 };
+// A call of the trainer was refused, and the trainer knows. The other participants wait for it:
+// they are told. Of `op` its name counts: `post.local`, tag, kind, root_rank, is_root, partner and
+// participants.
+struct LocalRefusal {
+  LocalPost op;
+  std::string why;
+};
 // The trainer gives up an op that it has posted. If the op is over already, nothing happens.
 struct LocalCancel {
   PostRef post;
@@ -116,6 +123,8 @@ struct PeerReady {
   uint64_t set = 0;  // SetOf() the members that take part
   OpDesc desc;
   std::optional<OtherOffer> other_offer;  // if the offers of two members at that peer differ
+  uint64_t step = 0;                      // the latest NewPost::step of the members at that peer
+  std::optional<OpRefusal> refusal = {};  // the call of a member at that peer was refused
   std::vector<OpTerms> terms = {};        // of the members at that peer; see ReadyBody
   std::string payload = {};               // the input that READY carries, if it carries one
   // Comes in place of an input if that peer has answered its trainers. A fault made it announce the
@@ -126,8 +135,8 @@ struct PeerReady {
   ReadyInput input = ReadyInput::kSegments;
   LH_FIELDS(PeerReady, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(ordinal), LH_FIELD(attempt),
             LH_FIELD(boundary), LH_FIELD(tag), LH_FIELD(set), LH_FIELD(desc), LH_FIELD(other_offer),
-            LH_FIELD(terms), LH_FIELD(payload), LH_FIELD(result), LH_FIELD(signature),
-            LH_FIELD(input));
+            LH_FIELD(step), LH_FIELD(refusal), LH_FIELD(terms), LH_FIELD(payload), LH_FIELD(result),
+            LH_FIELD(signature), LH_FIELD(input));
 };
 struct PeerDone {
   GroupKey group;
@@ -199,10 +208,11 @@ struct DrainRequested {
 };
 struct TimePassed {};
 
-using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
-                           LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LocalCancel,
-                           LinkUp, LinkDown, AddressTried, PeerReady, PeerDone, ReadySigned,
-                           AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured,
-                           TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
+using Event =
+    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
+                 LocalTake, LocalLeave, LocalDied, LocalPost, LocalRefusal, LocalCancel, LinkUp,
+                 LinkDown, AddressTried, PeerReady, PeerDone, ReadySigned, AttemptComplete,
+                 AttemptFinished, AttemptStopped, TransferMeasured, TransferEnded, ManifestCompared,
+                 DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

@@ -1,30 +1,31 @@
 #include "peerd/core/missed_ops.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
 namespace longhaul::peerd {
 
-void MissedOps::Add(MemberId member, const OpKey& key, OpKind kind, const std::string& cause) {
-  missed_[member][key].push_back({kind, cause});
+void MissedOps::Add(MemberId member, const OpKey& key, Missed missed) {
+  missed_[member][key].push_back(std::move(missed));
 }
 
-std::optional<std::string> MissedOps::Take(MemberId member, const OpKey& key, OpKind kind) {
+std::optional<MissedOps::Missed> MissedOps::Take(MemberId member, const OpKey& key, OpKind kind) {
   const auto of_member = missed_.find(member);
   if (of_member == missed_.end()) return std::nullopt;
   auto& keys = of_member->second;
   const auto found = keys.find(key);
   if (found == keys.end()) return std::nullopt;
   std::vector<Missed>& ops = found->second;
-  const auto it =
-      std::find_if(ops.begin(), ops.end(), [kind](const Missed& op) { return op.kind == kind; });
-  std::optional<std::string> cause;
-  if (it != ops.end()) cause = it->cause;
+  const auto it = std::find_if(ops.begin(), ops.end(),
+                               [kind](const Missed& op) { return op.kind == kind || op.refusal; });
+  std::optional<Missed> missed;
+  if (it != ops.end()) missed = *it;
   ops.erase(ops.begin(), it == ops.end() ? it : it + 1);
   if (ops.empty()) keys.erase(found);
   if (keys.empty()) missed_.erase(of_member);
-  return cause;
+  return missed;
 }
 
 void MissedOps::KeepMembersOf(const EpochRecord& record) {

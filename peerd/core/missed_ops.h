@@ -1,5 +1,5 @@
-// Ops that ended Aborted at other peers before local members posted them: a member that posts one
-// is answered at once. Plain value.
+// Ops that ended before local members posted them: Aborted at other peers, or refused to another
+// local member. A member that posts one is answered at once. Plain value.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,17 @@ namespace longhaul::peerd {
 
 class MissedOps {
  public:
-  void Add(MemberId member, const OpKey& key, OpKind kind, const std::string& cause);
-  // The member posts an op. If it missed that op: returns why the op was aborted. A member posts
-  // the ops of a key in order, so from now on those before this post are forgotten.
-  std::optional<std::string> Take(MemberId member, const OpKey& key, OpKind kind);
+  struct Missed {
+    OpKind kind = OpKind::kAllReduce;
+    std::string cause;                 // why it was aborted
+    std::optional<OpRefusal> refusal;  // set: it was refused
+    LH_FIELDS(Missed, LH_FIELD(kind), LH_FIELD(cause), LH_FIELD(refusal));
+  };
+  void Add(MemberId member, const OpKey& key, Missed missed);
+  // The member posts an op. If it missed that op: returns how that ended. A member posts the ops of
+  // a key in order, so from now on those before this post are forgotten. An abort meets a post of
+  // its kind; a refusal stands for a call, and meets any post of the key, as other peers see it.
+  std::optional<Missed> Take(MemberId member, const OpKey& key, OpKind kind);
   // The member has passed a boundary: it does not post any more what it missed.
   void Pass(MemberId member) { missed_.erase(member); }
   // Forgets members that are not in the epoch.
@@ -32,11 +39,6 @@ class MissedOps {
   LH_STATE(MissedOps, LH_FIELD(missed_));
 
  private:
-  struct Missed {
-    OpKind kind = OpKind::kAllReduce;
-    std::string cause;
-    LH_FIELDS(Missed, LH_FIELD(kind), LH_FIELD(cause));
-  };
   std::map<MemberId, std::map<OpKey, std::vector<Missed>>> missed_;  // in the order of the ops
 };
 

@@ -12,8 +12,10 @@ namespace {
 
 // The most READYs of one key that wait for one peer's ops. A peer that has settled an op may
 // announce the next op of the same tag, but it cannot settle that one without this peer. So one
-// READY may wait; one more is tolerated.
+// READY may wait; one more is tolerated. Refusals wait beside them.
 constexpr size_t kReadiesAheadMax = 2;
+
+bool IsRefusal(const PeerReady& ready) { return ready.refusal.has_value(); }
 
 // Larger inputs and results that a READY carries. (Those of small ops are limited in number.)
 uint64_t BytesCarried(const PeerReady& ready) {
@@ -24,6 +26,9 @@ uint64_t BytesCarried(const PeerReady& ready) {
 }  // namespace
 
 std::string PayloadProblem(const PeerReady& ready) {
+  if (ready.refusal && (ready.result || !ready.payload.empty())) {
+    return "READY " + ToString(ready.ordinal) + " is refused, and carries bytes";
+  }
   const bool may_carry = IsOneShot(ready.desc) || MayCarryInput(ready.desc);
   const bool one_shot =
       (IsOneShot(ready.desc) && !ready.other_offer) || ready.input == ReadyInput::kCarried;
@@ -103,7 +108,13 @@ std::string OpInbox::KeepUnmatched(const PeerReady& ready) {
     return "too long READYs that no op here has met";
   }
   std::deque<PeerReady>& queue = waiting.by_key[{ready.boundary, ready.tag, ready.set}];
-  if (queue.size() >= kReadiesAheadMax) {
+  const size_t refused = std::count_if(queue.begin(), queue.end(), IsRefusal);
+  if (ready.refusal && refused >= kRefusalsAheadMax) {
+    const auto old = std::find_if(queue.begin(), queue.end(), IsRefusal);
+    if (old->step >= ready.step) return "too many refusals of tag " + std::to_string(ready.tag);
+    queue.erase(old);
+    --waiting.count;
+  } else if (!ready.refusal && queue.size() - refused >= kReadiesAheadMax) {
     return "too many READYs of tag " + std::to_string(ready.tag);
   }
   queue.push_back(ready);
@@ -180,7 +191,9 @@ void OpInbox::CheckInvariants() const {
   for (const auto& [peer, waiting] : unmatched_) {
     size_t count = 0;
     for (const auto& [key, queue] : waiting.by_key) {
-      LH_CHECK(!queue.empty() && queue.size() <= kReadiesAheadMax) << ToString(peer);
+      const size_t refused = std::count_if(queue.begin(), queue.end(), IsRefusal);
+      LH_CHECK(!queue.empty() && refused <= kRefusalsAheadMax) << ToString(peer);
+      LH_CHECK(queue.size() - refused <= kReadiesAheadMax) << ToString(peer);
       count += queue.size();
     }
     LH_CHECK(count == waiting.count && count <= LH_READY_UNMATCHED_MAX) << ToString(peer);

@@ -29,6 +29,10 @@
 
 namespace longhaul::peerd {
 
+// Refused calls of one name that a peer may announce in a step before others have made theirs.
+// Further ones are not announced.
+inline constexpr size_t kRefusalsAheadMax = 8;
+
 // Returns what is wrong with the input or the result that a READY carries, whatever op it meets;
 // or "".
 std::string PayloadProblem(const PeerReady& ready);
@@ -47,6 +51,7 @@ class OpInbox {
   // Each returns why the frame cannot be kept, or "".
   std::string KeepEarly(const PeerDone& done);
   std::string KeepEarly(const PeerReady& ready);
+  // A refusal too many takes the place of one of an older step.
   std::string KeepUnmatched(const PeerReady& ready);
   // The oldest unmatched READY of the peer for an op of this key, or nullptr.
   const PeerReady* Unmatched(PeerId peer, const OpKey& key) const;

@@ -31,6 +31,12 @@ std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause
          ": look at the world and start it again";
 }
 
+Outcome RefusedBy(const OpRefusal& refusal, OpKind kind, const OpDesc& desc, uint64_t tag) {
+  return {Code::kInvalidArgument, Subject(desc, tag) + " refused: the " + Name(kind) +
+                                      " of member " + ToString(refusal.member) +
+                                      " was refused there, so it ends at all: " + refusal.why};
+}
+
 bool MayEndAtOnce(const OpDesc& desc) {
   const bool whole = desc.kind == OpKind::kAllReduce || desc.kind == OpKind::kBarrier ||
                      desc.kind == OpKind::kAllGather || desc.kind == OpKind::kBroadcast;
@@ -43,8 +49,9 @@ void SetPhases(Tick complete_at, Tick moved_at, Tick posted, OpInfo* info) {
 }
 
 bool OpState::AllEvicted() const {
-  return std::all_of(inputs.begin(), inputs.end(),
-                     [](const PostedInput& input) { return input.evicted.has_value(); });
+  return !refusal && std::all_of(inputs.begin(), inputs.end(), [](const PostedInput& input) {
+    return input.evicted.has_value();
+  });
 }
 
 bool OpState::EndsAtOnce() const {
@@ -60,6 +67,13 @@ bool OpState::EndsAtOnce() const {
 bool OpState::NeedsMatches() const {
   return said.done || desc.on_fault == OnFault::kAbort || IsOneShot(desc) || offered ||
          cancelled == Cancelled::kWanted;
+}
+
+uint64_t OpState::Step() const {
+  if (refusal) return refusal->step;
+  uint64_t step = 0;
+  for (const PostedInput& input : inputs) step = std::max(step, input.step);
+  return step;
 }
 
 std::vector<bool> OpState::ContributesOf() const {
@@ -84,6 +98,10 @@ bool OpState::Gathered(const Participants& all, PeerId self) const {
 void OpState::BeginAttempt(std::shared_ptr<const Participants> all) {
   participants = std::move(all);
   said.announced = true;
+  if (refusal) {
+    said.differs = true;
+    return;
+  }
   std::sort(inputs.begin(), inputs.end(), [&](const PostedInput& a, const PostedInput& b) {
     return participants->RankOf(a.member) < participants->RankOf(b.member);
   });
@@ -123,6 +141,17 @@ std::string OpState::TakeReady(PeerReady ready, const std::map<PeerId, std::stri
   const PeerId peer = ready.peer;
   std::string problem = said.verdicts.TakeSignature(peer, ready.signature, keys);
   if (!problem.empty()) return problem;
+  if (refusal) {
+    // All local members are answered.
+    said.readies.emplace(peer, std::move(ready));
+    return "";
+  }
+  if (ready.refusal) {
+    if (lingers) return "is announced again, and is refused now";
+    said.differs = true;
+    said.readies.emplace(peer, std::move(ready));
+    return "";
+  }
   if (ready.desc != desc || ready.other_offer) {
     if (lingers) return "is announced again, and is another op than before";
     if (ready.desc.SameButForWorld(desc) && !ready.other_offer) {
@@ -179,9 +208,11 @@ SendReady OpState::Ready(const GroupKey& group, Epoch attempt) const {
   ready.tag = key.tag;
   ready.set = key.set;
   ready.desc = desc;
+  ready.step = Step();
   ready.other_offer = said.other_offer;
   if (said.verdicts.signed_as() != nullptr) ready.sign = said.verdicts.signed_as()->index;
   if (lingers) {
+    ready.refusal = refusal;
     ready.result = result;
     return ready;
   }
@@ -265,7 +296,7 @@ control::OpReport OpState::Report(PeerId self) const {
   report.tag = key.tag;
   report.set = key.set;
   report.kind = static_cast<uint32_t>(Offered().kind);
-  for (const PostedInput& input : inputs) report.step = std::max(report.step, input.step);
+  report.step = Step();
   report.cancelled = cancelled == Cancelled::kWanted;
   report.done = said.done;
   if (said.done) {
@@ -310,15 +341,13 @@ Outcome OpState::Mismatch(const PostedInput& input) const {
     return Outcome{Code::kInvalidArgument, Subject(desc, key.tag) + " refused: " + why};
   };
   const auto offered_by = [&](MemberId member, const OpDesc& theirs) {
-    // What the Python package posts in place of a call that it has refused (_refused.py).
-    if (theirs.kind == OpKind::kBarrier && theirs.min_world == LH_MEMBERS_MAX) {
-      return refused("the call of member " + ToString(member) +
-                     " was refused there, and its error says why; start it again at all members");
-    }
     return refused("member " + ToString(member) + " offered " + ToString(theirs) +
                    ", this member " + ToString(input.desc));
   };
   if (said.mismatch) return refused(*said.mismatch);
+  for (const auto& [peer, ready] : said.readies) {
+    if (ready.refusal) return RefusedBy(*ready.refusal, ready.desc.kind, desc, key.tag);
+  }
   for (const PostedInput& other : inputs) {
     if (!other.desc.SameButForWorld(input.desc)) return offered_by(other.member, other.desc);
   }
@@ -382,8 +411,12 @@ void OpState::CheckInvariants(PeerId self, const std::string& name) const {
   LH_CHECK(!said.verdicts.disputed() || AllReady()) << name;
   LH_CHECK(!abort || !said.announced) << name;
   if (lingers) {
-    LH_CHECK(said.announced && result && run == Run::kNone) << name;
-    LH_CHECK(!Refused() && !said.halted && !abort && !redone) << name;
+    LH_CHECK(run == Run::kNone && !said.halted && !abort && !redone) << name;
+    if (refusal) {
+      LH_CHECK(inputs.empty() && !result && (!said.announced || Refused())) << name;
+    } else {
+      LH_CHECK(said.announced && result && !Refused()) << name;
+    }
     return;
   }
   LH_CHECK(!inputs.empty()) << name;

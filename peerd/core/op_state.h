@@ -43,6 +43,9 @@ uint64_t SetOf(OpKind kind, const std::vector<MemberId>& members);
 std::string Subject(const OpDesc& desc, uint64_t tag);
 std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause);
 
+// How an op ends if the call of a member was refused. `kind`: of that call.
+Outcome RefusedBy(const OpRefusal& refusal, OpKind kind, const OpDesc& desc, uint64_t tag);
+
 // Whether a small op of this kind may be answered as soon as the result is known here. A later
 // death must neither change the result, nor keep a survivor from taking it from another one.
 bool MayEndAtOnce(const OpDesc& desc);
@@ -108,6 +111,11 @@ struct OpState {
   std::vector<MemberId> set;
   OpOrdinal ordinal;  // 0 until it is announced or cancelled for the first time
   std::vector<PostedInput> inputs;
+  // Set: the call of a local member was refused, and all local members are answered or will be when
+  // they post (OpTable::Refuse()). The op lingers from its first moment, without inputs.
+  std::optional<OpRefusal> refusal;
+  // Local members whose call was refused when the op was to end already. They owe it no post.
+  std::set<MemberId> excused;
 
   // Of the newest attempt in which the op was announced; null: it never was.
   std::shared_ptr<const Participants> participants;
@@ -137,12 +145,22 @@ struct OpState {
   bool redone = false;  // the newest freezing commit judged it redo
 
   LH_STATE(OpState, LH_FIELD(key), LH_FIELD(set), LH_FIELD(ordinal), LH_FIELD(inputs),
-           LH_FIELD(participants, rule::Aside{}), LH_FIELD(desc), LH_FIELD(algorithm),
-           LH_FIELD(codec), LH_FIELD(said), LH_FIELD(offered), LH_FIELD(run), LH_FIELD(run_attempt),
-           LH_FIELD(cancelled), LH_FIELD(cancelled_by), LH_FIELD(stranded), LH_FIELD(overdue),
-           LH_FIELD(abort), LH_FIELD(result), LH_FIELD(lingers), LH_FIELD(complete_once),
-           LH_FIELD(complete_at), LH_FIELD(moved_at, rule::Aside{}), LH_FIELD(retries),
-           LH_FIELD(redone));
+           LH_FIELD(refusal), LH_FIELD(excused), LH_FIELD(participants, rule::Aside{}),
+           LH_FIELD(desc), LH_FIELD(algorithm), LH_FIELD(codec), LH_FIELD(said), LH_FIELD(offered),
+           LH_FIELD(run), LH_FIELD(run_attempt), LH_FIELD(cancelled), LH_FIELD(cancelled_by),
+           LH_FIELD(stranded), LH_FIELD(overdue), LH_FIELD(abort), LH_FIELD(result),
+           LH_FIELD(lingers), LH_FIELD(complete_once), LH_FIELD(complete_at),
+           LH_FIELD(moved_at, rule::Aside{}), LH_FIELD(retries), LH_FIELD(redone));
+
+  // How many step boundaries its members had passed since key.boundary when they called.
+  uint64_t Step() const;
+  // A refusal belongs to the step of its call. Whether the READY refuses a call that the local
+  // members have left out, and whether this op was refused, and the peer of the READY has left it
+  // out.
+  bool LeavesOut(const PeerReady& ready) const {
+    return ready.refusal && !refusal && ready.step < Step();
+  }
+  bool IsLeftOutBy(const PeerReady& ready) const { return refusal && refusal->step < ready.step; }
 
   // What a local member posted, or what was announced.
   const OpDesc& Offered() const { return participants ? desc : inputs.front().desc; }

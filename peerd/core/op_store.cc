@@ -19,6 +19,14 @@ OpState& OpStore::Add(const OpKey& key) {
   return op;
 }
 
+OpState& OpStore::AddLingering(const OpKey& key, OpOrdinal ordinal) {
+  OpState& op = lingering_.emplace(key, OpState())->second;
+  op.key = key;
+  op.lingers = true;
+  SetOrdinal(ordinal, &op);
+  return op;
+}
+
 const OpState* OpStore::Find(const OpKey& key) const {
   const auto it = open_.find(key);
   return it == open_.end() ? nullptr : &it->second;
@@ -65,6 +73,17 @@ OpState* OpStore::Expecting(const OpKey& key, PeerId peer) {
   }
   OpState* const op = Find(key);
   return op != nullptr && expects(*op) ? op : nullptr;
+}
+
+size_t OpStore::CountRefused(const OpKey& key) const {
+  const auto [first, last] = lingering_.equal_range(key);
+  return std::count_if(first, last,
+                       [](const auto& entry) { return entry.second.refusal.has_value(); });
+}
+
+size_t OpStore::CountRefused() const {
+  return std::count_if(lingering_.begin(), lingering_.end(),
+                       [](const auto& entry) { return entry.second.refusal.has_value(); });
 }
 
 std::vector<OpState*> OpStore::All() {

@@ -27,6 +27,8 @@ class OpStore {
   const OpState* Find(const OpKey& key) const;
   // Returns nullptr if no op has the ordinal.
   OpState* Find(OpOrdinal ordinal);
+  // Adds an op that lingers from its first moment. The ordinal is higher than all others.
+  OpState& AddLingering(const OpKey& key, OpOrdinal ordinal);
   // The op gets the ordinal, for good.
   void SetOrdinal(OpOrdinal ordinal, OpState* op);
   // The op is answered, and lingers from now on. It must have an ordinal that is higher than those
@@ -38,6 +40,9 @@ class OpStore {
   // is announced here and has no READY of the peer. nullptr: there is none.
   OpState* Expecting(const OpKey& key, PeerId peer);
   size_t CountLingering(const OpKey& key) const { return lingering_.count(key); }
+  // Of those that linger, the refused ones: of the key, and all.
+  size_t CountRefused(const OpKey& key) const;
+  size_t CountRefused() const;
   // All ops: those with an ordinal, by ordinal, then the others by key.
   std::vector<OpState*> All();
 

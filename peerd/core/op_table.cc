@@ -18,7 +18,11 @@ using Cancelled = OpState::Cancelled;
 // The most ops of one key that may linger. A peer sends DONE of an op before READY of the next op,
 // so without faults each op ends the lingering of the ops before it. A peer that never sends DONE
 // is refused at this limit.
-constexpr size_t kLingeringMax = 16;
+constexpr size_t kLingeringMax = 16 + kRefusalsAheadMax;
+
+// The most refused ops that linger, of all names. Beyond, a refused call is not announced, and the
+// others wait for it.
+constexpr size_t kRefusedMax = LH_OPS_OPEN_MAX;
 
 // The most bytes of larger results that lingering ops keep. Beyond, ops are answered when every
 // participant is done.
@@ -65,16 +69,19 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
   const std::vector<MemberId> set = SetMembersOf(post, *history_);
   const OpKey key{post.boundary, local.tag, SetOf(local.desc.kind, set)};
   Outcome refusal = MayPost(post);
-  if (refusal.ok()) {
-    if (const auto cause = missed_.Take(post.member, key, local.desc.kind)) {
-      refusal = {Code::kAborted, AbortedBy(local.desc, local.tag, *cause)};
-    } else if (std::find(set.begin(), set.end(), MemberId()) != set.end()) {
-      refusal = {Code::kAborted,
-                 AbortedBy(local.desc, local.tag,
-                           "its partner has rank " + std::to_string(*local.root_rank) +
-                               ", and the group has " +
-                               std::to_string(history_->current().members.size()) + " members")};
-    }
+  if (!refusal.ok()) {
+    const std::string objection = ObjectionTo(post, *history_, self_);
+    if (!objection.empty()) Refuse(post, objection, now, out);
+  } else if (const auto missed = missed_.Take(post.member, key, local.desc.kind)) {
+    refusal = missed->refusal
+                  ? RefusedBy(*missed->refusal, missed->kind, local.desc, local.tag)
+                  : Outcome{Code::kAborted, AbortedBy(local.desc, local.tag, missed->cause)};
+  } else if (std::find(set.begin(), set.end(), MemberId()) != set.end()) {
+    refusal = {Code::kAborted,
+               AbortedBy(local.desc, local.tag,
+                         "its partner has rank " + std::to_string(*local.root_rank) +
+                             ", and the group has " +
+                             std::to_string(history_->current().members.size()) + " members")};
   }
   if (!refusal.ok()) {
     out->push_back(PostDone{local.post, refusal, {}});
@@ -87,6 +94,49 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
       << "op posted twice " << Subject(local.desc, local.tag);
   op.inputs.push_back(InputFrom(post, *history_, now));
   Advance(op, now, out);
+}
+
+void OpTable::Refuse(const NewPost& post, const std::string& why, Tick now,
+                     std::vector<Action>* out) {
+  const std::vector<MemberId> set = SetMembersOf(post, *history_);
+  const OpKey key{post.boundary, post.local.tag, SetOf(post.local.desc.kind, set)};
+  const OpKind kind = post.local.desc.kind;
+  const std::shared_ptr<const Participants> all = history_->For(key.boundary, set);
+  if (all->RankOf(post.member) < 0) return;
+  const auto tags = tags_.find(post.local.post.local);
+  if (tags != tags_.end() && tags->second.contains({key.tag, key.set})) return;
+  // This call stands for the one that the member owes.
+  if (missed_.Take(post.member, key, kind)) return;
+  OpState* const op = ops_.Find(key);
+  if (op != nullptr && op->ordinal) {
+    op->excused.insert(post.member);  // the coordinator was asked for its end
+    return;
+  }
+  if (ops_.CountRefused(key) >= kRefusalsAheadMax || ops_.CountRefused() >= kRefusedMax) return;
+
+  const OpRefusal refusal{post.member, post.step, RefusalText(why)};
+  std::set<MemberId> told{post.member};
+  if (op != nullptr) {
+    ++settled_;
+    ++counters_->refused;
+    for (const PostedInput& input : op->inputs) {
+      told.insert(input.member);
+      Answer(*op, input,
+             input.evicted ? *input.evicted : RefusedBy(refusal, kind, input.desc, key.tag), now,
+             out);
+    }
+    Erase(*op);
+  }
+  for (const control::MemberInfo& info : all->members) {
+    if (info.peer != self_ || told.contains(info.member)) continue;
+    Owe(info.member, key, post.step, {kind, "", refusal});
+  }
+  if (all->ring.size() < 2) return;
+  OpState& announced = ops_.AddLingering(key, OpOrdinal(counters_->next_ordinal++));
+  announced.set = set;
+  announced.desc = RefusedDesc(kind);
+  announced.refusal = refusal;
+  AdvanceLingering(announced, now, out);
 }
 
 void OpTable::Cancel(const PostRef& post, std::vector<Action>* out) {
@@ -126,6 +176,7 @@ Place OpTable::PlaceOf(MemberId member) const {
 void OpTable::Pass(MemberId member, const Place& place, std::vector<Action>* out) {
   const Place before = std::exchange(places_[member], place);
   missed_.Pass(member);
+  ForgetRefusals(member, before);
   // The boundary of which local members may still post ops. A member that has not passed one yet
   // may do so from its admission on.
   Epoch floor = place.boundary;
@@ -143,6 +194,15 @@ void OpTable::Pass(MemberId member, const Place& place, std::vector<Action>* out
     const bool all_passed = op.inputs.front().member == member && key.boundary < before.boundary;
     if (all_passed && op.said.announced && !frozen_) op.overdue = true;
   }
+}
+
+void OpTable::ForgetRefusals(MemberId member, const Place& before) {
+  std::vector<const OpState*> old;
+  for (const auto& [key, op] : ops_.lingering()) {
+    const bool unmet = op.refusal && op.refusal->member == member && op.said.readies.empty();
+    if (unmet && Place{key.boundary, op.refusal->step} < before) old.push_back(&op);
+  }
+  for (const OpState* const op : old) ops_.Erase(*op);
 }
 
 std::string OpTable::WhyStranded(const OpState& op) const {
@@ -265,7 +325,13 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
   } else if (problem.empty()) {
     // Each op that was announced in this attempt is announced again in the next.
     if (frozen_) return;
-    op = ops_.Expecting({ready.boundary, ready.tag, ready.set}, ready.peer);
+    const OpKey key{ready.boundary, ready.tag, ready.set};
+    op = ops_.Expecting(key, ready.peer);
+    while (op != nullptr && op->IsLeftOutBy(ready)) {
+      ops_.Erase(*op);  // it can never end
+      op = ops_.Expecting(key, ready.peer);
+    }
+    if (op != nullptr && op->LeavesOut(ready)) return SkipRefusal(ready);
     if (op == nullptr) {
       problem = inbox_.KeepUnmatched(ready);
       for (auto& [key, old] : ops_.open()) {
@@ -475,23 +541,37 @@ void OpTable::AdvanceLingering(OpState& op, Tick now, std::vector<Action>* out) 
 void OpTable::SendReadies(OpState& op, Tick now, std::vector<Action>* out) {
   if (!op.ordinal) ops_.SetOrdinal(OpOrdinal(counters_->next_ordinal++), &op);
   op.BeginAttempt(history_->For(op.key.boundary, op.set));
-  op.said.unfit = UnfitnessOf(op, *history_);
+  if (!op.refusal) op.said.unfit = UnfitnessOf(op, *history_);
   op.said.input = InputOf(op);
   op.offered = op.offered || op.said.input != ReadyInput::kSegments;
+  for (const PeerId peer : op.participants->ring) {
+    const PeerReady* first = inbox_.Unmatched(peer, op.key);
+    for (; first != nullptr && op.LeavesOut(*first); first = inbox_.Unmatched(peer, op.key)) {
+      SkipRefusal(inbox_.TakeUnmatched(peer, op.key));
+    }
+  }
   BeginSigning(op, out);
-  if (!op.said.unfit) op.said.cuts = CutsOf(op);
+  if (!op.refusal && !op.said.unfit) op.said.cuts = CutsOf(op);
   SendReady ready = op.Ready(group_, attempt_);
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
     ready.to = peer;
     if (!inbox_.Lost(peer, attempt_)) out->push_back(ready);
-    if (inbox_.Unmatched(peer, op.key) == nullptr) continue;
+    const PeerReady* const next = inbox_.Unmatched(peer, op.key);
+    if (next == nullptr || op.IsLeftOutBy(*next)) continue;
     AcceptReady(op, inbox_.TakeUnmatched(peer, op.key), out);
   }
   if (op.AllReady()) op.NoteComplete(now);
   if (op.cancelled != Cancelled::kLate || op.lingers) return;
   op.cancelled = Cancelled::kWanted;
   AskToCancel(op, out);
+}
+
+// The peer has counted the READY, and the next of this name has to have the same number here.
+void OpTable::SkipRefusal(const PeerReady& ready) {
+  if (!ready.signature) return;
+  uint64_t& announced = announced_[{ready.boundary, ready.tag, ready.set}];
+  announced = std::max(announced, ready.signature->index + 1);
 }
 
 ReadyInput OpTable::InputOf(const OpState& op) const {
@@ -571,7 +651,7 @@ void OpTable::SendDones(OpState& op, std::vector<Action>* out) const {
                   op.said.readies.at(peer).ordinal,
                   attempt_,
                   verdict.refused,
-                  /*may_wait=*/op.lingers};
+                  /*may_wait=*/op.lingers && !op.refusal};
     done.readies_digest = verdict.readies_digest;
     out->push_back(done);
   }
@@ -722,6 +802,7 @@ std::vector<control::OpReport> OpTable::Report() const {
 void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
                         FateCounts* counts, std::vector<Action>* out) {
   op.redone = false;
+  if (op.refusal && !history_->For(op.key.boundary, op.set)->HasPeer(self_)) return Erase(op);
   if (!op.IsReported()) return;
   const bool abort_on_fault = op.desc.on_fault == OnFault::kAbort;
   control::Fate fate = abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
@@ -736,7 +817,8 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
   if (op.lingers) {
     // If no local member takes part any more, this peer does not announce the op again.
     const bool needed = history_->For(op.key.boundary, op.set)->HasPeer(self_);
-    if (fate == control::Fate::kCommit || !needed) return Erase(op);
+    const bool aborted = op.refusal && fate == control::Fate::kAbort;
+    if (fate == control::Fate::kCommit || aborted || !needed) return Erase(op);
     return op.ForgetAttempt();
   }
   ++(fate == control::Fate::kCommit  ? counts->committed
@@ -759,7 +841,8 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
                                    report.step};
     const std::shared_ptr<const Participants> all = history_->For(op.key.boundary, op.set);
     for (const control::MemberInfo& info : all->members) {
-      if (info.peer == self_ && !op.HasInputOf(info.member)) Owe(info.member, missed, cause);
+      if (info.peer != self_ || op.HasInputOf(info.member)) continue;
+      if (!op.excused.contains(info.member)) Owe(info.member, missed, cause);
     }
   } else if (op.AllReady() && !op.Refused()) {
     ++op.retries;
@@ -769,9 +852,13 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
 }
 
 void OpTable::Owe(MemberId member, const control::MissedOp& missed, const std::string& cause) {
-  if (PlaceOf(member) > Place{missed.boundary, missed.step}) return;
-  missed_.Add(member, {missed.boundary, missed.tag, missed.set}, static_cast<OpKind>(missed.kind),
-              cause);
+  Owe(member, {missed.boundary, missed.tag, missed.set}, missed.step,
+      {static_cast<OpKind>(missed.kind), cause, std::nullopt});
+}
+
+void OpTable::Owe(MemberId member, const OpKey& key, uint64_t step, MissedOps::Missed missed) {
+  if (PlaceOf(member) > Place{key.boundary, step}) return;
+  missed_.Add(member, key, std::move(missed));
 }
 
 void OpTable::Miss(const control::MissedOp& missed, const std::string& cause, Tick now,
@@ -780,9 +867,19 @@ void OpTable::Miss(const control::MissedOp& missed, const std::string& cause, Ti
   std::set<MemberId> posted;
   OpState* const op = ops_.Find(key);
   if (op != nullptr && op->said.announced) return;  // the message does not fit
+  // A call that was refused meanwhile was the one that the member owes now.
+  const auto refused =
+      std::find_if(ops_.lingering().begin(), ops_.lingering().end(), [&](const auto& entry) {
+        const OpState& each = entry.second;
+        return entry.first == key && each.refusal && !each.participants &&
+               static_cast<uint32_t>(each.desc.kind) == missed.kind &&
+               each.refusal->step <= missed.step;
+      });
+  if (refused != ops_.lingering().end()) return ops_.Erase(refused->second);
   // If the op here is redone, the missed op is the next one of this key.
   if (op != nullptr && !op->redone) {
     for (const PostedInput& input : op->inputs) posted.insert(input.member);
+    posted.insert(op->excused.begin(), op->excused.end());
     const PostedInput& first = op->inputs.front();
     // Otherwise the members have left the missed op out, and have posted the next one.
     if (static_cast<uint32_t>(first.desc.kind) == missed.kind && first.step <= missed.step) {

@@ -99,6 +99,10 @@ class OpTable {
   // Returns how a post of this op would be refused, or OK.
   Outcome MayPost(const NewPost& post) const;
   void Post(const NewPost& post, Tick now, std::vector<Action>* out);
+  // A call of the member was refused, and its trainer knows. The other participants wait for the
+  // call: their op ends as well. Of the post its name counts. Nothing happens if the member has an
+  // op of this name in flight, or too many refused calls that nobody has met yet.
+  void Refuse(const NewPost& post, const std::string& why, Tick now, std::vector<Action>* out);
   // The member is out: its posts are answered with `outcome` once their attempts are stopped. The
   // exception: if the op is done and other local members wait for it, the post gets the outcome of
   // the op.
@@ -190,6 +194,8 @@ class OpTable {
   // Announces the op.
   void SendReadies(OpState& op, Tick now, std::vector<Action>* out);
   void AcceptReady(OpState& op, PeerReady ready, std::vector<Action>* out);
+  // The READY refuses a call that local members have left out.
+  void SkipRefusal(const PeerReady& ready);
   // The op is to end at all members. It may not be announced yet.
   void RequestEnd(OpState& op, MemberId member, std::vector<Action>* out);
   // Asks the coordinator for an epoch that judges the cancelled op.
@@ -199,6 +205,9 @@ class OpTable {
   // members that have posted it has not passed its boundary, the op waits: started again, it would
   // not meet the others either.
   std::string WhyStranded(const OpState& op) const;
+  // The member passes a boundary. `before`: the one before it. Refused calls of older steps meet no
+  // call any more. One of the last step may: its READY may be on the way.
+  void ForgetRefusals(MemberId member, const Place& before);
   void EndIfStranded(OpState& op, std::vector<Action>* out);
   // How the op is announced. Its algorithm and codec have been chosen.
   ReadyInput InputOf(const OpState& op) const;
@@ -239,9 +248,10 @@ class OpTable {
   // have posted it are told now; the others are told when they post it.
   void Miss(const control::MissedOp& missed, const std::string& cause, Tick now,
             std::vector<Action>* out);
-  // The op of the key ended Aborted at other peers. If the member has not posted it and may still
-  // do so, its post will be answered with that.
+  // The op of the key ended Aborted at other peers, or was refused to another local member. If the
+  // member has not posted it and may still do so, its post will be answered with that.
   void Owe(MemberId member, const control::MissedOp& missed, const std::string& cause);
+  void Owe(MemberId member, const OpKey& key, uint64_t step, MissedOps::Missed missed);
 
   // The peer broke the protocol in this attempt: breaks its link. Its next frames may depend on the
   // refused one, so the peer counts as lost.

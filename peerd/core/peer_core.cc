@@ -110,6 +110,7 @@ class PeerCore::Impl {
   void On(const LocalLeave& event) { members_.Leave(event.local, &out_); }
   void On(const LocalDied& event);
   void On(const LocalPost& event);
+  void On(const LocalRefusal& event);
   void On(const LocalCancel& event);
   void On(const LinkUp& event);
   void On(const LinkDown& event);
@@ -550,6 +551,14 @@ void PeerCore::Impl::On(const LocalPost& event) {
                "member " + ToString(local.member) + " is not in the epoch in force"};
   }
   out_.push_back(PostDone{event.post, std::move(refusal), {}});
+}
+
+void PeerCore::Impl::On(const LocalRefusal& event) {
+  if (!members_.MayPost(event.op.post.local).ok()) return;
+  const LocalMember& local = *members_.Find(event.op.post.local);
+  Group& group = groups_.at(local.group);
+  if (group.current() == nullptr || group.current()->RankOf(local.member) < 0) return;
+  group.ops.Refuse({event.op, local.member, local.boundary, local.passed}, event.why, now_, &out_);
 }
 
 void PeerCore::Impl::On(const LocalCancel& event) {

@@ -39,15 +39,18 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   header.type = FrameType::kReady;
   header.op = action.ordinal;
   header.attempt = action.attempt;
-  ReadyBody body{action.boundary, action.tag,         action.set,
-                 action.desc,     action.other_offer, action.terms};
+  header.offset = action.step;
+  ReadyBody body{action.boundary,    action.tag,     action.set,  action.desc,
+                 action.other_offer, action.refusal, action.terms};
   body.input = action.input;
   if (action.result) {
     body.result_epoch = action.result->epoch;
     body.result_members = static_cast<uint32_t>(action.result->members.size());
   }
   std::string payload = Encode(body);
-  if (action.other_offer) {
+  if (action.refusal) {
+    payload += Encode(*action.refusal);
+  } else if (action.other_offer) {
     payload += TextOf(Encode(*action.other_offer));
   } else {
     if (action.result) payload += IdsOf(action.result->members);
@@ -112,11 +115,21 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
   }
   std::span<const uint8_t> rest;
   LH_ASSIGN_OR_RETURN(ReadyBody body, ParseReadyBody(payload, &rest));
-  PeerReady ready{group,    from.peer, header.op, header.attempt,   body.boundary,
-                  body.tag, body.set,  body.desc, body.other_offer, std::move(body.terms)};
+  PeerReady ready{group,
+                  from.peer,
+                  header.op,
+                  header.attempt,
+                  body.boundary,
+                  body.tag,
+                  body.set,
+                  body.desc,
+                  body.other_offer,
+                  header.offset,
+                  std::move(body.refusal),
+                  std::move(body.terms)};
   ready.signature = std::move(signature);
   ready.input = body.input;
-  if (ready.other_offer) return ready;
+  if (ready.other_offer || ready.refusal) return ready;
   ByteReader reader(rest);
   std::vector<MemberId> members;
   for (uint32_t i = 0; i < body.result_members; ++i) members.emplace_back(reader.U64());

@@ -319,6 +319,10 @@ bool Engine::Admit(const LocalPost& post) {
   if (ports_.observer == nullptr || ports_.observer->OnAction(answer)) {
     std::visit(Carrier{this}, answer);
   }
+  if (outcome.code == Code::kInvalidArgument) {
+    // Before the trainer's next call.
+    events_.push_front(LocalRefusal{post, outcome.text});
+  }
   return false;
 }
 

@@ -105,6 +105,7 @@ class Engine final : public TransportListener, public TrainerRequests {
   void OnTake(LocalId local, uint32_t timeout_ms) override;
   void OnLeave(LocalId local) override;
   void OnPost(const LocalPost& post, PostBuffers buffers) override;
+  void OnRefusal(LocalRefusal refusal) override { Post(std::move(refusal)); }
   void OnCancel(const PostRef& post) override;
   PeerCore::MembersView OnMembers(LocalId local) override { return core_->GetMembers(local); }
   std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) override {

@@ -70,6 +70,8 @@ class TrainerRequests {
   virtual void OnLeave(LocalId local) = 0;
   // The member must be admitted. It has at most LH_OPS_OPEN_MAX open posts, with different tags.
   virtual void OnPost(const LocalPost& post, PostBuffers buffers) = 0;
+  // A call was refused, and its trainer was told or knows it.
+  virtual void OnRefusal(LocalRefusal refusal) = 0;
   // The trainer gives up an op, which is answered as always.
   virtual void OnCancel(const PostRef& post) = 0;
   // Empty while the member is not admitted.

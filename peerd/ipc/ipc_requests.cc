@@ -418,13 +418,36 @@ void TrainerServer::Op(Client& client) {
     }
     table.assign(from, from + table_bytes);
   }
+  // Tells the other participants that this call was refused, if they can know which it was.
+  const auto refuse = [&](const std::string& why) {
+    std::optional<IpcOpName> name = NameOf(wish, table);
+    if (!name) return;
+    LocalRefusal refusal;
+    refusal.op.post = {LocalId(client.request.member), client.request.call};
+    refusal.op.tag = wish.tag;
+    refusal.op.desc.kind = name->kind;
+    refusal.op.root_rank = name->root_rank;
+    refusal.op.is_root = name->is_root;
+    refusal.op.partner = name->partner;
+    refusal.op.participants = std::move(name->participants);
+    refusal.why = why.empty() ? name->refusal : why;
+    handler_->OnRefusal(std::move(refusal));
+  };
+  if (wish.refusal != 0) {
+    refuse("");
+    return Answer(client, client.request.call, {});
+  }
   absl::StatusOr<IpcOp> op =
       ParseIpcOp(wish, table, [&client](uint64_t id) -> std::optional<uint64_t> {
         const auto it = client.regions.find(id);
         if (it == client.regions.end()) return std::nullopt;
         return it->second.region->bytes;
       });
-  if (!op.ok()) return Deny(client, Code::kInvalidArgument, std::string(op.status().message()));
+  if (!op.ok()) {
+    const std::string why(op.status().message());
+    refuse(why);
+    return Deny(client, Code::kInvalidArgument, why);
+  }
   absl::StatusOr<Hold> pieces = client.account->Take(Resource::kPieces, op->pieces.size());
   if (!pieces.ok()) {
     return DenyLimit(client, "op refused: " + std::string(pieces.status().message()));

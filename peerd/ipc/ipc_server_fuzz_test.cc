@@ -73,6 +73,7 @@ class Engine : public TrainerRequests {
     posts.emplace_back(post.post, std::move(buffers));
   }
   void OnCancel(const PostRef&) override {}
+  void OnRefusal(LocalRefusal) override {}
   PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(1), members}; }
   std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
     if (member.value() % 2 == 0) return std::nullopt;

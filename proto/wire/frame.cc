@@ -231,6 +231,14 @@ std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer) {
   return bytes;
 }
 
+std::string Encode(const OpRefusal& refusal) {
+  std::string bytes(16, '\0');
+  ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});
+  writer.U64(refusal.member.value());
+  writer.U64(refusal.step);
+  return bytes + refusal.why;
+}
+
 std::string Encode(const ReadyBody& body) {
   std::string bytes(kReadyBodyBytes + TermsBytes(body.desc, body.terms), '\0');
   ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});
@@ -238,7 +246,7 @@ std::string Encode(const ReadyBody& body) {
   writer.U64(body.tag);
   writer.U64(body.set);
   Write(body.desc, &writer);
-  writer.U8(body.other_offer ? 1 : 0);
+  writer.U8(body.refusal ? 2 : body.other_offer ? 1 : 0);
   writer.U8(static_cast<uint8_t>(body.input));
   writer.U16(static_cast<uint16_t>(body.terms.size()));
   writer.U32(body.result_members);
@@ -269,6 +277,28 @@ absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
         absl::StrCat("READY for ", ToString(body.desc), " carries the same as other offer"));
   }
   body.other_offer = other;
+  return body;
+}
+
+absl::StatusOr<ReadyBody> ParseRefusal(ByteReader* reader, std::span<const uint8_t> payload,
+                                       ReadyBody body) {
+  OpRefusal refusal;
+  refusal.member = MemberId(reader->U64());
+  refusal.step = reader->U64();
+  if (!reader->ok() || reader->remaining() > kRefusalBytesMax) {
+    return Refuse("bytes of READY's payload", payload.size(), "those of a refusal");
+  }
+  if (!refusal.member) return Refuse("member of a refusal", 0, "an id");
+  const std::span<const uint8_t> text = payload.last(reader->remaining());
+  refusal.why.assign(text.begin(), text.end());
+  if (RefusalText(refusal.why) != refusal.why) {
+    return absl::InvalidArgumentError("the text of a refusal is not printable");
+  }
+  if (body.desc != RefusedDesc(body.desc.kind)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("READY for ", ToString(body.desc), " is refused, so it names only its kind"));
+  }
+  body.refusal = std::move(refusal);
   return body;
 }
 
@@ -326,7 +356,7 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "88 or more");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
-  if (has_other_offer > 1) return Refuse("has_other_offer", has_other_offer, "0 or 1");
+  if (has_other_offer > 2) return Refuse("has_other_offer", has_other_offer, "0 to 2");
   if (input > static_cast<uint8_t>(ReadyInput::kWithheld) ||
       (input != 0 && (!MayCarryInput(body.desc) || has_other_offer != 0 || body.result_epoch))) {
     return absl::InvalidArgumentError(
@@ -354,7 +384,8 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   if (!reader.ok())
     return Refuse("bytes of READY's payload", payload.size(), "enough for its terms");
   // If the sender's own members offer different ops, no input may follow.
-  if (has_other_offer != 0) return ParseOtherOffer(&reader, body);
+  if (has_other_offer == 1) return ParseOtherOffer(&reader, body);
+  if (has_other_offer == 2) return ParseRefusal(&reader, payload, std::move(body));
   *rest = payload.last(reader.remaining());
   const bool carried = one_shot || body.input == ReadyInput::kCarried;
   uint64_t expected = carried ? OneShotPayloadBytes(body.desc) : 0;

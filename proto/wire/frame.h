@@ -48,7 +48,8 @@ enum class FrameType : uint8_t {
   // how many ms longer than usual the sender may be silent.
   kPing = 1,
   kPong = 2,
-  // op: the sender's ordinal. Payload: ReadyBody, then a one-shot input or a result. flags bit 0: a
+  // op: the sender's ordinal. offset: the latest NewPost::step of its members, which is not signed.
+  // Payload: ReadyBody, then a one-shot input or a result. flags bit 0: a
   // signature follows (kSignatureBytes), and stamp is SignedReady::index
   // (proto/control/signed_ready.h).
   kReady = 3,
@@ -185,6 +186,7 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
 inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
 
 std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
+std::string Encode(const OpRefusal& refusal);
 
 // The first part of a READY's payload. Its fixed part has 88 bytes:
 //   0 boundary u64 | 8 tag u64 | 16 set u64 | 24 the fields of OpDesc in their order, then zeros
@@ -193,8 +195,9 @@ std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
 // Then come the OpTerms of `members` members, each:
 //   weight f64, if desc.weighted
 //   gives u16 | gets u16 | so many lengths u64, if desc.unequal
-// Then comes a one-shot input, a result, or an OtherOffer. A result is `result_members` ids of
-// members (u64 each), then the whole tensor.
+// Then comes a one-shot input, a result, an OtherOffer, or a refusal (has_other_offer is 2). A
+// result is `result_members` ids of members (u64 each), then the whole tensor. A refusal is member
+// u64 | step u64 | the text.
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
@@ -203,6 +206,8 @@ struct ReadyBody {
   // Set if the sender's own members offer different ops. Then `desc` is the offer of the first
   // member, and `other_offer` is an offer that differs from it.
   std::optional<OtherOffer> other_offer;
+  // Set: the call of one of the sender's members was refused. `desc` is RefusedDesc().
+  std::optional<OpRefusal> refusal;
   // Of the sender's members, in rank order, if desc.NeedsTerms(). Empty with a result or another
   // offer.
   std::vector<OpTerms> terms;

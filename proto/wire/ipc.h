@@ -29,7 +29,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 17
+#define LH_IPC_VERSION 18
 
 enum lh_ipc_type {
   /* requests */
@@ -114,6 +114,8 @@ enum lh_ipc_op_flags {
   LH_IPC_IS_ROOT = 2
 };
 
+#define LH_IPC_REFUSAL_BYTES_MAX 255
+
 /* A collective. Its tensors: `source` and `target`, or those of the pieces in the table. A tensor
  * that this member does not need (SourceOf() and TargetOf() in op_desc.h) has region 0, and so has
  * a tensor without elements.
@@ -141,7 +143,7 @@ struct lh_ipc_op {
   double weight;
   uint64_t list; /* a digest of the dtypes and lengths of all tensors of a list; 0: one tensor */
   /* Lies in the arena; region 0: there is no table. It begins at a multiple of 8, and has, one
-   * after the other: member ids (u64), lengths (u64), and pieces (struct lh_ipc_piece). */
+   * after the other: member ids (u64), lengths (u64), pieces (struct lh_ipc_piece), and a text. */
   struct lh_ipc_range table;
   uint32_t
       participants; /* ids of the members that take part, rising; 0: all members; not for SEND */
@@ -150,7 +152,11 @@ struct lh_ipc_op {
   uint32_t pieces;  /* 0: one tensor */
   uint16_t block;   /* elements that share a scale, for LH_WIRE_QUANTIZE_INT8 and INT4; else 0 */
   uint8_t rounding; /* lh_wire_rounding */
-  uint8_t zero[5];  /* room for more fields */
+  /* Not 0: the trainer's side has refused this call, so the op ends at all participants. Bytes of a
+   * text that says why. It is the last thing in the table. Of the other fields count: kind, tag,
+   * root, flags and participants. */
+  uint8_t refusal;
+  uint8_t zero[4]; /* room for more fields */
   /* Float32, as many elements as `source`, if the op is quantized and reduces. It is added to the
    * source, and becomes what the source loses when it is encoded, if the op ends well. Region 0:
    * none. A list has them in its pieces: in all of them that have elements, or in none. */

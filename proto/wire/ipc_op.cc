@@ -222,12 +222,35 @@ absl::Status TakePieces(const lh_ipc_op& op, TableReader* table, IpcOp* taken) {
 
 }  // namespace
 
+std::optional<IpcOpName> NameOf(const lh_ipc_op& op, const std::vector<uint8_t>& table) {
+  if (!NamesOf(OpKind()).Has(op.kind)) return std::nullopt;
+  IpcOpName name;
+  name.kind = static_cast<OpKind>(op.kind);
+  name.is_root = (op.flags & LH_IPC_IS_ROOT) != 0;
+  if (name.kind == OpKind::kSendRecv) {
+    if (op.participants != 0) return std::nullopt;
+    if ((op.flags & LH_IPC_ROOT_IS_RANK) != 0) {
+      name.root_rank = op.root;
+    } else if (op.root == 0) {
+      return std::nullopt;
+    } else {
+      name.partner = MemberId(op.root);
+    }
+  }
+  TableReader reader(table);
+  for (const uint64_t id : reader.Numbers(op.participants)) name.participants.emplace_back(id);
+  if (!ParticipantsFault(name.participants, MemberId()).empty()) return std::nullopt;
+  name.refusal.assign(table.end() - op.refusal, table.end());
+  return name;
+}
+
 uint64_t IpcTableBytes(const lh_ipc_op& op) {
   if (op.participants > LH_MEMBERS_MAX || op.gives > LH_MEMBERS_MAX || op.gets > LH_MEMBERS_MAX ||
       op.pieces > LH_PIECES_MAX) {
     return UINT64_MAX;
   }
-  return 8 * (uint64_t{op.participants} + op.gives + op.gets) + sizeof(lh_ipc_piece) * op.pieces;
+  return 8 * (uint64_t{op.participants} + op.gives + op.gets) + sizeof(lh_ipc_piece) * op.pieces +
+         op.refusal;
 }
 
 absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>& table,
@@ -238,6 +261,7 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
   // 0 and 1 mean the same, because one member is always there.
   if (desc.min_world == 1) desc.min_world = 0;
   if (!fault.empty()) return Refuse(op, fault);
+  if (op.refusal != 0) return Refuse(op, "a refused op has no tensors");
   constexpr uint8_t kFlags = LH_IPC_ROOT_IS_RANK | LH_IPC_IS_ROOT;
   if ((op.flags & ~kFlags) != 0) {
     return Refuse(op, Refusal("flags", std::to_string(op.flags), "0 to 3"));

@@ -34,6 +34,19 @@ struct IpcOp {
   std::vector<IpcPiece> pieces;  // at least one
 };
 
+// The name of an op: what has to be right in a request that is refused, so that the other
+// participants can be told.
+struct IpcOpName {
+  OpKind kind = OpKind::kAllReduce;
+  std::optional<uint64_t> root_rank;
+  bool is_root = false;
+  MemberId partner;
+  std::vector<MemberId> participants;
+  std::string refusal;  // the text in the table
+};
+// `table` as in ParseIpcOp(). nullopt: the request names no op.
+std::optional<IpcOpName> NameOf(const lh_ipc_op& op, const std::vector<uint8_t>& table);
+
 // The bytes of the table that comes with the op. SIZE_MAX: a number in the request is too large.
 uint64_t IpcTableBytes(const lh_ipc_op& op);
 

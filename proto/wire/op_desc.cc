@@ -169,6 +169,23 @@ std::string OpDesc::Fault() const {
          "; leave the algorithm to Longhaul, or choose mesh or ring";
 }
 
+std::string RefusalText(const std::string& why) {
+  std::string text = CleanText(why, kRefusalBytesMax);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<uint8_t>(text[i]);
+    const bool wide = byte == 0xc2 && static_cast<uint8_t>(text[i + 1]) < 0xa0;  // a C1 control
+    if (byte < 0x20 || byte == 0x7f || wide) text.replace(i, wide ? 2 : 1, 1, ' ');
+  }
+  return text;
+}
+
+OpDesc RefusedDesc(OpKind kind) {
+  OpDesc desc;
+  desc.kind = kind;
+  desc.world = desc.InParts() ? 1 : 0;
+  return desc;
+}
+
 OpDesc OpDesc::With(Quantization codec) const {
   OpDesc desc = *this;
   desc.quantization = codec;

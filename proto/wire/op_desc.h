@@ -233,6 +233,23 @@ struct OtherOffer {
   LH_FIELDS(OtherOffer, LH_FIELD(member), LH_FIELD(desc));
 };
 
+// A member's call was refused, so the op ends at all participants without a result
+// (docs/adr/0058-a-refusal-ends-the-op.md).
+struct OpRefusal {
+  MemberId member;
+  // How many step boundaries the member has passed since the op's `boundary` (NewPost::step).
+  uint64_t step = 0;
+  std::string why;  // RefusalText()
+  LH_FIELDS(OpRefusal, LH_FIELD(member), LH_FIELD(step), LH_FIELD(why));
+};
+// The most bytes of a reason, as others are told.
+inline constexpr size_t kRefusalBytesMax = 255;
+// The text as it may travel: at most so many bytes, UTF-8, without control characters. It ends up
+// in error texts and logs of other hosts.
+std::string RefusalText(const std::string& why);
+// The description under which a refused op is announced. It names the kind alone.
+OpDesc RefusedDesc(OpKind kind);
+
 // Returns whether the tensors of such an op travel inside READY frames.
 bool IsOneShot(const OpDesc& desc);
 // Returns whether the inputs of such an op may travel with READY although it is too large for

@@ -410,7 +410,7 @@ ReadyBody Body() {
 
 // A payload of READY, followed by `bytes` of an input or a result.
 std::vector<uint8_t> Payload(const ReadyBody& body, size_t bytes = 0) {
-  const std::string fixed = Encode(body);
+  const std::string fixed = Encode(body) + (body.refusal ? Encode(*body.refusal) : "");
   std::vector<uint8_t> payload(fixed.begin(), fixed.end());
   if (body.other_offer) {
     const auto other = Encode(*body.other_offer);
@@ -500,6 +500,61 @@ TEST(ReadyTest, TheOtherOfferFollowsTheBody) {
   EXPECT_EQ(*parsed, Disagreement());
 }
 
+ReadyBody Refused() {
+  ReadyBody body = Body();
+  body.desc = RefusedDesc(OpKind::kScatter);
+  body.refusal = OpRefusal{MemberId(9), 5, "no"};
+  return body;
+}
+
+TEST(ReadyTest, ARefusalFollowsTheBody) {
+  const std::vector<uint8_t> payload = Payload(Refused());
+  EXPECT_EQ(Hex(std::span(payload).subspan(72)),
+            "02"                        // has_other_offer
+            "000000"                    // zero, members
+            "000000000000000000000000"  // result_members, result_epoch
+            "0900000000000000"          // member
+            "0500000000000000"          // step
+            "6e6f");                    // the text
+  const auto parsed = Parse(payload);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, Refused());
+}
+
+TEST(ReadyTest, EachKindCanBeRefused) {
+  for (uint8_t kind = 1; kind < LH_WIRE_KIND_END; ++kind) {
+    ReadyBody body = Refused();
+    body.desc = RefusedDesc(static_cast<OpKind>(kind));
+    const auto parsed = Parse(Payload(body));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(*parsed, body);
+    EXPECT_EQ(OneShotPayloadBytes(body.desc), 0u);
+  }
+}
+
+TEST(ReadyTest, ARefusalNamesItsMemberAndIsPlainText) {
+  const auto refused = [](const auto& change) {
+    ReadyBody body = Refused();
+    change(&body);
+    return Parse(Payload(body)).status();
+  };
+  EXPECT_TRUE(refused([](ReadyBody*) {}).ok());
+  EXPECT_FALSE(refused([](ReadyBody* body) { body->refusal->member = MemberId(); }).ok());
+  for (const char* const why : {"a\nb", "\x1b[2J", "\x7f", "\xc2\x9b", "\xff", "\xc3"}) {
+    EXPECT_FALSE(refused([why](ReadyBody* body) { body->refusal->why = why; }).ok()) << why;
+    EXPECT_TRUE(refused([why](ReadyBody* body) { body->refusal->why = RefusalText(why); }).ok());
+  }
+  EXPECT_TRUE(refused([](ReadyBody* body) { body->refusal->why = "die L\xc3\xa4nge"; }).ok());
+  EXPECT_EQ(RefusalText(std::string(254, 'a') + "\xc3\xa4"), std::string(254, 'a'));
+  EXPECT_FALSE(refused([](ReadyBody* body) { body->refusal->why = std::string(256, 'a'); }).ok());
+  EXPECT_FALSE(refused([](ReadyBody* body) { body->desc.count = 1; }).ok());
+  EXPECT_FALSE(
+      refused([](ReadyBody* body) { body->refusal->why = "", body->desc.count = 1; }).ok());
+  std::vector<uint8_t> payload = Payload(Refused());
+  payload.resize(kReadyBodyBytes + 15);
+  EXPECT_FALSE(Parse(payload).ok());
+}
+
 TEST(ReadyTest, AnOtherOfferHasItsSizeKnownNumbersAndADifference) {
   std::vector<uint8_t> payload = Payload(Disagreement());
   payload.push_back(0);
@@ -538,7 +593,7 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(28, 1)),
             "dtype is float64, not float32, float16 or bfloat16 with quantization bf16");
   EXPECT_EQ(Message(ParseWith(71, 2)), "rounding is 2, not at most 1");
-  EXPECT_EQ(Message(ParseWith(72, 2)), "has_other_offer is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(72, 3)), "has_other_offer is 3, not 0 to 2");
   EXPECT_EQ(Message(ParseWith(29, 5)), "algorithm is 5, not at most 4");
   EXPECT_EQ(Message(ParseWith(29, 4)), "algorithm is 4, not at most 3");
   EXPECT_TRUE(ParseWith(29, 3).ok());
@@ -926,7 +981,7 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0a00"
+            "0b00"
             "01"
             "01"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
@@ -949,7 +1004,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0a00"
+            "0b00"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -963,7 +1018,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0a00"
+            "0b00"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -978,7 +1033,7 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
   EXPECT_EQ(HelloRefusalWith(4, 4),
-            "HELLO: lane protocol version is 4, not 10; run the same release at both ends");
+            "HELLO: lane protocol version is 4, not 11; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");

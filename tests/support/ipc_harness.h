@@ -74,6 +74,7 @@ class ScriptedHandler : public TrainerRequests {
     posts.push_back({post, std::move(buffers)});
     if (!hold_posts) FinishPost();
   }
+  void OnRefusal(LocalRefusal refusal) override { refusals.push_back(std::move(refusal)); }
   void OnCancel(const PostRef& post) override {
     events.push_back("cancel " + std::to_string(post.local.value()));
   }
@@ -157,6 +158,7 @@ class ScriptedHandler : public TrainerRequests {
   std::vector<std::function<void(const std::string&)>> whys;
   std::vector<StateSync> syncs;  // of all syncs
   std::vector<HeldPost> posts;   // the posts that are not answered
+  std::vector<LocalRefusal> refusals;
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
   uint64_t bytes_removed = 0;

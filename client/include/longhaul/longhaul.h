@@ -1120,6 +1120,31 @@ LH_API lh_status lh_op_cancel(lh_op* op);
  * lh_alloc() gets the result only within lh_op_wait() or lh_op_test(). */
 LH_API void lh_op_free(lh_op* op);
 
+/* A call that this library refuses with LH_INVALID_ARGUMENT ends the operation at the other members
+ * as well, also if they start it later: with LH_INVALID_ARGUMENT, and a text that names this member
+ * and says why. (Unless the call names no operation, because its options are NULL, its participants
+ * are no members, or its tag is in flight.) So start it again at all members, or at none: this
+ * member's next call of that tag and those participants is the next operation. The others hear of
+ * the refusal in the same step only.
+ *
+ * lh_refuse() does the same for a call that a library on top of this one refuses. It does not wait
+ * for the others. Of the refused call its name counts: tag, participants, and the partner of a send
+ * or receive. */
+typedef struct lh_refuse_options {
+  uint32_t struct_size; /* sizeof(lh_refuse_options) */
+  uint32_t zero;
+  const char* call; /* such as "lh_all_gather" */
+  const char* why;  /* the first 255 bytes are passed on, without control characters */
+  const uint64_t* participants;
+  uint32_t participant_count;
+  uint32_t partner;        /* of a send or receive: its rank */
+  uint64_t partner_member; /* its id; 0: `partner` names it */
+  uint64_t tag;
+} lh_refuse_options;
+#define LH_REFUSE_OPTIONS_INIT \
+  { sizeof(lh_refuse_options), 0, NULL, NULL, NULL, 0, 0, 0, 0 }
+LH_API lh_status lh_refuse(lh_comm* comm, const lh_refuse_options* options);
+
 /* Completion of several operations. All operations belong to the same client. */
 
 /* Waits until at least one of `count` operations has an outcome, and sets *index_out to the first
