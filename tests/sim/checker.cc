@@ -501,6 +501,7 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
          longhaul::ToString(at) + " has prepared another one of that number");
   }
   for (const control::OpFate& fate : commit->fates) {
+    if (refusals_.contains({at, commit->group.group, fate.ordinal})) continue;
     const auto op = announced_.find({at, commit->group.group, fate.ordinal});
     if (op == announced_.end()) {
       Fail("fate of " + longhaul::ToString(fate.ordinal) + " of " + longhaul::ToString(at) +
@@ -731,6 +732,10 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
         Fail(name + " was redone although nothing happened but joins, leaves and drains");
       }
       if (known.refused) Fail(name + " is refused at one member and succeeds at another");
+      for (const uint32_t slot : Participants(op.name, info.epoch, /*contributing=*/false)) {
+        if (!known.refusers.contains(slot)) continue;
+        Fail(name + " succeeds with slot " + std::to_string(slot) + ", whose call was refused");
+      }
       CheckSucceeded(op, info);
       break;
     case Code::kAborted:
@@ -777,6 +782,12 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       break;
     case Code::kInvalidArgument:
       ++counts_.refused;
+      if (!known.refusers.empty()) {
+        ++counts_.refused_to_another;
+        if (outcome.text.find(kReason) == std::string::npos) Fail(name + " ended: " + outcome.text);
+        // The op may go on without members that have gone together with what they were told.
+        break;
+      }
       if (!ShapeOf(seed_, op.name).mismatched) Fail(name + " is refused: " + outcome.text);
       if (known.result) Fail(name + " is refused at one member and succeeded at another");
       known.refused = true;

@@ -117,6 +117,13 @@ class Checker {
   const std::vector<MemberId>& StepMembers(uint32_t group, uint64_t step, Epoch epoch);
   // The op is one of these members only.
   void OnPart(const OpName& name, const std::vector<MemberId>& members);
+  // The call of the member in `slot` was refused to it, with the reason kReason. So the op may not
+  // end well with this member, and nobody may wait for it.
+  void OnRefused(const OpName& name, uint32_t slot) { ops_[name].refusers.insert(slot); }
+  void OnRefusalAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal) {
+    refusals_.insert({peer, group.group, ordinal});
+  }
+  static constexpr char kReason[] = "it does not fit";
   // A member cancels the op.
   void OnCancelled(const OpName& name);
   // The op was aborted in `epoch`, and nobody starts it again. So it may never succeed. (A small op
@@ -159,6 +166,7 @@ class Checker {
     uint64_t aborted = 0;
     uint64_t unfit = 0;  // how many of `aborted` did not fit their world
     uint64_t refused = 0;
+    uint64_t refused_to_another = 0;  // how many of `refused` were refused to another member
     uint64_t too_few = 0;
     uint64_t removed = 0;
     uint64_t retries = 0;
@@ -215,6 +223,7 @@ class Checker {
     std::vector<uint32_t> participants;
     std::set<uint32_t> holders;  // slots that have the result
     bool refused = false;
+    std::set<uint32_t> refusers;    // slots; see OnRefused()
     std::optional<Epoch> given_up;  // set: the epoch in which it was aborted for good
     bool cancelled = false;
     std::vector<MemberId> part;  // the members that it is for; empty: all
@@ -282,6 +291,7 @@ class Checker {
   std::map<OpName, Op> ops_;
   std::map<std::pair<uint32_t, uint64_t>, std::vector<MemberId>> step_members_;
   std::map<std::pair<uint32_t, uint64_t>, Epoch> step_epochs_;  // by group and step
+  std::set<std::tuple<PeerId, uint32_t, OpOrdinal>> refusals_;  // announced ones
   std::set<uint32_t> cancelled_in_;                             // groups
   // Who took part in the last commit of a group, and in the one before.
   struct Holders {

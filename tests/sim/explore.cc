@@ -150,6 +150,7 @@ Act Sync(uint64_t state) { return Bring(Act::Kind::kSync, state); }
 Act Leave() { return {Act::Kind::kLeave}; }
 Act Cancel(uint64_t tag) { return {Act::Kind::kCancel, tag}; }
 Act Wait() { return {Act::Kind::kWait}; }
+Act Refuse(uint64_t tag) { return {Act::Kind::kRefuse, tag}; }
 Act Of(OpKind kind, Act act, int root = -1) {
   act.op = kind;
   act.root = root;
@@ -377,6 +378,25 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("cancel_of_a_set", 3,
            {Inside(0, {GivesUp(Among({0, 1}, PostRing(1))), Cancel(1)}),
             Inside(1, {GivesUp(Among({0, 1}, PostRing(1)))}), Inside(2, {})}),
+
+      // Calls that are refused to their trainers.
+      Make("refused", 2,
+           {Inside(0, {Refuse(1), PostRing(1)}), Inside(1, {PostRing(1), PostRing(1)})}),
+      Make("refused_small_and_leaves", 2,
+           {Inside(0, {Refuse(1), Leave()}), Inside(1, {Post(1)}), Inside(1, {Post(1)})}),
+      Make("refused_at_a_host", 2,
+           {Inside(0, {Refuse(1), PostRing(1)}), Inside(0, {PostRing(1), PostRing(1)}),
+            Inside(1, {PostRing(1), PostRing(1)})}),
+      Make("refused_to_two", 3,
+           {Inside(0, {Refuse(1)}), Inside(1, {Refuse(1)}), Inside(2, {PostRing(1)})}),
+      Make("refused_and_left_out", 2,
+           {Inside(0, {Refuse(1), Step(), PostRing(1)}), Inside(1, {Step(), PostRing(1)})}),
+      Make("refused_and_cancelled", 2,
+           {Inside(0, {Refuse(1), Step(), PostRing(1)}),
+            Inside(1, {GivesUp(PostRing(1)), Cancel(1), Step(), PostRing(1)})}),
+      Make("refused_and_cancelled_at_a_host", 2,
+           {Inside(0, {Refuse(1)}), Inside(0, {GivesUp(PostRing(1)), Cancel(1)}),
+            Inside(1, {GivesUp(PostRing(1))})}),
   };
   return scenarios;
 }

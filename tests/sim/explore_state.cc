@@ -476,7 +476,7 @@ bool ExploreState::CanAct(int m) const {
   if (member.next >= script.acts.size()) return false;
   const Act& act = script.acts[member.next];
   if (act.kind == Act::Kind::kCancel) return true;
-  if (act.kind != Act::Kind::kPost) {
+  if (act.kind != Act::Kind::kPost && act.kind != Act::Kind::kRefuse) {
     const bool stays = act.kind == Act::Kind::kStep;
     return std::all_of(member.posts.begin(), member.posts.end(), [&](const auto& post) {
       return stays && script.acts[post.second.act].beside;
@@ -494,7 +494,7 @@ uint64_t ExploreState::TurnOf(int m, size_t index) const {
   if (!acts[index].beside) turn += 1000000 * members_[m].steps;
   for (size_t i = index; i-- > 0;) {
     if (acts[i].kind == Act::Kind::kCancel || acts[i].kind == Act::Kind::kWait) continue;
-    if (acts[i].kind != Act::Kind::kPost) break;
+    if (acts[i].kind != Act::Kind::kPost && acts[i].kind != Act::Kind::kRefuse) break;
     turn += acts[i].tag == acts[index].tag && acts[i].op == acts[index].op ? 100 : 0;
   }
   return turn;
@@ -929,6 +929,15 @@ void ExploreState::DoAct(int m) {
       return Cancel(m, act.tag);
     case Act::Kind::kWait:
       return;
+    case Act::Kind::kRefuse: {
+      uint64_t world = 0;
+      const peerd::LocalPost refused = LocalPostOf(m, act, ++member.calls, &world);
+      ops_[{member.boundary, act.tag, TurnOf(m, index)}].refused = true;
+      if (planted_ == Planted::kRefusalUntold) return;
+      return Turn(script.peer, [&](peerd::Engine* engine) {
+        engine->OnRefusal({refused, "it does not fit"});
+      });
+    }
     case Act::Kind::kPost: {
       const uint64_t call = ++member.calls;
       Post post;
@@ -1475,6 +1484,12 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
   if (!done.outcome.ok()) {
     if (post.buffer != post.input) Checker::Fail(name + " failed and its input is not as posted");
     if (done.outcome.code == Code::kEvicted || done.outcome.code == Code::kUnavailable) return;
+    if (done.outcome.code == Code::kInvalidArgument && seen.refused) {
+      const Epoch now = CoreOf(scenario_->members[m].peer).GetMembers(LocalOf(m)).epoch;
+      seen.aborters.insert(MemberId(member.member));
+      seen.abort_epoch = std::max(seen.abort_epoch, now.value());
+      return CheckOneOutcome(seen, name);
+    }
     if (done.outcome.code != Code::kAborted) {
       Checker::Fail(name + " ended as " + Describe(done.outcome));
     }
@@ -2129,7 +2144,8 @@ uint64_t ExploreState::Digest(bool faults) const {
     digest.Add(op.result_epoch).Add(op.posted);
     for (const MemberId holder : op.holders) digest.Add(holder);
     for (const uint64_t epoch : op.aborted) digest.Add(epoch);
-    digest.Add(uint64_t{op.given_up}).Add(op.cancels).Add(op.abort_epoch);
+    digest.Add(uint64_t{op.given_up} | uint64_t{op.refused} << 1);
+    digest.Add(op.cancels).Add(op.abort_epoch);
     for (const uint64_t world : op.worlds) digest.Add(world);
     for (const MemberId aborter : op.aborters) digest.Add(aborter);
   }
@@ -2158,7 +2174,8 @@ std::string ExploreState::Text(const Move& move) const {
   const std::string b = NameOf(move.b);
   const std::string dies =
       move.crash_after == 0 ? "" : ", and dies after action " + std::to_string(move.crash_after);
-  static constexpr const char* kActs[] = {"joins", "posts", "steps", "syncs", "leaves", "cancels"};
+  static constexpr const char* kActs[] = {"joins",  "posts",   "steps", "syncs",
+                                          "leaves", "cancels", "waits", "is refused"};
   switch (move.kind) {
     case Kind::kToPeer:
       return a + " hears " + head(streams_[move.a].to_peer) + dies;

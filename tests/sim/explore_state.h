@@ -19,7 +19,8 @@
 // that of the recorded participants. Inputs are intact unless
 //   the op succeeded, and kinds other than all-reduce never write to them. An op ends Aborted only
 //   because of on_fault, because it was cancelled, because it does not fit its participants, or
-//   because a participant has passed a boundary without it.
+//   because a participant has passed a boundary without it. It is refused only if the call of a
+//   participant was.
 // - Segments come to a peer that has a place for them.
 // - The members and the ring of an epoch are the same at all its peers. Epoch numbers are not used
 //   twice.
@@ -51,9 +52,9 @@ namespace longhaul::sim {
 
 // One act of a trainer. Acts follow one another. A post or a cancel does not wait for earlier
 // posts; all other acts do. A cancel is about the open post of its tag, if there is one. kWait does
-// nothing but wait.
+// nothing but wait. kRefuse is a post that was refused to the trainer.
 struct Act {
-  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave, kCancel, kWait };
+  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave, kCancel, kWait, kRefuse };
   Kind kind = Kind::kJoin;
   uint64_t tag = 0;
   Algorithm algorithm = Algorithm::kOneShot;  // ring and mesh move segments
@@ -292,7 +293,9 @@ class ExploreState {
     uint64_t posted = 0;
     std::set<uint64_t> worlds;  // that it was posted for
     uint64_t cancels = 0;       // members that have cancelled it
-    // Members for which it ended Aborted, other than by on_fault=abort, and the newest epoch then.
+    bool refused = false;       // the call of a member was refused
+    // Members for which it ended Aborted, other than by on_fault=abort, or was refused, and the
+    // newest epoch then.
     std::set<MemberId> aborters;
     uint64_t abort_epoch = 0;
   };

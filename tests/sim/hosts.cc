@@ -723,10 +723,12 @@ struct PeerHost::Noter {
     for (const peerd::PostRef& post : a.posts) {
       h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->posted_ops_.at(post));
     }
+    if (a.refusal) h->context_.checker->OnRefusalAnnounced(h->id_, a.group, a.ordinal);
     story.TellLater(now, "READY", [&] {
       return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
              " attempt=" + ToString(a.attempt) + " tag=" + std::to_string(a.tag) +
              " boundary=" + ToString(a.boundary) + " desc=\"" + ToString(a.desc) + "\"" +
+             (a.refusal ? " refused to " + ToString(a.refusal->member) : "") +
              (a.result ? " with the result of epoch=" + ToString(a.result->epoch) : "");
     });
   }
@@ -1117,6 +1119,14 @@ void PeerHost::Cancel(const peerd::PostRef& post) {
   FromTrainer([this, post] {
     if (!open_posts_.contains(post)) return;
     engine_->OnCancel(post);
+    Wake();
+  });
+}
+
+void PeerHost::Refuse(const peerd::LocalPost& post) {
+  if (context_.planted == Planted::kRefusalUntold) return;
+  FromTrainer([this, post] {
+    engine_->OnRefusal({post, Checker::kReason});
     Wake();
   });
 }

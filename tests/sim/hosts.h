@@ -217,6 +217,8 @@ class PeerHost final : private peerd::TransportListener,
   void Leave(peerd::LocalId local);
   void Post(const peerd::LocalPost& post, peerd::PostBuffers buffers, const OpPost& op);
   void Cancel(const peerd::PostRef& post);
+  // The call was refused to the trainer.
+  void Refuse(const peerd::LocalPost& post);
   void TrainerDied(peerd::LocalId local);
 
   // ---- faults

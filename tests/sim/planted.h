@@ -36,6 +36,7 @@ enum class Planted {
   kErrorsEarly,        // an attempt that is stopped has changed errors
   kIndexForgotten,     // a peer signs each READY as the first of its name
   kWorldOfNow,         // a boundary is answered with the world of the answer
+  kRefusalUntold,      // nobody hears of a call that was refused
   // Bugs of the engine:
   kFinishLate,        // trainers are told of an op before its result is in place
   kGoneFirst,         // a member is told that it is out before its requests are answered
@@ -75,6 +76,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kErrorsEarly, "errors_early", false},
     {Planted::kIndexForgotten, "index_forgotten"},
     {Planted::kWorldOfNow, "world_of_now", false},
+    {Planted::kRefusalUntold, "refusal_untold"},
     {Planted::kFinishLate, "finish_late", false},
     {Planted::kGoneFirst, "gone_first", false},
     {Planted::kLinkDownLost, "link_down_lost", false},

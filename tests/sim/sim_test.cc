@@ -55,7 +55,8 @@ struct Totals {
            fates = 0, tunnels = 0, cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0,
            syncs_refused = 0, syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0,
            rings = 0, assemblies = 0, of_parts = 0, cancelled = 0, with_shares = 0, with_none = 0,
-           encoded = 0, chosen = 0, not_chosen = 0, with_errors = 0, sent_again = 0;
+           encoded = 0, chosen = 0, not_chosen = 0, with_errors = 0, sent_again = 0,
+           refused_to_another = 0;
   int64_t virtual_us = 0;
 };
 
@@ -74,6 +75,7 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->unfit += first.counts.unfit;
   totals->of_parts += first.counts.of_parts;
   totals->cancelled += first.counts.cancelled;
+  totals->refused_to_another += first.counts.refused_to_another;
   totals->with_shares += first.counts.with_shares;
   totals->with_none += first.counts.with_none;
   totals->encoded += first.counts.encoded;
@@ -136,6 +138,7 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->unfit += one.unfit;
     totals->of_parts += one.of_parts;
     totals->cancelled += one.cancelled;
+    totals->refused_to_another += one.refused_to_another;
     totals->with_shares += one.with_shares;
     totals->with_none += one.with_none;
     totals->encoded += one.encoded;
@@ -243,7 +246,7 @@ int Main(int argc, char** argv) {
               " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 " assemblies=%" PRIu64
               " of_parts=%" PRIu64 " cancelled=%" PRIu64 " with_shares=%" PRIu64
               " with_none=%" PRIu64 " encoded=%" PRIu64 " chosen=%" PRIu64 " not_chosen=%" PRIu64
-              " with_errors=%" PRIu64 " sent_again=%" PRIu64 "\n",
+              " with_errors=%" PRIu64 " sent_again=%" PRIu64 " refused_to_another=%" PRIu64 "\n",
               totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
               totals.by_mesh, totals.by_ring, totals.other_kinds, totals.aborted, totals.unfit,
               totals.refused, totals.too_few, totals.removed, totals.retries, totals.epochs,
@@ -252,7 +255,7 @@ int Main(int argc, char** argv) {
               totals.syncs_resumed, totals.background, totals.taken, totals.rings,
               totals.assemblies, totals.of_parts, totals.cancelled, totals.with_shares,
               totals.with_none, totals.encoded, totals.chosen, totals.not_chosen,
-              totals.with_errors, totals.sent_again);
+              totals.with_errors, totals.sent_again, totals.refused_to_another);
   // Among many seeds there are both.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");
@@ -268,6 +271,10 @@ int Main(int argc, char** argv) {
   }
   if (options.seeds >= 50 && (totals.of_parts == 0 || totals.cancelled == 0)) {
     std::printf("no op of a part of the group went well, or none was cancelled\n");
+    return 1;
+  }
+  if (options.seeds >= 50 && totals.refused_to_another == 0) {
+    std::printf("no op ended because a call of it was refused\n");
     return 1;
   }
   if (options.seeds >= 50 &&

@@ -343,6 +343,7 @@ TrainerPlan RandomRun::DrawPlan() {
   }
   plan.cancels = cancel_draws_.Chance(0.3);
   plan.ends_early = Prng(seed_ ^ 0xe2d5).Chance(0.3);
+  plan.refuses = Prng(seed_ ^ 0x4ef05e).Chance(0.3);
   plan.syncs = syncs_;
   plan.terms.background = background_draws_.Chance(background_);
   plan.odd = odd_draws_.Chance(odd_);

@@ -268,6 +268,11 @@ void Trainer::PostNext(size_t index) {
   const bool given_up = EndsEarly(name);
   // It never starts this op. The others cancel it, and are not to meet what comes next here.
   if (given_up && prng_.Chance(0.3)) return StrandDone(name);
+  const bool may_be_refused = MayBeRefused(name);
+  const bool refused = may_be_refused && prng_.Chance(0.4);
+  // Some of these ops are called only where the call is refused. The next op of the tag comes after
+  // the boundary, and is not to meet that.
+  if (may_be_refused && !refused && name.step % 3 == 0) return StrandDone(name);
   const uint64_t call = next_call_++;
   peerd::LocalPost post{{local_, call}, strand.tag, DescOf(seed_, name, slot_)};
   OpDesc& desc = post.desc;
@@ -288,6 +293,11 @@ void Trainer::PostNext(size_t index) {
   if (HasRoot(desc.kind)) {
     post.root_rank = RootRankOf(name, world_seen_.size);
     post.is_root = *post.root_rank == world_seen_.rank;
+  }
+  if (refused) {
+    context_.checker->OnRefused(name, slot_);
+    peer_->Refuse(post);
+    return StrandDone(name);
   }
   if (desc.weighted) post.terms.weight = WeightOf(slot_);
   Posted posted{name, desc, post.is_root, context_.world->now(), nullptr, nullptr, nullptr};
@@ -372,14 +382,27 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
 // op of its strand, so that a boundary comes before the next op of the tag.
 bool Trainer::EndsEarly(const OpName& name) const {
   if (!plan_.ends_early || name.tag == kLateTag || ShapeOf(seed_, name).mismatched) return false;
-  for (const Strand& strand : StrandsOf(name.step)) {
-    if (strand.tag == name.tag && strand.turns != name.turn + 1) return false;
-  }
+  if (!IsLastOfStrand(name)) return false;
   return Prng(seed_ * 5915587 + name.step * 1000003 + name.tag * 1009).Chance(0.15);
 }
 
+bool Trainer::IsLastOfStrand(const OpName& name) const {
+  const std::vector<Strand> strands = StrandsOf(name.step);
+  return std::all_of(strands.begin(), strands.end(), [&](const Strand& strand) {
+    return strand.tag != name.tag || strand.turns == name.turn + 1;
+  });
+}
+
+// Whether the call may be refused to some of the op's participants. It is made once: who gets
+// Aborted does not start the op again, because others may have been refused.
+bool Trainer::MayBeRefused(const OpName& name) const {
+  if (!plan_.refuses || ShapeOf(seed_, name).mismatched || EndsEarly(name)) return false;
+  if (!IsLastOfStrand(name)) return false;
+  return Prng(seed_ * 7368787 + name.step * 1000003 + name.tag * 1009).Chance(0.2);
+}
+
 bool Trainer::GivesUp(const OpName& name) const {
-  if (EndsEarly(name)) return true;
+  if (EndsEarly(name) || MayBeRefused(name)) return true;
   // Newcomers have joined since, and do not know of the op.
   if (name.tag == kLateTag) return true;
   // While the root or the partner is in the background or dead, the op would always end so.

@@ -46,6 +46,8 @@ struct TrainerPlan {
   // In all plans of a run: some ops are cancelled by all members that start them, and some members
   // never start them.
   bool ends_early = false;
+  // In all plans of a run: some calls of some ops are refused to their trainers.
+  bool refuses = false;
   control::JoinWish terms;
   Syncs syncs = Syncs::kNone;
   bool odd = false;  // declares other tensors than its group
@@ -123,6 +125,8 @@ class Trainer final : public TrainerSide {
   // again. All participants get the same answer.
   bool GivesUp(const OpName& name) const;
   bool EndsEarly(const OpName& name) const;
+  bool MayBeRefused(const OpName& name) const;
+  bool IsLastOfStrand(const OpName& name) const;
   void MaybeEndStep();
   void EndStep();
   void ReachBoundary();

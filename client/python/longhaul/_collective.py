@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, Protocol
 from . import _native
 from ._arena import Client
 from ._device_op import DeviceOp, Staged, Starter
-from ._errors import Aborted, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, code_of, is_local, number_of
+from ._errors import Aborted, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, code_of, number_of
 from ._member import Member
 from ._op_info import OpInfo, op_info
 from ._quant import set_quantize
-from ._refused import Partner, Refused
 from ._tensor import Elements, Tensors, tensors_of
 from ._turn import Turn, paying
 from ._work import AnyOp, Op, Work, abandon, result_of
@@ -33,6 +32,8 @@ class Sized(Protocol):
 
 #: The members that the tensors of an op in parts are laid out for: their number, or what knows it.
 LaidOutFor = int | Sized | None
+#: Rank and member id of the partner of a send or receive. One of them is None.
+Partner = tuple[int | None, int | None]
 
 _NUMBER_MAX = (1 << 64) - 1
 
@@ -249,7 +250,7 @@ def _name_member(options: Any, field: str, rank: int | None, member: int | None,
 
 
 class _Call:
-    """One call, by which the other members know it. If it is refused here, they do not wait for it (_refused.py).
+    """One call, by which the other members know it. If it is refused here, they do not wait for it.
 
     partner: rank and member id, of a send or receive.
     """
@@ -266,9 +267,10 @@ class _Call:
         pass
 
     def __exit__(self, kind: object, problem: BaseException | None, _: object) -> None:
-        if isinstance(problem, (TypeError, ValueError)) and is_local(problem):  # InvalidArgument is a ValueError
+        # InvalidArgument is a ValueError.
+        if isinstance(problem, (TypeError, ValueError)) and not getattr(problem, "_from_library", False):
             with contextlib.suppress(Error, TypeError):  # it names no op
-                self._calls.refuse(self._name, self._more, self._partner)
+                self._calls.refuse(self._name, self._more, self._partner, problem)
 
 
 class Collectives:
@@ -283,7 +285,6 @@ class Collectives:
         self._handle = member.handle
         self._member = member
         self._record = member.record
-        self._refused = Refused(self._client, self._record)
         # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
         # For ops on tensors of a GPU: host memory by copier (longhaul.torch._staging.Pools), and a thread.
@@ -593,35 +594,16 @@ class Collectives:
         more["participants"] = ids = tuple(participants)
         return len(set(ids).intersection(self._member.members())) or 1
 
-    def refuse(self, name: str, more: dict[str, Any], partner: Partner | None) -> None:
-        """The call was refused here. Raises an error if it names no op."""
-        tag = number_of(more.get("tag", 0), "tag", _NUMBER_MAX)
-        stand_in = name if partner is not None else "barrier"
-        options = _options(stand_in)
-        options.tag = tag
-        if partner is None:
-            _set_participants(options, more.get("participants"))
-            options.min_world = _native.MEMBERS_MAX
-        else:
-            _name_member(options, *(("to", *partner) if name == "send" else ("from", *partner, "source")))
-            options.dtype = _native.DTYPES["float8_e5m2"]
-        options.on_fault = _native.ON_FAULT["retry"]
-        named = partner or tuple(sorted(more.get("participants") or ()))
-        self._refused.add(self._handle, stand_in, options, (tag, stand_in, named))
-
-    def _refuse_started(self, name: str, options: Any) -> None:
-        """peerd has refused an op that was started: as refuse()."""
-        partner = None
-        if name in ("send", "recv"):
-            field = "to" if name == "send" else "from"
-            partner = getattr(options, field), getattr(options, f"{field}_member") or None
-        ids = options.participants[: options.participant_count] if partner is None else []
-        with contextlib.suppress(Error):
-            self.refuse(name, {"tag": options.tag, "participants": ids or None}, partner)
-
-    def settle_refused(self, deadline: _native.Deadline) -> None:
-        """From now on no call meets one that was refused here before. Raises DeadlineExceeded."""
-        self._refused.end(deadline)
+    def refuse(self, name: str, more: dict[str, Any], partner: Partner | None, why: Exception) -> None:
+        """The call was refused here: tells the other members, who wait for it. Raises an error if it names no op."""
+        options = _native.RefuseOptions()
+        options.call = f"lh_{name}".encode()
+        options.why = str(why).replace("\0", " ").encode(errors="replace")
+        options.tag = number_of(more.get("tag", 0), "tag", _NUMBER_MAX)
+        _set_participants(options, more.get("participants"))
+        if partner is not None:
+            _name_member(options, "partner", *partner)
+        _native.library().lh_refuse(self._handle, ctypes.byref(options))
 
     def _start(
         self,
@@ -662,7 +644,6 @@ class Collectives:
         if note:
             of = of._replace(text=of.text + note)
         self._client.sweep()
-        self._refused.make_way(options.tag, deadline)
         if self._client.written:
             self._check_not_written(name, of)
         if after is not None:
@@ -693,7 +674,6 @@ class Collectives:
             if started.handle.value is None:
                 raise started.failure(status)
             if async_op:
-                started.refused = lambda: self._refuse_started(name, options)
                 self._note_written(started, of)
                 return Work(started)
             if started.wait(deadline):

@@ -270,9 +270,6 @@ class Comm:
 
     def _passed(self, seconds: float = 0.0) -> Step:
         """seconds: how long this member waited at the boundary. 0: a sync counts them."""
-        # What the others have not called by now, they call no more.
-        with contextlib.suppress(Error):
-            self._collectives.settle_refused(_native.Deadline(10))
         world = self.world()
         self._member.record.counters.add(steps=1, seconds_steps=seconds)
         at = world.step  # a member may have gone since the boundary, and then `world` differs from member to member
@@ -1034,8 +1031,6 @@ class Comm:
             return
         deadline = _native.Deadline(timeout)
         self._collectives.flush("leave", deadline)
-        with contextlib.suppress(Error):
-            self._collectives.settle_refused(deadline)
         try:
             member.in_slices(_native.library().lh_leave, "leave", deadline)
         except Unavailable:

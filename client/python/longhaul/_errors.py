@@ -24,6 +24,8 @@ class Error(Exception):
     """Base class of all errors of this package. `status` is the lh_status of the C library."""
 
     status = -1
+    # The C library has made it. It tells the other members of what they wait for.
+    _from_library = False
 
 
 class InvalidArgument(Error, ValueError):
@@ -132,25 +134,15 @@ def error(status: int, what: str) -> Error:
     lib = _native.library()
     text = lib.lh_last_error().decode(errors="replace") or lib.lh_strerror(status).decode()
     text = re.sub(r"\b(lh_\w+)(?=\(\))", lambda call: _CALLS.get(call[1], call[1]), text)
-    return _BY_STATUS.get(status, Internal)(f"{what}: {text}")
+    problem = _BY_STATUS.get(status, Internal)(f"{what}: {text}")
+    problem._from_library = True
+    return problem
 
 
 def check(status: int, what: str) -> None:
     """Raises error() unless the status is LH_OK."""
     if status != 0:
         raise error(status, what)
-
-
-# How texts of peerd begin what all participants are told (peerd/core/op_state.cc, op_terms.cc), and what is no refusal
-# of a call that others wait for: this member has made it already.
-_AT_ALL = re.compile(
-    r"tag \d+ refused: (the call of |members? |the members |the sum )|with (this )?tag( \d+)? in flight"
-)
-
-
-def is_local(problem: Exception) -> bool:
-    """Whether the other members have not heard of this error of an op."""
-    return _AT_ALL.search(str(problem)) is None
 
 
 def number_of(value: Any, name: str, most: int | None = None, *, least: int = 0) -> int:

@@ -175,6 +175,20 @@ COLLECTIVES: dict[str, type[_Sized]] = {
 }
 
 
+class RefuseOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("zero", c_uint32),
+        ("call", c_char_p),
+        ("why", c_char_p),
+        ("participants", POINTER(c_uint64)),
+        ("participant_count", c_uint32),
+        ("partner", c_uint32),
+        ("partner_member", c_uint64),
+        ("tag", c_uint64),
+    ]
+
+
 class OpInfoStruct(_Sized):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -290,6 +304,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_help": (c_int, [c_void_p, c_int64]),
     "lh_op_info": (c_int, [c_void_p, POINTER(OpInfoStruct)]),
     "lh_op_cancel": (c_int, [c_void_p]),
+    "lh_refuse": (c_int, [c_void_p, POINTER(RefuseOptions)]),
     "lh_op_free": (None, [c_void_p]),
 }
 for _name, _options in COLLECTIVES.items():

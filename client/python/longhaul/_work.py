@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error, is_local
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error
 from ._log import Record
 from ._op_info import OpInfo, op_info
 from ._waiting import GroupWait
@@ -40,7 +40,6 @@ class Op:
         self.owner: object = None
         self.tensors: tuple[Any, ...] | None = None
         self.written: Sequence[int] = ()  # addresses of tensors, as in Client.written
-        self.refused: Callable[[], None] | None = None  # to be called if the op was refused at this member alone
         self.outcome: OpInfo | Error | None = None
         self._wait: GroupWait | None = None
         weakref.finalize(self, _free_op, client, self.handle).atexit = False
@@ -87,11 +86,8 @@ class Op:
         for address in self.written:
             self.client.written.pop(address, None)
         self.written = ()
-        refused, self.refused = self.refused, None
         if isinstance(outcome, Error):
             self.record.op_failed(outcome)
-            if refused is not None and isinstance(outcome, InvalidArgument) and is_local(outcome):
-                refused()
         else:
             self.record.op_ended(self.kind, self.what, outcome)
 

@@ -7,6 +7,7 @@ made their call before the death, while the others make it afterwards.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,45 +163,77 @@ def test_a_refusal_at_one_member_ends_the_op_at_all(three: Members, first: str, 
 
     if first == "called":
         call()
+    reasons = []
     for tag, kind in enumerate(GOOD):
-        with pytest.raises((lh.InvalidArgument, TypeError)):
+        with pytest.raises((lh.InvalidArgument, TypeError)) as problem:
             refused(bad, kind, tag)
+        reasons.append(str(problem.value))
     if first == "refused":
         call()
-    for work in itertools.chain.from_iterable(works.values()):
-        with pytest.raises(lh.InvalidArgument, match=f"call of member m{bad.member_id} was refused"):
-            work.wait(60)
+    for tag, at_others in works.items():
+        for work in at_others:
+            with pytest.raises(lh.InvalidArgument) as problem:
+                work.wait(60)
+            found = re.search(
+                rf"of member m{bad.member_id} was refused there, so it ends at all: (.+)", str(problem.value)
+            )
+            assert found, str(problem.value)
+            assert found[1] in reasons[tag], "the others hear why"
     # The next op of the name is whole.
     for tag, kind in enumerate(GOOD):
         again = [GOOD[kind](comm, tag) for comm in three.comms]
         assert [verdict(work) for work in again] == ["OK with 3"] * 3, kind
 
 
-def test_a_member_that_calls_rightly_meets_those_that_have_not_called(three: Members) -> None:
+def test_calls_after_a_refused_one_are_the_next_ops(three: Members) -> None:
     for _ in range(3):
-        with pytest.raises((lh.InvalidArgument, TypeError)):
+        with pytest.raises(TypeError):
             _refused_by_python(three.comms[0], "all_reduce", 0)
     good = GOOD["all_reduce"](three.comms[0], 0)
 
-    def meet(comm: lh.Comm) -> str:
-        seen = "Aborted"  # once, if the coordinator made an end of the refused call
-        while seen == "Aborted":
-            seen = verdict(GOOD["all_reduce"](comm, 0))
-        return seen
+    def call(comm: lh.Comm) -> list[str]:
+        return [verdict(GOOD["all_reduce"](comm, 0)) for _ in range(4)]
 
-    others = [three._pool.submit(meet, comm) for comm in three.comms[1:]]
-    assert [verdict(good), *(each.result(60) for each in others)] == ["OK with 3"] * 3
+    others = [three._pool.submit(call, comm) for comm in three.comms[1:]]
+    assert [each.result(60) for each in others] == [["InvalidArgument"] * 3 + ["OK with 3"]] * 2
+    assert verdict(good) == "OK with 3"
+    # Members that are refused together have nothing to wait for.
+    for comm in three.comms[:2]:
+        with pytest.raises(TypeError):
+            _refused_by_python(comm, "all_reduce", 0)
+    assert verdict(GOOD["all_reduce"](three.comms[2], 0)) == "InvalidArgument"
+    for comm in three.comms:
+        with pytest.raises(TypeError):
+            _refused_by_python(comm, "all_reduce", 0)
+    assert set(three.all(lambda comm: verdict(GOOD["all_reduce"](comm, 0)))) == {"OK with 3"}
 
 
 def test_a_boundary_ends_what_was_refused_before(three: Members) -> None:
-    with pytest.raises((lh.InvalidArgument, TypeError)):
-        _refused_by_python(three.comms[0], "all_reduce", 0)
-    three.all(lambda comm: comm.begin_step(60))
-    three.all(lambda comm: comm.barrier(tag=1, timeout=60))
-    assert {three.all(lambda comm: verdict(GOOD["all_gather"](comm, 2)))[0] for _ in range(3)} == {"OK with 3"}
-    with pytest.raises((lh.InvalidArgument, TypeError)):
+    for _ in range(3):
+        with pytest.raises(TypeError):
+            _refused_by_python(three.comms[0], "all_reduce", 0)
+        three.all(lambda comm: comm.begin_step(60))
+        assert set(three.all(lambda comm: verdict(GOOD["all_gather"](comm, 0)))) == {"OK with 3"}
+
+
+def test_a_member_that_was_refused_may_leave_or_die(three: Members, cluster: LocalCluster) -> None:
+    with pytest.raises(TypeError):
         _refused_by_python(three.comms[1], "all_reduce", 0)
+    early = GOOD["all_reduce"](three.comms[0], 0)
     three.comms.pop(1).leave(60)  # does not wait for calls of the others
+    late = GOOD["all_reduce"](three.comms[1], 0)
+    seen = [verdict(early), verdict(late)]
+    assert seen[0] == seen[1] and seen[0] in ("OK with 2", "InvalidArgument"), seen
+
+
+def test_a_text_of_another_member_is_only_text(pair: Members) -> None:
+    text = "\x1b[2J\n" + "Länge " * 100
+    with pytest.raises(TypeError, match="Länge"):
+        pair.comms[0].all_reduce(np.ones(1, np.float32), **{text: 1})  # type: ignore[call-overload]
+    with pytest.raises(lh.InvalidArgument, match="of member .* was refused there.* Länge") as problem:
+        pair.comms[1].all_reduce(np.ones(1, np.float32), timeout=60)
+    assert "\x1b" not in str(problem.value) and "\n" not in str(problem.value)
+    assert len(str(problem.value)) < 400
 
 
 def test_a_refused_send_or_receive_ends_its_partner(three: Members) -> None:
@@ -210,7 +243,7 @@ def test_a_refused_send_or_receive_ends_its_partner(three: Members) -> None:
         work = getattr(b, right)(np.ones(9, np.float32), **{named[right]: a.member_id}, async_op=True)
         with pytest.raises((lh.InvalidArgument, TypeError)):
             getattr(a, wrong)("no tensor", **{named[wrong]: b.member_id})
-        with pytest.raises(lh.InvalidArgument, match=f"member m{a.member_id} offered"):
+        with pytest.raises(lh.InvalidArgument, match=f"of member m{a.member_id} was refused there"):
             work.wait(60)
     # An op of others is none of theirs.
     with pytest.raises((lh.InvalidArgument, TypeError)):
