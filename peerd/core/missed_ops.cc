@@ -28,6 +28,18 @@ std::optional<MissedOps::Missed> MissedOps::Take(MemberId member, const OpKey& k
   return missed;
 }
 
+void MissedOps::Pass(MemberId member, Epoch boundary, uint64_t step) {
+  const auto of_member = missed_.find(member);
+  if (of_member == missed_.end()) return;
+  std::erase_if(of_member->second, [&](auto& entry) {
+    std::erase_if(entry.second, [&](const Missed& op) {
+      return std::pair(entry.first.boundary, op.step) < std::pair(boundary, step);
+    });
+    return entry.second.empty();
+  });
+  if (of_member->second.empty()) missed_.erase(of_member);
+}
+
 void MissedOps::KeepMembersOf(const EpochRecord& record) {
   std::erase_if(missed_, [&](const auto& entry) { return record.RankOf(entry.first) < 0; });
 }

@@ -20,17 +20,19 @@ class MissedOps {
  public:
   struct Missed {
     OpKind kind = OpKind::kAllReduce;
+    uint64_t step = 0;                 // of those who called it, as in NewPost
     std::string cause;                 // why it was aborted
     std::optional<OpRefusal> refusal;  // set: it was refused
-    LH_FIELDS(Missed, LH_FIELD(kind), LH_FIELD(cause), LH_FIELD(refusal));
+    LH_FIELDS(Missed, LH_FIELD(kind), LH_FIELD(step), LH_FIELD(cause), LH_FIELD(refusal));
   };
   void Add(MemberId member, const OpKey& key, Missed missed);
   // The member posts an op. If it missed that op: returns how that ended. A member posts the ops of
   // a key in order, so from now on those before this post are forgotten. An abort meets a post of
   // its kind; a refusal stands for a call, and meets any post of the key, as other peers see it.
   std::optional<Missed> Take(MemberId member, const OpKey& key, OpKind kind);
-  // The member has passed a boundary: it does not post any more what it missed.
-  void Pass(MemberId member) { missed_.erase(member); }
+  // The member has passed the boundary before this step: it does not post any more what it missed
+  // in older ones. Another local member may have passed it before.
+  void Pass(MemberId member, Epoch boundary, uint64_t step);
   // Forgets members that are not in the epoch.
   void KeepMembersOf(const EpochRecord& record);
   void Clear() { missed_.clear(); }

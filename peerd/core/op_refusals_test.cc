@@ -226,6 +226,15 @@ TEST_F(RefusalTest, ACallThatIsRefusedWhenItsOpIsToEndOwesItNothing) {
   EXPECT_TRUE(Get<PostDone>(out_).empty()) << "the member's call was refused: it owes none";
 }
 
+TEST_F(RefusalTest, AMemberAtTheSamePeerMayPassTheBoundaryLater) {
+  EnterFour();
+  Pass(1, {Epoch(1), 1});
+  Refuse(1, 7, /*step=*/1);
+  Pass(4, {Epoch(1), 1});
+  EXPECT_EQ(Get<PostDone>(PostInStep(1, PostOf(4, 7, Large()))).at(0).outcome.code,
+            Code::kInvalidArgument);
+}
+
 TEST_F(RefusalTest, ACallOfALaterStepIsAnotherOp) {
   EnterThree();
   // This member was refused, and no other one made the call. All pass a boundary.
@@ -251,6 +260,19 @@ TEST_F(RefusalTest, ACallOfALaterStepIsAnotherOp) {
     Done(2, ordinal);
     EXPECT_TRUE(Get<PostDone>(Done(3, ordinal)).at(0).outcome.ok());
   }
+}
+
+TEST_F(RefusalTest, ARefusalOfALaterStepMeetsNoneOfTheStepBefore) {
+  EnterThree();
+  Ready(RefusedAt(2, 7));
+  Refuse(1, 7, /*step=*/1);
+  EXPECT_TRUE(Get<SendDone>(Ready(RefusedAt(3, 7, OpKind::kAllReduce, 1))).empty());
+  EXPECT_EQ(Get<SendDone>(Ready(InStep(1, ReadyOf(2, 7, Large())))).size(), 2u);
+  // Here the older one is this member's.
+  Refuse(1, 8);
+  Ready(RefusedAt(2, 8, OpKind::kAllReduce, 1));
+  Freeze();
+  EXPECT_EQ(ops_.Report().size(), 1u);
 }
 
 TEST_F(RefusalTest, TwoBoundariesLaterNobodyWaitsForARefusedCall) {

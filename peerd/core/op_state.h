@@ -158,7 +158,7 @@ struct OpState {
   // members have left out, and whether this op was refused, and the peer of the READY has left it
   // out.
   bool LeavesOut(const PeerReady& ready) const {
-    return ready.refusal && !refusal && ready.step < Step();
+    return ready.refusal && ready.step < Step();
   }
   bool IsLeftOutBy(const PeerReady& ready) const { return refusal && refusal->step < ready.step; }
 

@@ -129,7 +129,7 @@ void OpTable::Refuse(const NewPost& post, const std::string& why, Tick now,
   }
   for (const control::MemberInfo& info : all->members) {
     if (info.peer != self_ || told.contains(info.member)) continue;
-    Owe(info.member, key, post.step, {kind, "", refusal});
+    Owe(info.member, key, {kind, post.step, "", refusal});
   }
   if (all->ring.size() < 2) return;
   OpState& announced = ops_.AddLingering(key, OpOrdinal(counters_->next_ordinal++));
@@ -175,7 +175,7 @@ Place OpTable::PlaceOf(MemberId member) const {
 
 void OpTable::Pass(MemberId member, const Place& place, std::vector<Action>* out) {
   const Place before = std::exchange(places_[member], place);
-  missed_.Pass(member);
+  missed_.Pass(member, place.boundary, place.step);
   ForgetRefusals(member, before);
   // The boundary of which local members may still post ops. A member that has not passed one yet
   // may do so from its admission on.
@@ -852,12 +852,12 @@ void OpTable::ApplyFate(OpState& op, const std::map<OpOrdinal, control::Fate>& f
 }
 
 void OpTable::Owe(MemberId member, const control::MissedOp& missed, const std::string& cause) {
-  Owe(member, {missed.boundary, missed.tag, missed.set}, missed.step,
-      {static_cast<OpKind>(missed.kind), cause, std::nullopt});
+  Owe(member, {missed.boundary, missed.tag, missed.set},
+      {static_cast<OpKind>(missed.kind), missed.step, cause, std::nullopt});
 }
 
-void OpTable::Owe(MemberId member, const OpKey& key, uint64_t step, MissedOps::Missed missed) {
-  if (PlaceOf(member) > Place{key.boundary, step}) return;
+void OpTable::Owe(MemberId member, const OpKey& key, MissedOps::Missed missed) {
+  if (PlaceOf(member) > Place{key.boundary, missed.step}) return;
   missed_.Add(member, key, std::move(missed));
 }
 

@@ -251,7 +251,7 @@ class OpTable {
   // The op of the key ended Aborted at other peers, or was refused to another local member. If the
   // member has not posted it and may still do so, its post will be answered with that.
   void Owe(MemberId member, const control::MissedOp& missed, const std::string& cause);
-  void Owe(MemberId member, const OpKey& key, uint64_t step, MissedOps::Missed missed);
+  void Owe(MemberId member, const OpKey& key, MissedOps::Missed missed);
 
   // The peer broke the protocol in this attempt: breaks its link. Its next frames may depend on the
   // refused one, so the peer counts as lost.

@@ -599,6 +599,7 @@ void Checker::OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal,
 
 void Checker::OnReported(PeerId peer, const GroupKey& group, const control::OpReport& report,
                          const OpPost& post) {
+  if (refusals_.contains({peer, group.group, report.ordinal})) return;
   const OpKind kind = ShapeOf(seed_, post.name).desc.kind;
   std::vector<MemberId> part = ops_[post.name].part;
   if (kind != OpKind::kSendRecv) std::sort(part.begin(), part.end());

@@ -391,6 +391,8 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
            {Inside(0, {Refuse(1)}), Inside(1, {Refuse(1)}), Inside(2, {PostRing(1)})}),
       Make("refused_and_left_out", 2,
            {Inside(0, {Refuse(1), Step(), PostRing(1)}), Inside(1, {Step(), PostRing(1)})}),
+      Make("refused_in_two_steps", 2,
+           {Inside(0, {Refuse(1), Step(), PostRing(1)}), Inside(1, {Step(), Refuse(1)})}),
       Make("refused_and_cancelled", 2,
            {Inside(0, {Refuse(1), Step(), PostRing(1)}),
             Inside(1, {GivesUp(PostRing(1)), Cancel(1), Step(), PostRing(1)})}),

@@ -103,13 +103,14 @@ constexpr Default kDefaults[] = {
     {"cancel_and_another_kind", 1, 400, 40000},
     {"cancel_of_a_set", 0, 1, 23000},
     {"beside_a_boundary", 1, 2000, 14000},
-    {"refused", 1, 100, 1000},
-    {"refused_small_and_leaves", 1, 100, 1000},
-    {"refused_at_a_host", 1, 100, 1000},
-    {"refused_to_two", 1, 100, 1000},
-    {"refused_and_left_out", 1, 100, 1000},
-    {"refused_and_cancelled", 1, 100, 1000},
-    {"refused_and_cancelled_at_a_host", 1, 100, 1000},
+    {"refused", 1, 5, 10000},
+    {"refused_small_and_leaves", 1, 5, 20000},
+    {"refused_at_a_host", 1, 20, 30000},
+    {"refused_to_two", 1, 500, 50000},
+    {"refused_and_left_out", 1, 1, 10000},
+    {"refused_in_two_steps", 1, 1, 10000},
+    {"refused_and_cancelled", 1, 500, 30000},
+    {"refused_and_cancelled_at_a_host", 1, 20, 30000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;

@@ -271,8 +271,10 @@ void Trainer::PostNext(size_t index) {
   const bool may_be_refused = MayBeRefused(name);
   const bool refused = may_be_refused && prng_.Chance(0.4);
   // Some of these ops are called only where the call is refused. The next op of the tag comes after
-  // the boundary, and is not to meet that.
-  if (may_be_refused && !refused && name.step % 3 == 0) return StrandDone(name);
+  // the boundary, and is not to meet that. (Peers that sign READYs number them, so that may cost
+  // them a link.)
+  const bool alone = may_be_refused && name.step % 3 == 0 && !context_.sign_ops;
+  if (alone && !refused) return StrandDone(name);
   const uint64_t call = next_call_++;
   peerd::LocalPost post{{local_, call}, strand.tag, DescOf(seed_, name, slot_)};
   OpDesc& desc = post.desc;
