@@ -1,7 +1,6 @@
 // longhaul-coordinator: agrees with the peers on who takes part. See coordinator/server.h.
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <string>
 
 #include "absl/flags/flag.h"
@@ -14,7 +13,6 @@
 #include "base/log.h"
 #include "base/recorder.h"
 #include "coordinator/server.h"
-#include "coordinator/store/store.h"
 
 ABSL_FLAG(std::string, listen, "",
           "address for peers (gRPC), host:port or [v6]:port; port 0: any free one; default: "
@@ -75,12 +73,6 @@ int Main(int argc, char** argv) {
   options.admin = absl::GetFlag(FLAGS_admin);
   options.http = absl::GetFlag(FLAGS_http);
   options.store = absl::GetFlag(FLAGS_store);
-  if (options.store.empty()) {
-    absl::StatusOr<std::string> store =
-        DefaultStore(kStateDirectory, [](const char* name) { return std::getenv(name); });
-    if (!store.ok()) return FatalExit(store.status());
-    options.store = *std::move(store);
-  }
   absl::StatusOr<tls::Paths> tls = TlsPathsFromFlags();
   if (!tls.ok()) ExitUsage(info, std::string(tls.status().message()));
   options.tls = *std::move(tls);

@@ -208,7 +208,7 @@ void ExitOnFatal(const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given) {
-  const Chosen options(given);
+  Chosen options(given);
   LH_RETURN_IF_ERROR(Check(options));
   LH_ASSIGN_OR_RETURN(const Asked asked, AskedOf(options));
   WarnOfClearPorts(options, asked);
@@ -224,6 +224,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
     server->seen_ = std::make_shared<tls::SeenCertificates>(server->tls_);
   }
   const GrpcTls tls{server->tls_, options.tls_connection_age_s, server->seen_};
+  if (options.store.empty()) {
+    LH_ASSIGN_OR_RETURN(options.store, DefaultStore(kStateDirectory, ::getenv));
+  }
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
   LH_ASSIGN_OR_RETURN(std::vector<TokenRecord> tokens, store->LoadTokens());

@@ -39,7 +39,7 @@ struct ServerOptions {
   // no such port, with a warning, if this process cannot listen there.
   std::string admin;
   std::string http;
-  std::string store = "memory";
+  std::string store = "memory";  // empty: DefaultStore(), which is asked last
   // Certificate and key, CAs of clients, and what these have revoked. Without a certificate all
   // ports speak in clear. With one, --listen speaks TLS, and so does --admin unless it is on
   // loopback.

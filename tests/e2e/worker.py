@@ -75,7 +75,7 @@ class Beside:
     """Ops of the given kinds, all at once, among members that have the given ids.
 
     `ids` are the same at all members, and may name members that are gone. An op in parts is laid out for the members
-    that this member knows of.
+    that this member knows of, which may be fewer than at its last step boundary.
     """
 
     def __init__(self, comm: lh.Comm, kinds: list[str], ids: list[int], count: int, turn: int) -> None:
@@ -93,28 +93,17 @@ class Beside:
                 # Each member sends to the next one.
                 at = ids.index(self.me)
                 after, before = ids[(at + 1) % len(ids)], ids[at - 1]
-                self._send(f"send {self.me} to {after}", "send", n, tag, after)
-                self._send(f"send {before} to {self.me}", "recv", n, tag, before)
+                self.sent[f"send {self.me} to {after}"] = self._start("send", n, tag, after)
+                self.sent[f"send {before} to {self.me}"] = self._start("recv", n, tag, before)
             elif kind != "pair" or self.me in ids[:2]:
-                self._send(kind, kind, n, tag, self.root)
+                self.sent[kind] = self._start(kind, n, tag, self.root)
 
     @staticmethod
     def weight_of(member: int) -> int:
         return member % 4 + 1
 
-    def _send(self, name: str, kind: str, n: int, tag: int, other: int) -> None:
-        while True:
-            world = self.comm.world_size
-            try:
-                self.sent[name] = self._start(kind, world, n, tag, other)
-                return
-            except lh.InvalidArgument:
-                # A member has gone meanwhile. Parts for the old world do not divide into parts for the new one, because
-                # `n` has no small factors.
-                if self.comm.world_size == world:
-                    raise
-
-    def _start(self, kind: str, world: int, n: int, tag: int, other: int) -> Sent:
+    def _start(self, kind: str, n: int, tag: int, other: int) -> Sent:
+        world = self.comm.world_size
         is_root = self.me == self.root
         whole = world * n
         gives = {"reduce_scatter": whole, "all_to_all": whole, "scatter": whole if is_root else 0, "recv": 0}.get(
@@ -142,10 +131,12 @@ class Beside:
             work = comm.all_reduce(tensor, out=out, participants=sorted(self.ids[:2]), **options)
         elif kind == "weighted":
             work = comm.all_reduce(tensor, out=out, weight=float(self.weight_of(self.me)), **options)
-        elif kind in ("broadcast", "reduce", "gather", "scatter"):
+        elif kind in ("broadcast", "reduce"):
             work = getattr(comm, kind)(tensor, root_member=other, out=out, **options)
+        elif kind in ("gather", "scatter"):
+            work = getattr(comm, kind)(tensor, root_member=other, out=out, world=world, **options)
         else:
-            work = getattr(comm, kind)(tensor, out=out, **options)
+            work = getattr(comm, kind)(tensor, out=out, world=world, **options)
         return Sent(kind, work, tensor, out, n, tag)
 
     def wait(self, timeout: float) -> dict[str, dict[str, Any]]:

@@ -731,7 +731,6 @@ class Collectives:
 
     def flush(self, what: str, deadline: _native.Deadline) -> None:
         """Waits until all ops that were asked for are at peerd. Ops on tensors of a GPU get there when it has them."""
-        self.pay()
         self._starter.flush(what, deadline)
 
     def end(self) -> None:

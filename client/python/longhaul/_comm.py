@@ -264,6 +264,7 @@ class Comm:
         self._syncs.check_begin_step()
         begun = time.monotonic()
         self._syncs.end_take(deadline)
+        self._collectives.pay()
         self._collectives.flush("begin_step", deadline)
         self._member.in_slices(_native.library().lh_begin_step, "begin_step", deadline)
         return self._passed(time.monotonic() - begun)
@@ -356,6 +357,7 @@ class Comm:
 
     def _step_and_sync(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> Step:
         """A step boundary with a sync."""
+        self._collectives.pay()
         self._collectives.flush("step", deadline)
         info = self._sync(state, strategy, deadline, progress, at_step=True)
         step = dataclasses.replace(self._passed(), sync=info)
@@ -1030,6 +1032,7 @@ class Comm:
         if member.left:
             return
         deadline = _native.Deadline(timeout)
+        # Without pay(): the others go on without this member, and no op of its own may keep it here.
         self._collectives.flush("leave", deadline)
         try:
             member.in_slices(_native.library().lh_leave, "leave", deadline)

@@ -76,10 +76,10 @@ class Injector:
         if event != "line" or self.place:
             return self._line
         before, self._latest[frame] = self._latest.get(frame, 0), frame.f_lineno
-        # The line of a `with` again, at the end of its block: Python raises nothing between the block and __exit__().
-        if frame.f_lineno < before and linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
-            "with "
-        ):
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        # Python itself raises nothing at these: a `try:`, which handlers around it do not cover, and the line of a `with`
+        # again, at the end of its block.
+        if source.startswith("try:") or (frame.f_lineno < before and source.startswith("with ")):
             return self._line
         self.lines += 1
         if self._at is not None and self.lines > self._at:

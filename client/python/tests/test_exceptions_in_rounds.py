@@ -318,4 +318,6 @@ def test_rounds_of_inner_steps_go_on_after_an_exception(
         places.update(each.place for each in injectors.values() if each.place)
     for block in blocks.values():
         block.rounds.__exit__(RuntimeError, None, None)
+    for comm in members.comms:
+        comm.leave(timeout=60)  # one after the other: none waits for ops that the others gave up as well
     members.close()

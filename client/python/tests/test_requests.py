@@ -16,6 +16,7 @@ import longhaul as lh
 
 ME = 7  # the id of the scripted member; it is alone, with rank 0
 SHARED = 1 << 18
+BARRIER = 5  # a kind of op, as in proto/wire/types.h
 
 
 class Held:
@@ -105,6 +106,16 @@ def test_a_list_of_torch_tensors_and_one_of_arrays_are_cut_alike(held: Held) -> 
     assert [(piece[0], piece[7]) for piece in pieces] == [(5, 10), (SHARED, 11), (0, 3), (1, 12)]
 
 
+def refused(held: Held, error: type[Exception], match: str, name: str, *arguments: Any, **options: Any) -> None:
+    """A call is not sent: peerd hears only of its stand-in (_refused.py), which has no tensor of the call."""
+    with pytest.raises(error, match=match):
+        getattr(held.comm, name)(*arguments, **options)
+    stand_in = held.next("OP")
+    op = stand_in.op
+    assert (op["kind"], op["min_world"], op["list"]) == (BARRIER, 1024, 0)
+    stand_in.answer(status=ABORTED)  # so the next call needs a stand-in of its own
+
+
 def test_a_list_of_tensors_that_cannot_be_sent_says_which_one(held: Held) -> None:
     ones = torch.ones(3)
     for text, bad in (
@@ -115,13 +126,10 @@ def test_a_list_of_tensors_that_cannot_be_sent_says_which_one(held: Held) -> Non
         ("to_dense", torch.eye(3).to_sparse_csr()),
         ("lazy view", torch.ones(3, dtype=torch.complex64).conj().imag[::1].contiguous()._neg_view()),
     ):
-        with pytest.raises(lh.InvalidArgument, match=rf"tensor\[1\].*{text}"):
-            held.comm.all_reduce([ones, bad, ones])
-    with pytest.raises(TypeError, match=r"tensor\[1\] is a str"):
-        held.comm.all_reduce([ones, "x"])
-    with pytest.raises(TypeError, match="weight"):
-        held.comm.broadcast(ones, weight=2.0)  # type: ignore[call-overload]
-    assert "OP" not in held.peerd.heard
+        refused(held, lh.InvalidArgument, rf"tensor\[1\].*{text}", "all_reduce", [ones, bad, ones])
+    refused(held, TypeError, r"tensor\[1\] is a str", "all_reduce", [ones, "x"])
+    refused(held, TypeError, "weight", "broadcast", ones, weight=2.0)
+    assert held.peerd.heard.count("OP") == 8  # the stand-ins
 
 
 def test_cancel_names_the_op(held: Held) -> None:
