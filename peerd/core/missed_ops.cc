@@ -1,6 +1,7 @@
 #include "peerd/core/missed_ops.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -31,13 +32,14 @@ std::optional<MissedOps::Missed> MissedOps::Take(MemberId member, const OpKey& k
 void MissedOps::Pass(MemberId member, Epoch boundary, uint64_t step) {
   const auto of_member = missed_.find(member);
   if (of_member == missed_.end()) return;
-  std::erase_if(of_member->second, [&](auto& entry) {
-    std::erase_if(entry.second, [&](const Missed& op) {
-      return std::pair(entry.first.boundary, op.step) < std::pair(boundary, step);
+  std::map<OpKey, std::vector<Missed>>& keys = of_member->second;
+  for (auto it = keys.begin(); it != keys.end();) {
+    std::erase_if(it->second, [&](const Missed& op) {
+      return std::pair(it->first.boundary, op.step) < std::pair(boundary, step);
     });
-    return entry.second.empty();
-  });
-  if (of_member->second.empty()) missed_.erase(of_member);
+    it = it->second.empty() ? keys.erase(it) : std::next(it);
+  }
+  if (keys.empty()) missed_.erase(of_member);
 }
 
 void MissedOps::KeepMembersOf(const EpochRecord& record) {

@@ -38,11 +38,12 @@ DONE, GONE, PROGRESS = 64, 66, 67
 PASSED, BACKGROUND, CHANGED = 1, 4, 8  # of replies
 ABORTED, DEADLINE_EXCEEDED, EVICTED = 4, 5, 7
 MEMBER = 1  # every member's handle
-OP_FORMAT = "<QQQQQQBBBBIBBHBBBBQdQQQIIII"
+OP_FORMAT = "<QQQQQQBBBBIBBHBBBBQdQQQIIIIHBB"
 OP_FIELDS = (
     *("tag", "count", "source_region", "source_offset", "target_region", "target_offset", "dtype", "reduce"),
     *("on_fault", "quantization", "min_world", "algorithm", "kind", "world", "order", "weighted", "unequal", "flags"),
     *("root", "weight", "list", "table_region", "table_offset", "participants", "gives", "gets", "pieces"),
+    *("block", "rounding", "refusal"),
 )
 
 

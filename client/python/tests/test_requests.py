@@ -16,7 +16,6 @@ import longhaul as lh
 
 ME = 7  # the id of the scripted member; it is alone, with rank 0
 SHARED = 1 << 18
-BARRIER = 5  # a kind of op, as in proto/wire/types.h
 
 
 class Held:
@@ -107,13 +106,15 @@ def test_a_list_of_torch_tensors_and_one_of_arrays_are_cut_alike(held: Held) -> 
 
 
 def refused(held: Held, error: type[Exception], match: str, name: str, *arguments: Any, **options: Any) -> None:
-    """A call is not sent: peerd hears only of its stand-in (_refused.py), which has no tensor of the call."""
-    with pytest.raises(error, match=match):
+    """A call is not sent: peerd hears only that it was refused, and why."""
+    with pytest.raises(error, match=match) as problem:
         getattr(held.comm, name)(*arguments, **options)
-    stand_in = held.next("OP")
-    op = stand_in.op
-    assert (op["kind"], op["min_world"], op["list"]) == (BARRIER, 1024, 0)
-    stand_in.answer(status=ABORTED)  # so the next call needs a stand-in of its own
+    request = held.next("OP")
+    op = request.op
+    assert (op["source_region"], op["target_region"], op["list"]) == (0, 0, 0)
+    why = request.table()[: int(op["refusal"])].decode()
+    assert why and str(problem.value).startswith(why)
+    request.answer()
 
 
 def test_a_list_of_tensors_that_cannot_be_sent_says_which_one(held: Held) -> None:
@@ -129,7 +130,7 @@ def test_a_list_of_tensors_that_cannot_be_sent_says_which_one(held: Held) -> Non
         refused(held, lh.InvalidArgument, rf"tensor\[1\].*{text}", "all_reduce", [ones, bad, ones])
     refused(held, TypeError, r"tensor\[1\] is a str", "all_reduce", [ones, "x"])
     refused(held, TypeError, "weight", "broadcast", ones, weight=2.0)
-    assert held.peerd.heard.count("OP") == 8  # the stand-ins
+    assert held.peerd.heard.count("OP") == 8  # the refused calls
 
 
 def test_cancel_names_the_op(held: Held) -> None:
