@@ -3,9 +3,11 @@
 // Pure functions of the post and the epochs.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/core/epoch_record.h"
@@ -13,6 +15,14 @@
 #include "peerd/core/op_state.h"
 
 namespace longhaul::peerd {
+
+// Which boundaries a member has passed; see NewPost.
+struct Place {
+  Epoch boundary;
+  uint64_t step = 0;
+  friend auto operator<=>(const Place&, const Place&) = default;
+  LH_FIELDS(Place, LH_FIELD(boundary), LH_FIELD(step));
+};
 
 struct NewPost {
   LocalPost local;

@@ -29,10 +29,6 @@
 
 namespace longhaul::peerd {
 
-// Refused calls of one name that a peer may announce in a step before others have made theirs.
-// Further ones are not announced.
-inline constexpr size_t kRefusalsAheadMax = 8;
-
 // Returns what is wrong with the input or the result that a READY carries, whatever op it meets;
 // or "".
 std::string PayloadProblem(const PeerReady& ready);

@@ -46,6 +46,10 @@ std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause
 // How an op ends if the call of a member was refused. `kind`: of that call.
 Outcome RefusedBy(const OpRefusal& refusal, OpKind kind, const OpDesc& desc, uint64_t tag);
 
+// Refused calls of one name that a peer may announce in a step before others have made theirs.
+// Further ones are not announced.
+inline constexpr size_t kRefusalsAheadMax = 8;
+
 // Whether a small op of this kind may be answered as soon as the result is known here. A later
 // death must neither change the result, nor keep a survivor from taking it from another one.
 bool MayEndAtOnce(const OpDesc& desc);
@@ -157,9 +161,7 @@ struct OpState {
   // A refusal belongs to the step of its call. Whether the READY refuses a call that the local
   // members have left out, and whether this op was refused, and the peer of the READY has left it
   // out.
-  bool LeavesOut(const PeerReady& ready) const {
-    return ready.refusal && ready.step < Step();
-  }
+  bool LeavesOut(const PeerReady& ready) const { return ready.refusal && ready.step < Step(); }
   bool IsLeftOutBy(const PeerReady& ready) const { return refusal && refusal->step < ready.step; }
 
   // What a local member posted, or what was announced.

@@ -3,8 +3,19 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
+namespace {
+
+// The most bytes of larger results that lingering ops keep. Beyond, ops are answered when every
+// participant is done.
+constexpr uint64_t kLingeringBytesMax = LH_READY_INPUTS_AHEAD_BYTES_MAX;
+
+// The most refused calls that linger, of all names.
+constexpr ptrdiff_t kRefusedMax = LH_OPS_OPEN_MAX;
+
+}  // namespace
 
 OpStore::OpStore(const OpStore& other) : open_(other.open_), lingering_(other.lingering_) {
   for (auto& [key, op] : open_) {
@@ -75,15 +86,48 @@ OpState* OpStore::Expecting(const OpKey& key, PeerId peer) {
   return op != nullptr && expects(*op) ? op : nullptr;
 }
 
-size_t OpStore::CountRefused(const OpKey& key) const {
-  const auto [first, last] = lingering_.equal_range(key);
-  return std::count_if(first, last,
-                       [](const auto& entry) { return entry.second.refusal.has_value(); });
+bool OpStore::HasRoomToLinger(const OpState& op) const {
+  if (IsOneShot(op.desc)) return true;
+  uint64_t bytes = op.desc.bytes();
+  for (const auto& [key, other] : lingering_) {
+    if (!IsOneShot(other.desc)) bytes += other.result->bytes.size();
+  }
+  return bytes <= kLingeringBytesMax;
 }
 
-size_t OpStore::CountRefused() const {
-  return std::count_if(lingering_.begin(), lingering_.end(),
-                       [](const auto& entry) { return entry.second.refusal.has_value(); });
+bool OpStore::HasRoomForRefusal(const OpKey& key) const {
+  const auto is_refused = [](const auto& entry) { return entry.second.refusal.has_value(); };
+  const auto [first, last] = lingering_.equal_range(key);
+  return std::count_if(first, last, is_refused) < static_cast<ptrdiff_t>(kRefusalsAheadMax) &&
+         std::count_if(lingering_.begin(), lingering_.end(), is_refused) < kRefusedMax;
+}
+
+OpState* OpStore::FindRefusal(const OpKey& key, OpKind kind, uint64_t step) {
+  const auto [first, last] = lingering_.equal_range(key);
+  const auto it = std::find_if(first, last, [&](const auto& entry) {
+    const OpState& op = entry.second;
+    return op.refusal && !op.participants && op.desc.kind == kind && op.refusal->step <= step;
+  });
+  return it == last ? nullptr : &it->second;
+}
+
+void OpStore::ForgetRefusals(MemberId member, const Place& before) {
+  std::vector<const OpState*> old;
+  for (const auto& [key, op] : lingering_) {
+    const bool unmet = op.refusal && op.refusal->member == member && op.said.readies.empty();
+    if (unmet && Place{key.boundary, op.refusal->step} < before) old.push_back(&op);
+  }
+  for (const OpState* const op : old) Erase(*op);
+}
+
+uint64_t OpStore::InputBytesWith(const OpState& op) const {
+  uint64_t sum = op.participants->ring.size() * OneShotPayloadBytes(op.desc);
+  for (const auto& [ordinal, other] : by_ordinal_) {
+    if (other == &op || !other->said.announced || other->said.input != ReadyInput::kCarried)
+      continue;
+    sum += other->participants->ring.size() * OneShotPayloadBytes(other->desc);
+  }
+  return sum;
 }
 
 std::vector<OpState*> OpStore::All() {

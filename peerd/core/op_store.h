@@ -5,11 +5,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <vector>
 
 #include "base/fields.h"
 #include "base/ids.h"
+#include "peerd/core/new_post.h"
 #include "peerd/core/op_state.h"
 
 namespace longhaul::peerd {
@@ -40,9 +42,20 @@ class OpStore {
   // is announced here and has no READY of the peer. nullptr: there is none.
   OpState* Expecting(const OpKey& key, PeerId peer);
   size_t CountLingering(const OpKey& key) const { return lingering_.count(key); }
-  // Of those that linger, the refused ones: of the key, and all.
-  size_t CountRefused(const OpKey& key) const;
-  size_t CountRefused() const;
+  // Whether there is room to keep the op's result while it lingers.
+  bool HasRoomToLinger(const OpState& op) const;
+  // Whether another refused call of this key may linger. Otherwise it is not announced, and the
+  // others wait for it.
+  bool HasRoomForRefusal(const OpKey& key) const;
+  // A refused call of the key, kind and step, or an older one, that was never announced; or
+  // nullptr.
+  OpState* FindRefusal(const OpKey& key, OpKind kind, uint64_t step);
+  // The member passes a boundary. `before`: the one before it. Refused calls of older steps meet no
+  // call any more. One of the last step may: a READY of it may be on the way.
+  void ForgetRefusals(MemberId member, const Place& before);
+  // The bytes of the inputs, of all participants, of announced ops whose READYs carry them. This op
+  // counts as one of them.
+  uint64_t InputBytesWith(const OpState& op) const;
   // All ops: those with an ordinal, by ordinal, then the others by key.
   std::vector<OpState*> All();
 

@@ -20,20 +20,9 @@ using Cancelled = OpState::Cancelled;
 // is refused at this limit.
 constexpr size_t kLingeringMax = 16 + kRefusalsAheadMax;
 
-// The most refused ops that linger, of all names. Beyond, a refused call is not announced, and the
-// others wait for it.
-constexpr size_t kRefusedMax = LH_OPS_OPEN_MAX;
-
-// The most bytes of larger results that lingering ops keep. Beyond, ops are answered when every
-// participant is done.
-constexpr uint64_t kLingeringBytesMax = LH_READY_INPUTS_AHEAD_BYTES_MAX;
-
 // The most bytes of larger inputs, own and foreign ones, of ops that are announced. Beyond, ops
 // withhold their inputs.
 constexpr uint64_t kInputBytesMax = uint64_t{256} << 20;
-
-// With so many names counted, the peer asks for a new attempt, in which counting begins anew.
-constexpr size_t kNamesCountedMax = 65536;
 
 }  // namespace
 
@@ -112,7 +101,7 @@ void OpTable::Refuse(const NewPost& post, const std::string& why, Tick now,
     op->excused.insert(post.member);  // the coordinator was asked for its end
     return;
   }
-  if (ops_.CountRefused(key) >= kRefusalsAheadMax || ops_.CountRefused() >= kRefusedMax) return;
+  if (!ops_.HasRoomForRefusal(key)) return;
 
   const OpRefusal refusal{post.member, post.step, RefusalText(why)};
   std::set<MemberId> told{post.member};
@@ -176,7 +165,7 @@ Place OpTable::PlaceOf(MemberId member) const {
 void OpTable::Pass(MemberId member, const Place& place, std::vector<Action>* out) {
   const Place before = std::exchange(places_[member], place);
   missed_.Pass(member, place.boundary, place.step);
-  ForgetRefusals(member, before);
+  ops_.ForgetRefusals(member, before);
   // The boundary of which local members may still post ops. A member that has not passed one yet
   // may do so from its admission on.
   Epoch floor = place.boundary;
@@ -194,15 +183,6 @@ void OpTable::Pass(MemberId member, const Place& place, std::vector<Action>* out
     const bool all_passed = op.inputs.front().member == member && key.boundary < before.boundary;
     if (all_passed && op.said.announced && !frozen_) op.overdue = true;
   }
-}
-
-void OpTable::ForgetRefusals(MemberId member, const Place& before) {
-  std::vector<const OpState*> old;
-  for (const auto& [key, op] : ops_.lingering()) {
-    const bool unmet = op.refusal && op.refusal->member == member && op.said.readies.empty();
-    if (unmet && Place{key.boundary, op.refusal->step} < before) old.push_back(&op);
-  }
-  for (const OpState* const op : old) ops_.Erase(*op);
 }
 
 std::string OpTable::WhyStranded(const OpState& op) const {
@@ -331,7 +311,7 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
       ops_.Erase(*op);  // it can never end
       op = ops_.Expecting(key, ready.peer);
     }
-    if (op != nullptr && op->LeavesOut(ready)) return SkipRefusal(ready);
+    if (op != nullptr && op->LeavesOut(ready)) return numbers_.Skip(ready);
     if (op == nullptr) {
       problem = inbox_.KeepUnmatched(ready);
       for (auto& [key, old] : ops_.open()) {
@@ -460,7 +440,7 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   if (op == nullptr || op->run != Run::kRunning || op->run_attempt != event.attempt) return;
   op->run = Run::kComplete;
   op->moved_at = now;
-  if (op->EndsAtOnce() && !op->result && HasRoomToLinger(*op)) {
+  if (op->EndsAtOnce() && !op->result && ops_.HasRoomToLinger(*op)) {
     op->result =
         OneShotResult{op->participants->epoch, op->participants->contributors, event.result};
   }
@@ -547,7 +527,7 @@ void OpTable::SendReadies(OpState& op, Tick now, std::vector<Action>* out) {
   for (const PeerId peer : op.participants->ring) {
     const PeerReady* first = inbox_.Unmatched(peer, op.key);
     for (; first != nullptr && op.LeavesOut(*first); first = inbox_.Unmatched(peer, op.key)) {
-      SkipRefusal(inbox_.TakeUnmatched(peer, op.key));
+      numbers_.Skip(inbox_.TakeUnmatched(peer, op.key));
     }
   }
   BeginSigning(op, out);
@@ -567,13 +547,6 @@ void OpTable::SendReadies(OpState& op, Tick now, std::vector<Action>* out) {
   AskToCancel(op, out);
 }
 
-// The peer has counted the READY, and the next of this name has to have the same number here.
-void OpTable::SkipRefusal(const PeerReady& ready) {
-  if (!ready.signature) return;
-  uint64_t& announced = announced_[{ready.boundary, ready.tag, ready.set}];
-  announced = std::max(announced, ready.signature->index + 1);
-}
-
 ReadyInput OpTable::InputOf(const OpState& op) const {
   if (op.lingers || op.said.other_offer || !MayCarryInput(op.desc)) return ReadyInput::kSegments;
   const Participants& all = *op.participants;
@@ -587,20 +560,10 @@ ReadyInput OpTable::InputOf(const OpState& op) const {
       !history_->current().sign_ops &&
       CarriesInput(op.desc.With(op.codec), all.ring.size(), all.mesh, all.cost, latency_us);
   if (!carries) return op.offered ? ReadyInput::kWithheld : ReadyInput::kSegments;
-  const bool room = InputBytesWith(op) <= kInputBytesMax &&
+  const bool room = ops_.InputBytesWith(op) <= kInputBytesMax &&
                     std::all_of(all.ring.begin(), all.ring.end(),
                                 [&](PeerId peer) { return MaySendAhead(op, peer); });
   return room ? ReadyInput::kCarried : ReadyInput::kWithheld;
-}
-
-uint64_t OpTable::InputBytesWith(const OpState& op) const {
-  uint64_t sum = op.participants->ring.size() * OneShotPayloadBytes(op.desc);
-  for (const auto& [ordinal, other] : ops_.by_ordinal()) {
-    if (other == &op || !other->said.announced || other->said.input != ReadyInput::kCarried)
-      continue;
-    sum += other->participants->ring.size() * OneShotPayloadBytes(other->desc);
-  }
-  return sum;
 }
 
 bool OpTable::MaySendAhead(const OpState& op, PeerId peer) const {
@@ -682,10 +645,9 @@ void OpTable::Dispute(const OpState& op, PeerId peer, std::vector<Action>* out) 
 
 void OpTable::BeginSigning(OpState& op, std::vector<Action>* out) {
   if (!history_->current().sign_ops || op.participants->ring.size() < 2) return;
-  const uint64_t index = announced_[op.key]++;
+  const uint64_t index = numbers_.Next(op.key);
   op.said.verdicts.BeginSigning({group_, attempt_, op.key.boundary, op.key.tag, op.key.set, index});
-  if (announced_.size() < kNamesCountedMax || new_attempt_asked_) return;
-  new_attempt_asked_ = true;
+  if (!numbers_.AsksForNewAttempt()) return;
   control::Dispute dispute{group_, PeerId(), attempt_, op.key.boundary, op.key.tag, op.key.set};
   dispute.what = "it cannot count the READYs of more names";
   out->push_back(ToCoordinator{std::move(dispute)});
@@ -717,15 +679,6 @@ void OpTable::Conclude(OpState& op, Tick now, std::vector<Action>* out) {
   for (const PostedInput& input : op.inputs) {
     Answer(op, input, op.said.differs ? op.Mismatch(input) : *op.said.unfit, now, out);
   }
-}
-
-bool OpTable::HasRoomToLinger(const OpState& op) const {
-  if (IsOneShot(op.desc)) return true;
-  uint64_t bytes = op.desc.bytes();
-  for (const auto& [key, other] : ops_.lingering()) {
-    if (!IsOneShot(other.desc)) bytes += other.result->bytes.size();
-  }
-  return bytes <= kLingeringBytesMax;
 }
 
 void OpTable::Linger(OpState& op, Tick now, std::vector<Action>* out) {
@@ -868,14 +821,8 @@ void OpTable::Miss(const control::MissedOp& missed, const std::string& cause, Ti
   OpState* const op = ops_.Find(key);
   if (op != nullptr && op->said.announced) return;  // the message does not fit
   // A call that was refused meanwhile was the one that the member owes now.
-  const auto refused =
-      std::find_if(ops_.lingering().begin(), ops_.lingering().end(), [&](const auto& entry) {
-        const OpState& each = entry.second;
-        return entry.first == key && each.refusal && !each.participants &&
-               static_cast<uint32_t>(each.desc.kind) == missed.kind &&
-               each.refusal->step <= missed.step;
-      });
-  if (refused != ops_.lingering().end()) return ops_.Erase(refused->second);
+  OpState* const refused = ops_.FindRefusal(key, static_cast<OpKind>(missed.kind), missed.step);
+  if (refused != nullptr) return ops_.Erase(*refused);
   // If the op here is redone, the missed op is the next one of this key.
   if (op != nullptr && !op->redone) {
     for (const PostedInput& input : op->inputs) posted.insert(input.member);
@@ -908,8 +855,7 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   frozen_ = false;
   inbox_.BeginAttempt(attempt_);
   Lose(lost);
-  announced_.clear();
-  new_attempt_asked_ = false;
+  numbers_.Clear();
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
   for (OpState* op : ops_.All()) ApplyFate(*op, by_ordinal, now, &counts, out);
@@ -948,8 +894,7 @@ void OpTable::Reset() {
   for (const OpState* op : ops_.All()) ops_.Erase(*op);
   missed_.Clear();
   places_.clear();
-  announced_.clear();
-  new_attempt_asked_ = false;
+  numbers_.Clear();
   attempt_ = Epoch();
   frozen_ = false;
   inbox_.Reset(*history_);

@@ -45,42 +45,16 @@
 #include "peerd/core/events.h"
 #include "peerd/core/missed_ops.h"
 #include "peerd/core/new_post.h"
+#include "peerd/core/op_counters.h"
 #include "peerd/core/op_inbox.h"
 #include "peerd/core/op_state.h"
 #include "peerd/core/op_store.h"
+#include "peerd/core/ready_numbers.h"
 #include "peerd/core/values.h"
 #include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
-
-// Which boundaries a member has passed; see NewPost.
-struct Place {
-  Epoch boundary;
-  uint64_t step = 0;
-  friend auto operator<=>(const Place&, const Place&) = default;
-  LH_FIELDS(Place, LH_FIELD(boundary), LH_FIELD(step));
-};
-
-// What a freezing commit did to the ops that it froze.
-struct FateCounts {
-  uint32_t committed = 0;
-  uint32_t redone = 0;
-  uint32_t aborted = 0;
-};
-
-// All groups of a peer share these counters.
-struct OpCounters {
-  uint64_t next_ordinal = 1;
-  uint64_t committed = 0;
-  uint64_t aborted = 0;
-  uint64_t refused = 0;
-  uint64_t retries = 0;
-  uint64_t frames_stale = 0;
-  uint64_t frames_refused = 0;
-  LH_FIELDS(OpCounters, LH_FIELD(next_ordinal), LH_FIELD(committed), LH_FIELD(aborted),
-            LH_FIELD(refused), LH_FIELD(retries), LH_FIELD(frames_stale), LH_FIELD(frames_refused));
-};
 
 class OpTable {
  public:
@@ -170,8 +144,8 @@ class OpTable {
   LH_STATE(OpTable, LH_FIELD(group_, rule::Aside{}), LH_FIELD(self_, rule::Aside{}),
            LH_FIELD(history_, rule::Aside{}), LH_FIELD(counters_, rule::Aside{}), LH_FIELD(ops_),
            LH_FIELD(finishing_), LH_FIELD(tags_, rule::Aside{}), LH_FIELD(missed_),
-           LH_FIELD(places_), LH_FIELD(inbox_), LH_FIELD(announced_), LH_FIELD(new_attempt_asked_),
-           LH_FIELD(latency_us_), LH_FIELD(attempt_), LH_FIELD(frozen_), LH_FIELD(settled_),
+           LH_FIELD(places_), LH_FIELD(inbox_), LH_FIELD(numbers_), LH_FIELD(latency_us_),
+           LH_FIELD(attempt_), LH_FIELD(frozen_), LH_FIELD(settled_),
            LH_FIELD(resumed_, rule::Aside{}));
 
  private:
@@ -194,8 +168,6 @@ class OpTable {
   // Announces the op.
   void SendReadies(OpState& op, Tick now, std::vector<Action>* out);
   void AcceptReady(OpState& op, PeerReady ready, std::vector<Action>* out);
-  // The READY refuses a call that local members have left out.
-  void SkipRefusal(const PeerReady& ready);
   // The op is to end at all members. It may not be announced yet.
   void RequestEnd(OpState& op, MemberId member, std::vector<Action>* out);
   // Asks the coordinator for an epoch that judges the cancelled op.
@@ -205,15 +177,9 @@ class OpTable {
   // members that have posted it has not passed its boundary, the op waits: started again, it would
   // not meet the others either.
   std::string WhyStranded(const OpState& op) const;
-  // The member passes a boundary. `before`: the one before it. Refused calls of older steps meet no
-  // call any more. One of the last step may: its READY may be on the way.
-  void ForgetRefusals(MemberId member, const Place& before);
   void EndIfStranded(OpState& op, std::vector<Action>* out);
   // How the op is announced. Its algorithm and codec have been chosen.
   ReadyInput InputOf(const OpState& op) const;
-  // The bytes of the inputs, of all participants, of announced ops whose READYs carry them. This op
-  // counts as one of them.
-  uint64_t InputBytesWith(const OpState& op) const;
   // Whether the peer may get this op's input before it announces the op itself.
   bool MaySendAhead(const OpState& op, PeerId peer) const;
   void Start(OpState& op, std::vector<Action>* out);
@@ -232,8 +198,6 @@ class OpTable {
   // Ends the op for the local trainers as every participant does: with its result, once it is in
   // the targets, or with the refusal.
   void Conclude(OpState& op, Tick now, std::vector<Action>* out);
-  // Whether there is room to keep the op's result while it lingers.
-  bool HasRoomToLinger(const OpState& op) const;
   void Linger(OpState& op, Tick now, std::vector<Action>* out);
   // Ends the op at this peer alone, or as aborted. It must have no attempt.
   void Drop(OpState& op, Tick now, std::vector<Action>* out);
@@ -273,9 +237,7 @@ class OpTable {
   MissedOps missed_;
   std::map<MemberId, Place> places_;  // of local members, from their first Pass() on
   OpInbox inbox_;
-  // If READYs are signed: how many ops of each name were announced in this attempt.
-  std::map<OpKey, uint64_t> announced_;
-  bool new_attempt_asked_ = false;
+  ReadyNumbers numbers_;                   // if READYs are signed
   std::map<PeerId, uint32_t> latency_us_;  // see NoteLatency()
   Epoch attempt_;
   bool frozen_ = false;

@@ -469,6 +469,20 @@ TEST(IpcServerTest, OpsAreCheckedAgainstTheirRegions) {
   EXPECT_EQ(client.Ask(op), invalid);
   EXPECT_EQ(harness.Stats().requests_refused, 5u);
   EXPECT_EQ(client.Ask(Op(10, member, 1)), 0);
+  // The other participants are told of each call that names an op.
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    ASSERT_EQ(handler.refusals.size(), 5u);
+    for (const LocalRefusal& refusal : handler.refusals) {
+      EXPECT_EQ(refusal.op.tag, 1u);
+      EXPECT_EQ(refusal.op.desc.kind, OpKind::kAllReduce);
+      EXPECT_FALSE(refusal.why.empty());
+    }
+    handler.refusals.clear();
+  });
+  op = Op(11, member, 2);
+  op.u.op.kind = 77;
+  EXPECT_EQ(client.Ask(op), invalid);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { EXPECT_TRUE(handler.refusals.empty()); });
 }
 
 TEST(IpcServerTest, AMemberIsAskedForInOrder) {

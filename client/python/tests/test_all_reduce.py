@@ -299,7 +299,7 @@ def test_two_members_of_a_host_may_not_write_to_memory_that_both_have_in_an_op(c
             assert f"m{comm.member_id}" in str(refused.value)
         # The others do not wait for it in this op.
         for work in works:
-            with pytest.raises(lh.InvalidArgument, match=f"the call of member m{second.member_id} was refused there"):
+            with pytest.raises(lh.InvalidArgument, match=f"of member m{second.member_id} was refused there"):
                 work.wait(30)
         memory[:] = 1
         works = [

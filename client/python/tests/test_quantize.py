@@ -749,13 +749,28 @@ def test_errors_of_members_on_one_host_may_not_overlap(cluster: LocalCluster) ->
     memory = first.empty(2 * COUNT)
     memory[:] = 0.5
     tensors = [np.ones(COUNT, np.float32) for _ in range(3)]
-    works = [first.all_reduce(tensors[0], quantize="int8", error=memory[:COUNT], async_op=True)]
-    with pytest.raises(lh.InvalidArgument, match="error"):
-        second.all_reduce(tensors[1], quantize="int8", error=memory[COUNT - 9 : -9], timeout=60)
-    with pytest.raises(lh.InvalidArgument, match="source.*error|error.*source"):
-        second.all_reduce(memory[COUNT - 9 : -9], out=tensors[1], quantize="int8", timeout=60)
+
+    def others() -> list[lh.Work]:
+        """Calls of the members that do nothing wrong. They are at peerd."""
+        works = [
+            first.all_reduce(tensors[0], quantize="int8", error=memory[:COUNT], async_op=True),
+            third.all_reduce(tensors[2], quantize="int8", async_op=True),
+        ]
+        wait_for_open_ops(cluster.peers[:2])
+        return works
+
+    for text, overlapping in (
+        ("error", {"tensor": tensors[1], "error": memory[COUNT - 9 : -9]}),
+        ("source.*error|error.*source", {"tensor": memory[COUNT - 9 : -9], "out": tensors[1]}),
+    ):
+        works = others()
+        with pytest.raises(lh.InvalidArgument, match=text):
+            second.all_reduce(**overlapping, quantize="int8", timeout=60)
+        for work in works:
+            with pytest.raises(lh.InvalidArgument, match=f"of member m{second.member_id} was refused there.*({text})"):
+                work.wait(60)
+    works = others()
     works.append(second.all_reduce(tensors[1], quantize="int8", error=memory[COUNT:], async_op=True))
-    works.append(third.all_reduce(tensors[2], quantize="int8", async_op=True))
     for work in works:
         work.wait(60)
     for tensor in tensors:
