@@ -759,10 +759,11 @@ def test_errors_of_members_on_one_host_may_not_overlap(cluster: LocalCluster) ->
         wait_for_open_ops(cluster.peers[:2])
         return works
 
-    for text, overlapping in (
+    overlaps: tuple[tuple[str, dict[str, Any]], ...] = (
         ("error", {"tensor": tensors[1], "error": memory[COUNT - 9 : -9]}),
         ("source.*error|error.*source", {"tensor": memory[COUNT - 9 : -9], "out": tensors[1]}),
-    ):
+    )
+    for text, overlapping in overlaps:
         works = others()
         with pytest.raises(lh.InvalidArgument, match=text):
             second.all_reduce(**overlapping, quantize="int8", timeout=60)
