@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import pytest
@@ -79,7 +79,11 @@ class Members:
     def all(self, call: Callable[[lh.Comm], T], timeout: float = 60) -> list[T]:
         """Runs call(comm) for all members at once. Returns their results, or raises the first error."""
         started = [self._pool.submit(call, comm) for comm in self.comms]
-        return [each.result(timeout) for each in started]
+        ended, late = wait(started, timeout, FIRST_EXCEPTION)
+        for each in ended:
+            each.result()  # the error of one, for which the others may wait
+        assert not late, f"{len(late)} of {len(started)} members go on after {timeout} s"
+        return [each.result() for each in started]
 
     def close(self) -> None:
         for comm in self.comms:

@@ -193,9 +193,8 @@ class FakeCopier(Copier):
     def _register(self, address: int, nbytes: int) -> bool:
         if self.refuses:
             return False
-        assert not any(address < begin + size and begin < address + nbytes for begin, size in self.pinned.items()), (
-            "pinned twice"
-        )
+        others = list(self.pinned.items())  # a copy: members have a thread each
+        assert not any(address < begin + size and begin < address + nbytes for begin, size in others), "pinned twice"
         self.pinned[address] = nbytes
         return True
 
