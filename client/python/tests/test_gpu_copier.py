@@ -466,6 +466,7 @@ def test_copies_of_three_buckets_and_the_network_overlap(pair: Members, device: 
         work = comm.all_reduce(buckets[0].flat, async_op=True)
         copier.pack(buckets[1], tensors[1:])  # beside the op
         work.wait(PATIENCE_S)
+        packed.wait(PATIENCE_S)  # the members share the lanes, which wait for what is held back
         copier.unpack(buckets[0], tensors[:1])  # held back
         comm.all_reduce(buckets[1].flat, timeout=PATIENCE_S)
         copier.unpack(buckets[1], tensors[1:])
@@ -480,6 +481,7 @@ def test_copies_of_three_buckets_and_the_network_overlap(pair: Members, device: 
         for tensor in tensors:
             assert torch.equal(device.read(tensor), ramp(0, 300_000) + ramp(1, 300_000))
 
+    packed = threading.Barrier(2, timeout=PATIENCE_S)
     ready = threading.Barrier(2, timeout=PATIENCE_S)
     with contextlib.ExitStack() as gate:
         gate.enter_context(device.held(UP))
