@@ -279,10 +279,12 @@ def test_what_is_not_supported_is_refused_before_it_starts(cluster: LocalCluster
     def refusals(comm: lh.Comm) -> None:
         me = comm.member_id
         for text, spec in refused_specs(comm.members):
+            meeting.wait(60)  # the same call at both
             with pytest.raises(lh.InvalidArgument, match=text):
                 Started(comm, spec, me).work.wait(10)
                 pytest.fail(f"not refused: {spec}")
         for text, kind, call in other_refusals(comm):
+            meeting.wait(60)
             with pytest.raises(kind, match=text):
                 call()
         # No peer has an op of all these, so the tag that all of them had is free.
