@@ -39,7 +39,9 @@ struct ServerOptions {
   // no such port, with a warning, if this process cannot listen there.
   std::string admin;
   std::string http;
-  std::string store = "memory";  // empty: DefaultStore(), which is asked last
+  // Empty: what DefaultStore() returns. It may make directories, so Start() asks for it only after
+  // all other options are found good.
+  std::string store = "memory";
   // Certificate and key, CAs of clients, and what these have revoked. Without a certificate all
   // ports speak in clear. With one, --listen speaks TLS, and so does --admin unless it is on
   // loopback.
