@@ -325,9 +325,9 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   }
   const Peer& peer = *peers_.Find(hello.peer);
   Note("attach", hello.peer,
-       "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
-           " endpoint=" + (hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
-           " version=" + Clean(hello.version));
+       "peer attached peer=" + ToString(hello.peer) + LogField("host", Clean(hello.host)) +
+           LogField("endpoint", hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
+           LogField("version", Clean(hello.version)));
   Send(hello.peer,
        control::Welcome{config_.incarnation, config_.detect_ms, store_.store, store_.term});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
@@ -376,7 +376,7 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   };
   const PeerId id = peers_.Close(session, has_admitted, now_);
   if (!id) return;
-  Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
+  Note("detach", id, "peer detached peer=" + ToString(id) + LogField("reason", reason));
   const std::vector<GroupKey> groups = GroupsOf(id);
   if (groups.empty() && !peers_.Find(id)->awaited()) return Forget(id);
   touched_.insert(groups.begin(), groups.end());
@@ -465,7 +465,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   if (!refusal.empty()) {
     Send(peer,
          control::JoinRefused{join.request, join.group, {Code::kFailedPrecondition, refusal}});
-    Note("refuse", peer, "join refused peer=" + ToString(peer) + " reason=" + refusal);
+    Note("refuse", peer, "join refused peer=" + ToString(peer) + LogField("reason", refusal));
     return std::nullopt;
   }
   EnsureGroup(join.group);
@@ -609,7 +609,7 @@ void CoordinatorCore::Impl::Handle(const PeerKnocked& event) {
   if (!peers_.Knock(event.peer, now_)) return;
   Note("detach", event.peer,
        "peer has no stream, and its host connects peer=" + ToString(event.peer) +
-           " host=" + Clean(peers_.Find(event.peer)->record.host) +
+           LogField("host", Clean(peers_.Find(event.peer)->record.host)) +
            ": it is not removed while no other peer is let in; if it does not come back, its log "
            "says why (docs/security.md: certificates and tokens)");
 }

@@ -128,8 +128,8 @@ void Group::Join(const PeerRecord& peer, const control::Join& join, MemberId mem
   step.Send(peer.peer, PendingOf(member, step.peers));
   epochs_.Note("join", member, peer.peer,
                "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) +
-                   " name=" + Clean(join.name) +
-                   (join.wish.cohort.empty() ? "" : " cohort=" + Clean(join.wish.cohort)) +
+                   LogField("name", Clean(join.name)) +
+                   (join.wish.cohort.empty() ? "" : LogField("cohort", Clean(join.wish.cohort))) +
                    (join.wish.background ? " mode=background" : "") +
                    (join.wish.members > 0 ? " members=" + std::to_string(join.wish.members) : ""),
                step);
@@ -239,7 +239,7 @@ Violation Group::Take(PeerId peer, const control::CancelOp& cancel, const GroupS
   }
   const std::string text = Clean(cancel.what);
   epochs_.Note("cancel", cancel.member, peer,
-               "op cancelled member=" + ToString(cancel.member) + " why=\"" + text + "\"", step);
+               "op cancelled member=" + ToString(cancel.member) + LogField("why", text), step);
   epochs_.AskForFreeze(text, step.Fault("cancel", ToString(peer)));
   return std::nullopt;
 }
@@ -321,7 +321,7 @@ bool Group::FitsRing(const std::vector<PeerId>& ring) const {
 void Group::KeepRing(const std::string& reason, const GroupStep& step) {
   ring_choice_.GiveUp(step.now);
   epochs_.MarkChanged(reason);
-  epochs_.Note("ring", MemberId{}, PeerId{}, "ring kept reason=" + Clean(reason), step);
+  epochs_.Note("ring", MemberId{}, PeerId{}, "ring kept" + LogField("reason", Clean(reason)), step);
 }
 
 void Group::OnGraceOver(const GroupStep& step) {
@@ -504,7 +504,7 @@ void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fa
   epochs_
       .Note(RemovalNotice(why, pending), id, member.peer,
             "member removed member=" + ToString(id) + " peer=" + ToString(member.peer) +
-                " why=" + NameOf(why) + " reason=" + reason,
+                " why=" + NameOf(why) + LogField("reason", reason),
             step)
       .cause = fault.cause;
 }

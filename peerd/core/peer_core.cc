@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/digest.h"
+#include "base/text.h"
 #include "peerd/core/epoch_follower.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/local_members.h"
@@ -292,10 +293,10 @@ std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
 
 void PeerCore::Impl::Handle(const control::Welcome& message) {
   if (const std::string problem = ProblemWith(message); !problem.empty()) {
-    out_.push_back(LogLine{
-        "coordinator refused coordinator=" + message.coordinator +
-        " term=" + std::to_string(message.term) + " known_coordinator=" + welcome_.coordinator +
-        " known_term=" + std::to_string(welcome_.term) + " why=\"" + problem + "\""});
+    out_.push_back(LogLine{"coordinator refused" + LogField("coordinator", message.coordinator) +
+                           " term=" + std::to_string(message.term) +
+                           LogField("known_coordinator", welcome_.coordinator) + " known_term=" +
+                           std::to_string(welcome_.term) + LogField("why", problem)});
     out_.push_back(RefuseCoordinator{problem});
     refused_ = true;
     coordinator_up_ = welcomed_ = false;
@@ -412,7 +413,7 @@ void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed)
                          " aborted=" + std::to_string(fault.fates.aborted) +
                          " agree_ms=" + std::to_string(over.agree_us / 1000) +
                          " resume_ms=" + (resumed ? std::to_string(over.resume_us / 1000) : "-") +
-                         " cause=\"" + fault.cause + "\""});
+                         LogField("cause", fault.cause)});
   out_.push_back(over);
 }
 
@@ -622,7 +623,7 @@ void PeerCore::Impl::BeginDrain(Tick deadline, const std::string& reason) {
     return;
   }
   drain_ = OpenDrain{deadline};
-  out_.push_back(LogLine{"draining reason=\"" + reason + "\""});
+  out_.push_back(LogLine{"draining" + LogField("reason", reason)});
   Send(control::Draining{});
   members_.Drain(reason, /*at_once=*/false, &out_);
 }
