@@ -81,6 +81,7 @@ class PeerCore::Impl {
     syncs_.SetProgress(local, progress);
   }
   MembersView GetMembers(LocalId local, AsOf as_of) const;
+  bool HasPeer(const GroupKey& group, PeerId peer) const;
   std::optional<MemberView> GetMember(LocalId local, MemberId member) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
   Stats GetStats() const;
@@ -788,6 +789,11 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id, AsOf as_of) const {
   return view;
 }
 
+bool PeerCore::Impl::HasPeer(const GroupKey& key, PeerId peer) const {
+  const auto it = groups_.find(key);
+  return it != groups_.end() && it->second.epochs.OtherPeers().contains(peer);
+}
+
 std::optional<PeerCore::MemberView> PeerCore::Impl::GetMember(LocalId id, MemberId member) const {
   const LocalMember* const local = members_.Find(id);
   if (local == nullptr || !local->admitted) return std::nullopt;
@@ -887,6 +893,9 @@ void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local, AsOf as_of) const {
   return impl_->GetMembers(local, as_of);
+}
+bool PeerCore::HasPeer(const GroupKey& group, PeerId peer) const {
+  return impl_->HasPeer(group, peer);
 }
 std::optional<PeerCore::MemberView> PeerCore::GetMember(LocalId local, MemberId member) const {
   return impl_->GetMember(local, member);

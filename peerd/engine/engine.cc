@@ -441,7 +441,11 @@ void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t
 
 absl::Status Engine::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                     std::span<const uint8_t> payload) {
-  if (IsOfTransfer(header.type)) return ports_.states->OnControlFrame(link, header, payload);
+  if (IsOfTransfer(header.type)) {
+    // The core checks the frames of ops against the members of its epochs.
+    const bool in_group = core_->HasPeer({link.run, header.group}, link.peer);
+    return ports_.states->OnControlFrame(link, header, payload, in_group);
+  }
   LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload));
   std::visit([this](auto& frame) { Post(std::move(frame)); }, taken);
   return absl::OkStatus();

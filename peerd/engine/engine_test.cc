@@ -130,9 +130,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   bool reading() const override { return !unread.empty(); }
   void OnLinkUp(const LinkKey&) override { told.push_back("states link up"); }
   void OnLinkDown(const LinkKey&) override { told.push_back("states link down"); }
-  absl::Status OnControlFrame(const LinkKey&, const FrameHeader&,
-                              std::span<const uint8_t>) override {
-    told.push_back("states frame");
+  absl::Status OnControlFrame(const LinkKey&, const FrameHeader&, std::span<const uint8_t>,
+                              bool in_group) override {
+    told.push_back(in_group ? "states frame" : "states frame of a stranger");
     return absl::OkStatus();
   }
   void Work() override {}
@@ -444,8 +444,18 @@ TEST_F(EngineTest, AStreamThatNeverStoodIsNoNewsForTheCore) {
 TEST_F(EngineTest, FramesOfTransfersGoToTheStates) {
   FrameHeader header;
   header.type = FrameType::kChunkRequest;
-  EXPECT_TRUE(engine.OnControlFrame({"run", kOther}, header, {}).ok());
-  EXPECT_THAT(world.Told(), ElementsAre("states frame"));
+  const auto told_of = [&](const std::string& run, uint32_t group, PeerId peer) {
+    world.told.clear();
+    header.group = group;
+    EXPECT_TRUE(engine.OnControlFrame({run, peer}, header, {}).ok());
+    return world.Told().at(0);
+  };
+  EXPECT_EQ(told_of("run", 0, kOther), "states frame of a stranger");
+  Join();
+  EXPECT_EQ(told_of("run", 0, kOther), "states frame");
+  EXPECT_EQ(told_of("run", 0, PeerId(9)), "states frame of a stranger");
+  EXPECT_EQ(told_of("run", 1, kOther), "states frame of a stranger");
+  EXPECT_EQ(told_of("other", 0, kOther), "states frame of a stranger");
   EXPECT_EQ(engine.queued(), 0u);
 }
 
