@@ -21,9 +21,6 @@ namespace {
 
 // A run without members is forgotten after this time.
 constexpr int64_t kRunEmptyMax = Seconds(600);
-// Terms and member numbers that a peer claims to know are ignored from here on. No correct peer
-// comes near this number. Without the limit, one claim could use up all numbers.
-constexpr uint64_t kClaimMax = uint64_t{1} << 62;
 
 constexpr char kUnknownGroup[] = "the coordinator does not know the group (any more)";
 
@@ -296,7 +293,12 @@ std::string CoordinatorCore::Impl::RefuseHello(const control::Hello& hello) cons
 // If the peer knows a newer term of this store, or another start with the same term, the store went
 // back in time. The term of this start is then raised above the peer's term.
 void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
-  if (hello.store != store_.store || hello.term >= kClaimMax) return;
+  if (hello.store != store_.store) return;
+  if (!MayBeForgotten(hello.term, store_.term)) {
+    return Note("restart", hello.peer,
+                "term not believed term=" + std::to_string(store_.term) +
+                    " claimed=" + std::to_string(hello.term) + " peer=" + ToString(hello.peer));
+  }
   const bool newer = hello.term > store_.term;
   const bool twin = hello.term == store_.term && hello.coordinator != config_.incarnation;
   if (!newer && !twin) return;
@@ -310,7 +312,7 @@ void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
 void CoordinatorCore::Impl::LearnNumbers(const control::GroupState& said) {
   uint64_t& next = runs_.at(said.group.run).next_member;
   for (MemberId member : said.members) {
-    if (member.value() < kClaimMax) next = std::max(next, member.value() + 1);
+    if (MayBeForgotten(member.value(), next)) next = std::max(next, member.value() + 1);
   }
 }
 

@@ -10,10 +10,6 @@ namespace {
 
 using control::Removal;
 
-// Epoch numbers that a peer claims to know are ignored from here on. No correct peer comes near
-// this number. Without the limit, one claim could use up all numbers.
-constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
-
 const char* RemovalNotice(Removal why, bool pending) {
   switch (why) {
     case Removal::kLeft:
@@ -68,7 +64,8 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, boo
   // The epoch numbers that the peer knows are not used again.
   const bool store_is_behind = state.committed > group.committed;
   const Epoch newest = std::max(state.committed, state.prepared);
-  const bool forgotten = newest > epochs_.issued && newest.value() < kEpochClaimMax;
+  const bool forgotten =
+      newest > epochs_.issued && MayBeForgotten(newest.value(), epochs_.issued.value());
   if (forgotten) group.highest = std::max(group.highest, newest);
   const bool knows_group = state.committed || !state.members.empty();
   if (knows_group && epochs_.InForce(peer.peer) && state.committed < group.committed) {
