@@ -57,7 +57,7 @@ TEST(LogTest, TextThatSteersATerminalOrHidesIsEscaped) {
 }
 
 TEST(LogTest, AValueBringsNoFields) {
-  for (const std::string value :
+  for (const char* const value :
        {"bye peer=p1 why=evicted", "\" peer=p1", "x\\\" peer=p1", "peer=p1"}) {
     const std::string line =
         "member removed member=m1" + LogField("reason", value) + " cause=leave";
