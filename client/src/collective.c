@@ -162,7 +162,8 @@ static lh_status sort_participants(const struct lhi_collective* o, struct terms*
 
 /* Names the set of participants: members match ops by tag and set. */
 static uint64_t set_of(const struct lhi_collective* o, const struct terms* terms) {
-  uint64_t set = LHI_DIGEST;
+  /* The ids of a set must not look like a direction and a partner. */
+  uint64_t set = lhi_digest(LHI_DIGEST, o->kind == LH_WIRE_SEND_RECV);
   if (o->kind == LH_WIRE_SEND_RECV) { /* both directions may be in flight */
     set = lhi_digest(set, o->is_root);
     return lhi_digest(set, o->root_member != 0 ? o->root_member : ~(uint64_t)o->root);
@@ -278,6 +279,30 @@ static lh_status take_tensors(lh_op* op, const struct lhi_collective* o, struct 
   layout.world = kind->in_parts ? o->world : 1;
   if (o->slices == NULL) return take_one(op, o, &layout, terms);
   return lhi_tensors_list(&op->tensors, o->call, &layout, o->slices, o->slice_count, o->errors);
+}
+
+/* Checks the lengths that this member gives for the part between itself and itself. They can be
+ * told from one another only while the parts are those of the last boundary: there it knows its
+ * rank. */
+static lh_status check_own_part(const struct lhi_collective* o, const struct lh_ipc_world* world) {
+  const uint32_t rank = world->step_rank;
+  const struct lh_kind* const kind = lh_kind_of(o->kind);
+  const bool to_all = o->kind == LH_WIRE_ALL_TO_ALL;
+  const bool whole = kind->source[o->is_root] == LH_WIRE_WHOLE ||
+                     kind->target[o->is_root] == LH_WIRE_WHOLE;
+  uint64_t own;
+  if (o->counts == NULL || !whole || o->participant_count > 0 || o->world != world->step_size ||
+      rank >= o->world) {
+    return LH_OK;
+  }
+  own = to_all ? o->target_counts[rank] : o->count;
+  if (own == o->counts[rank]) return LH_OK;
+  return lhi_refuse(o->call,
+                    to_all ? "this member expects %llu elements of itself, and counts[%u], for the "
+                             "member of its rank, is %llu"
+                           : "this member's part has %llu elements, and counts[%u], for the member "
+                             "of its rank, is %llu",
+                    (unsigned long long)own, (unsigned)rank, (unsigned long long)o->counts[rank]);
 }
 
 /* ------------------------------------------------------------------ placing tensors in the arena
@@ -701,6 +726,7 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   op->tag = asked->tag;
   status = sort_participants(asked, &terms);
   if (status == LH_OK) status = take_tensors(op, asked, &terms);
+  if (status == LH_OK) status = check_own_part(asked, &world);
   if (status == LH_OK) {
     op->set = set_of(asked, &terms);
     status = place(op, asked, deadline_ns);

@@ -525,9 +525,10 @@ typedef struct lh_all_reduce_options {
  *                      was cancelled (lh_op_cancel()); source is unchanged
  * LH_TOO_FEW_MEMBERS   too few members contribute, or their weights sum to 0, at all members;
  *                      source is unchanged
- * LH_INVALID_ARGUMENT  an option is wrong, or the tag is in use: the text names it, and only this
- *                      member's operation ends; or the members' calls differ in an option that has
- *                      to be the same, at all members. source is unchanged
+ * LH_INVALID_ARGUMENT  an option is wrong here or at another member: the text names it, and that
+ *                      member; or the members' calls differ in an option that has to be the same:
+ *                      the operation ends so at all members. If the tag is in use, only this call
+ *                      ends. source is unchanged
  * LH_EVICTED           this member was removed; source is unchanged
  * LH_UNAVAILABLE       peerd refused the operation for lack of memory or room, and source is
  *                      unchanged; or peerd stopped or died (lh_client_check()), and the other
