@@ -363,6 +363,12 @@ TEST_F(ClientTest, ListsMembersOverSeveralPages) {
     EXPECT_EQ(count, size);
     EXPECT_EQ(ids[1], 7u);
   }
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.step_members = {MemberId(7)}; });
+  uint64_t id = 0;
+  uint32_t count = 0;
+  ASSERT_EQ(lh_step_members(comm_, &id, 1, &count), LH_OK) << lh_last_error();
+  EXPECT_EQ(count, 1u);
+  EXPECT_EQ(id, 7u);
 }
 
 TEST_F(ClientTest, AJoinNamesItsCohortAndDeadline) {
@@ -1503,6 +1509,7 @@ TEST_F(ClientTest, NullIsRefusedEverywhere) {
   }
   EXPECT_EQ(lh_world(nullptr, &world), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_step_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step(nullptr, 0), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step_start(nullptr, &op), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_leave(nullptr, 0), LH_INVALID_ARGUMENT);

@@ -236,7 +236,7 @@ class EngineTest : public testing::Test {
     engine.Turn();
     engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
     engine.Turn();
-    ASSERT_TRUE(engine.OnMembers(kLocal).epoch);
+    ASSERT_TRUE(engine.OnMembers(kLocal, PeerCore::AsOf::kNow).epoch);
     world.told.clear();
     world.outcomes.clear();
   }

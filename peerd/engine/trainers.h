@@ -75,7 +75,7 @@ class TrainerRequests {
   // The trainer gives up an op, which is answered as always.
   virtual void OnCancel(const PostRef& post) = 0;
   // Empty while the member is not admitted.
-  virtual PeerCore::MembersView OnMembers(LocalId local) = 0;
+  virtual PeerCore::MembersView OnMembers(LocalId local, PeerCore::AsOf as_of) = 0;
   // nullopt: nothing is known of the member.
   virtual std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) = 0;
   // Hashes all tensors of the state ahead of a sync. Runs `done` afterwards, within a later turn.

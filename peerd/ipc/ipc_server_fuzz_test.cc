@@ -74,7 +74,7 @@ class Engine : public TrainerRequests {
   }
   void OnCancel(const PostRef&) override {}
   void OnRefusal(LocalRefusal) override {}
-  PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(1), members}; }
+  PeerCore::MembersView OnMembers(LocalId, PeerCore::AsOf) override { return {Epoch(1), members}; }
   std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
     if (member.value() % 2 == 0) return std::nullopt;
     return PeerCore::MemberView{{{member, PeerId(9), Epoch(1), "n", {}, "host"}, "h.example"}, 1};

@@ -1011,7 +1011,9 @@ void PeerHost::OnTransferEnded(const peerd::TransferEnded& ended) {
 void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
   const GroupKey& group = locals_.at(local).group;
   context_.checker->OnWorld({id_, local}, group, world);
-  context_.checker->OnMembers({id_, local}, group, core().GetMembers(local));
+  for (const auto as_of : {peerd::PeerCore::AsOf::kNow, peerd::PeerCore::AsOf::kStep}) {
+    context_.checker->OnMembers({id_, local}, group, core().GetMembers(local, as_of));
+  }
 }
 
 // ---- trainers

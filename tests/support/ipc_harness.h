@@ -78,7 +78,9 @@ class ScriptedHandler : public TrainerRequests {
   void OnCancel(const PostRef& post) override {
     events.push_back("cancel " + std::to_string(post.local.value()));
   }
-  PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  PeerCore::MembersView OnMembers(LocalId, PeerCore::AsOf as_of) override {
+    return {Epoch(epoch), as_of == PeerCore::AsOf::kStep ? step_members : members};
+  }
   std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
     if (member != MemberId(7)) return std::nullopt;
     return PeerCore::MemberView{{{member, PeerId(9), Epoch(1), "gpu-3", {}, "host-b"}, "b.example"},
@@ -142,6 +144,7 @@ class ScriptedHandler : public TrainerRequests {
   IpcServer* server = nullptr;
   uint64_t epoch = 1;
   std::vector<MemberId> members;
+  std::vector<MemberId> step_members;
   std::vector<MemberId> op_members = {MemberId(1), MemberId(2)};  // OpInfo::members of good posts
   bool hold_joins = false;
   bool hold_steps = false;

@@ -370,6 +370,10 @@ LH_API lh_status lh_world(lh_comm* comm, lh_world_info* info);
  * to `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing
  * while the ids were read, or peerd does not answer. */
 LH_API lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out);
+/* As lh_members(), for the members at this member's last step boundary (lh_world_info.step_epoch):
+ * the same ids at all members that passed it, those that have gone since included. */
+LH_API lh_status lh_step_members(lh_comm* comm, uint64_t* ids, uint32_t capacity,
+                                 uint32_t* count_out);
 
 typedef struct lh_member_info {
   uint32_t struct_size;

@@ -63,12 +63,22 @@ class Member:
 
     def members(self) -> tuple[int, ...]:
         """The ids of all members of the current epoch, in rank order. Asks peerd, at most 30 s."""
+        return self._members_of(_native.library().lh_members)
+
+    def step_members(self) -> tuple[int, ...]:
+        """The ids of the members at this member's last step boundary, those that have gone since included.
+
+        Otherwise as members().
+        """
+        return self._members_of(_native.library().lh_step_members)
+
+    def _members_of(self, call: Callable[..., int]) -> tuple[int, ...]:
         self.check_joined()
         capacity = 64
         while True:
             ids = (ctypes.c_uint64 * capacity)()
             count = ctypes.c_uint32()
-            self.check(_native.library().lh_members(self.handle, ids, capacity, ctypes.byref(count)), "members")
+            self.check(call(self.handle, ids, capacity, ctypes.byref(count)), "members")
             if count.value <= capacity:
                 return tuple(ids[: count.value])
             capacity = count.value

@@ -285,6 +285,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_world": (c_int, [c_void_p, POINTER(WorldInfo)]),
     "lh_member": (c_int, [c_void_p, c_uint64, POINTER(MemberInfoStruct)]),
     "lh_members": (c_int, [c_void_p, POINTER(c_uint64), c_uint32, POINTER(c_uint32)]),
+    "lh_step_members": (c_int, [c_void_p, POINTER(c_uint64), c_uint32, POINTER(c_uint32)]),
     "lh_begin_step": (c_int, [c_void_p, c_int64]),
     "lh_state_new": (c_int, [c_void_p, POINTER(TensorStruct), c_uint32, POINTER(c_void_p)]),
     "lh_state_free": (c_int, [c_void_p]),

@@ -71,29 +71,26 @@ def leave_one(four: Members) -> list[lh.Comm]:
 def test_calls_before_and_after_a_death_come_to_one_verdict(four: Members) -> None:
     root = four.comms[1].member_id
     members = range(3)
-    cases = list(
-        itertools.product(
-            REDONE, (False, True), itertools.chain.from_iterable(itertools.combinations(members, n) for n in range(4))
-        )
-    )
+    befores = itertools.chain.from_iterable(itertools.combinations(members, n) for n in range(4))
+    cases = list(itertools.product(REDONE, (False, True), (None, four.comms[0].members), befores))
     works: dict[tuple[int, int], lh.Work] = {}
 
     def call(tag: int, member: int) -> None:
-        kind, listed, _ = cases[tag]
-        works[tag, member] = start(four.comms[member], kind, listed, tag, 4, root)
+        kind, listed, participants, _ = cases[tag]
+        works[tag, member] = start(four.comms[member], kind, listed, tag, 4, root, participants=participants)
 
-    for tag, (_, _, before) in enumerate(cases):
+    for tag, (_, _, _, before) in enumerate(cases):
         for member in before:
             call(tag, member)
     leave_one(four)
-    for tag, (_, _, before) in enumerate(cases):
+    for tag, (_, _, _, before) in enumerate(cases):
         for member in members:
             if member not in before:
                 call(tag, member)
-    for tag, (kind, listed, before) in enumerate(cases):
+    for tag, (kind, listed, participants, before) in enumerate(cases):
         wanted = "OK with 3" if REDONE[kind] else "Aborted"
         seen = [verdict(works[tag, member]) for member in members]
-        assert seen == [wanted] * 3, f"{kind}, list {listed}, called before the death by {before}"
+        assert seen == [wanted] * 3, f"{kind}, list {listed}, {participants}, called before by {before}"
 
 
 @pytest.mark.parametrize("kind", REDONE)
