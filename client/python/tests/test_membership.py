@@ -64,14 +64,14 @@ def test_all_members_are_told_one_world_of_a_boundary(three: Members, monkeypatc
     """One member goes before another one has looked. The first one is held between its boundary and its look."""
     first, second, leaver = three.comms
     gone = threading.Event()
-    before = first._member.in_slices
+    before = first._member.begin_step
 
     def held(*arguments: Any) -> None:
         before(*arguments)
         assert gone.wait(60)
         wait_until(lambda: first.world_size == 2)
 
-    monkeypatch.setattr(first._member, "in_slices", held)
+    monkeypatch.setattr(first._member, "begin_step", held)
 
     def pass_boundary(comm: lh.Comm) -> lh.Step:
         step = comm.begin_step(60)

@@ -334,7 +334,8 @@ def test_a_wrong_out_is_told_at_once_and_to_all(cluster: LocalCluster, hosts: tu
             works = {}
             for comm in members.comms:
                 count, out_count, more = sides_of(comm, kind, unequal, bad.rank)
-                dtype, out_listed = np.float32, listed
+                dtype: Any = np.float32
+                out_listed = listed
                 if comm is bad:
                     assert out_count is not None
                     out_count += {"short": -1, "long": 1, "twice": out_count}.get(wrong, 0)
