@@ -288,8 +288,8 @@ static lh_status check_own_part(const struct lhi_collective* o, const struct lh_
   const uint32_t rank = world->step_rank;
   const struct lh_kind* const kind = lh_kind_of(o->kind);
   const bool to_all = o->kind == LH_WIRE_ALL_TO_ALL;
-  const bool whole = kind->source[o->is_root] == LH_WIRE_WHOLE ||
-                     kind->target[o->is_root] == LH_WIRE_WHOLE;
+  const bool whole =
+      kind->source[o->is_root] == LH_WIRE_WHOLE || kind->target[o->is_root] == LH_WIRE_WHOLE;
   uint64_t own;
   if (o->counts == NULL || !whole || o->participant_count > 0 || o->world != world->step_size ||
       rank >= o->world) {
