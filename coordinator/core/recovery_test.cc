@@ -536,16 +536,8 @@ TEST(Recovery, NumbersThatNoBackupExplainsAreNotBelieved) {
     h.LivelyJoin(P(1), 1);
     h.Run();
     const Records before = h.store();
-    h.Step(SessionOpened{SessionId(77)});
-    control::Hello hello;
-    hello.peer = P(9);
-    hello.endpoints = {"10.0.0.9:29700"};
-    hello.protocol = control::kProtocolVersion;
-    hello.groups = {{G(), Epoch(claim), {MemberId(claim)}}};
-    hello.store = before.store.store;
-    hello.term = claim;
-    hello.coordinator = "another";
-    h.Step(FromPeer{SessionId(77), hello});
+    h.Claim(P(9), claim);
+    h.Attach(P(9), {{G(), Epoch(claim), {MemberId(claim)}}});
     h.Run();
     EXPECT_EQ(h.store().store.term, before.store.term);
     EXPECT_EQ(h.store().runs.begin()->second.next_member, before.runs.begin()->second.next_member);

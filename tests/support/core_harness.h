@@ -78,6 +78,14 @@ class Harness {
   // ---- peers
 
   // Opens a stream and sends Hello.
+  // From now on the peer claims to know this term of the store, and another coordinator.
+  void Claim(PeerId peer, uint64_t term) {
+    control::Welcome welcome;
+    welcome.coordinator = "another";
+    welcome.store = store().store.store;
+    welcome.term = term;
+    welcomes_[peer] = welcome;
+  }
   void Attach(PeerId peer, std::vector<control::GroupState> groups = {}) {
     const SessionId session(++last_session_);
     Step(SessionOpened{session});
