@@ -183,21 +183,23 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
 
 // The second offer in a READY, 56 bytes:
 //   0 member u64 | 8 the fields of OpDesc in their order, then zeros
+// Of a list its outline follows: bytes u16 | the bytes.
 inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
 
-std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
+std::string Encode(const OtherOffer& offer);
 std::string Encode(const OpRefusal& refusal);
 
 // The first part of a READY's payload. Its fixed part has 88 bytes:
 //   0 boundary u64 | 8 tag u64 | 16 set u64 | 24 the fields of OpDesc in their order, then zeros
-//  72 has_other_offer u8 | 73 input u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
+//  72 follows u8 | 73 input u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
 //  u64
 // Then come the OpTerms of `members` members, each:
 //   weight f64, if desc.weighted
 //   gives u16 | gets u16 | so many lengths u64, if desc.unequal
-// Then comes a one-shot input, a result, an OtherOffer, or a refusal (has_other_offer is 2). A
-// result is `result_members` ids of members (u64 each), then the whole tensor. A refusal is member
-// u64 | step u64 | the text.
+// Then comes the outline of a list, as in an OtherOffer, if there is no result. Then comes a
+// one-shot input or a result (`follows` is 0), an OtherOffer (1), or a refusal (2). A result is
+// `result_members` ids of members (u64 each), then the whole tensor. A refusal is member u64 | step
+// u64 | the text.
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
@@ -211,6 +213,7 @@ struct ReadyBody {
   // Of the sender's members, in rank order, if desc.NeedsTerms(). Empty with a result or another
   // offer.
   std::vector<OpTerms> terms;
+  std::string outline = {};  // of a list, if there is no result; see OutlineFault()
   // Not 0: this one-shot op has ended at the sender in this epoch, and its result follows.
   // `result_members`: how many members' inputs are in the result. Their ids follow, in rank order.
   Epoch result_epoch;
