@@ -486,6 +486,7 @@ TEST_F(OpTableTest, ARefusalOfListsNamesTheTensorThatDiffers) {
   PeerReady ready = ReadyOf(2, 7, list(2));
   ready.outline = six;
   Ready(ready);
+  Stopped(1);
   Done(2, 1, 0, true);
   EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.text,
             "all-reduce tag 7 refused: member m2 offered " + same +
@@ -497,6 +498,7 @@ TEST_F(OpTableTest, ARefusalOfListsNamesTheTensorThatDiffers) {
   ready.outline = five;
   ready.other_offer = OtherOffer{MemberId(3), list(3), seven};
   Ready(ready);
+  Stopped(2);
   Done(2, 2, 0, true);
   EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.text,
             "all-reduce tag 8 refused: member m3 offered " + same +
@@ -519,9 +521,9 @@ TEST_F(OpTableTest, LocalMembersThatDifferTellBothLists) {
   EXPECT_EQ(ready.other_offer->outline, "\x01\x6a");
   Ready(2, 7, Small());
   Done(2, 1, 0, true);
-  EXPECT_NE(Get<PostDone>(out_).at(0).outcome.text.find(
-                ": tensor[0] is float32 x 6 there, and float32 x 5 here"),
-            std::string::npos);
+  const std::string text = Get<PostDone>(out_).at(0).outcome.text;
+  EXPECT_NE(text.find(": tensor[0] is float32 x 6 there, and float32 x 5 here"), std::string::npos)
+      << text;
 }
 
 TEST_F(OpTableTest, APeerWhoseMembersDifferAmongThemselvesRefusesTheOpForAll) {
