@@ -599,6 +599,12 @@ static lh_status check_tag_locked(const char* call, const lh_comm* comm, const l
   return LH_OK;
 }
 
+/* The members that begin together may start ops before their first step boundary. That is then a
+ * boundary of all of them, or of none, so what only some of them start does not count. */
+static void began_locked(lh_comm* comm, uint64_t set) {
+  if (set == 0) comm->at_join = false;
+}
+
 /* Tells peerd that this call was refused, and why, so that no other participant waits for it. No
  * memory of the call is used but its name. Nobody waits for the answer. */
 static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const char* why) {
@@ -607,6 +613,7 @@ static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const ch
   struct lh_ipc_op body;
   struct terms terms;
   char text[LH_IPC_REFUSAL_BYTES_MAX + 1];
+  uint64_t set;
   lh_op* op;
   bool sends;
   if ((o->participants == NULL) != (o->participant_count == 0) ||
@@ -624,11 +631,13 @@ static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const ch
     discard(op);
     return;
   }
+  set = set_of(o, &terms);
   free(terms.ids);
   body.kind = o->kind;
   body.tag = o->tag;
   put_root(o, &body);
   pthread_mutex_lock(&client->mutex);
+  began_locked(comm, set);
   lhi_op_open_locked(op);
   request = lhi_request(LH_IPC_OP, op);
   request.member = comm->handle;
@@ -676,6 +685,10 @@ lh_status lh_refuse(lh_comm* comm, const lh_refuse_options* options) {
   if (asked.kind == 0) {
     return lhi_refuse("lh_refuse", "call is \"%s\"; give one such as \"lh_all_gather\"", o.call);
   }
+  pthread_mutex_lock(&comm->client->mutex);
+  status = lhi_boundary_check_locked(comm, "lh_refuse");
+  pthread_mutex_unlock(&comm->client->mutex);
+  if (status != LH_OK) return status;
   asked.tag = o.tag;
   asked.participants = o.participants;
   asked.participant_count = o.participant_count;
@@ -696,7 +709,7 @@ static lh_status open_op(lh_op* op, const char* call) {
   if (status == LH_OK) status = lhi_check_states_locked(call, op);
   if (status == LH_OK && lhi_queue_full_locked(comm)) status = check_tag_locked(call, comm, op);
   if (status == LH_OK) {
-    comm->at_join = false;
+    began_locked(comm, op->set);
     lhi_op_open_locked(op);
   }
   pthread_mutex_unlock(&op->client->mutex);
@@ -718,6 +731,7 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   /* A program may start many ops before it waits for one: read the replies that have come. */
   lhi_pump_locked(client);
   status = lhi_member_check_locked(comm, asked->call);
+  if (status == LH_OK) status = lhi_boundary_check_locked(comm, asked->call);
   world = comm->world;
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK) status = check_options(asked);

@@ -77,6 +77,15 @@ lh_status lhi_member_check_locked(const lh_comm* comm, const char* call) {
   return LH_OK;
 }
 
+lh_status lhi_boundary_check_locked(const lh_comm* comm, const char* call) {
+  if (!comm->newcomer || !comm->at_join) return LH_OK;
+  return lhi_fail(LH_FAILED_PRECONDITION,
+                  "%s: this member came to a run that was going, and has passed no step boundary "
+                  "yet: call lh_begin_step() first; only members that begin a run together may "
+                  "start with something else",
+                  call);
+}
+
 lh_status lhi_check_comm(const lh_comm* comm, const char* call) {
   if (comm == NULL) return lhi_refuse(call, "comm is NULL");
   return lhi_process_check(comm->client, call);
@@ -128,6 +137,7 @@ static void join_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   comm->handle = reply->member;
   comm->admitted = true;
   comm->at_join = true;
+  comm->newcomer = (reply->flags & LH_IPC_NEWCOMER) != 0;
   comm->world = reply->world;
 }
 

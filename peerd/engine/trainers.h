@@ -100,7 +100,9 @@ class TrainerPort {
  public:
   virtual ~TrainerPort() = default;
 
-  virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world) = 0;
+  // newcomer: other members were in the group before.
+  virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world,
+                        bool newcomer) = 0;
   virtual void StepDone(LocalId local, const Outcome& outcome, const World& world) = 0;
   // Nothing reads or writes the tensors any more. Exception: info.background is true. Then the
   // tensors are held until a TakeDone() or a later SyncDone() without `background`; their state

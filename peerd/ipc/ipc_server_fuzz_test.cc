@@ -428,7 +428,7 @@ class Attack {
         const LocalId local = TakeFrom(&engine_.joins);
         const Outcome outcome = Result();
         if (!outcome.ok()) engine_.Forget(local);
-        server_->JoinDone(local, outcome, {Epoch(1), MemberId(local.value()), 0, 2, 0});
+        server_->JoinDone(local, outcome, {Epoch(1), MemberId(local.value()), 0, 2, 0}, false);
         if (outcome.ok()) admitted_.push_back(local);
         break;
       }

@@ -506,7 +506,7 @@ TEST(IpcServerTest, AMemberIsAskedForInOrder) {
   EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 4, 1)), failed);   // not admitted
   EXPECT_EQ(client.Ask(Op(4, 1, 1)), failed);
   harness.Run([](ScriptedHandler& handler, IpcServer& server) {
-    server.JoinDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+    server.JoinDone(LocalId(1), {}, handler.WorldOf(LocalId(1)), /*newcomer=*/false);
   });
   EXPECT_EQ(client.Status(), 0);
   client.Send(Request(LH_IPC_STEP, 5, 1));

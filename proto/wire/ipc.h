@@ -353,8 +353,9 @@ enum lh_ipc_reply_flags {
    * into the inbox of the member's state. Nobody may write to the tensors until TAKE ends well, or
    * a later sync ends without this flag. */
   LH_IPC_BACKGROUND = 4,
-  LH_IPC_CHANGED = 8, /* chunks are marked as changed */
-  LH_IPC_SHARED = 16  /* DONE of HELLO: peerd uses the trainer's lh_ipc_shared */
+  LH_IPC_CHANGED = 8,  /* chunks are marked as changed */
+  LH_IPC_SHARED = 16,  /* DONE of HELLO: peerd uses the trainer's lh_ipc_shared */
+  LH_IPC_NEWCOMER = 32 /* DONE of JOIN: other members were in the group before */
 };
 
 struct lh_ipc_reply {

@@ -901,10 +901,14 @@ void PeerHost::CheckAllAnswered() const {
 
 // ---- answers
 
-void PeerHost::JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) {
+void PeerHost::JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world,
+                        bool newcomer) {
   if (!std::exchange(open_[local].join, false)) Twice("JoinDone", local);
   heard_[local].join = false;
-  if (outcome.ok()) CheckWorld(local, world);
+  if (outcome.ok()) {
+    CheckWorld(local, world);
+    context_.checker->OnAdmitted(locals_.at(local).group.group, world, newcomer);
+  }
   ToTrainer(local, [=](TrainerSide* t) { t->OnJoinDone(outcome, world); });
 }
 

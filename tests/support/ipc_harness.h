@@ -52,7 +52,7 @@ class ScriptedHandler : public TrainerRequests {
     if (wish.step_deadline_ms != 0) {
       events.back() += " step_deadline_ms " + std::to_string(wish.step_deadline_ms);
     }
-    if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
+    if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local), newcomers);
   }
   void OnStep(LocalId local, const StateSync* sync) override {
     events.push_back("step " + std::to_string(local.value()));
@@ -155,6 +155,7 @@ class ScriptedHandler : public TrainerRequests {
   uint64_t kept_revision = 0;  // 0: no state is kept
   std::vector<Manifest> kept_asked;
   bool hold_prepares = false;
+  bool newcomers = false;  // other members were in the groups before
   bool hold_whys = false;
   std::vector<Manifest> prepared;               // of all OnPrepare() calls
   std::vector<std::function<void()>> prepares;  // the `done` of each held call

@@ -400,12 +400,14 @@ LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* in
  * call returns: lh_world() shows that in `size` and `rank`, but not in `step_size` and `step_rank`.
  *
  * A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands
- * for the boundary that admitted it, unless the newcomer has started an operation or a sync before.
- * So all members run the same loop, with the boundary at the top or at the end.
+ * for the boundary that admitted it. So all members run the same loop, with the boundary at its
+ * top. An operation or a sync that a newcomer starts before gets LH_FAILED_PRECONDITION, and the
+ * other members hear nothing of it. Members that begin together, as the first of the group, may
+ * start with operations and syncs; after one of all members, their first call waits for all.
  *
  * To wait for n members, test the world after each boundary: call lh_begin_step(), then lh_world(),
- * until size >= n. A loop that tests before its first boundary deadlocks: a newcomer that finds n
- * members there calls lh_begin_step() once less often than the others.
+ * until size >= n. Do not test before the first boundary: a newcomer that finds n members there
+ * would not call lh_begin_step() at all.
  *
  * LH_DEADLINE_EXCEEDED: not all members have come. This member still counts as standing at the
  * boundary, and the next call waits at the same one. LH_FAILED_PRECONDITION: lh_begin_step_sync()

@@ -259,10 +259,12 @@ class Comm:
         Every member must call it at the same point of its program. All members return in the same epoch.
 
         A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands for the boundary
-        that admitted it. Exception: the newcomer has started an all-reduce or a sync before. So all members run the
-        same loop, with the boundary at the top or at the end.
+        that admitted it. So all members run the same loop, with the boundary at the top. An op or sync_state() that a
+        newcomer calls before that raises FailedPrecondition there, and the others hear nothing of it: they are in their
+        loop. Only members that begin together, as the first of the group, may start with something else.
 
-        To begin with n members, use `join(members=n)`.
+        To begin with n members, use `join(members=n)`. To wait for n members later, test what this call returns:
+        `while comm.begin_step().world_size < n: pass`.
 
         An exception, such as Ctrl-C, may keep this call from returning although the other members have passed the
         boundary. Then the next call returns the step of that boundary. The same holds for step() until its block begins,
