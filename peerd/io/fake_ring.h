@@ -226,7 +226,6 @@ class FakeRing final : public Ring, private Sockets {
   absl::Status Tune(int fd, const StreamTuning& tuning) override;
   void SetLongWay(int fd) override { long_ways_.insert(fd); }
   void SetPace(int fd, uint64_t bytes_per_second) override { paces_[fd] = bytes_per_second; }
-  std::string Congestion(int fd) override { return Find(fd)->congestion; }
   std::optional<TcpDelivery> Delivery(int fd) override;
   void ShutdownSend(int fd) override;
   void Close(int fd) override;

@@ -34,11 +34,9 @@ class HostPaths {
   // `counts_lanes`: the number of lanes is searched for. Otherwise an option says it.
   explicit HostPaths(bool counts_lanes) : counts_lanes_(counts_lanes) {}
 
-  // From now on the congestion control of long ways is chosen, between the system's default and
-  // `other` (CongestionChoice). Without this call it stays as it is.
-  void ChooseCongestion(std::string system_default, std::string other) {
-    congestion_.emplace(std::move(system_default), std::move(other));
-  }
+  // From now on the congestion control of long ways is chosen (CongestionChoice). Without this call
+  // it stays as it is. `offers_bbr`: the system does.
+  void ChooseCongestion(bool offers_bbr) { congestion_.emplace(offers_bbr); }
   // Returns the congestion control of long ways; empty: it stays as it is.
   std::string congestion() const { return congestion_ ? congestion_->in_use() : ""; }
 

@@ -191,8 +191,8 @@ absl::Status TransportImpl::Start() {
     address = addresses.front();
   }
   LH_RETURN_IF_ERROR(handshakes_.CheckCongestion(address.family()));
-  if (options_.congestion.empty()) {
-    paths_.ChooseCongestion(handshakes_.default_congestion(), handshakes_.other_congestion());
+  if (options_.congestion.empty() && handshakes_.offers_cubic()) {
+    paths_.ChooseCongestion(handshakes_.offers_bbr());
   }
   return admission_.Listen(address);
 }

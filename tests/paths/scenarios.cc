@@ -20,8 +20,6 @@ WorldOptions Hosts(int hosts, double mbit, double delay_ms, std::vector<AccessRa
     rates = {mbit * parts[i].up_mbit, mbit * parts[i].down_mbit};
   }
   world.between.one_way = static_cast<Nanos>(delay_ms * 1e6);
-  // Each scenario names what it offers.
-  world.other_congestion = "";
   return world;
 }
 
@@ -40,9 +38,8 @@ WorldOptions Policed(WorldOptions world, double connection_mbit) {
   return world;
 }
 
-WorldOptions Choosing(WorldOptions world, std::string from, std::string other) {
-  world.congestion = std::move(from);
-  world.other_congestion = std::move(other);
+WorldOptions WithBbr(WorldOptions world) {
+  world.offers_bbr = true;
   return world;
 }
 
@@ -95,9 +92,8 @@ constexpr Bound kBounds[] = {
     {"another program sends, 20 ms", 1.52, 0.5},
     {"a slow lane, 40 ms", 1.30, 0.5},
     {"two hosts, 200 Mbit/s, 100 ms", 1.64, 2.3},
-    {"bbr by default, 20 ms", 1.20, 0.5},
-    {"bbr by default, 80 ms", 1.19, 0.5},
     {"1 % lost at random, bbr offered, 40 ms", 1.79, 7.7},
+    {"two hosts, 500 Mbit/s, 1 % lost, bbr offered, 100 ms", 2.20, 33.0},
     {"two hosts, 1 % lost, bbr offered, 100 ms", 1.81, 71.7},
 };
 
@@ -142,12 +138,11 @@ const std::vector<Scenario>& Scenarios() {
       {"another program sends, 20 ms", WithRival(Hosts(4, 100, 20)), 40, 12},
       {"a slow lane, 40 ms", WithSlowLane(Hosts(4, 100, 40), 1), 24, 12},
       {"two hosts, 200 Mbit/s, 100 ms", With(Hosts(2, 200, 100), 32), 24, 12},
-      {"bbr by default, 20 ms", Choosing(Hosts(4, 100, 20), "bbr", "cubic"), 30, 12},
-      {"bbr by default, 80 ms", Choosing(Hosts(4, 100, 80), "bbr", "cubic"), 36, 12},
-      {"1 % lost at random, bbr offered, 40 ms",
-       Choosing(Losing(Hosts(3, 100, 40), .01), "cubic", "bbr"), 30, 12},
+      {"1 % lost at random, bbr offered, 40 ms", WithBbr(Losing(Hosts(3, 100, 40), .01)), 60, 12},
       {"two hosts, 1 % lost, bbr offered, 100 ms",
-       Choosing(Losing(With(Hosts(2, 200, 100), 32), .01), "cubic", "bbr"), 24, 12},
+       WithBbr(Losing(With(Hosts(2, 200, 100), 32), .01)), 24, 12},
+      {"two hosts, 500 Mbit/s, 1 % lost, bbr offered, 100 ms",
+       WithBbr(Losing(With(Hosts(2, 500, 100), 32), .01)), 24, 12},
   }));
   return *scenarios;
 }

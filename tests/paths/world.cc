@@ -99,7 +99,7 @@ World::World(const WorldOptions& options)
     host->number = i;
     host->id = PeerId(static_cast<uint64_t>(i) + 1);
     host->reports = std::make_unique<peerd::PathReports>(host->id, /*probe_interval_us=*/0);
-    host->paths.ChooseCongestion(options_.congestion, options_.other_congestion);
+    host->paths.ChooseCongestion(options_.offers_bbr);
     ring_.push_back(host->id);
   }
   const int64_t rtt_us = 2 * options_.between.one_way / 1000;

@@ -32,8 +32,7 @@ struct WorldOptions {
   Between between;
   Nanos queue = 50'000'000;
   uint64_t op_bytes = uint64_t{16} << 20;
-  std::string congestion = "cubic";  // the system's default
-  std::string other_congestion = "bbr";
+  bool offers_bbr = false;  // the systems do
   // Another program on the first host sends to the second one all the time.
   bool rival = false;
   // The first data lane of each link from the first host carries only so much. 0: as the others.
