@@ -9,11 +9,6 @@
 namespace longhaul::peerd {
 namespace {
 
-// A lane at a low pace holds what it was given for long, and the op waits for it. So a link at a
-// limit uses only as many lanes as may send so many bytes in a second each, but at least half of
-// those that it would use otherwise.
-constexpr uint64_t kPacedLaneRate = 1 << 20;
-
 void LogPace(const char* of, const std::string& why, uint64_t rate) {
   if (why.empty()) return;
   Log(LogLevel::kInfo,
@@ -21,13 +16,6 @@ void LogPace(const char* of, const std::string& why, uint64_t rate) {
 }
 
 }  // namespace
-
-uint32_t HostPaths::LanesFor(uint64_t rate) const {
-  const uint32_t each = lanes_.lanes();
-  if (rate == 0 || lanes_.needed()) return each;
-  const auto enough = static_cast<uint32_t>(std::min(rate / kPacedLaneRate, uint64_t{each}));
-  return std::max(enough, (each + 1) / 2);
-}
 
 HostPaths::Settings HostPaths::Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now) {
   const bool changed = lanes_.Sent(link, rtt_us, bytes, now);

@@ -8,9 +8,9 @@
 // Measure() or MeasureRates():
 //
 //   samples in                                       settings out
-//   Sent(), QueueEmptied(), OnTold()     ------->    LanesFor(), what Sent() returns
+//   Sent(), QueueEmptied(), OnTold()     ------->    lanes(), what Sent() returns
 //   Arrived() of each link, Measure()    ------->    PopPace() of each link
-//   Carried() of each link, MeasureRates() ----->    congestion(), LanesFor()
+//   Carried() of each link, MeasureRates() ----->    congestion(), lanes()
 //
 // Links on short ways only have their bytes counted. Plain value: no clock.
 #pragma once
@@ -42,11 +42,6 @@ class HostPaths {
 
   // ---- Of one link on a long way
 
-  // Returns how many lanes a link that may send so many bytes a second uses. 0: no other link is
-  // busy, so the link finds its number alone. `rate` 0: nothing limits it.
-  uint32_t LanesFor(uint64_t rate) const;
-  // No more lanes are being tried while several links are busy.
-  bool lanes_found() const { return lanes_.found(); }
   struct Settings {
     uint64_t rate = 0;           // what the link may send now, in bytes a second; 0: no limit
     bool lanes_changed = false;  // all busy links use another number of lanes from now on
@@ -101,12 +96,13 @@ class HostPaths {
   // Judges what Carried() has told since the last call.
   News MeasureRates(Tick now);
 
+  // All busy links together: how many there are, how many lanes each uses, and the rate.
+  const HostLanes& lanes() const { return lanes_; }
+
   // ---- For people
   // What all long ways may carry and bring, in bytes per second. 0: no limit.
   uint64_t pace() const { return pace_.rate(); }
   uint64_t receive_pace() const { return receive_pace_.rate(); }
-  // All busy links together: how many there are, how many lanes each uses, and the rate.
-  const HostLanes& lanes() const { return lanes_; }
 
  private:
   // A link on a long way on which bytes have moved since the Measure() before. `arrived`: at the

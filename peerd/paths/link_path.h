@@ -65,8 +65,7 @@ class LinkPath {
   HostPaths* const host_;
   LaneSchedule schedule_;
   LinkMeter meter_;
-  uint64_t rate_ = 0;       // what we may send now, in bytes per second; 0: no limit
-  uint64_t told_rate_ = 0;  // the same by the peer
+  uint64_t told_rate_ = 0;  // what the peer lets us send, in bytes per second; 0: no limit
 };
 
 }  // namespace longhaul::peerd

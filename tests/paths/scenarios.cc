@@ -87,7 +87,7 @@ constexpr Bound kBounds[] = {
     {"pauses of 10 s, equal, 80 ms", 1.49, 0.5},
     {"falls to half, recovers, 20 ms", 1.41, 0.5},
     {"falls to a quarter, recovers, 80 ms", 1.31, 0.5},
-    {"10 Mbit/s a connection, 40 ms", 1.22, 0.5},
+    {"10 Mbit/s a connection, 40 ms", 1.47, 0.5},
     {"0.1 % lost at random, 40 ms", 1.32, 0.5},
     {"another program sends, 20 ms", 1.52, 0.5},
     {"a slow lane, 40 ms", 1.30, 0.5},
