@@ -72,7 +72,6 @@ class HostLanes {
   bool searches() const { return count_.has_value(); }
   // As in LaneCount; false without a search.
   bool tries() const { return searches() && count_->tries(); }
-  bool in_trial() const { return searches() && count_->in_trial(); }
 
   // Returns what was sent since the last call.
   Busy PopBusy();

@@ -9,6 +9,8 @@
 namespace longhaul::peerd {
 namespace {
 
+// A shorter pause does not end a burst.
+constexpr int64_t kPauseUsMin = Millis(100);
 // Times in round trips.
 constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow
 constexpr int64_t kStretch = 4;  // but at least kStretchUsMin
@@ -82,7 +84,7 @@ constexpr int64_t kAgainUs = Seconds(300);
 
 void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
-  if (now - sent_at_ > std::max(PauseUs(rtt, Waits()), options_.pause_us_min)) {
+  if (now - sent_at_ > std::max(PauseUs(rtt, Waits()), kPauseUsMin)) {
     EndBurst();
     ++short_bursts_;
     BeginStretch();
@@ -181,8 +183,6 @@ bool HostPace::AllAreActive(Tick now) const {
   });
 }
 
-bool HostPace::EnoughLinks() const { return MainLinks() >= options_.links_min; }
-
 // Returns how many links sent more than a little in the bursts before.
 size_t HostPace::MainLinks() const {
   const auto count = std::count_if(links_.begin(), links_.end(),
@@ -256,10 +256,10 @@ std::string HostPace::EndStretch() {
   // they hardly wait, and yet queues may be full for moments.
   const bool random_losses = !queue_is_long && limit_ == 0 && AllLosePackets();
   network_limits_ |= own_queues || random_losses;
-  full_ = full_.value_or(false) || !EnoughLinks() || queue_is_long || Reached(arrived) ||
+  full_ = full_.value_or(false) || queue_is_long || Reached(arrived) ||
           (much_repeated && !random_losses);
   if (!stretch_.settled) return "";
-  if (limit_ == 0) return Begin(EnoughLinks() && queue_is_long);
+  if (limit_ == 0) return Begin(queue_is_long);
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
   return Adjust(arrived, waited_us, overrun);
 }
@@ -337,10 +337,6 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
 uint64_t HostPace::spare() const {
   if (!held_back_) return 0;
   return clock_us_ - confirmed_us_ <= kUnreachedUs ? limit_ : limit_ + limit_ / 10;
-}
-
-bool HostPace::IsLittle(uint64_t bytes_per_second) const {
-  return !rates_.empty() && bytes_per_second < most() / 2;
 }
 
 uint64_t HostPace::RateOf(uint64_t id, Tick now) const {

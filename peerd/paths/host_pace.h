@@ -44,18 +44,6 @@ namespace longhaul::peerd {
 
 class HostPace {
  public:
-  struct Options {
-    // A shorter pause does not end a burst.
-    int64_t pause_us_min = Millis(100);
-    // There is no limit if fewer links send much.
-    size_t links_min = 1;
-    // Nothing is limited while another number of lanes is tried (LaneCount::tries()), because a
-    // limit would hide whether more lanes carry more.
-    bool free_trials = true;
-  };
-  HostPace() : HostPace(Options{}) {}
-  explicit HostPace(const Options& options) : options_(options) {}
-
   // A link on a long way put `bytes` on a lane. `rtt_us`: of its path, without queues.
   void Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
@@ -77,22 +65,20 @@ class HostPace {
   std::string Measure(bool settled, Tick now);
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
-  uint64_t rate() const { return settled_ || !options_.free_trials ? limit_ : 0; }
+  uint64_t rate() const { return settled_ ? limit_ : 0; }
   // Returns what the host could send in all, in bytes per second, though it sends less: its packets
   // do not wait, so something else than its access link holds it. The result is the limit, or a
   // tenth more if the limit has not been reached for long, because such a limit does not rise. 0:
   // not known.
   uint64_t spare() const;
   // Whether the access link may have been full in a measurement since the last call: packets of
-  // every link waited, many bytes were repeated, the limit was reached, or there were fewer links
-  // than `links_min`. Nothing if there was no measurement, for instance because ops are short.
+  // every link waited, many bytes were repeated, or the limit was reached. Nothing if there was no
+  // measurement, for instance because ops are short.
   std::optional<bool> PopFull() { return std::exchange(full_, std::nullopt); }
   // Whether, in a measurement since the last call, the network limited each connection, and not the
   // host: packets of every link waited in queues of their connections, or packets of every link
   // were lost though they hardly waited, and there was no limit.
   bool PopNetworkLimits() { return std::exchange(network_limits_, false); }
-  // Whether so many bytes a second are less than half of what all links together sent lately.
-  bool IsLittle(uint64_t bytes_per_second) const;
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
   uint64_t RateOf(uint64_t link, Tick now) const;
 
@@ -124,7 +110,6 @@ class HostPace {
   bool IsMinor(const Link& link) const;
   bool AllAreActive(Tick now) const;
   size_t MainLinks() const;
-  bool EnoughLinks() const;
   bool AllLosePackets() const;
   // The mean wait in these queues of packets of that link on which it is shortest.
   uint64_t ShortestWaitUs(uint64_t Queued::*queues) const;
@@ -138,7 +123,6 @@ class HostPace {
   bool BecameSlower(uint64_t rate, bool queue_is_long);
   uint64_t most() const { return rates_.front().second; }
 
-  const Options options_;
   std::map<uint64_t, Link> links_;
   uint64_t before_ = 0;  // the sum of Link::before
   int64_t rtt_us_ = 0;   // the longest of the links in this burst

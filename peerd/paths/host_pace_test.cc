@@ -325,13 +325,6 @@ TEST_F(HostPaceTest, OneLinkAloneIsLimitedToo) {
   EXPECT_NEAR(Rate(), 12.5e6, 1e6);
 }
 
-TEST_F(HostPaceTest, KnowsWhatIsLittleForTheHost) {
-  EXPECT_FALSE(pace_.IsLittle(0)) << "nothing was measured";
-  Ops(4, kEqual);
-  EXPECT_TRUE(pace_.IsLittle(5000000));
-  EXPECT_FALSE(pace_.IsLittle(7500000));
-}
-
 TEST_F(HostPaceTest, ALongQueueNowAndThenIsNoReason) {
   for (int i = 0; i < 20; ++i) {
     tcp_ = 3000000;

@@ -1,6 +1,6 @@
 // What a host knows of its long ways in all, and how its links should use them: how many lanes each
-// link uses while several are busy (HostLanes), how fast the host sends (HostPace) and others send
-// to it (ReceivePace), and with which congestion control (CongestionChoice).
+// link uses while several are busy (HostLanes), how fast the host sends (HostPace), and with
+// which congestion control (CongestionChoice).
 //
 // There is one such object for a host. Several transports can share it on one thread: links are
 // told apart by their ids. A link calls it once for each segment (LinkPath). Some times in a second
@@ -8,15 +8,14 @@
 // Measure() or MeasureRates():
 //
 //   samples in                                       settings out
-//   Sent(), QueueEmptied(), OnTold()     ------->    lanes(), what Sent() returns
-//   Arrived() of each link, Measure()    ------->    PopPace() of each link
+//   Sent(), QueueEmptied()               ------->    lanes(), what Sent() returns
+//   Arrived() of each link, Measure()    ------->    lanes(), what Sent() returns
 //   Carried() of each link, MeasureRates() ----->    congestion(), lanes()
 //
 // Links on short ways only have their bytes counted. Plain value: no clock.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 
@@ -24,7 +23,6 @@
 #include "peerd/paths/congestion_choice.h"
 #include "peerd/paths/host_lanes.h"
 #include "peerd/paths/host_pace.h"
-#include "peerd/paths/receive_pace.h"
 #include "peerd/paths/samples.h"
 
 namespace longhaul::peerd {
@@ -50,8 +48,6 @@ class HostPaths {
   Settings Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
   void QueueEmptied(uint64_t link);
-  // The peer told how long its packets to this host wait.
-  void OnTold(uint64_t link, const ReceivePace::Told& told) { receive_pace_.OnTold(link, told); }
   // The link is gone, or was never used.
   void Remove(uint64_t link);
 
@@ -63,28 +59,15 @@ class HostPaths {
     LinkArrivals arrived;  // at the peer
     bool long_way = false;
     // The rest is of long ways only.
-    bool relayed = false;     // TCP sees only the path to a relay
-    uint64_t taken = 0;       // bytes that have come from the peer
     int64_t rtt_us = 0;       // of the last PING
     int64_t path_rtt_us = 0;  // of the path, without queues
     uint32_t lanes_used = 0;
-    // LaneCount's, while no other link is busy.
-    bool tries_lanes = false;
-    bool in_trial = false;
+    bool tries_lanes = false;  // LaneCount's, while no other link is busy
   };
-  void Arrived(const LinkSample& sample, Tick now);
+  void Arrived(const LinkSample& sample);
   // Judges what Arrived() has told since the last call. Of the result, the caller fills in what
   // waits and how many links are up. Logs changes of a pace.
   HostSample Measure(Tick now);
-  // What a link tells its peer with PACE.
-  struct Pace {
-    uint64_t wait_us = 0;  // for how long packets wait on the way to the peer
-    bool tries = false;    // another number of lanes is being tried, and must not be limited
-    uint64_t rate = 0;     // what the peer may send, in bytes per second; 0: no limit
-  };
-  // Returns what to tell the peer since the last Measure(); nothing: no bytes have moved.
-  std::optional<Pace> PopPace(uint64_t link, Tick now);
-
   // ---- About twice in a second: what TCP delivers
 
   // What a straight link on a long way has carried since the last time.
@@ -100,39 +83,21 @@ class HostPaths {
   const HostLanes& lanes() const { return lanes_; }
 
   // ---- For people
-  // What all long ways may carry and bring, in bytes per second. 0: no limit.
+  // What all long ways may carry, in bytes per second. 0: no limit.
   uint64_t pace() const { return pace_.rate(); }
-  uint64_t receive_pace() const { return receive_pace_.rate(); }
 
  private:
-  // A link on a long way on which bytes have moved since the Measure() before. `arrived`: at the
-  // peer.
-  struct Moved {
-    uint64_t arrived = 0;
-    uint64_t queued_us = 0;  // for which they waited in queues that all lanes share, added up
-    bool in_trial = false;
-    uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
-  };
-  uint64_t OwnWaitUs(int64_t us) const;
-
   const bool counts_lanes_;
   HostLanes lanes_;
   HostPace pace_;
-  ReceivePace receive_pace_;
   std::optional<CongestionChoice> congestion_;  // nothing: an option decides
   CongestionChoice::Sample queues_;             // of long ways, since the last MeasureRates()
   uint64_t repeated_ = 0;                       // since then
   uint64_t arrived_ = 0;                        // in all
-  Tick measured_at_;                            // the last Measure()
   // Since the last Measure():
   LinkArrivals sum_;
   double round_trips_ = 0;  // that lanes made in a second
   bool settled_ = true;     // no link tries another number of lanes
-  std::map<uint64_t, Moved> moved_;
-  // Of the Measure() before: what PopPace() returns, and for how long packets waited in the queue
-  // of this host.
-  std::map<uint64_t, Moved> to_tell_;
-  uint64_t own_wait_us_ = 0;
 };
 
 }  // namespace longhaul::peerd

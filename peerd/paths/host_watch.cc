@@ -16,14 +16,12 @@ void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_u
   down_.Add(at, received, rtt_us);
   up_full_ |= queues.up_full.value_or(false);
   op_network_limits_ |= queues.network_limits;
-  if (queues.down_full) down_full_ = down_full_.value_or(false) || *queues.down_full;
   if (!op_ended) return;
   const bool limits = std::exchange(op_network_limits_, false);
   const bool full = std::exchange(up_full_, false);
   if (full || limits) network_limits_ = !full;
   up_.OpEnded();
-  op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
-  down_.OpEnded(op_counts_);
+  down_.OpEnded();
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {

@@ -818,7 +818,6 @@ TransportStats TransportImpl::GetStats() const {
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
   stats.pace = paths_.pace();
-  stats.receive_pace = paths_.receive_pace();
   stats.tunnels = tunnels_.count();
   stats.bytes_carried = tunnels_.bytes();
   stats.bytes_sent = sum.bytes_sent;
@@ -879,7 +878,7 @@ HostSample TransportImpl::PopArrivals() {
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      paths_.Arrived(peer.link->PopSample(), now);
+      paths_.Arrived(peer.link->PopSample());
       ++links;
       const int64_t us = peer.link->waiting_us();
       if (us == 0) continue;
@@ -890,13 +889,6 @@ HostSample TransportImpl::PopArrivals() {
   HostSample result = paths_.Measure(now);
   result.waiting = std::move(waiting);
   result.links = links;
-  for (const auto& [name, run] : runs_.all()) {
-    for (const auto& [id, peer] : run.peers) {
-      if (peer.link == nullptr) continue;
-      const auto pace = paths_.PopPace(peer.link->options().id, now);
-      if (pace) peer.link->TellPace(*pace);
-    }
-  }
   return result;
 }
 

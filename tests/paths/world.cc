@@ -59,8 +59,7 @@ struct World::Link {
   size_t next_lane = 0;
   std::unique_ptr<Lane> control;
   int64_t ping_rtt_us = 0;
-  uint64_t bytes_sent = 0;   // given to lanes
-  uint64_t bytes_taken = 0;  // that have come from the peer, on the link the other way
+  uint64_t bytes_sent = 0;  // given to lanes
 };
 
 struct World::Host {
@@ -255,7 +254,6 @@ void World::OnReceived(int connection, uint64_t bytes) {
     const Segment segment = lane->coming.front().second;
     lane->coming.pop_front();
     Host* const to = lane->link->to;
-    to->links[lane->link->from->number]->bytes_taken += segment.bytes;
     to->received += segment.bytes;
     to->moved += segment.bytes;
     OnSegment(to, segment);
@@ -293,8 +291,13 @@ void World::LookAt(Host* host) {
     HostPaths::LinkSample sample =
         link->path->SampleOf(link->path->meter().PopArrivals(lanes, ask), now);
     sample.rtt_us = link->ping_rtt_us;
-    if (sample.long_way) sample.taken = link->path->meter().PopTaken(link->bytes_taken);
-    host->paths.Arrived(sample, now);
+    host->paths.Arrived(sample);
+    if (sample.long_way && sample.arrived.bytes != 0) {
+      Link* const back = link->to->links[host->number].get();
+      Tell(link.get(), kFrameBytes, [this, l = link.get(), back, begun = tcp_.Now()] {  // PING
+        Tell(back, kFrameBytes, [this, l, begun] { l->ping_rtt_us = tcp_.Now() - begun; });
+      });
+    }
     ++links;
     if (link->queue.empty()) continue;
     waiting.push_back(
@@ -303,19 +306,6 @@ void World::LookAt(Host* host) {
   peerd::HostSample sum = host->paths.Measure(now);
   sum.waiting = std::move(waiting);
   sum.links = links;
-  for (const auto& link : host->links) {
-    if (link == nullptr) continue;
-    const auto pace = host->paths.PopPace(link->id, now);
-    if (!pace) continue;
-    Link* const back = link->to->links[host->number].get();
-    Tell(link.get(), kFrameBytes, [this, l = link.get(), back, begun = tcp_.Now()] {  // PING
-      Tell(back, kFrameBytes, [this, l, begun] { l->ping_rtt_us = tcp_.Now() - begun; });
-    });
-    Tell(link.get(), kFrameBytes, [back, pace, repeated = link->path->meter().repeated()] {
-      back->path->OnTold({.wait_us = pace->wait_us, .repeated = repeated, .tries = pace->tries},
-                         pace->rate);
-    });
-  }
   host->reports->Look(now, sum, host->received, std::exchange(host->op_ended, false));
 }
 

@@ -3,7 +3,7 @@
 // controllers, and what the coordinator does with their reports, is written here once more, as
 // little as possible:
 //
-//   Link        as transport/link.cc: segments wait for lanes, lanes ask for them; PACE and PING
+//   Link        as transport/link.cc: segments wait for lanes, lanes ask for them; PING
 //   Host        as daemon.cc: looks ten times in a second while bytes move, reports rates
 //   Op          as collective/mesh_attempt.cc: an all-reduce over the mesh, by shares
 //   LinkTable   the coordinator's own; new shares come between two ops, as in ring_choice.h
