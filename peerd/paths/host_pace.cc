@@ -75,8 +75,6 @@ constexpr uint64_t kFillsUs = Millis(20);
 constexpr int kQuiet = 2;
 constexpr int kRisesOfAStep = 2;
 constexpr int kDoublings = 4;
-// A limit that has not been reached for so much traffic may be too low.
-constexpr int64_t kUnreachedUs = Seconds(10);
 // If queues stay full in spite of a limit, there is none for so much traffic.
 constexpr int64_t kAgainUs = Seconds(300);
 
@@ -276,7 +274,6 @@ std::string HostPace::Begin(bool queue_is_long) {
 
 void HostPace::BeginLimit() {
   limit_ = most();
-  held_back_ = false;
   confirmed_us_ = clock_us_;
   quiet_ = rises_ = slow_ = 0;
 }
@@ -302,7 +299,6 @@ bool HostPace::BecameSlower(uint64_t rate, bool queue_is_long) {
 std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   const bool reached = Reached(rate);
   const bool queue_is_long = !QueuesAreShort(waited_us, rtt_us_);
-  held_back_ = !reached && !queue_is_long;
   if (BecameSlower(rate, queue_is_long)) {
     while (rates_.front().first < slow_since_us_) rates_.pop_front();
     BeginLimit();
@@ -332,11 +328,6 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   limit_ = 0;
   not_before_us_ = clock_us_ + kAgainUs;
   return "queues stay full, so others fill them";
-}
-
-uint64_t HostPace::spare() const {
-  if (!held_back_) return 0;
-  return clock_us_ - confirmed_us_ <= kUnreachedUs ? limit_ : limit_ + limit_ / 10;
 }
 
 uint64_t HostPace::RateOf(uint64_t id, Tick now) const {

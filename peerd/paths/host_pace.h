@@ -66,11 +66,6 @@ class HostPace {
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
   uint64_t rate() const { return settled_ ? limit_ : 0; }
-  // Returns what the host could send in all, in bytes per second, though it sends less: its packets
-  // do not wait, so something else than its access link holds it. The result is the limit, or a
-  // tenth more if the limit has not been reached for long, because such a limit does not rise. 0:
-  // not known.
-  uint64_t spare() const;
   // Whether the access link may have been full in a measurement since the last call: packets of
   // every link waited, many bytes were repeated, or the limit was reached. Nothing if there was no
   // measurement, for instance because ops are short.
@@ -141,7 +136,6 @@ class HostPace {
   uint64_t repeated_ = 0;
 
   uint64_t limit_ = 0;
-  bool held_back_ = false;  // in the last stretch the limit was not reached, and no packets waited
   std::optional<bool> full_;     // as in PopFull()
   bool network_limits_ = false;  // as in PopNetworkLimits()
   // Stretches in a row in which clearly less than the limit arrived though packets of every link

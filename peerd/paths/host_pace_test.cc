@@ -256,14 +256,10 @@ TEST_F(HostPaceTest, TheLimitStaysIfLessArrivesThoughPacketsDoNotWait) {
 
 TEST_F(HostPaceTest, TheLimitStaysWhileOthersHoldTheHostBack) {
   Ops(6, kEqual);
-  EXPECT_EQ(pace_.spare(), 0u) << "the access link holds it";
   tcp_ = 1500000;
   lost_elsewhere_ = 10;
-  Ops(2, kEqual);
-  EXPECT_EQ(pace_.spare(), pace_.rate());
-  Ops(20, kEqual);
+  Ops(22, kEqual);
   EXPECT_GT(Rate(), 11e6);
-  EXPECT_EQ(pace_.spare(), pace_.rate() + pace_.rate() / 10) << "perhaps it could rise";
 }
 
 TEST_F(HostPaceTest, KnowsWhetherTheQueueWasFull) {
@@ -283,14 +279,6 @@ TEST_F(HostPaceTest, KnowsWhetherTheQueueWasFull) {
   tcp_ = 3000000;
   Op(kEqual);
   EXPECT_EQ(pace_.PopFull(), false);
-}
-
-TEST_F(HostPaceTest, AHostWhosePacketsWaitHasNothingToSpare) {
-  Ops(6, kEqual);
-  access_ /= 2;
-  Op({3 << 20, 3 << 20, 3 << 20});
-  ASSERT_GT(Rate(), 8e6) << "it has not noticed yet";
-  EXPECT_EQ(pace_.spare(), 0u);
 }
 
 TEST_F(HostPaceTest, NoLimitStaysIfOthersFillTheQueue) {

@@ -59,7 +59,6 @@ HostSample HostPaths::Measure(Tick now) {
   lanes_.SetPace(pace_.rate());
   return {.bytes = arrived_,
           .arrivals = sum,
-          .up_spare = pace_.spare(),
           .up_full = pace_.PopFull(),
           .network_limits = pace_.PopNetworkLimits()};
 }

@@ -41,15 +41,10 @@ class HostWatch {
   // `op_ended`: an op of a local member has ended since the last call.
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
            const Queues& queues);
-  // The host could send so many bytes a second though it sends less (HostSample::up_spare). 0:
-  // unknown.
-  void SetSpare(uint64_t up) { up_spare_ = up; }
   // The most that this host was lately seen to send, while it had more to send, and to receive. 0:
-  // unknown. What a host that was not busy happened to send is no limit. A host that others
-  // hold back sends little, and would get a small share, with which it would send even less. So
-  // what it could send counts, if that is known. Where the network limits each connection,
+  // unknown. What a host that was not busy happened to send is no limit. Where the network limits each connection,
   // what the host sends says nothing of what it can send, so that is unknown.
-  uint64_t up() const { return network_limits_ || !up_.limits() ? 0 : Most(up_, up_spare_); }
+  uint64_t up() const { return network_limits_ || !up_.limits() ? 0 : up_.bytes_per_second(); }
   uint64_t down() const { return down_.bytes_per_second(); }
   // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
   bool network_limits() const { return network_limits_; }
@@ -69,15 +64,10 @@ class HostWatch {
  private:
   static constexpr Tick kNotSaid{INT64_MIN / 2};
 
-  static uint64_t Most(const TrafficMeter& meter, uint64_t spare) {
-    return meter.bytes_per_second() == 0 ? 0 : std::max(meter.bytes_per_second(), spare);
-  }
-
   // An acknowledgement may have waited in the queue of the peer's host.
   TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
-  uint64_t up_spare_ = 0;
   Tick busy_at_{INT64_MIN / 2};     // when the host was last busy
   bool up_full_ = false;            // in the present op
   bool op_network_limits_ = false;  // in the present op

@@ -77,17 +77,6 @@ TEST_F(HostWatchTest, WhatAHostThatIsNotBusyHappensToSendIsNoLimit) {
   EXPECT_NEAR(static_cast<double>(watch_.up()), 100e6, 8e6);
 }
 
-TEST_F(HostWatchTest, WhatTheHostCouldDoCountsIfItDoesLess) {
-  watch_.SetSpare(80 * kMega);
-  EXPECT_FALSE(Report()) << "nothing was measured";
-  Move(50 * kMega, 50 * kMega, 4000);
-  EXPECT_TRUE(Report());
-  EXPECT_EQ(report_.up_bytes_per_second, 80 * kMega);
-  watch_.SetSpare(30 * kMega);
-  EXPECT_TRUE(Report());
-  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6);
-}
-
 TEST_F(HostWatchTest, WhereTheNetworkLimitsEachConnectionNothingIsKnownOfWhatTheHostCanSend) {
   Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false, .network_limits = true});
   EXPECT_EQ(watch_.up(), 0u);

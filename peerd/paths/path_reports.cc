@@ -12,7 +12,6 @@ void PathReports::Look(Tick now, const HostSample& sample, uint64_t received, bo
             {.up_full = sample.up_full,
              .network_limits = sample.network_limits,
              .waiting_us = waiting_us});
-  host_.SetSpare(sample.up_spare);
   if (host_.network_limits()) return links_.ClearHeld();
   for (const HostSample::Waiting& link : sample.waiting) {
     if (host_.Holds(link.us, link.rtt_us, sample.waiting.size(), sample.links)) {

@@ -66,9 +66,6 @@ struct HostSample {
   };
   std::vector<Waiting> waiting;
   size_t links = 0;  // that are up
-  // What this host could send in all on long ways, in bytes per second, though it sends less. 0:
-  // that is not known (HostPace::spare()).
-  uint64_t up_spare = 0;
   // Whether the queue in front of this host's access link may have been full since the last call
   // (HostPace::PopFull()). Nothing: that was not measured.
   std::optional<bool> up_full;
