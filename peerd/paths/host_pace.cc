@@ -48,10 +48,6 @@ constexpr uint64_t kJudgedBytes = 1 << 20;
 
 // There is no limit before so many more stretches had a long queue than a short one.
 constexpr int kLong = 3;
-// A limit is forgotten after so many bursts that were too short for a stretch, if they took so long
-// in all.
-constexpr int kShortBursts = 30;
-constexpr int64_t kForgottenUs = Seconds(60);
 // What arrives if the limit holds the host, in percent of the limit.
 constexpr uint64_t kAtLimitPercent = 95;
 // A queue is overrun if so many bytes are repeated, or if packets wait so many times as long as in
@@ -75,8 +71,6 @@ constexpr uint64_t kFillsUs = Millis(20);
 constexpr int kQuiet = 2;
 constexpr int kRisesOfAStep = 2;
 constexpr int kDoublings = 4;
-// If queues stay full in spite of a limit, there is none for so much traffic.
-constexpr int64_t kAgainUs = Seconds(300);
 
 }  // namespace
 
@@ -84,7 +78,6 @@ void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
   if (now - sent_at_ > std::max(PauseUs(rtt, Waits()), kPauseUsMin)) {
     EndBurst();
-    ++short_bursts_;
     BeginStretch();
     burst_begun_ = now;
     rtt_us_ = 0;
@@ -206,10 +199,6 @@ uint64_t HostPace::ShortestWaitUs(uint64_t Queued::*queues) const {
 std::string HostPace::Measure(bool settled, Tick now) {
   const Tick begun = std::exchange(measured_at_, now);
   const bool was_settled = std::exchange(settled_, settled);
-  if (limit_ != 0 && short_bursts_ > kShortBursts && now - stretch_at_ > kForgottenUs) {
-    limit_ = 0;
-    return "ops are too short to measure";
-  }
   if (before_ == 0 || begun < burst_begun_ + kSkipped * rtt_us_ || !AllAreActive(now)) {
     BeginStretch();
     return "";
@@ -217,7 +206,6 @@ std::string HostPace::Measure(bool settled, Tick now) {
   stretch_.settled &= settled && was_settled;
   stretch_.us += now - begun;
   if (stretch_.us < std::max(kStretch * rtt_us_, kStretchUsMin)) return "";
-  stretch_at_ = now;
   std::string news = EndStretch();
   BeginStretch();
   return news;
@@ -234,7 +222,6 @@ std::string HostPace::EndStretch() {
     link.rate = link.arrived * Seconds(1) / static_cast<uint64_t>(stretch_.us);
   }
   clock_us_ += stretch_.us;
-  short_bursts_ = 0;
   while (!rates_.empty() && rates_.back().second <= rate) rates_.pop_back();
   rates_.emplace_back(clock_us_, rate);
   while (clock_us_ - rates_.front().first > kWindow) rates_.pop_front();
@@ -264,7 +251,6 @@ std::string HostPace::EndStretch() {
 
 // Decides whether there is a limit from now on.
 std::string HostPace::Begin(bool queue_is_long) {
-  if (clock_us_ < not_before_us_) return "";
   long_seen_ = queue_is_long ? long_seen_ + 1 : std::max(long_seen_ - 1, 0);
   if (long_seen_ < kLong) return "";
   long_seen_ = 0;
@@ -274,7 +260,6 @@ std::string HostPace::Begin(bool queue_is_long) {
 
 void HostPace::BeginLimit() {
   limit_ = most();
-  confirmed_us_ = clock_us_;
   quiet_ = rises_ = slow_ = 0;
 }
 
@@ -308,7 +293,6 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   if (overrun || (!reached && queue_is_long)) quiet_ = rises_ = 0;
   if (!overrun) {
     if (!reached) return "";
-    confirmed_us_ = clock_us_;
     if (waited_us >= kFillsUs || ++quiet_ < kQuiet) return "";
     limit_ += limit_ / 100 << std::min(rises_++ / kRisesOfAStep, kDoublings);
     return "";
@@ -318,16 +302,12 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   const uint64_t possible = most() / 100 * kMostPercent;
   if (limit_ > possible && (reached || queue_is_long)) {
     limit_ = possible;
-    confirmed_us_ = clock_us_;
     return "";
   }
   // If the host sends less than the limit, TCP has just fallen back, and a lower limit is no help.
   if (!reached) return "";
   limit_ = std::max(std::min(limit_, most()) / 100 * kFallPercent, most() / 100 * kLeastPercent);
-  if (clock_us_ - confirmed_us_ <= kWindow) return "";
-  limit_ = 0;
-  not_before_us_ = clock_us_ + kAgainUs;
-  return "queues stay full, so others fill them";
+  return "";
 }
 
 uint64_t HostPace::RateOf(uint64_t id, Tick now) const {

@@ -18,9 +18,6 @@
 //     very long, the limit falls a little.
 //   - If the host sends clearly less than the limit though packets of every link go on waiting, the
 //     access link has become slower. The limit is then the most that has arrived meanwhile.
-//   - If a lower limit does not help for a while, somebody else fills the queue, or the network
-//     queues the packets of each connection. A limit would leave the path to others, so there is
-//     none for some minutes of traffic.
 //
 // Links get parts of the limit in proportion to what they sent in the bursts before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
@@ -124,7 +121,6 @@ class HostPace {
   Tick sent_at_;         // when a link last sent
   Tick burst_begun_;
   Tick measured_at_;  // the last Measure()
-  Tick stretch_at_;   // the end of the last stretch
   Stretch stretch_;
   bool settled_ = false;
 
@@ -143,12 +139,9 @@ class HostPace {
   int slow_ = 0;
   int64_t slow_since_us_ = 0;
   int64_t slower_us_ = -kWindow;
-  int64_t not_before_us_ = 0;  // no limit until then
-  int long_seen_ = 0;          // stretches with a long queue less those with a short one
-  int short_bursts_ = 0;       // in a row
-  // When the limit was last reached without an overrun, in how many stretches since the last
-  // overrun that has been so, and how often the limit has risen meanwhile.
-  int64_t confirmed_us_ = 0;
+  int long_seen_ = 0;  // stretches with a long queue less those with a short one
+  // In how many stretches since the last overrun the limit was reached without one, and how often
+  // it has risen meanwhile.
   int quiet_ = 0;
   int rises_ = 0;
 };

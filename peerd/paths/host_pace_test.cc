@@ -281,23 +281,6 @@ TEST_F(HostPaceTest, KnowsWhetherTheQueueWasFull) {
   EXPECT_EQ(pace_.PopFull(), false);
 }
 
-TEST_F(HostPaceTest, NoLimitStaysIfOthersFillTheQueue) {
-  Ops(4, kEqual);
-  EXPECT_NE(pace_.rate(), 0u);
-  foreign_wait_us_ = Millis(100);
-  bool lifted = false;
-  for (int i = 0; i < 30 && !lifted; ++i) {
-    Op(kEqual);
-    lifted = pace_.rate() == 0;
-  }
-  EXPECT_TRUE(lifted);
-  Ops(20, kEqual);
-  EXPECT_EQ(pace_.rate(), 0u);
-  foreign_wait_us_ = 0;
-  Ops(300, kEqual);
-  EXPECT_NE(pace_.rate(), 0u);
-}
-
 TEST_F(HostPaceTest, ManyLinksAreJudgedLikeFew) {
   const std::vector<uint64_t> many(40, 1 << 20);
   tcp_ = access_ / 80;
