@@ -41,11 +41,6 @@ constexpr uint64_t kLeastPart = 4;
 // A link that uses less than its part keeps so many times of what it uses, so that it can use more.
 constexpr double kUsed = 1.25;
 
-// A link loses packets if at least one byte of so many is repeated. Fewer than kJudgedBytes say
-// nothing.
-constexpr uint64_t kLossesAreOneOf = 2000;
-constexpr uint64_t kJudgedBytes = 1 << 20;
-
 // There is no limit before so many more stretches had a long queue than a short one.
 constexpr int kLong = 3;
 // What arrives if the limit holds the host, in percent of the limit.
@@ -144,17 +139,9 @@ void HostPace::Arrived(uint64_t id, uint64_t bytes, const Queued& queued) {
   link->second.queued.any_us += queued.any_us;
 }
 
-void HostPace::Repeated(uint64_t id, uint64_t sent, uint64_t repeated) {
+void HostPace::Repeated(uint64_t sent, uint64_t repeated) {
   sent_ += sent;
   repeated_ += repeated;
-  const auto found = links_.find(id);
-  if (found == links_.end()) return;
-  Link& link = found->second;
-  link.sent += sent;
-  link.repeated += repeated;
-  if (link.sent < kJudgedBytes) return;
-  const uint64_t in_all = std::exchange(link.sent, 0);
-  link.loses = std::exchange(link.repeated, 0) * kLossesAreOneOf >= in_all;
 }
 
 // A link whose lanes take every segment at once still sends. One on which nothing moves though
@@ -179,12 +166,6 @@ size_t HostPace::MainLinks() const {
   const auto count = std::count_if(links_.begin(), links_.end(),
                                    [this](const auto& each) { return !IsMinor(each.second); });
   return static_cast<size_t>(count);
-}
-
-bool HostPace::AllLosePackets() const {
-  return std::all_of(links_.begin(), links_.end(), [this](const auto& each) {
-    return IsMinor(each.second) || each.second.loses;
-  });
 }
 
 uint64_t HostPace::ShortestWaitUs(uint64_t Queued::*queues) const {
@@ -237,12 +218,7 @@ std::string HostPace::EndStretch() {
   sent_ = repeated_ = 0;
   if (bytes == 0) return "";
   const uint64_t arrived = in_a_second(stretch_.us);
-  // Packets that are lost though they hardly wait are lost at random. But where there is a limit,
-  // they hardly wait, and yet queues may be full for moments.
-  const bool random_losses = !queue_is_long && limit_ == 0 && AllLosePackets();
-  network_limits_ |= own_queues || random_losses;
-  full_ = full_.value_or(false) || queue_is_long || Reached(arrived) ||
-          (much_repeated && !random_losses);
+  full_ = full_.value_or(false) || queue_is_long || Reached(arrived) || much_repeated;
   if (!stretch_.settled) return "";
   if (limit_ == 0) return Begin(queue_is_long);
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);

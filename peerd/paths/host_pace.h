@@ -54,8 +54,8 @@ class HostPace {
   };
   // `bytes` of the link have arrived since the last Measure().
   void Arrived(uint64_t link, uint64_t bytes, const Queued& queued);
-  // The link sent so many bytes, and TCP sent `repeated` bytes again.
-  void Repeated(uint64_t link, uint64_t sent, uint64_t repeated);
+  // A link sent so many bytes, and TCP sent `repeated` bytes again.
+  void Repeated(uint64_t sent, uint64_t repeated);
   // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no other
   // number of lanes is being tried (LaneCount::tries()). If a limit has begun, ended or followed a
   // slower access link, returns why, for the log; otherwise an empty string.
@@ -67,10 +67,6 @@ class HostPace {
   // every link waited, many bytes were repeated, or the limit was reached. Nothing if there was no
   // measurement, for instance because ops are short.
   std::optional<bool> PopFull() { return std::exchange(full_, std::nullopt); }
-  // Whether, in a measurement since the last call, the network limited each connection, and not the
-  // host: packets of every link waited in queues of their connections, or packets of every link
-  // were lost though they hardly waited, and there was no limit.
-  bool PopNetworkLimits() { return std::exchange(network_limits_, false); }
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
   uint64_t RateOf(uint64_t link, Tick now) const;
 
@@ -86,10 +82,6 @@ class HostPace {
     uint64_t arrived = 0;  // in the present stretch
     Queued queued;         // in the present stretch
     uint64_t rate = 0;     // of the last stretch of this burst, in bytes a second; 0: unknown
-    // Since it was last seen whether this link loses packets.
-    uint64_t sent = 0;
-    uint64_t repeated = 0;
-    bool loses = false;
   };
   // A stretch of time, in which all links with much to send had something to send.
   struct Stretch {
@@ -102,7 +94,6 @@ class HostPace {
   bool IsMinor(const Link& link) const;
   bool AllAreActive(Tick now) const;
   size_t MainLinks() const;
-  bool AllLosePackets() const;
   // The mean wait in these queues of packets of that link on which it is shortest.
   uint64_t ShortestWaitUs(uint64_t Queued::*queues) const;
   void EndBurst();
@@ -132,8 +123,7 @@ class HostPace {
   uint64_t repeated_ = 0;
 
   uint64_t limit_ = 0;
-  std::optional<bool> full_;     // as in PopFull()
-  bool network_limits_ = false;  // as in PopNetworkLimits()
+  std::optional<bool> full_;  // as in PopFull()
   // Stretches in a row in which clearly less than the limit arrived though packets of every link
   // waited, when the first of them ended, and when there were last kSlow of them.
   int slow_ = 0;

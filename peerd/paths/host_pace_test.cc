@@ -148,33 +148,6 @@ TEST_F(HostPaceTest, NothingIsLimitedIfTheNetworkLimitsEachConnection) {
   EXPECT_EQ(pace_.PopFull(), false) << "what is repeated was lost in queues of connections";
 }
 
-TEST_F(HostPaceTest, WherePacketsAreLostAtRandomTheNetworkLimitsEachConnection) {
-  tcp_ = 3000000;
-  lost_elsewhere_ = 6;
-  Ops(10, kEqual);
-  EXPECT_EQ(pace_.PopFull(), false);
-  EXPECT_TRUE(pace_.PopNetworkLimits());
-  EXPECT_FALSE(pace_.PopNetworkLimits()) << "nothing was measured since";
-}
-
-TEST_F(HostPaceTest, WhereOneLinkOnlyLosesPacketsTheNetworkDoesNotLimitEachConnection) {
-  tcp_ = 3000000;
-  lost_elsewhere_ = 6;
-  lossy_ = 1;
-  Ops(10, kEqual);
-  EXPECT_FALSE(pace_.PopNetworkLimits());
-}
-
-TEST_F(HostPaceTest, PacketsLostAtALimitSayNothingOfTheNetwork) {
-  Ops(4, kEqual);
-  ASSERT_NE(pace_.rate(), 0u);
-  (void)pace_.PopNetworkLimits();
-  lost_elsewhere_ = 6;
-  Ops(1, kEqual);
-  EXPECT_FALSE(pace_.PopNetworkLimits());
-  EXPECT_EQ(pace_.PopFull(), true);
-}
-
 TEST_F(HostPaceTest, NothingIsLimitedWhileOtherNumbersOfLanesAreTried) {
   for (int i = 0; i < 4; ++i) Op(kEqual, /*settled=*/false);
   EXPECT_EQ(pace_.rate(), 0u);

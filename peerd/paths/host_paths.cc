@@ -59,13 +59,12 @@ HostSample HostPaths::Measure(Tick now) {
   lanes_.SetPace(pace_.rate());
   return {.bytes = arrived_,
           .arrivals = sum,
-          .up_full = pace_.PopFull(),
-          .network_limits = pace_.PopNetworkLimits()};
+          .up_full = pace_.PopFull()};
 }
 
-void HostPaths::Carried(uint64_t link, const RateSample& sample) {
+void HostPaths::Carried(const RateSample& sample) {
   repeated_ += sample.bytes_repeated;
-  pace_.Repeated(link, sample.bytes_sent, sample.bytes_repeated);
+  pace_.Repeated(sample.bytes_sent, sample.bytes_repeated);
 }
 
 HostPaths::News HostPaths::MeasureRates(Tick now) {

@@ -71,7 +71,7 @@ class HostPaths {
   // ---- About twice in a second: what TCP delivers
 
   // What a straight link on a long way has carried since the last time.
-  void Carried(uint64_t link, const RateSample& sample);
+  void Carried(const RateSample& sample);
   struct News {
     bool lanes_changed = false;       // as in Settings
     bool congestion_changed = false;  // congestion() has; logged

@@ -32,7 +32,6 @@ class HostWatch {
   // What was seen of queues since the last Add().
   struct Queues {
     std::optional<bool> up_full;  // HostSample::up_full
-    bool network_limits = false;  // HostSample::network_limits
     // For how long segments of a link have waited without a break; of several, the longest.
     int64_t waiting_us = 0;
   };
@@ -42,12 +41,9 @@ class HostWatch {
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
            const Queues& queues);
   // The most that this host was lately seen to send, while it had more to send, and to receive. 0:
-  // unknown. What a host that was not busy happened to send is no limit. Where the network limits each connection,
-  // what the host sends says nothing of what it can send, so that is unknown.
-  uint64_t up() const { return network_limits_ || !up_.limits() ? 0 : up_.bytes_per_second(); }
+  // unknown. What a host that was not busy happened to send is no limit.
+  uint64_t up() const { return !up_.limits() ? 0 : up_.bytes_per_second(); }
   uint64_t down() const { return down_.bytes_per_second(); }
-  // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
-  bool network_limits() const { return network_limits_; }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
   //
@@ -69,9 +65,6 @@ class HostWatch {
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
   Tick busy_at_{INT64_MIN / 2};     // when the host was last busy
-  bool up_full_ = false;            // in the present op
-  bool op_network_limits_ = false;  // in the present op
-  bool network_limits_ = false;     // network_limits()
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

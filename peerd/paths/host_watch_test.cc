@@ -77,20 +77,6 @@ TEST_F(HostWatchTest, WhatAHostThatIsNotBusyHappensToSendIsNoLimit) {
   EXPECT_NEAR(static_cast<double>(watch_.up()), 100e6, 8e6);
 }
 
-TEST_F(HostWatchTest, WhereTheNetworkLimitsEachConnectionNothingIsKnownOfWhatTheHostCanSend) {
-  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false, .network_limits = true});
-  EXPECT_EQ(watch_.up(), 0u);
-  EXPECT_TRUE(Report());
-  EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
-  EXPECT_TRUE(watch_.network_limits());
-  Op(40 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false});
-  EXPECT_EQ(watch_.up(), 0u) << "others held it back, which is no news";
-  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = true, .network_limits = true});
-  EXPECT_TRUE(Report());
-  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6) << "its queue was full";
-  EXPECT_FALSE(watch_.network_limits());
-}
-
 TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {
   Move(100 * kMega, 50 * kMega, 1000);
   EXPECT_TRUE(Report());

@@ -69,7 +69,6 @@ struct HostSample {
   // Whether the queue in front of this host's access link may have been full since the last call
   // (HostPace::PopFull()). Nothing: that was not measured.
   std::optional<bool> up_full;
-  bool network_limits = false;  // HostPace::PopNetworkLimits(), of what this host sends
 };
 
 }  // namespace longhaul::peerd

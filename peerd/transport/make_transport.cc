@@ -857,7 +857,7 @@ std::vector<std::pair<LinkKey, RateSample>> TransportImpl::PopRates() {
       // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const RateSample rate = peer.link->PopRate();
-      if (peer.link->long_way()) paths_.Carried(peer.link->options().id, rate);
+      if (peer.link->long_way()) paths_.Carried(rate);
       if (rate.bytes_per_second != 0 || rate.bytes_repeated != 0)
         result.emplace_back(peer.key, rate);
     }

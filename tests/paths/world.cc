@@ -327,7 +327,7 @@ void World::WatchLinks(Host* host) {
     }
     const peerd::RateSample rate =
         link->path->meter().PopRate(lanes, link->bytes_sent, !link->queue.empty(), ask);
-    if (link->path->long_way()) host->paths.Carried(link->id, rate);
+    if (link->path->long_way()) host->paths.Carried(rate);
     if (rate.bytes_per_second != 0 || rate.bytes_repeated != 0) {
       rates.emplace_back(link->to->id, rate);
     }
