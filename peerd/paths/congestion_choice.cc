@@ -84,8 +84,8 @@ std::string CongestionChoice::Judge(const Measured& measured, Tick now) {
     if (now < try_after_ || !reason) return "";
     trying_ = true;
     before_ = measured;
-    return Switch(absl::StrCat(in_use(), bbr_ ? " repeats much: " : " loses packets at random: ",
-                               figures(measured)));
+    return Switch(absl::StrCat(
+        in_use(), bbr_ ? " repeats much: " : " loses packets at random: ", figures(measured)));
   }
   const Measured& bbr = bbr_ ? measured : before_;
   const Measured& cubic = bbr_ ? before_ : measured;

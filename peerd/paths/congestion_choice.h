@@ -10,8 +10,9 @@
 // The choice compares one measurement of each. The worth of a control is the bytes a second that it
 // carries, less kRepeatCost for each byte that it repeats, since repeated bytes fill queues of
 // other hosts. bbr has to be clearly better: it takes more than its part of a path from cubic.
-// Where cubic loses packets at random, bbr is also better if it carries half as much again.
-// A control under trial loses only by two measurements, and is not tried again for a while. bbr is questioned again if it repeats much later.
+// Where cubic loses packets at random, bbr is also better if it carries half as much again. A
+// control under trial loses only by two measurements, and is not tried again for a while. bbr is
+// questioned again if it repeats much later.
 //
 // Pauses between ops do not count. Plain value: no clock.
 #pragma once
@@ -66,11 +67,11 @@ class CongestionChoice {
   std::string Switch(const std::string& why);
 
   const bool offers_bbr_;
-  bool bbr_ = false;     // is in use
-  bool trying_ = false;  // the control in use, after the other one
+  bool bbr_ = false;      // is in use
+  bool trying_ = false;   // the control in use, after the other one
   bool doubted_ = false;  // trying: the last measurement spoke against the control in use
-  Measured before_;      // trying: of the control that was in use before
-  Tick try_after_;       // no trial until then
+  Measured before_;       // trying: of the control that was in use before
+  Tick try_after_;        // no trial until then
   int64_t settle_us_ = 0;
   Sample sum_;
 };

@@ -57,9 +57,7 @@ HostSample HostPaths::Measure(Tick now) {
                              LogField("why", why));
   }
   lanes_.SetPace(pace_.rate());
-  return {.bytes = arrived_,
-          .arrivals = sum,
-          .up_full = pace_.PopFull()};
+  return {.bytes = arrived_, .arrivals = sum, .up_full = pace_.PopFull()};
 }
 
 void HostPaths::Carried(const RateSample& sample) {

@@ -64,7 +64,7 @@ class HostWatch {
   TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
-  Tick busy_at_{INT64_MIN / 2};     // when the host was last busy
+  Tick busy_at_{INT64_MIN / 2};  // when the host was last busy
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -11,9 +11,7 @@ constexpr uint64_t kMega = 1000000;
 class HostWatchTest : public ::testing::Test {
  protected:
   // The host sends and receives at these rates for `ms`.
-  void Move(uint64_t up, uint64_t down, int64_t ms) {
-    Op(up, down, ms, {}, /*ends=*/false);
-  }
+  void Move(uint64_t up, uint64_t down, int64_t ms) { Op(up, down, ms, {}, /*ends=*/false); }
   // The host has more to send all the time, unless `idle`.
   void Op(uint64_t up, uint64_t down, int64_t ms, HostWatch::Queues queues, bool ends = true,
           bool idle = false) {

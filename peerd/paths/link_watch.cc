@@ -73,6 +73,15 @@ void LinkWatch::SetHeld(PeerId peer) {
   if (peer != self_) links_[peer].held_now = true;
 }
 
+void LinkWatch::SetSmallPackets(PeerId peer, bool small) {
+  const auto link = links_.find(peer);
+  if (link != links_.end()) {
+    link->second.small_packets = small;
+  } else if (small && peer != self_) {
+    links_[peer].small_packets = true;
+  }
+}
+
 LinkWatch::Known LinkWatch::Look(PeerId peer) const {
   const auto link = links_.find(peer);
   if (link == links_.end()) return {};

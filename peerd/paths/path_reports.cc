@@ -9,8 +9,7 @@ void PathReports::Look(Tick now, const HostSample& sample, uint64_t received, bo
   int64_t waiting_us = 0;
   for (const HostSample::Waiting& link : sample.waiting) waiting_us = std::max(waiting_us, link.us);
   host_.Add(now, sample.bytes, received, sample.arrivals.rtt_us, op_ended,
-            {.up_full = sample.up_full,
-             .waiting_us = waiting_us});
+            {.up_full = sample.up_full, .waiting_us = waiting_us});
   for (const HostSample::Waiting& link : sample.waiting) {
     if (host_.Holds(link.us, link.rtt_us, sample.waiting.size(), sample.links)) {
       links_.SetHeld(link.peer);

@@ -238,10 +238,9 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
   EXPECT_TRUE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX + 1));
-  for (const FrameType type :
-       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kClose,
-        FrameType::kChunkCancel}) {
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
+                               FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
+                               FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
     EXPECT_TRUE(AcceptsPayload(Control(type), 0));
     EXPECT_FALSE(AcceptsPayload(Control(type), 1));
   }
