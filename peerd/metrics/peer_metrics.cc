@@ -209,11 +209,10 @@ struct PeerMetrics::Impl {
                             "its groups, the largest")),
         host_up(AddGauge(r, "longhaul_peerd_host_up_bytes_per_second",
                          "The most that this host was lately seen to send in all, over all its "
-                         "links together, or could send while others hold it back; 0: not "
-                         "measured yet")),
+                         "links together; 0: not measured yet")),
         host_down(AddGauge(r, "longhaul_peerd_host_down_bytes_per_second",
-                           "The most that this host was lately seen to receive in all, or could "
-                           "receive while others hold it back; 0: not measured yet")),
+                           "The most that this host was lately seen to receive in all; 0: not "
+                           "measured yet")),
         pace(
             AddGauge(r, "longhaul_peerd_pace_bytes_per_second",
                      "What this host sends at most in all on long ways, so that the queue in front "
