@@ -70,11 +70,7 @@ class HostPaceTest : public ::testing::Test {
   }
 
   void Look(bool settled) {
-    for (size_t i = 0; i < links_; ++i) {
-      const bool loses = lossy_ == SIZE_MAX || lossy_ == i;
-      const uint64_t elsewhere = loses ? sent_ * lost_elsewhere_ / 1000 : 0;
-      pace_.Repeated(i, sent_ / links_, (repeated_ + elsewhere) / links_);
-    }
+    pace_.Repeated(sent_, repeated_ + sent_ * lost_elsewhere_ / 1000);
     all_sent_ += sent_;
     all_repeated_ += repeated_;
     sent_ = repeated_ = 0;
@@ -90,7 +86,6 @@ class HostPaceTest : public ::testing::Test {
   uint64_t foreign_wait_us_ = 0;
   bool own_queues_ = false;          // packets wait in queues of their connections
   uint64_t lost_elsewhere_ = 0;      // per mille of what is sent, for instance at a slow receiver
-  size_t lossy_ = SIZE_MAX;          // this link alone loses packets elsewhere; SIZE_MAX: all do
   size_t slow_receiver_ = SIZE_MAX;  // packets to this one also wait elsewhere
   size_t held_ = SIZE_MAX;           // this link carries only held_rate_ bytes a second
   uint64_t held_rate_ = 0;

@@ -116,8 +116,8 @@ TEST(FrameTest, RefusesWhatIsNotAFrame) {
             "frame type is 12, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 17),
             "frame type is 17, not one of a data lane");
-  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 18),
-            "frame type is 18, not one of a control lane");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 17),
+            "frame type is 17, not one of a control lane");
   EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 16),
             "frame type is 16, not one of a control lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
