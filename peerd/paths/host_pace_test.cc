@@ -36,7 +36,6 @@ class HostPaceTest : public ::testing::Test {
   }
 
   void SendForAMs(std::vector<uint64_t>* left) {
-    links_ = left->size();
     uint64_t coming = 0;
     std::vector<uint64_t> sent(left->size());
     const auto busy = static_cast<uint64_t>(
@@ -89,7 +88,6 @@ class HostPaceTest : public ::testing::Test {
   size_t slow_receiver_ = SIZE_MAX;  // packets to this one also wait elsewhere
   size_t held_ = SIZE_MAX;           // this link carries only held_rate_ bytes a second
   uint64_t held_rate_ = 0;
-  size_t links_ = 0;
   uint64_t queue_ = 0;
   uint64_t sent_ = 0;
   uint64_t repeated_ = 0;
