@@ -85,7 +85,8 @@ def be_member(name: str, socket: str, members: int, steps: int) -> None:
 
         setattr(owner, method, outer)
 
-    timed(_member.Member, "in_slices")
+    timed(_member.Member, "begin_step")
+    timed(_sync.Syncs, "_ask")
     timed(_sync.Syncs, "_wait_for_sync")
     comm = lh.join("boundary", peerd=socket, timeout=PATIENCE_S, members=members)
     comm.begin_step(PATIENCE_S)

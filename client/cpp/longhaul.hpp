@@ -254,17 +254,9 @@ class Comm {
     return info;
   }
   // The ids of all members of the current epoch, in rank order.
-  std::vector<uint64_t> Members() const {
-    std::vector<uint64_t> members(16);
-    uint32_t count = 0;
-    while (true) {
-      internal::Check(
-          lh_members(comm_, members.data(), static_cast<uint32_t>(members.size()), &count));
-      const bool fits = count <= members.size();
-      members.resize(count);
-      if (fits) return members;
-    }
-  }
+  std::vector<uint64_t> Members() const { return MembersOf(lh_members); }
+  // The ids of the members at this member's last step boundary; see lh_step_members().
+  std::vector<uint64_t> StepMembers() const { return MembersOf(lh_step_members); }
   // What is known of a member of the group, also of a former one; see lh_member().
   lh_member_info Member(uint64_t member_id) const {
     lh_member_info info = LH_MEMBER_INFO_INIT;
@@ -474,6 +466,16 @@ class Comm {
   lh_comm* get() const { return comm_; }
 
  private:
+  std::vector<uint64_t> MembersOf(lh_status (*of)(lh_comm*, uint64_t*, uint32_t, uint32_t*)) const {
+    std::vector<uint64_t> members(16);
+    uint32_t count = 0;
+    while (true) {
+      internal::Check(of(comm_, members.data(), static_cast<uint32_t>(members.size()), &count));
+      const bool fits = count <= members.size();
+      members.resize(count);
+      if (fits) return members;
+    }
+  }
   template <class T, class Options>
   static Options Tensors(Options options, const T* source, T* target, size_t count, uint64_t tag) {
     options.dtype = internal::DTypeOf<T>::kValue;

@@ -162,7 +162,8 @@ static lh_status sort_participants(const struct lhi_collective* o, struct terms*
 
 /* Names the set of participants: members match ops by tag and set. */
 static uint64_t set_of(const struct lhi_collective* o, const struct terms* terms) {
-  uint64_t set = LHI_DIGEST;
+  /* The ids of a set must not look like a direction and a partner. */
+  uint64_t set = lhi_digest(LHI_DIGEST, o->kind == LH_WIRE_SEND_RECV);
   if (o->kind == LH_WIRE_SEND_RECV) { /* both directions may be in flight */
     set = lhi_digest(set, o->is_root);
     return lhi_digest(set, o->root_member != 0 ? o->root_member : ~(uint64_t)o->root);
@@ -278,6 +279,30 @@ static lh_status take_tensors(lh_op* op, const struct lhi_collective* o, struct 
   layout.world = kind->in_parts ? o->world : 1;
   if (o->slices == NULL) return take_one(op, o, &layout, terms);
   return lhi_tensors_list(&op->tensors, o->call, &layout, o->slices, o->slice_count, o->errors);
+}
+
+/* Checks the lengths that this member gives for the part between itself and itself. They can be
+ * told from one another only while the parts are those of the last boundary: there it knows its
+ * rank. */
+static lh_status check_own_part(const struct lhi_collective* o, const struct lh_ipc_world* world) {
+  const uint32_t rank = world->step_rank;
+  const struct lh_kind* const kind = lh_kind_of(o->kind);
+  const bool to_all = o->kind == LH_WIRE_ALL_TO_ALL;
+  const bool whole =
+      kind->source[o->is_root] == LH_WIRE_WHOLE || kind->target[o->is_root] == LH_WIRE_WHOLE;
+  uint64_t own;
+  if (o->counts == NULL || !whole || o->participant_count > 0 || o->world != world->step_size ||
+      rank >= o->world) {
+    return LH_OK;
+  }
+  own = to_all ? o->target_counts[rank] : o->count;
+  if (own == o->counts[rank]) return LH_OK;
+  return lhi_refuse(o->call,
+                    to_all ? "this member expects %llu elements of itself, and counts[%u], for the "
+                             "member of its rank, is %llu"
+                           : "this member's part has %llu elements, and counts[%u], for the member "
+                             "of its rank, is %llu",
+                    (unsigned long long)own, (unsigned)rank, (unsigned long long)o->counts[rank]);
 }
 
 /* ------------------------------------------------------------------ placing tensors in the arena
@@ -571,6 +596,12 @@ static lh_status check_tag_locked(const char* call, const lh_comm* comm, const l
   return LH_OK;
 }
 
+/* The members that begin together may start ops before their first step boundary. That is then a
+ * boundary of all of them, or of none, so what only some of them start does not count. */
+static void began_locked(lh_comm* comm, uint64_t set) {
+  if (set == 0) comm->at_join = false;
+}
+
 /* Tells peerd that this call was refused, and why, so that no other participant waits for it. No
  * memory of the call is used but its name. Nobody waits for the answer. */
 static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const char* why) {
@@ -579,6 +610,7 @@ static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const ch
   struct lh_ipc_op body;
   struct terms terms;
   char text[LH_IPC_REFUSAL_BYTES_MAX + 1];
+  uint64_t set;
   lh_op* op;
   bool sends;
   if ((o->participants == NULL) != (o->participant_count == 0) ||
@@ -596,11 +628,13 @@ static void tell_refusal(lh_comm* comm, const struct lhi_collective* o, const ch
     discard(op);
     return;
   }
+  set = set_of(o, &terms);
   free(terms.ids);
   body.kind = o->kind;
   body.tag = o->tag;
   put_root(o, &body);
   pthread_mutex_lock(&client->mutex);
+  began_locked(comm, set);
   lhi_op_open_locked(op);
   request = lhi_request(LH_IPC_OP, op);
   request.member = comm->handle;
@@ -648,6 +682,10 @@ lh_status lh_refuse(lh_comm* comm, const lh_refuse_options* options) {
   if (asked.kind == 0) {
     return lhi_refuse("lh_refuse", "call is \"%s\"; give one such as \"lh_all_gather\"", o.call);
   }
+  pthread_mutex_lock(&comm->client->mutex);
+  status = lhi_boundary_check_locked(comm, "lh_refuse");
+  pthread_mutex_unlock(&comm->client->mutex);
+  if (status != LH_OK) return status;
   asked.tag = o.tag;
   asked.participants = o.participants;
   asked.participant_count = o.participant_count;
@@ -668,7 +706,7 @@ static lh_status open_op(lh_op* op, const char* call) {
   if (status == LH_OK) status = lhi_check_states_locked(call, op);
   if (status == LH_OK && lhi_queue_full_locked(comm)) status = check_tag_locked(call, comm, op);
   if (status == LH_OK) {
-    comm->at_join = false;
+    began_locked(comm, op->set);
     lhi_op_open_locked(op);
   }
   pthread_mutex_unlock(&op->client->mutex);
@@ -690,6 +728,7 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   /* A program may start many ops before it waits for one: read the replies that have come. */
   lhi_pump_locked(client);
   status = lhi_member_check_locked(comm, asked->call);
+  if (status == LH_OK) status = lhi_boundary_check_locked(comm, asked->call);
   world = comm->world;
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK) status = check_options(asked);
@@ -701,6 +740,7 @@ lh_status lhi_collective_start(lh_comm* comm, struct lhi_collective* asked, lh_o
   op->tag = asked->tag;
   status = sort_participants(asked, &terms);
   if (status == LH_OK) status = take_tensors(op, asked, &terms);
+  if (status == LH_OK) status = check_own_part(asked, &world);
   if (status == LH_OK) {
     op->set = set_of(asked, &terms);
     status = place(op, asked, deadline_ns);

@@ -77,6 +77,15 @@ lh_status lhi_member_check_locked(const lh_comm* comm, const char* call) {
   return LH_OK;
 }
 
+lh_status lhi_boundary_check_locked(const lh_comm* comm, const char* call) {
+  if (!comm->newcomer || !comm->at_join) return LH_OK;
+  return lhi_fail(LH_FAILED_PRECONDITION,
+                  "%s: this member came to a run that was going, and has passed no step boundary "
+                  "yet: call lh_begin_step() first; only members that begin a run together may "
+                  "start with something else",
+                  call);
+}
+
 lh_status lhi_check_comm(const lh_comm* comm, const char* call) {
   if (comm == NULL) return lhi_refuse(call, "comm is NULL");
   return lhi_process_check(comm->client, call);
@@ -128,6 +137,7 @@ static void join_ended(lh_op* op, const struct lh_ipc_reply* reply) {
   comm->handle = reply->member;
   comm->admitted = true;
   comm->at_join = true;
+  comm->newcomer = (reply->flags & LH_IPC_NEWCOMER) != 0;
   comm->world = reply->world;
 }
 
@@ -411,19 +421,20 @@ static void members_ended(lh_op* op, const struct lh_ipc_reply* reply) {
 static const struct lhi_op_type kMembers = {members_ended, NULL, NULL, NULL};
 
 /* Asks peerd for one page of members, from rank `first` on. */
-static lh_status members_page(lh_comm* comm, uint32_t first, int64_t deadline_ns,
-                              struct lh_ipc_members_page* page) {
+static lh_status members_page(const char* call, lh_comm* comm, uint32_t of_step, uint32_t first,
+                              int64_t deadline_ns, struct lh_ipc_members_page* page) {
   struct lh_ipc_request request;
   union lhi_answer answer;
   lh_status status;
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_MEMBERS;
   request.u.members.first = first;
-  status = lhi_ask("lh_members", comm, &kMembers, &request, deadline_ns, &answer);
+  request.u.members.of_step = of_step;
+  status = lhi_ask(call, comm, &kMembers, &request, deadline_ns, &answer);
   if (status == LH_OK) *page = answer.members;
   if (status == LH_OK && (page->first != first || page->count > LH_IPC_MEMBERS_PAGE)) {
     status =
-        lhi_fail(LH_INTERNAL, "lh_members: peerd sent a malformed page; install matching releases");
+        lhi_fail(LH_INTERNAL, "%s: peerd sent a malformed page; install matching releases", call);
   }
   return status;
 }
@@ -458,21 +469,22 @@ lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* info) {
   return lhi_give("lh_member", "LH_MEMBER_INFO_INIT", &own, sizeof own, sizeof own, info);
 }
 
-lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out) {
+static lh_status members_of(const char* call, lh_comm* comm, uint32_t of_step, uint64_t* ids,
+                            uint32_t capacity, uint32_t* count_out) {
   struct lh_ipc_members_page page = {0, 0, 0, {0}};
   uint64_t epoch = 0;
   struct lhi_text before;
   uint32_t count = 0;
   int64_t deadline_ns;
   int tries = 0;
-  lh_status status = lhi_check_comm(comm, "lh_members");
+  lh_status status = lhi_check_comm(comm, call);
   if (status != LH_OK) return status;
-  if (count_out == NULL) return lhi_refuse("lh_members", "count_out is NULL");
-  if (ids == NULL && capacity > 0) return lhi_refuse("lh_members", "ids is NULL");
+  if (count_out == NULL) return lhi_refuse(call, "count_out is NULL");
+  if (ids == NULL && capacity > 0) return lhi_refuse(call, "ids is NULL");
   deadline_ns = lhi_answer_deadline_ns(comm->client);
   lhi_note_text(&before);
   while (true) {
-    status = members_page(comm, count, deadline_ns, &page);
+    status = members_page(call, comm, of_step, count, deadline_ns, &page);
     if (status == LH_INTERNAL && count > 0 && ++tries < LHI_MEMBERS_TRIES) {
       count = 0; /* the epoch has changed, and has fewer members now: begin again */
       continue;
@@ -480,7 +492,7 @@ lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* 
     if (status != LH_OK) return status;
     if (count > 0 && page.epoch != epoch) {
       if (++tries >= LHI_MEMBERS_TRIES) {
-        return lhi_fail(LH_UNAVAILABLE, "lh_members: the epoch keeps changing; call again");
+        return lhi_fail(LH_UNAVAILABLE, "%s: the epoch keeps changing; call again", call);
       }
       count = 0;
       continue;
@@ -494,6 +506,14 @@ lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* 
   if (tries > 0) lhi_forget_failure(&before);
   *count_out = count;
   return LH_OK;
+}
+
+lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out) {
+  return members_of("lh_members", comm, 0, ids, capacity, count_out);
+}
+
+lh_status lh_step_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out) {
+  return members_of("lh_step_members", comm, 1, ids, capacity, count_out);
 }
 
 /* ------------------------------------------------------------------ step boundary */

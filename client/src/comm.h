@@ -11,6 +11,10 @@ typedef void lhi_sync_info_of(const lh_op* op, lh_sync_info_t* info);
 lh_status lhi_check_comm(const lh_comm* comm, const char* call);
 /* LH_OK: the member is admitted, is not leaving and was not removed, and peerd is alive. */
 lh_status lhi_member_check_locked(const lh_comm* comm, const char* call);
+/* LH_OK: the member may start an op or a sync. A newcomer may not before its first step boundary:
+ * the others, which are behind it, would take the op for one of theirs, or wait for the member
+ * without end. */
+lh_status lhi_boundary_check_locked(const lh_comm* comm, const char* call);
 /* LH_OK: the member has no step, no sync and no lh_state_take() in flight. */
 lh_status lhi_free_check_locked(const lh_comm* comm, const char* call);
 /* Forgets an lh_state_take() that timed out, if peerd has answered meanwhile that the state is not

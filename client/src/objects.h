@@ -216,7 +216,10 @@ struct lh_comm {
   bool leaving; /* LEAVE was sent and is not answered yet */
   bool left;
   bool stepping;  /* STEP was sent and is not answered yet */
-  bool at_join;   /* admitted, and no step, sync or op since then: the next step returns at once */
+  bool newcomer;  /* other members were in the group before */
+  /* Admitted, and no step since then, nor a sync or an op of all members: the next step returns at
+   * once. It stands for the boundary that admitted this member. */
+  bool at_join;
   lh_status gone; /* not LH_OK: removed, or never admitted */
   char* gone_text;
   struct lh_ipc_world world;

@@ -617,8 +617,10 @@ static lh_status check_unused_locked(const char* call, const lh_state* state) {
 }
 
 /* LH_OK: the member may begin a sync of this state now. */
-static lh_status may_sync_locked(const char* call, const lh_comm* comm, const lh_state* state) {
+static lh_status may_sync_locked(const char* call, const lh_comm* comm, const lh_state* state,
+                                 bool step) {
   lh_status status = lhi_member_check_locked(comm, call);
+  if (status == LH_OK && !step) status = lhi_boundary_check_locked(comm, call);
   if (status == LH_OK) status = lhi_free_check_locked(comm, call);
   if (status == LH_OK && state->holder != comm && lhi_state_held_locked(state)) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
@@ -695,7 +697,7 @@ static lh_status start(const char* call, lh_comm* comm, const lh_sync_options* g
     return status;
   }
   if (state->holder != NULL && !lhi_state_held_locked(state)) lost_locked(state);
-  status = may_sync_locked(call, comm, state);
+  status = may_sync_locked(call, comm, state, step);
   if (status == LH_OK) state->starting = true;
   held = lhi_state_held_locked(state);
   pthread_mutex_unlock(&client->mutex);
@@ -705,7 +707,7 @@ static lh_status start(const char* call, lh_comm* comm, const lh_sync_options* g
 
   pthread_mutex_lock(&client->mutex);
   state->starting = false;
-  status = may_sync_locked(call, comm, state);
+  status = may_sync_locked(call, comm, state, step);
   if (status == LH_OK) {
     op = lhi_op_make(client, step ? &kStep : &kSync, comm);
     if (op == NULL) status = LH_UNAVAILABLE;

@@ -345,6 +345,95 @@ TEST_F(ClientTest, AfterAnOpTheFirstStepIsABoundaryOfItsOwn) {
   lh_op_free(op);
 }
 
+TEST_F(ClientTest, ARefusedCallOfAllMembersCountsAsAnOpAndACallOfSomeDoesNot) {
+  Start();
+  Hold(&ScriptedHandler::hold_steps);
+  for (const bool all : {false, true}) {
+    Open();
+    ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+    const uint64_t ids[] = {101, 7};
+    lh_barrier_options barrier = LH_BARRIER_OPTIONS_INIT;
+    barrier.participants = ids;
+    barrier.participant_count = 2;
+    lh_op* op = nullptr;
+    ASSERT_EQ(lh_barrier_start(comm_, &barrier, &op), LH_OK) << lh_last_error();
+    EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+    lh_op_free(op);
+    lh_refuse_options refused = LH_REFUSE_OPTIONS_INIT;
+    refused.call = "lh_all_gather";
+    refused.why = "a test";
+    if (!all) {
+      refused.participants = ids;
+      refused.participant_count = 2;
+    }
+    ASSERT_EQ(lh_refuse(comm_, &refused), LH_OK) << lh_last_error();
+    EXPECT_EQ(lh_begin_step(comm_, 0), all ? LH_DEADLINE_EXCEEDED : LH_OK) << lh_last_error();
+    lh_close(std::exchange(client_, nullptr));
+  }
+}
+
+TEST_F(ClientTest, ANewcomerStartsNothingBeforeItsFirstBoundary) {
+  Start();
+  Hold(&ScriptedHandler::newcomers);
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  float* const data = Alloc(4);
+  const uint64_t ids[] = {101, 7};
+  const uint64_t shape = 4;
+  lh_tensor tensor = LH_TENSOR_INIT;
+  tensor.name = "w";
+  tensor.data = data;
+  tensor.shape = &shape;
+  tensor.dims = 1;
+  lh_sync_options sync = LH_SYNC_OPTIONS_INIT;
+  ASSERT_EQ(lh_state_new(client_, &tensor, 1, &sync.state), LH_OK) << lh_last_error();
+  lh_all_reduce_options reduce = LH_ALL_REDUCE_OPTIONS_INIT;
+  reduce.source = reduce.target = data;
+  reduce.count = 4;
+  lh_all_reduce_options bad = reduce;
+  bad.target = data + 1;
+  lh_barrier_options barrier = LH_BARRIER_OPTIONS_INIT;
+  barrier.tag = 9;
+  barrier.participants = ids;
+  barrier.participant_count = 2;
+  lh_send_options send = LH_SEND_OPTIONS_INIT;
+  send.dtype = LH_INT32;  // the harness writes sums of float32 only
+  send.source = data;
+  send.count = 4;
+  send.to = 1;
+  lh_refuse_options refused = LH_REFUSE_OPTIONS_INIT;
+  refused.call = "lh_barrier";
+  refused.why = "a test";
+  lh_op* op = nullptr;
+  const std::vector<std::function<lh_status()>> calls = {
+      [&] { return lh_all_reduce_start(comm_, &reduce, &op); },
+      [&] { return lh_all_reduce_start(comm_, &bad, &op); },  // whose refusal others would hear
+      [&] { return lh_barrier_start(comm_, &barrier, &op); },
+      [&] { return lh_send_start(comm_, &send, &op); },
+      [&] { return lh_refuse(comm_, &refused); },
+      [&] { return lh_sync_state_start(comm_, &sync, &op); },
+  };
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& call : calls) {
+      EXPECT_EQ(call(), LH_FAILED_PRECONDITION);
+      EXPECT_TRUE(Says("has passed no step boundary yet")) << lh_last_error();
+      EXPECT_TRUE(Says("call lh_begin_step() first")) << lh_last_error();
+      EXPECT_EQ(op, nullptr);
+    }
+  }
+  ASSERT_EQ(lh_begin_step(comm_, 0), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_TRUE(handler.refusals.empty());
+    EXPECT_EQ(handler.events.size(), 1u) << "the join";
+  });
+  for (const size_t good : {0, 2, 3, 5}) {
+    ASSERT_EQ(calls[good](), LH_OK) << lh_last_error();
+    EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+    lh_op_free(op);
+  }
+  EXPECT_EQ(lh_state_free(sync.state), LH_OK) << lh_last_error();
+}
+
 TEST_F(ClientTest, ListsMembersOverSeveralPages) {
   StartJoined();
   for (const size_t size : {size_t{1}, size_t{28}, size_t{29}, size_t{1024}}) {
@@ -363,6 +452,12 @@ TEST_F(ClientTest, ListsMembersOverSeveralPages) {
     EXPECT_EQ(count, size);
     EXPECT_EQ(ids[1], 7u);
   }
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.step_members = {MemberId(7)}; });
+  uint64_t id = 0;
+  uint32_t count = 0;
+  ASSERT_EQ(lh_step_members(comm_, &id, 1, &count), LH_OK) << lh_last_error();
+  EXPECT_EQ(count, 1u);
+  EXPECT_EQ(id, 7u);
 }
 
 TEST_F(ClientTest, AJoinNamesItsCohortAndDeadline) {
@@ -1083,7 +1178,7 @@ TEST_F(ClientTest, AJoinThatIsRefusedGivesTheReason) {
   EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
   ASSERT_TRUE(UntilEvents(1));
   harness_->Run([](ScriptedHandler&, IpcServer& server) {
-    server.JoinDone(LocalId(1), {Code::kUnavailable, "no coordinator"}, {});
+    server.JoinDone(LocalId(1), {Code::kUnavailable, "no coordinator"}, {}, false);
   });
   EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_UNAVAILABLE);
   EXPECT_STREQ(lh_last_error(), "no coordinator");
@@ -1503,6 +1598,7 @@ TEST_F(ClientTest, NullIsRefusedEverywhere) {
   }
   EXPECT_EQ(lh_world(nullptr, &world), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_step_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step(nullptr, 0), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_begin_step_start(nullptr, &op), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_leave(nullptr, 0), LH_INVALID_ARGUMENT);

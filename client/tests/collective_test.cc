@@ -139,6 +139,9 @@ class FakePeerd {
     reply.status = status;
     if (request.type == LH_IPC_HELLO && shared() != nullptr) reply.flags = LH_IPC_SHARED;
     reply.world = {1, kMember, kRank, kWorld, 0, 0};
+    if (request.type == LH_IPC_STEP) reply.flags = LH_IPC_PASSED;
+    reply.world.step_rank = kRank;
+    reply.world.step_size = step_size;
     if (status == LH_OK) {
       reply.u.op.size = 1;
       reply.u.op.algorithm = LH_WIRE_RING;
@@ -158,6 +161,8 @@ class FakePeerd {
   std::atomic<bool> share = false;
   // Ops are not answered until the test does so.
   std::atomic<bool> hold = true;
+  // The members at the last boundary, as replies say from now on.
+  std::atomic<uint32_t> step_size = 0;
 
  private:
   lh_ipc_request At(const std::vector<lh_ipc_request>& list, size_t index) {
@@ -698,6 +703,77 @@ TEST_F(CollectiveTest, UnequalPartsGiveAndGetWhatTheirKindSays) {
   check(Ask(lh_all_to_all_start, all), {3, 0, 1, 4}, {2, 0, 2, 2});
 }
 
+TEST_F(CollectiveTest, AMembersOwnPartIsAsLongAsItsCountsSay) {
+  peerd_.step_size = kWorld;
+  for (int i = 0; i < 2; ++i) {  // the first one is that of the join
+    ASSERT_EQ(lh_begin_step(comm_, 20000), LH_OK) << lh_last_error();
+  }
+  const uint64_t counts[] = {3, 2, 1, 2};
+  const uint64_t others[] = {2, 3, 2, 1};
+  float whole[8] = {};
+  float mine[8] = {};
+  const auto check = [&](auto start, auto options, uint64_t wrong, uint64_t right) {
+    options.counts = counts;
+    options.world = kWorld;
+    options.count = wrong;
+    Refused(start, options, "and counts[1], for the member of its rank, is 2");
+    const uint64_t ids[] = {2, kMember, 8, 9};
+    options.participants = ids;  // among these, its rank may be another one
+    options.participant_count = 4;
+    (void)Ask(start, options);
+    options.participants = nullptr;
+    options.participant_count = 0;
+    options.count = right;
+    (void)Ask(start, options);
+  };
+  lh_reduce_scatter_options reduce = LH_REDUCE_SCATTER_OPTIONS_INIT;
+  reduce.source = whole;
+  reduce.target = mine;
+  check(lh_reduce_scatter_start, reduce, 3, 2);
+  lh_all_gather_options gather = LH_ALL_GATHER_OPTIONS_INIT;
+  gather.source = mine;
+  gather.target = whole;
+  gather.tag = 1;
+  check(lh_all_gather_start, gather, 1, 2);
+  lh_gather_options to_root = LH_GATHER_OPTIONS_INIT;
+  to_root.source = mine;
+  to_root.target = whole;
+  to_root.root = kRank;
+  to_root.tag = 2;
+  check(lh_gather_start, to_root, 0, 2);
+  lh_scatter_options scatter = LH_SCATTER_OPTIONS_INIT;
+  scatter.source = whole;
+  scatter.target = mine;
+  scatter.root_member = kMember;
+  scatter.tag = 3;
+  check(lh_scatter_start, scatter, 5, 2);
+  lh_all_to_all_options all = LH_ALL_TO_ALL_OPTIONS_INIT;
+  all.source = whole;
+  all.target = mine;
+  all.world = kWorld;
+  all.counts = counts;
+  all.target_counts = others;
+  all.tag = 4;
+  Refused(lh_all_to_all_start, all, "expects 3 elements of itself, and counts[1], for the member");
+  const uint64_t fitting[] = {2, 2, 2, 1};
+  all.target_counts = fitting;
+  (void)Ask(lh_all_to_all_start, all);
+  // Laid out for another world, nobody can tell which part is whose.
+  gather.tag = 5;
+  gather.counts = counts;
+  gather.count = 1;
+  gather.world = 3;
+  (void)Ask(lh_all_gather_start, gather);
+  // Only the root's lengths are read.
+  to_root.tag = 6;
+  to_root.root = 0;
+  to_root.target = nullptr;
+  to_root.counts = counts;
+  to_root.world = kWorld;
+  to_root.count = 1;
+  (void)Ask(lh_gather_start, to_root);
+}
+
 TEST_F(CollectiveTest, LengthsThatCannotBeAreRefused) {
   const uint64_t counts[] = {1, uint64_t{1} << 41, 1, 1};
   float data[8] = {};
@@ -1173,6 +1249,25 @@ TEST_F(CollectiveTest, AWaitingTagIsRefusedForTheSameParticipantsOnly) {
   o.participant_count = 2;
   EXPECT_EQ(lh_all_reduce_start(comm_, &o, &op), LH_OK) << lh_last_error();
   started_.push_back(op);
+  // Nor is a set of members like a partner and a direction.
+  for (const uint64_t first : {0, 1}) {
+    const uint64_t set[] = {first, 8};
+    o.participants = set;
+    o.tag = LH_OPS_OPEN_MAX + first;
+    EXPECT_EQ(lh_all_reduce_start(comm_, &o, &op), LH_OK) << lh_last_error();
+    started_.push_back(op);
+    lh_send_options send = LH_SEND_OPTIONS_INIT;
+    lh_recv_options recv = LH_RECV_OPTIONS_INIT;
+    send.source = recv.target = data;
+    send.count = recv.count = 4;
+    send.tag = recv.tag = o.tag;
+    send.to_member = recv.from_member = 8;
+    EXPECT_EQ(lh_send_start(comm_, &send, &op), LH_OK) << lh_last_error();
+    started_.push_back(op);
+    EXPECT_EQ(lh_recv_start(comm_, &recv, &op), LH_OK) << lh_last_error();
+    started_.push_back(op);
+    EXPECT_EQ(lh_send_start(comm_, &send, &op), LH_INVALID_ARGUMENT);
+  }
 }
 
 // ------------------------------------------------------------------------------ quantization

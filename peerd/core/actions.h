@@ -29,6 +29,7 @@ struct JoinDone {
   LocalId local;
   Outcome outcome;
   World world;
+  bool newcomer = false;  // other members were in the group before
 };
 struct StepDone {
   LocalId local;

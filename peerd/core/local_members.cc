@@ -226,11 +226,15 @@ void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, u
     local.boundary = record.boundary;
     local.step = {record.epoch, static_cast<uint32_t>(record.RankOf(local.member)),
                   static_cast<uint32_t>(record.members.size())};
-    const World world = WorldOf(local, record, pending);
     if (!local.join_open) continue;
     local.join_open = false;
     local.known_admitted = true;
-    out->push_back(JoinDone{id, {}, world});
+    // The first members of a group are admitted in one epoch. So they all hear the same here, also
+    // one that hears of that epoch only by a later one.
+    const Epoch joined = record.members[record.RankOf(local.member)].joined;
+    const bool newcomer =
+        std::ranges::any_of(record.members, [&](const auto& m) { return m.joined < joined; });
+    out->push_back(JoinDone{id, {}, WorldOf(local, record, pending), newcomer});
   }
 }
 

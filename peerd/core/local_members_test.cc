@@ -87,6 +87,22 @@ TEST_F(LocalMembersTest, AJoinIsAnsweredWhenItsEpochIsCommitted) {
   EXPECT_EQ(Get<WorldChanged>(Commit()).size(), 1u);
 }
 
+TEST_F(LocalMembersTest, AJoinIsToldWhetherOthersWereThereBefore) {
+  Join(2);
+  Pending(2, 2);
+  EXPECT_TRUE(Get<JoinDone>(Commit()).at(0).newcomer);
+  // All begin together in epoch 3. This peer hears of it by a later epoch.
+  record_ = RecordOf(MakePrepare(4, 0, 3, 4, {{5, 1, 3}, {7, 7, 3}}));
+  Join(5);
+  Pending(5, 5);
+  EXPECT_FALSE(Get<JoinDone>(Commit()).at(0).newcomer);
+  // One that came after this member counts as little.
+  record_ = RecordOf(MakePrepare(6, 0, 6, 4, {{7, 7, 6}, {6, 1, 5}}));
+  Join(6);
+  Pending(6, 6);
+  EXPECT_FALSE(Get<JoinDone>(Commit()).at(0).newcomer);
+}
+
 TEST_F(LocalMembersTest, AJoinSaysItsCohortAndDeadlineEachTime) {
   LocalJoin join{LocalId(2), kGroup, "t", {"host-7", 3, 5000}};
   Do([&] { members_.Join(join, &out_); });

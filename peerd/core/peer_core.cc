@@ -79,7 +79,7 @@ class PeerCore::Impl {
   void SetProgress(LocalId local, const control::FetchProgress& progress) {
     syncs_.SetProgress(local, progress);
   }
-  MembersView GetMembers(LocalId local) const;
+  MembersView GetMembers(LocalId local, AsOf as_of) const;
   std::optional<MemberView> GetMember(LocalId local, MemberId member) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
   Stats GetStats() const;
@@ -774,16 +774,16 @@ void PeerCore::Impl::SetWorstLanes(std::map<std::string, control::WorstLane> wor
   worst_ = std::move(worst);
 }
 
-PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
+PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id, AsOf as_of) const {
   MembersView view;
   const LocalMember* const local = members_.Find(id);
   if (local == nullptr || !local->admitted) return view;
   const Group& group = groups_.at(local->group);
   if (group.current() == nullptr || group.current()->RankOf(local->member) < 0) return view;
-  view.epoch = group.current()->epoch;
-  for (const control::MemberInfo& member : group.current()->members) {
-    view.members.push_back(member.member);
-  }
+  view.epoch = as_of == AsOf::kStep ? local->step.epoch : group.current()->epoch;
+  const std::vector<MemberId>* const members = group.epochs.history().MembersOf(view.epoch);
+  LH_CHECK(members != nullptr) << "epoch " << view.epoch.value();
+  view.members = *members;
   return view;
 }
 
@@ -884,7 +884,9 @@ void PeerCore::SetWorstLanes(std::map<std::string, control::WorstLane> worst) {
 void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress) {
   impl_->SetProgress(local, progress);
 }
-PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
+PeerCore::MembersView PeerCore::GetMembers(LocalId local, AsOf as_of) const {
+  return impl_->GetMembers(local, as_of);
+}
 std::optional<PeerCore::MemberView> PeerCore::GetMember(LocalId local, MemberId member) const {
   return impl_->GetMember(local, member);
 }

@@ -66,13 +66,15 @@ class PeerCore {
   // Sets how far the transfer of a local member is, for heartbeats; ignored if it has none.
   void SetProgress(LocalId local, const control::FetchProgress& progress);
 
-  // The members of the epoch of the local member's group, in rank order. Empty if the member is not
-  // in that epoch.
+  // The members of an epoch of the local member's group, in rank order: of the committed one, or of
+  // that in which the member's last step boundary was passed. Empty if the member is not in the
+  // committed epoch.
+  enum class AsOf { kNow, kStep };
   struct MembersView {
     Epoch epoch;
     std::vector<MemberId> members;
   };
-  MembersView GetMembers(LocalId local) const;
+  MembersView GetMembers(LocalId local, AsOf as_of = AsOf::kNow) const;
   // Returns what is known of a member of the local member's group, also of a former one.
   struct MemberView {
     KnownMember member;

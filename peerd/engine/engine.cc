@@ -99,7 +99,7 @@ struct Engine::Carrier {
       e->groups_.erase(a.local);
       ports.states->Forget(a.local);
     }
-    ports.trainers->JoinDone(a.local, a.outcome, a.world);
+    ports.trainers->JoinDone(a.local, a.outcome, a.world, a.newcomer);
   }
   void operator()(StepDone& a) {
     ports.states->WhenUnread(a.local, [trainers = ports.trainers, a] {
@@ -244,7 +244,7 @@ void Engine::FailHopelessJoins() {
         {Code::kUnavailable,
          absl::StrCat("join refused: no coordinator of ", options_.coordinators,
                       " serves this peer (", stream_error_, "); check --coordinator of peerd")},
-        {});
+        {}, /*newcomer=*/false);
     ports_.states->Forget(local);
     Post(LocalDied{local, "no coordinator"});
   }

@@ -107,7 +107,9 @@ class Engine final : public TransportListener, public TrainerRequests {
   void OnPost(const LocalPost& post, PostBuffers buffers) override;
   void OnRefusal(LocalRefusal refusal) override { Post(std::move(refusal)); }
   void OnCancel(const PostRef& post) override;
-  PeerCore::MembersView OnMembers(LocalId local) override { return core_->GetMembers(local); }
+  PeerCore::MembersView OnMembers(LocalId local, PeerCore::AsOf as_of) override {
+    return core_->GetMembers(local, as_of);
+  }
   std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) override {
     return core_->GetMember(local, member);
   }

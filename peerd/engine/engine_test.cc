@@ -53,7 +53,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   std::vector<std::string> Told() { return std::exchange(told, {}); }
 
   // ---- TrainerPort
-  void JoinDone(LocalId, const Outcome& outcome, const World&) override {
+  void JoinDone(LocalId, const Outcome& outcome, const World&, bool) override {
     Answer("join done", outcome);
   }
   void StepDone(LocalId, const Outcome& outcome, const World&) override {
@@ -236,7 +236,7 @@ class EngineTest : public testing::Test {
     engine.Turn();
     engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
     engine.Turn();
-    ASSERT_TRUE(engine.OnMembers(kLocal).epoch);
+    ASSERT_TRUE(engine.OnMembers(kLocal, PeerCore::AsOf::kNow).epoch);
     world.told.clear();
     world.outcomes.clear();
   }

@@ -75,7 +75,7 @@ class TrainerRequests {
   // The trainer gives up an op, which is answered as always.
   virtual void OnCancel(const PostRef& post) = 0;
   // Empty while the member is not admitted.
-  virtual PeerCore::MembersView OnMembers(LocalId local) = 0;
+  virtual PeerCore::MembersView OnMembers(LocalId local, PeerCore::AsOf as_of) = 0;
   // nullopt: nothing is known of the member.
   virtual std::optional<PeerCore::MemberView> OnMember(LocalId local, MemberId member) = 0;
   // Hashes all tensors of the state ahead of a sync. Runs `done` afterwards, within a later turn.
@@ -100,7 +100,9 @@ class TrainerPort {
  public:
   virtual ~TrainerPort() = default;
 
-  virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world) = 0;
+  // newcomer: other members were in the group before.
+  virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world,
+                        bool newcomer) = 0;
   virtual void StepDone(LocalId local, const Outcome& outcome, const World& world) = 0;
   // Nothing reads or writes the tensors any more. Exception: info.background is true. Then the
   // tensors are held until a TakeDone() or a later SyncDone() without `background`; their state

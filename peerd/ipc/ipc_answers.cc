@@ -15,11 +15,12 @@ void TrainerServer::Answer(Client& client, uint64_t call, const Outcome& outcome
   connections_.Push(client, MakeReply(LH_IPC_DONE, call, 0, outcome));
 }
 
-void TrainerServer::AnswerWithWorld(Client& client, uint64_t call, LocalId local,
-                                    const World& world) {
+void TrainerServer::AnswerJoin(Client& client, uint64_t call, LocalId local, const World& world,
+                               bool newcomer) {
   client.calls.erase(call);
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), {});
   PutWorld(world, &reply);
+  if (newcomer) reply.flags |= LH_IPC_NEWCOMER;
   // A later WORLD frame must follow this reply, so it must not overwrite an earlier WORLD frame.
   members_.at(local).world_frame = 0;
   connections_.Push(client, reply);
@@ -57,13 +58,14 @@ void TrainerServer::Forget(LocalId local, const Outcome& outcome) {
   if (member.leave_call != 0) Answer(client, member.leave_call, {});
 }
 
-void TrainerServer::JoinDone(LocalId local, const Outcome& outcome, const World& world) {
+void TrainerServer::JoinDone(LocalId local, const Outcome& outcome, const World& world,
+                             bool newcomer) {
   Member* const member = Find(local);
   if (member == nullptr || member->admitted) return;
   Client& client = *member->client;
   if (outcome.ok()) {
     member->admitted = true;
-    AnswerWithWorld(client, member->join_call, local, world);
+    AnswerJoin(client, member->join_call, local, world, newcomer);
   } else {
     Answer(client, member->join_call, outcome);
     Forget(local, outcome);

@@ -497,7 +497,9 @@ void TrainerServer::Cancel(Client& client) {
 
 void TrainerServer::Members(Client& client) {
   if (ActiveMember(client) == nullptr) return;
-  const PeerCore::MembersView members = handler_->OnMembers(LocalId(client.request.member));
+  const PeerCore::MembersView members = handler_->OnMembers(
+      LocalId(client.request.member),
+      client.request.u.members.of_step != 0 ? PeerCore::AsOf::kStep : PeerCore::AsOf::kNow);
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
   lh_ipc_members_page& page = reply.u.members;
   const size_t first = std::min<size_t>(client.request.u.members.first, members.members.size());

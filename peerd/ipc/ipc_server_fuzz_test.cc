@@ -74,7 +74,7 @@ class Engine : public TrainerRequests {
   }
   void OnCancel(const PostRef&) override {}
   void OnRefusal(LocalRefusal) override {}
-  PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(1), members}; }
+  PeerCore::MembersView OnMembers(LocalId, PeerCore::AsOf) override { return {Epoch(1), members}; }
   std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
     if (member.value() % 2 == 0) return std::nullopt;
     return PeerCore::MemberView{{{member, PeerId(9), Epoch(1), "n", {}, "host"}, "h.example"}, 1};
@@ -428,7 +428,7 @@ class Attack {
         const LocalId local = TakeFrom(&engine_.joins);
         const Outcome outcome = Result();
         if (!outcome.ok()) engine_.Forget(local);
-        server_->JoinDone(local, outcome, {Epoch(1), MemberId(local.value()), 0, 2, 0});
+        server_->JoinDone(local, outcome, {Epoch(1), MemberId(local.value()), 0, 2, 0}, false);
         if (outcome.ok()) admitted_.push_back(local);
         break;
       }

@@ -26,7 +26,7 @@ class TrainerServer final : public IpcServer, private RequestHandler {
                 Ring* ring, TrainerRequests* handler);
   ~TrainerServer() override { regions_.Close(); }
 
-  void JoinDone(LocalId local, const Outcome& outcome, const World& world) override;
+  void JoinDone(LocalId local, const Outcome& outcome, const World& world, bool newcomer) override;
   void StepDone(LocalId local, const Outcome& outcome, const World& world) override;
   void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) override;
   void TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) override;
@@ -79,7 +79,7 @@ class TrainerServer final : public IpcServer, private RequestHandler {
 
   // ---- replies
   void Answer(Client& client, uint64_t call, const Outcome& outcome);
-  void AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world);
+  void AnswerJoin(Client& client, uint64_t call, LocalId local, const World& world, bool newcomer);
   // Writes the ids to `info`, and sends those for which it has no room in frames of their own.
   void PutOpMembers(Client& client, uint64_t call, const std::vector<MemberId>& members,
                     lh_ipc_op_info* info);

@@ -26,6 +26,7 @@ TEST(IpcServerTest, AnswersHelloJoinStepMembersAndLeave) {
   Harness harness;
   harness.Run([](ScriptedHandler& handler, IpcServer&) {
     for (uint64_t i = 0; i < 30; ++i) handler.members.push_back(MemberId(500 + i));
+    handler.step_members = {MemberId(7)};
   });
   RawClient client(harness.path());
   const uint64_t member = client.Attach();
@@ -43,6 +44,10 @@ TEST(IpcServerTest, AnswersHelloJoinStepMembersAndLeave) {
   members.u.members.first = UINT32_MAX;
   EXPECT_EQ(client.Ask(members), 0);
   EXPECT_EQ(client.reply().u.members.count, 0u);
+  members.u.members = {0, 1};
+  EXPECT_EQ(client.Ask(members), 0);
+  EXPECT_EQ(client.reply().u.members.count, 1u);
+  EXPECT_EQ(client.reply().u.members.member_ids[0], 7u);
   EXPECT_EQ(client.Ask(Request(LH_IPC_LEAVE, 6, member)), 0);
   EXPECT_EQ(harness.Events(), (std::vector<std::string>{"join 1 run/0 raw", "step 1", "leave 1"}));
   EXPECT_EQ(harness.Stats().members, 0u);
@@ -501,7 +506,7 @@ TEST(IpcServerTest, AMemberIsAskedForInOrder) {
   EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 4, 1)), failed);   // not admitted
   EXPECT_EQ(client.Ask(Op(4, 1, 1)), failed);
   harness.Run([](ScriptedHandler& handler, IpcServer& server) {
-    server.JoinDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+    server.JoinDone(LocalId(1), {}, handler.WorldOf(LocalId(1)), /*newcomer=*/false);
   });
   EXPECT_EQ(client.Status(), 0);
   client.Send(Request(LH_IPC_STEP, 5, 1));

@@ -29,7 +29,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 18
+#define LH_IPC_VERSION 19
 
 enum lh_ipc_type {
   /* requests */
@@ -40,7 +40,7 @@ enum lh_ipc_type {
   LH_IPC_LEAVE = 5,    /* member, or u.leave; DONE when its ops are over and it is removed */
   LH_IPC_STEP = 6,     /* member, u.sync; DONE when every member has come to the boundary */
   LH_IPC_OP = 7,       /* member, u.op: a collective; DONE with the outcome */
-  LH_IPC_MEMBERS = 8,  /* member, u.members; DONE with a page of the epoch's members */
+  LH_IPC_MEMBERS = 8,  /* member, u.members; DONE with a page of an epoch's members */
   LH_IPC_STATE = 9,    /* u.state: registers tensors that are to be equal at all members */
   LH_IPC_UNSTATE = 10, /* u.state.state; refused while a sync uses the state */
   LH_IPC_SYNC = 11,    /* member, u.sync; DONE when the members' states are equal */
@@ -179,8 +179,8 @@ struct lh_ipc_cancel {
 };
 
 struct lh_ipc_members {
-  uint32_t first; /* rank of the first member wanted */
-  uint32_t zero;
+  uint32_t first;   /* rank of the first member wanted */
+  uint32_t of_step; /* 0: of the present epoch; 1: of this member's last step boundary */
 };
 
 struct lh_ipc_about {
@@ -349,8 +349,9 @@ enum lh_ipc_reply_flags {
    * into the inbox of the member's state. Nobody may write to the tensors until TAKE ends well, or
    * a later sync ends without this flag. */
   LH_IPC_BACKGROUND = 4,
-  LH_IPC_CHANGED = 8, /* chunks are marked as changed */
-  LH_IPC_SHARED = 16  /* DONE of HELLO: peerd uses the trainer's lh_ipc_shared */
+  LH_IPC_CHANGED = 8,  /* chunks are marked as changed */
+  LH_IPC_SHARED = 16,  /* DONE of HELLO: peerd uses the trainer's lh_ipc_shared */
+  LH_IPC_NEWCOMER = 32 /* DONE of JOIN: other members were in the group before */
 };
 
 struct lh_ipc_reply {

@@ -167,7 +167,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       }
       break;
     case LH_IPC_MEMBERS:
-      if (request.u.members.zero != 0) return "reserved bytes are not zero";
+      if (request.u.members.of_step > 1) return "members of no such epoch";
       break;
     case LH_IPC_STATE:
     case LH_IPC_UNSTATE:

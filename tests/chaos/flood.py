@@ -76,8 +76,8 @@ def train(number: int, socket: str, ops: Any, stop: Any, problems: Any) -> None:
     """A member. ops: counts finished ops, in a place for each member. stop: not 0: the members end together."""
     try:
         comm = lh.join("flood", peerd=socket, timeout=PATIENCE_S)
-        while comm.world_size < PEERS:
-            comm.begin_step(timeout=PATIENCE_S)
+        while comm.begin_step(timeout=PATIENCE_S).world_size < PEERS:
+            pass
         members = comm.members
         tensor = comm.empty(COUNT)
         step = 0

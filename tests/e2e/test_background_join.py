@@ -133,6 +133,7 @@ def test_the_others_step_on_while_the_joiner_stands_still(
     run.wait_for_steps(4)
     with lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background") as comm:
         assert comm.background and comm.world_size == 3
+        comm.begin_step(PATIENCE)  # the boundary that admitted it
         info = comm.sync_state(models[2].state, timeout=PATIENCE)
         assert info.background and models[2].state.held
         with pytest.raises(lh.FailedPrecondition, match="take"):
@@ -180,6 +181,7 @@ def test_what_was_being_fetched_is_nobodys_when_its_member_was_evicted(cluster: 
     models.append(Model(cluster, 2, 3))
     state = models[2].state
     comm = lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background")
+    comm.begin_step(PATIENCE)  # the boundary that admitted it
     assert comm.sync_state(state, timeout=PATIENCE).background
     assert state.held
     brought = state.compute_hash()
@@ -237,6 +239,7 @@ def test_a_state_of_other_tensors_is_refused_with_the_first_difference(cluster: 
     veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
     run.wait_for_steps(4)
     comm = lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background")
+    comm.begin_step(PATIENCE)  # the boundary that admitted it
     odd = lh.State({"weights": np.zeros(3, np.float32)})
     deadline = time.monotonic() + PATIENCE
     with pytest.raises(lh.StateMismatch, match="agreed on"):

@@ -68,6 +68,7 @@ def reduce_together(sockets: list[str], run: str) -> None:
             while comms[0].world_size < len(comms) + 1:
                 list(pool.map(lambda comm: comm.begin_step(), comms))
             comms.append(joiner.result())
+            comms[-1].begin_step()  # the boundary that admitted it
         for count in (16, 100_003, 3_000_017):
             tensors = [comm.empty(count) for comm in comms]
             for i, tensor in enumerate(tensors):

@@ -114,7 +114,6 @@ def test_a_member_that_comes_back_among_others_is_brought_to_the_present(stack: 
         other.start("join", socket=cluster.socket(1), run="kept", called="t1")
         one.do("begin_step_until", size=2)
         assert "error" not in other.finish()
-        other.do("begin_step")  # this is the boundary that admitted it
         for trainer in (one, other):
             trainer.do("declare", fill=5)
         for trainer in (one, other):
@@ -125,7 +124,6 @@ def test_a_member_that_comes_back_among_others_is_brought_to_the_present(stack: 
         again.start("join", socket=cluster.socket(0), run="kept", called="t0")
         other.do("begin_step_until", size=2)
         assert "error" not in again.finish()
-        again.do("begin_step")
         assert again.do("declare", fill=0)["kept"] == 2
         for trainer in (again, other):
             trainer.start("train", steps=1)
@@ -183,6 +181,7 @@ def test_a_transfer_that_breaks_off_leaves_the_tensors_as_they_were() -> None:
         while first.world_size < 2:
             first.begin_step(PATIENCE)
         comms = [first, joining.result(PATIENCE)]
+        comms[1].begin_step(PATIENCE)
         arrays = [lh.empty(size, "uint8", peerd=cluster.socket(i)) for i in range(2)]
         states = [lh.State({"w": array}) for array in arrays]
         for array in arrays:

@@ -20,6 +20,7 @@ def test_bytes_of_an_op_are_on_the_page_when_the_op_has_ended() -> None:
         while comms[0].world_size < 2:
             comms[0].begin_step()
         comms.append(joiner.result())
+        comms[1].begin_step()  # the boundary that admitted it
         tensors = [comm.empty(COUNT) for comm in comms]
         sent, received = [0, 0], [0, 0]
         for op in range(OPS):

@@ -37,8 +37,8 @@ class Group:
     def _train(self, number: int) -> None:
         comm = lh.join("demo", peerd=self.cluster.socket(number), timeout=PATIENCE_S)
         # All members see at the same boundary that all are there.
-        while comm.world_size < PEERS:
-            comm.begin_step()
+        while comm.begin_step().world_size < PEERS:
+            pass
         tensor = comm.empty(COUNT)
         # The first trainer tells the others in an op when to stop, so that no op lacks a member.
         while True:

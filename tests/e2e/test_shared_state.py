@@ -474,6 +474,7 @@ def test_a_newcomer_that_names_its_state_gets_what_differs(cluster: LocalCluster
         while first.world_size == 1:
             first.begin_step(timeout=PATIENCE)
         with joining.result(PATIENCE) as second:
+            second.begin_step(PATIENCE)  # the boundary that admitted it
             syncs = [
                 pool.submit(first.sync_state, old, timeout=PATIENCE),
                 pool.submit(second.sync_state, new, timeout=PATIENCE),

@@ -229,8 +229,8 @@ class Trainers:
 
     def _train(self, number: int) -> None:
         comm = lh.join("rotation", peerd=self.cluster.socket(number), timeout=PATIENCE_S)
-        while comm.world_size < self.size:
-            comm.begin_step()
+        while comm.begin_step().world_size < self.size:
+            pass
         tensor = comm.empty(1 << 16)
         while True:
             tensor[:] = 1 if number == 0 and self._stop.is_set() else 0

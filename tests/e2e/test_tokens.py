@@ -305,6 +305,7 @@ def test_a_thief_is_shut_out_and_the_others_go_on(tmp_path: pathlib.Path) -> Non
                 "-c",
                 "import longhaul as lh, sys\n"
                 f"comm = lh.join('a', peerd={cluster.socket(thief)!r}, timeout=60)\n"
+                "comm.begin_step()\n"
                 "x = comm.empty(1024)\n"
                 "while True: comm.all_reduce(x, timeout=60)\n",
             ],

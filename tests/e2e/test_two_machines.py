@@ -32,9 +32,8 @@ import numpy as np
 import longhaul as lh
 
 comm = lh.join("meet", peerd=sys.argv[1] if len(sys.argv) > 1 else None, timeout=180)
-while comm.world_size < 2:
-    with comm.step(timeout=180):
-        pass
+while comm.begin_step(180).world_size < 2:
+    pass
 tensor = np.ones(1)
 comm.all_reduce(tensor, timeout=180)
 print("sum", int(tensor[0]), flush=True)

@@ -217,6 +217,8 @@ class Worker:
         self.comm = lh.join(
             run=run, group=group, peerd=socket, timeout=timeout, members=members, name=called, join_mode=mode
         )
+        if members is None and self.comm.world_size > 1:
+            self.comm.begin_step(timeout)  # the boundary that admitted it
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def assemble(self, socket: str, run: str, size: int, group: int = 0, timeout: float = 60) -> dict[str, Any]:

@@ -65,6 +65,18 @@ uint64_t Checker::FirstStep(uint32_t group, MemberId member) const {
   return *it->second.first_step;
 }
 
+void Checker::OnAdmitted(uint32_t group, const peerd::World& world, bool newcomer) const {
+  const Member& own = members_.at({group, world.member});
+  // A newcomer may hear of its admission only when all the others have gone, by a later epoch.
+  const auto& members = epochs_.at({group, world.step.epoch}).members;
+  const bool with_others = std::ranges::any_of(members, [&](const control::MemberInfo& info) {
+    return members_.at({group, info.member}).first_step < own.first_step;
+  });
+  if (newcomer == (own.newcomer && with_others)) return;
+  Fail(longhaul::ToString(world.member) + " is told that it is " + (newcomer ? "a" : "no") +
+       " newcomer, and its admission says otherwise");
+}
+
 void Checker::OnStep(uint32_t group, uint64_t step, const peerd::World& world) {
   members_[{group, world.member}].step = step;
   last_step_[group] = std::max(last_step_[group], step);
@@ -439,6 +451,7 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
     if (info.joined == prepare.epoch) {
       member.first_step = first;
       member.step = first;
+      member.newcomer = step.has_value();
       if (info.background_until != control::kInBackground) member.contributes_step = first;
     } else if (info.background_until == prepare.epoch) {
       if (member.contributes_step) {

@@ -60,6 +60,8 @@ class Checker {
                    const control::JoinWish& terms = {});
   // Returns the step with which the member begins. It is known as soon as its admission is sent.
   uint64_t FirstStep(uint32_t group, MemberId member) const;
+  // A member was admitted. It was told whether other members were in the group before.
+  void OnAdmitted(uint32_t group, const peerd::World& world, bool newcomer) const;
   // The member has passed a boundary and is now in `step`. It was told of this world.
   void OnStep(uint32_t group, uint64_t step, const peerd::World& world);
   // A trainer is told of its world.
@@ -203,6 +205,7 @@ class Checker {
     std::optional<uint64_t> first_step;
     std::optional<uint64_t> contributes_step;  // first step with its input
     uint64_t step = 0;
+    bool newcomer = false;  // its admission found members in the group
   };
   struct Op {
     // By slot: how often it was posted. It is posted again by all after all have seen it aborted.

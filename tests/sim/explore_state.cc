@@ -209,7 +209,8 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   }
 
   // ---- TrainerPort
-  void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override {
+  void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world,
+                bool) override {
     const int m = s->MemberOf(local);
     Member& member = s->members_[m];
     s->Answered(&member.join_open, "join", m);

@@ -901,10 +901,14 @@ void PeerHost::CheckAllAnswered() const {
 
 // ---- answers
 
-void PeerHost::JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) {
+void PeerHost::JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world,
+                        bool newcomer) {
   if (!std::exchange(open_[local].join, false)) Twice("JoinDone", local);
   heard_[local].join = false;
-  if (outcome.ok()) CheckWorld(local, world);
+  if (outcome.ok()) {
+    CheckWorld(local, world);
+    context_.checker->OnAdmitted(locals_.at(local).group.group, world, newcomer);
+  }
   ToTrainer(local, [=](TrainerSide* t) { t->OnJoinDone(outcome, world); });
 }
 
@@ -1011,7 +1015,9 @@ void PeerHost::OnTransferEnded(const peerd::TransferEnded& ended) {
 void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
   const GroupKey& group = locals_.at(local).group;
   context_.checker->OnWorld({id_, local}, group, world);
-  context_.checker->OnMembers({id_, local}, group, core().GetMembers(local));
+  for (const auto as_of : {peerd::PeerCore::AsOf::kNow, peerd::PeerCore::AsOf::kStep}) {
+    context_.checker->OnMembers({id_, local}, group, core().GetMembers(local, as_of));
+  }
 }
 
 // ---- trainers

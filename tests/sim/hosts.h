@@ -281,7 +281,8 @@ class PeerHost final : private peerd::TransportListener,
   void NoteSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data);
 
   // ---- TrainerPort
-  void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override;
+  void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world,
+                bool newcomer) override;
   void StepDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override;
   void SyncDone(peerd::LocalId local, const Outcome& outcome,
                 const peerd::StateSyncInfo& info) override;

@@ -52,7 +52,7 @@ class ScriptedHandler : public TrainerRequests {
     if (wish.step_deadline_ms != 0) {
       events.back() += " step_deadline_ms " + std::to_string(wish.step_deadline_ms);
     }
-    if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
+    if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local), newcomers);
   }
   void OnStep(LocalId local, const StateSync* sync) override {
     events.push_back("step " + std::to_string(local.value()));
@@ -78,7 +78,9 @@ class ScriptedHandler : public TrainerRequests {
   void OnCancel(const PostRef& post) override {
     events.push_back("cancel " + std::to_string(post.local.value()));
   }
-  PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  PeerCore::MembersView OnMembers(LocalId, PeerCore::AsOf as_of) override {
+    return {Epoch(epoch), as_of == PeerCore::AsOf::kStep ? step_members : members};
+  }
   std::optional<PeerCore::MemberView> OnMember(LocalId, MemberId member) override {
     if (member != MemberId(7)) return std::nullopt;
     return PeerCore::MemberView{{{member, PeerId(9), Epoch(1), "gpu-3", {}, "host-b"}, "b.example"},
@@ -142,6 +144,7 @@ class ScriptedHandler : public TrainerRequests {
   IpcServer* server = nullptr;
   uint64_t epoch = 1;
   std::vector<MemberId> members;
+  std::vector<MemberId> step_members;
   std::vector<MemberId> op_members = {MemberId(1), MemberId(2)};  // OpInfo::members of good posts
   bool hold_joins = false;
   bool hold_steps = false;
@@ -152,6 +155,7 @@ class ScriptedHandler : public TrainerRequests {
   uint64_t kept_revision = 0;  // 0: no state is kept
   std::vector<Manifest> kept_asked;
   bool hold_prepares = false;
+  bool newcomers = false;  // other members were in the groups before
   bool hold_whys = false;
   std::vector<Manifest> prepared;               // of all OnPrepare() calls
   std::vector<std::function<void()>> prepares;  // the `done` of each held call

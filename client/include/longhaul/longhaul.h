@@ -370,6 +370,10 @@ LH_API lh_status lh_world(lh_comm* comm, lh_world_info* info);
  * to `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing
  * while the ids were read, or peerd does not answer. */
 LH_API lh_status lh_members(lh_comm* comm, uint64_t* ids, uint32_t capacity, uint32_t* count_out);
+/* As lh_members(), for the members at this member's last step boundary (lh_world_info.step_epoch):
+ * the same ids at all members that passed it, those that have gone since included. */
+LH_API lh_status lh_step_members(lh_comm* comm, uint64_t* ids, uint32_t capacity,
+                                 uint32_t* count_out);
 
 typedef struct lh_member_info {
   uint32_t struct_size;
@@ -396,12 +400,14 @@ LH_API lh_status lh_member(lh_comm* comm, uint64_t member_id, lh_member_info* in
  * call returns: lh_world() shows that in `size` and `rank`, but not in `step_size` and `step_rank`.
  *
  * A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands
- * for the boundary that admitted it, unless the newcomer has started an operation or a sync before.
- * So all members run the same loop, with the boundary at the top or at the end.
+ * for the boundary that admitted it. So all members run the same loop, with the boundary at its
+ * top. An operation or a sync that a newcomer starts before gets LH_FAILED_PRECONDITION, and the
+ * other members hear nothing of it. Members that begin together, as the first of the group, may
+ * start with operations and syncs; after one of all members, their first call waits for all.
  *
  * To wait for n members, test the world after each boundary: call lh_begin_step(), then lh_world(),
- * until size >= n. A loop that tests before its first boundary deadlocks: a newcomer that finds n
- * members there calls lh_begin_step() once less often than the others.
+ * until size >= n. Do not test before the first boundary: a newcomer that finds n members there
+ * would not call lh_begin_step() at all.
  *
  * LH_DEADLINE_EXCEEDED: not all members have come. This member still counts as standing at the
  * boundary, and the next call waits at the same one. LH_FAILED_PRECONDITION: lh_begin_step_sync()
@@ -525,9 +531,10 @@ typedef struct lh_all_reduce_options {
  *                      was cancelled (lh_op_cancel()); source is unchanged
  * LH_TOO_FEW_MEMBERS   too few members contribute, or their weights sum to 0, at all members;
  *                      source is unchanged
- * LH_INVALID_ARGUMENT  an option is wrong, or the tag is in use: the text names it, and only this
- *                      member's operation ends; or the members' calls differ in an option that has
- *                      to be the same, at all members. source is unchanged
+ * LH_INVALID_ARGUMENT  an option is wrong here or at another member: the text names it, and that
+ *                      member; or the members' calls differ in an option that has to be the same:
+ *                      the operation ends so at all members. If the tag is in use, only this call
+ *                      ends. source is unchanged
  * LH_EVICTED           this member was removed; source is unchanged
  * LH_UNAVAILABLE       peerd refused the operation for lack of memory or room, and source is
  *                      unchanged; or peerd stopped or died (lh_client_check()), and the other

@@ -592,7 +592,7 @@ class Collectives:
         if participants is None:
             return self._member.world().step.world_size
         more["participants"] = ids = tuple(participants)
-        return len(set(ids).intersection(self._member.members())) or 1
+        return len(set(ids).intersection(self._member.step_members())) or 1
 
     def refuse(self, name: str, more: dict[str, Any], partner: Partner | None, why: Exception) -> None:
         """The call was refused here: tells the other members, who wait for it. Raises an error if it names no op."""

@@ -64,8 +64,6 @@ class _Standing:
     #: This member has passed a boundary, and the sync that belongs to it has no good end yet: the next call goes on
     #: with that sync, as a step or alone. None: no sync is owed.
     owed: Literal["step", "sync"] | None = None
-    #: The step whose sync is owed alone.
-    step: Step | None = None
     #: Why the tensors may differ from those of the other members, who will not compare them; None: they do not.
     apart: str | None = None
 
@@ -114,6 +112,19 @@ class Step:
             self._repeat()
 
 
+@dataclasses.dataclass
+class _Passed:
+    """A boundary that this member has passed, while the block of its step has not begun.
+
+    An exception may keep the block from beginning, while the other members go on. Then the next call begins it.
+    state, sync: of step(); None and "" for begin_step().
+    """
+
+    state: State | None
+    sync: str
+    step: Step
+
+
 class Comm:
     """One member of one group. Made by `join`.
 
@@ -131,6 +142,7 @@ class Comm:
         self._syncs = Syncs(member)
         self._collectives = Collectives(member)
         self._epoch_of_step = 0
+        self._passed: list[_Passed] = []  # at most one
         self._standings: weakref.WeakKeyDictionary[State, _Standing] = weakref.WeakKeyDictionary()
         self.run = run
         self.group = group
@@ -247,10 +259,16 @@ class Comm:
         Every member must call it at the same point of its program. All members return in the same epoch.
 
         A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands for the boundary
-        that admitted it. Exception: the newcomer has started an all-reduce or a sync before. So all members run the
-        same loop, with the boundary at the top or at the end.
+        that admitted it. So all members run the same loop, with the boundary at the top. An op or sync_state() that a
+        newcomer calls before that raises FailedPrecondition there, and the others hear nothing of it: they are in their
+        loop. Only members that begin together, as the first of the group, may start with something else.
 
-        To begin with n members, use `join(members=n)`.
+        To begin with n members, use `join(members=n)`. To wait for n members later, test what this call returns:
+        `while comm.begin_step().world_size < n: pass`.
+
+        An exception, such as Ctrl-C, may keep this call from returning although the other members have passed the
+        boundary. Then the next call returns the step of that boundary. The same holds for step() until its block begins,
+        and for sync_state(): make the same call again.
 
         timeout: seconds; None: no limit. Raises DeadlineExceeded if not all members have come; this member still counts
         as standing at the boundary, and the next call waits at the same one. Raises FailedPrecondition if step() with a
@@ -258,27 +276,46 @@ class Comm:
         drains.
         """
         self._member.check_joined()
-        return self._begin_step(_native.Deadline(timeout))
+        self._pass(None, "", _native.Deadline(timeout))
+        self._settle_step()
+        return self._passed.pop().step
 
-    def _begin_step(self, deadline: _native.Deadline) -> Step:
-        self._syncs.check_begin_step()
-        begun = time.monotonic()
-        self._syncs.end_take(deadline)
-        self._collectives.pay()
-        self._collectives.flush("begin_step", deadline)
-        self._member.in_slices(_native.library().lh_begin_step, "begin_step", deadline)
-        return self._passed(time.monotonic() - begun)
+    def _pass(self, state: State | None, sync: str, deadline: _native.Deadline) -> _Passed:
+        """Passes a boundary, unless this member has passed one and has not begun the block."""
+        if not self._stands(state, sync):
+            self._syncs.check_begin_step()
+            begun = time.monotonic()
+            self._syncs.end_take(deadline)
+            self._collectives.pay()
+            self._collectives.flush("begin_step", deadline)
+            self._member.begin_step(deadline)
+            self._note_passed(state, sync, None, time.monotonic() - begun)
+        return self._passed[0]
 
-    def _passed(self, seconds: float = 0.0) -> Step:
+    def _stands(self, state: State | None, sync: str) -> bool:
+        """Whether this member stands behind a boundary without having begun the block. Raises if another call has to."""
+        for passed in self._passed:
+            if passed.state is not state or passed.sync != sync:
+                call = "begin_step()" if passed.state is None else f"step({passed.state!r}, sync={passed.sync!r})"
+                raise FailedPrecondition(f"this member has passed the boundary of {call}: call that again first")
+        return bool(self._passed)
+
+    def _note_passed(self, state: State | None, sync: str, info: SyncInfo | None, seconds: float) -> None:
         """seconds: how long this member waited at the boundary. 0: a sync counts them."""
         world = self.world()
-        self._member.record.counters.add(steps=1, seconds_steps=seconds)
         at = world.step  # a member may have gone since the boundary, and then `world` differs from member to member
         changed = at.epoch != self._epoch_of_step
+        step = Step(at.epoch, at.rank, at.world_size, changed, info, background=world.background)
+        self._passed.append(_Passed(state, sync, step))
+        self._member.record.counters.add(steps=1, seconds_steps=seconds)
         if changed:
             self._member.record.changed(world, self._member.members, self.member)
-        self._epoch_of_step = at.epoch
-        return Step(at.epoch, at.rank, at.world_size, changed, background=world.background)
+
+    def _settle_step(self) -> None:
+        """Before the block of a step begins, with the next statement: forgets how this member came to it."""
+        self._epoch_of_step = self._passed[0].step.epoch
+        self._member.boundary = None
+        self._syncs.take()
 
     def admit(self, timeout: float | None = None) -> Step:
         """The same as begin_step()."""
@@ -323,26 +360,28 @@ class Comm:
             yield self.begin_step(timeout)
             return
         deadline = _native.Deadline(timeout)
-        if sync == "always":
-            step = self._step_and_sync(state, strategy, deadline, progress)
-        else:
-            step = self._step_on_change(state, strategy, deadline, progress)
+        passed = (self._step_and_sync if sync == "always" else self._step_on_change)(
+            state, strategy, deadline, progress
+        )
+        self._settle_step()
         repeats: list[bool] = []
-        waits = step.sync is not None and step.sync.background
+        waits = passed.step.sync is not None and passed.step.sync.background
         take = (lambda timeout: self.take_state(state, timeout)) if waits else None
+        passed.step = dataclasses.replace(passed.step, _take=take, _repeat=lambda: repeats.append(True))
         record = self._member.record
         record.begin_block()
         try:
             with state.changing():
-                yield dataclasses.replace(step, _take=take, _repeat=lambda: repeats.append(True))
+                yield self._passed.pop().step
+            if state.held or repeats:
+                return
+            state.revision += 1
         except BaseException as problem:
-            self._standing(
-                state
-            ).apart = f"the block of the step of revision {state.revision} ended with {type(problem).__name__}"
+            if not self._passed:  # the block had begun
+                self._standing(
+                    state
+                ).apart = f"the block of the step of revision {state.revision} ended with {type(problem).__name__}"
             raise
-        if state.held or repeats:
-            return
-        state.revision += 1
         if record.failures:
             logger.warning(
                 "%d ops failed in the block of a step, and state.revision rises to %d; call step.repeat() in a block "
@@ -355,17 +394,22 @@ class Comm:
     def _standing(self, state: State) -> _Standing:
         return self._standings.setdefault(state, _Standing())
 
-    def _step_and_sync(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> Step:
+    def _step_and_sync(
+        self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, sync: str = "always"
+    ) -> _Passed:
         """A step boundary with a sync."""
-        self._collectives.pay()
-        self._collectives.flush("step", deadline)
-        info = self._sync(state, strategy, deadline, progress, at_step=True)
-        step = dataclasses.replace(self._passed(), sync=info)
-        if not info.background:
-            self._standing(state).boundary = self.world().boundary
-        return step
+        if not self._stands(state, sync):
+            if self._member.boundary is not None and self._member.boundary.is_sent:
+                raise FailedPrecondition("step: begin_step() waits at this boundary; call it again")
+            self._collectives.pay()
+            self._collectives.flush("step", deadline)
+            info = self._sync(state, strategy, deadline, progress, at_step=True)
+            if not info.background:
+                self._standing(state).boundary = self.world().boundary
+            self._note_passed(state, sync, info, 0.0)
+        return self._passed[0]
 
-    def _step_on_change(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> Step:
+    def _step_on_change(self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress) -> _Passed:
         """A step boundary, with a sync if newcomers were admitted since the last sync. All members must decide alike.
 
         1. `World.boundary` is the same at all members. The epoch is not: a fault right after the boundary may have made a
@@ -389,18 +433,16 @@ class Comm:
         if standing.owed is None and self._member.world().background:
             standing.owed = "step"  # it comes out of the background only by what it offers at a boundary
         if standing.owed == "step":
-            step = self._step_and_sync(state, strategy, deadline, progress)
+            passed = self._step_and_sync(state, strategy, deadline, progress, "on_change")
             standing.owed = None
-            return step
-        if standing.owed is None:
-            standing.step = self._begin_step(deadline)
-            if self.world().boundary == standing.boundary:
-                return standing.step
+            return passed
+        passed = self._pass(state, "on_change", deadline)
+        if self.world().boundary != standing.boundary:
             standing.owed = "sync"
-        info = self._sync(state, strategy, deadline, progress, at_step=False)
-        standing.boundary = self.world().boundary
-        assert standing.step is not None
-        return dataclasses.replace(standing.step, sync=info)
+            info = self._sync(state, strategy, deadline, progress, at_step=False)
+            passed.step = dataclasses.replace(passed.step, sync=info)
+            standing.boundary = self.world().boundary
+        return passed
 
     def _sync(
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
@@ -453,10 +495,14 @@ class Comm:
         Evicted, Unavailable: as in all methods.
         """
         self._collectives.pay()
+        owed = self._standing(state).owed if isinstance(state, State) else None
         info = self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
         if not info.background:
             self._standing(state).boundary = self.world().boundary
-        return info
+        if owed == "sync":  # the step that owed it goes on at the next boundary, as at the other members
+            self._member.boundary = None
+            self._passed.clear()
+        return self._syncs.take() or info
 
     def kept_revision(self, state: State) -> int | None:
         """The revision of the state that peerd kept when a former member of the same name died; None: peerd kept none.

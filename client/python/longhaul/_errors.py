@@ -124,6 +124,7 @@ _CALLS = {
     "lh_join": "longhaul.join",
     "lh_alloc": "longhaul.empty",
     "lh_leave": "leave",
+    "lh_begin_step": "step",
     "lh_op_wait": "wait",
     "lh_state_take": "take_state",
 }

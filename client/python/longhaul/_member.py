@@ -19,6 +19,22 @@ def _free_comm(client: Client, handle: ctypes.c_void_p) -> None:
     _native.library().lh_comm_free(handle)
 
 
+def _free_request(client: Client, handle: ctypes.c_void_p) -> None:
+    _native.library().lh_op_free(handle)
+
+
+class Request:
+    """A boundary or a sync that peerd is asked for. Its outcome stays as long as this object: no exception hides it."""
+
+    def __init__(self, client: Client) -> None:
+        self.handle = ctypes.c_void_p()
+        weakref.finalize(self, _free_request, client, self.handle).atexit = False
+
+    @property
+    def is_sent(self) -> bool:
+        return self.handle.value is not None
+
+
 class Member:
     """The handle of one member. If it is garbage-collected before leave(), the member leaves, and nobody waits."""
 
@@ -29,6 +45,8 @@ class Member:
         self.left = False
         # By name of the call: waits that a call has begun, and its next call goes on with.
         self._waits: dict[str, GroupWait] = {}
+        #: The boundary that begin_step() has asked for. Its caller sets None once it has what it wanted of it.
+        self.boundary: Request | None = None
         # Calling free() frees the handle at once; the member leaves then.
         self.free = weakref.finalize(self, _free_comm, client, self.handle)
         self.free.atexit = False
@@ -63,12 +81,22 @@ class Member:
 
     def members(self) -> tuple[int, ...]:
         """The ids of all members of the current epoch, in rank order. Asks peerd, at most 30 s."""
+        return self._members_of(_native.library().lh_members)
+
+    def step_members(self) -> tuple[int, ...]:
+        """The ids of the members at this member's last step boundary, those that have gone since included.
+
+        Otherwise as members().
+        """
+        return self._members_of(_native.library().lh_step_members)
+
+    def _members_of(self, call: Callable[..., int]) -> tuple[int, ...]:
         self.check_joined()
         capacity = 64
         while True:
             ids = (ctypes.c_uint64 * capacity)()
             count = ctypes.c_uint32()
-            self.check(_native.library().lh_members(self.handle, ids, capacity, ctypes.byref(count)), "members")
+            self.check(call(self.handle, ids, capacity, ctypes.byref(count)), "members")
             if count.value <= capacity:
                 return tuple(ids[: count.value])
             capacity = count.value
@@ -94,6 +122,27 @@ class Member:
             raise DeadlineExceeded(f"{what}: not done in time; it goes on; call {what}() again to go on waiting")
         self.waited(what)
         self.check(status, what)
+
+    def begin_step(self, deadline: _native.Deadline) -> None:
+        """Waits until a step boundary is passed. A further call has the same outcome, until `boundary` is None.
+
+        Raises DeadlineExceeded at the deadline; the next call goes on waiting.
+        """
+        self.client.watcher.check_may_wait("begin_step")
+        request = self.boundary = self.boundary or Request(self.client)
+        status = _native.OK
+        if not request.is_sent:
+            status = _native.library().lh_begin_step_start(self.handle, ctypes.byref(request.handle))
+        if status == _native.OK:
+            status = _native.wait(request.handle, deadline, lambda: self.look("begin_step"))
+        if status == _native.DEADLINE_EXCEEDED:
+            raise DeadlineExceeded("begin_step: not done in time; it goes on; call begin_step() again to go on waiting")
+        self.waited("begin_step")
+        if status != _native.OK:
+            problem = error(status, "begin_step")
+            self.record.failed(problem)
+            self.boundary = None
+            raise problem
 
     def look(self, what: str) -> None:
         """The call `what` waits. If it has for long, alone or with the calls before, a line says what for."""

@@ -106,7 +106,7 @@ class Phase(enum.Enum):
     """Who may use the tensors of a State. Only the methods named here change the phase.
 
     own --prepare()--> prepared --unprepare()--> own
-    own, prepared, held --begin_sync()--> in sync
+    own, prepared, held --begin_sync()--> in sync --unbegin_sync()--> as before
     in sync --end_sync()--> own; or held, if the member is in the background
     held --end_sync(), after a take--> own; or held, if the take was refused
     in sync, held --abandon()--> own
@@ -173,6 +173,7 @@ class State:
         self.revision = revision
         # In the phases IN_SYNC and HELD: the member whose sync it is.
         self._member: weakref.ref[Holder] | None = None
+        self._before_sync = Phase.OWN
         self._touched = set(range(len(self._tensors)))
         self._synced_hash: str | None = None
 
@@ -355,8 +356,13 @@ class State:
         options.state = registration.handle.value
         options.revision = self._revision
         options.hash = mode
+        self._member, self._before_sync = weakref.ref(member), self._phase
         self._phase = Phase.IN_SYNC
-        self._member = weakref.ref(member)
+
+    def unbegin_sync(self, member: Holder) -> None:
+        """Takes begin_sync() back, however far it came: the sync was not asked for after all."""
+        if self._phase is Phase.IN_SYNC and self._member is not None and self._member() is member:
+            self._phase = self._before_sync
 
     def end_sync(self, info: _native.SyncInfoStruct, problem: Error | None) -> SyncInfo | None:
         """Ends a sync or a take. `info` is valid also if it failed. Returns what the sync did; None: it failed."""

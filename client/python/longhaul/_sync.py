@@ -10,8 +10,8 @@ from typing import Any
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, FailedPrecondition, check, code_of, error
-from ._member import Member
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, check, code_of, error
+from ._member import Member, Request
 from ._progress import Shown
 from ._state import State
 from ._sync_info import OnProgress, Progress, SyncInfo
@@ -22,12 +22,17 @@ _SYNC_TRIES = 5
 
 @dataclasses.dataclass
 class _OpenSync:
-    """A sync that has no outcome yet. It may outlive the call that began it, if that call timed out."""
+    """A sync that has no outcome yet, or whose outcome its caller has not got yet.
+
+    It may outlive the call that began it, if that call timed out or was interrupted.
+    """
 
     state: State
     called_as_step: bool  # the caller used step(), not sync_state()
     at_step: bool  # this member has not passed the step boundary yet
-    options: _native.SyncOptions
+    request: Request
+    tries: int = 0  # that have failed
+    result: SyncInfo | None = None  # it ended well, and the state has what it brought
 
 
 def check_state(state: Any) -> None:
@@ -41,8 +46,8 @@ class Syncs:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        # The sync in flight. If its call timed out, the next call waits for it.
-        self._open_sync: _OpenSync | None = None
+        # The sync that the next call goes on with. At most one.
+        self._open: list[_OpenSync] = []
         # The state that peerd fetches in the background.
         self._held: State | None = None
         # peerd has not answered a take yet. Until it does, nobody knows whether the trainer may use the tensors.
@@ -58,10 +63,18 @@ class Syncs:
     def member_id(self) -> int:
         return self._member.world().member_id
 
+    @property
+    def _is_begun(self) -> bool:
+        """Whether there is a sync that the others know of."""
+        return any(opened.request.is_sent or opened.tries > 0 for opened in self._open)
+
     def check_begin_step(self) -> None:
-        """Raises FailedPrecondition if a sync is in flight: it must be waited for, not begin_step()."""
-        opened = self._open_sync
-        if opened is not None:
+        """Raises FailedPrecondition if a sync is in flight: it must be waited for, not begin_step().
+
+        The same if a sync has an outcome that its caller has not got.
+        """
+        if self._is_begun:
+            (opened,) = self._open
             again = "step() with it" if opened.called_as_step else "sync_state()"
             raise FailedPrecondition(f"begin_step: a sync of {opened.state!r} goes on; call {again} again")
 
@@ -83,7 +96,7 @@ class Syncs:
         check_state(state)
         if self._held is not state:
             raise FailedPrecondition(f"take of {state!r}: peerd fetches nothing into it in the background")
-        if self._open_sync is not None:
+        if self._is_begun:
             raise FailedPrecondition(f"take of {state!r}: a sync of it goes on; wait for its end first")
         if not state.held:
             return True
@@ -136,14 +149,17 @@ class Syncs:
 
     def settle(self) -> None:
         """For a member that is out: collects the outcome of its sync if there is one, and gives up the rest."""
-        opened = self._open_sync
-        if opened is not None:
-            with contextlib.suppress(DeadlineExceeded):
-                status, info = self._wait_for_sync(opened, _native.Deadline(0), None)
-                opened.state.end_sync(info, None if status == _native.OK else error(status, "sync"))
-            self._open_sync = None
-            # Without an outcome, the tensors are as they were.
-            opened.state.abandon()
+        if self._is_begun:
+            (opened,) = self._open
+            if opened.request.is_sent and opened.result is None:
+                with contextlib.suppress(DeadlineExceeded):
+                    status = self._wait_for_sync(opened, _native.Deadline(0), None)
+                    info = _native.SyncInfoStruct()
+                    check(_native.library().lh_sync_info(opened.request.handle, ctypes.byref(info)), "sync")
+                    opened.state.end_sync(info, None if status == _native.OK else self._error_of(opened, status))
+                # Without an outcome, the tensors are as they were.
+                opened.state.abandon()
+            self._open.clear()
         if self._held is not None:
             self._held.abandon()
         self._held = None
@@ -162,67 +178,98 @@ class Syncs:
         self._member.client.sweep()
         bar = Shown()
         on_progress = bar if progress is True else progress or None
-        called_as_step = at_step
         try:
-            for tries in range(_SYNC_TRIES):
-                if self._open_sync is None:
-                    options = _native.SyncOptions()
-                    options.strategy = code_of(_native.STRATEGIES, strategy, "strategy")
-                    state.begin_sync(self, options)
-                    self._open_sync = _OpenSync(state, called_as_step, at_step, options)
-                opened = self._open_sync
-                if opened.state is not state or opened.called_as_step != called_as_step:
-                    raise FailedPrecondition(
-                        f"sync of {state!r}: a sync of {opened.state!r} goes on; "
-                        f"call {'step()' if opened.called_as_step else 'sync_state()'} with that state again first"
-                    )
-                at_step = opened.at_step
-                status, info = self._wait_for_sync(opened, deadline, on_progress)
+            opened = self._opened(state, at_step)
+            while opened.result is None:
+                if not opened.request.is_sent:
+                    self._ask(opened, strategy)
+                status = self._wait_for_sync(opened, deadline, on_progress)
+                info = _native.SyncInfoStruct()
+                check(_native.library().lh_sync_info(opened.request.handle, ctypes.byref(info)), "sync")
                 self.answered = True
-                problem = None if status == _native.OK else error(status, f"sync of {state!r}")
+                problem = None if status == _native.OK else self._error_of(opened, status)
                 self._held = state if info.background else None
                 result = state.end_sync(info, problem)
                 if problem is None:
-                    assert result is not None
-                    self._member.record.synced(result)
-                    return result
+                    opened.result = result
+                    break
+                passed = bool(info.passed) or not opened.at_step
                 self._member.record.sync_failed(problem)
-                passed = bool(info.passed) or not at_step
-                if status != _native.ABORTED or not passed or tries + 1 == _SYNC_TRIES:
+                if status != _native.ABORTED or not passed or opened.tries + 1 == _SYNC_TRIES:
+                    self._open.clear()
                     raise problem
-                at_step = False
+                opened.at_step = False
+                opened.tries, opened.request = opened.tries + 1, Request(self.client)
+            assert opened.result is not None
+            return opened.result
         finally:
             bar.close()
-        raise AssertionError("unreachable")
+
+    def take(self) -> SyncInfo | None:
+        """The result of sync(), for the last statement of its caller. Until then, a further call has the same result."""
+        if self._open and self._open[0].result is not None:
+            self._member.record.synced(self._open[0].result)
+        return self._open.pop().result if self._open else None
+
+    def _opened(self, state: State, at_step: bool) -> _OpenSync:
+        """The sync that this call goes on with, or a new one."""
+        if not self._is_begun:
+            self._open[:] = [_OpenSync(state, at_step, at_step, Request(self.client))]
+        (opened,) = self._open
+        if opened.state is not state or opened.called_as_step != at_step:
+            raise FailedPrecondition(
+                f"sync of {state!r}: a sync of {opened.state!r} goes on; "
+                f"call {'step()' if opened.called_as_step else 'sync_state()'} with that state again first"
+            )
+        return opened
+
+    def _ask(self, opened: _OpenSync, strategy: str) -> None:
+        """Begins the sync. If the library refuses that, raises the error, and nothing has begun."""
+        lib = _native.library()
+        call = lib.lh_begin_step_sync_start if opened.at_step else lib.lh_sync_state_start
+        options = _native.SyncOptions()
+        options.strategy = code_of(_native.STRATEGIES, strategy, "strategy")
+        try:
+            opened.state.begin_sync(self, options)
+            status = call(self._member.handle, ctypes.byref(options), ctypes.byref(opened.request.handle))
+            if status != _native.OK:
+                problem = error(status, f"sync of {opened.state!r}")
+                self._member.record.sync_failed(problem)
+                raise problem
+        except BaseException:
+            if not opened.request.is_sent:
+                opened.state.unbegin_sync(self)
+            raise
+
+    def _error_of(self, opened: _OpenSync, status: int) -> Error:
+        # The text is of the wait; lh_sync_info() was called since.
+        _native.library().lh_op_wait(opened.request.handle, 0)
+        return error(status, f"sync of {opened.state!r}")
 
     def _wait_for_sync(
         self, opened: _OpenSync, deadline: _native.Deadline, on_progress: Callable[[Progress], None] | None
-    ) -> tuple[int, _native.SyncInfoStruct]:
-        """Begins the sync, or goes on waiting for it. Returns its status and info; raises DeadlineExceeded."""
-        lib = _native.library()
-        call = lib.lh_begin_step_sync if opened.at_step else lib.lh_sync_state
+    ) -> int:
+        """Waits for the sync. Returns its status; raises DeadlineExceeded."""
         what = "step" if opened.called_as_step else "sync_state"
-        info = _native.SyncInfoStruct()
         told: Progress | None = None
-        while True:
-            status: int = call(
-                self._member.handle, ctypes.byref(opened.options), deadline.slice_ms(), ctypes.byref(info)
-            )
-            if status != _native.DEADLINE_EXCEEDED:
-                self._open_sync = None
-                self._member.waited(what)
-                return status, info
+
+        def look() -> None:
+            nonlocal told
             self._member.look(what)
             if on_progress is not None:
                 progress = self._progress()
                 if progress.bytes_total > 0 and progress != told:
                     told = progress
                     on_progress(progress)
-            if deadline.passed():
-                raise DeadlineExceeded(
-                    f"sync of {opened.state!r}: not done in time; the sync goes on and uses the tensors; "
-                    "call again to wait for it"
-                )
+
+        status = _native.wait(opened.request.handle, deadline, look)
+        if status == _native.DEADLINE_EXCEEDED:
+            raise DeadlineExceeded(
+                f"sync of {opened.state!r}: not done in time; the sync goes on and uses the tensors; "
+                "call again to wait for it"
+            )
+        self._member.waited(what)
+        return status
 
     def _progress(self) -> Progress:
         heard = _native.ProgressStruct()

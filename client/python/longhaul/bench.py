@@ -131,15 +131,12 @@ HEAD = f"{'tensor':>9} {'memory':<6} {'way':<7} {'ops':>6} {'median ms':>10} {'p
 def gather(comm: lh.Comm, size: int, timeout: float) -> None:
     """Passes step boundaries until `size` members are there. Raises Failure: too many members, or too few in time."""
     deadline = time.monotonic() + timeout
-    while comm.world_size < size:
+    while (there := comm.begin_step(timeout).world_size) < size:
         if time.monotonic() > deadline:
-            raise Failure(
-                f"only {comm.world_size} of {size} members joined in {timeout:g} s: start the bench on the other hosts"
-            )
-        comm.begin_step(timeout)
+            raise Failure(f"only {there} of {size} members joined in {timeout:g} s: start the bench on the other hosts")
         time.sleep(0.01)
-    if comm.world_size > size:
-        raise Failure(f"run {comm.run} has {comm.world_size} members, not {size}: give another --run or --world-size")
+    if there > size:
+        raise Failure(f"run {comm.run} has {there} members, not {size}: give another --run or --world-size")
 
 
 def measure(comm: lh.Comm, nbytes: int, memory: str, algorithm: str, seconds: float, timeout: float) -> Row:

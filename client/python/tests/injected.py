@@ -29,8 +29,7 @@ class Injector:
     """Raises an exception when a call in this thread has executed `at` lines of the package. at None: counts them only.
 
     within: names of functions of the package. Only their lines count, and those of what they call. Lines of finalizers do
-    not count, because Python drops their exceptions. Nor do those of Comm.step() and what it calls: an exception there
-    may leave open whether the boundary was passed.
+    not count, because Python drops their exceptions.
     """
 
     def __init__(self, at: int | None, kind: type[BaseException], within: tuple[str, ...]) -> None:
@@ -40,6 +39,10 @@ class Injector:
         self._latest: dict[types.FrameType, int] = {}
         self.lines = 0
         self.place = ""  #: where the exception was raised; empty: nowhere
+
+    def stop(self) -> None:
+        """Raises nothing from now on."""
+        self._at = None
 
     def run(self, call: Callable[[], Any]) -> BaseException | None:
         """Runs the call. Returns its exception."""
@@ -62,8 +65,6 @@ class Injector:
                 return None
             if each.f_code.co_filename.startswith(_PACKAGE):
                 names.add(each.f_code.co_name)
-                if each.f_code.co_name == "step" and each.f_code.co_filename.endswith("_comm.py"):
-                    return None
             each = each.f_back
         if names.isdisjoint(self._within):
             return None

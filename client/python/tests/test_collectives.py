@@ -670,3 +670,65 @@ def test_what_a_departure_does_to_ops_with_roots_and_partners(four: Members, cou
             work.wait(30)
     with pytest.raises(lh.Aborted, match=f"m?{gone_id}"):
         to_gone.wait(30)
+
+
+# ------------------------------------------------------------------ more ops than peerd takes of a member
+
+OPS_AT_PEERD = 1024  # further ones of a member wait in its process
+
+
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0)], ids=["apart", "shared_host"])
+@pytest.mark.parametrize("by", ["rank", "member"])
+@pytest.mark.parametrize("before", [OPS_AT_PEERD - 2, OPS_AT_PEERD, OPS_AT_PEERD + 300])
+def test_ops_of_all_names_under_one_tag_at_the_limit(
+    cluster: LocalCluster, hosts: tuple[int, ...], by: str, before: int
+) -> None:
+    """Two members send to each other, and call an op of all and one of a set, all under one tag.
+
+    The first one has the limit of ops in flight before that, while the other has room, which calls those ops afterwards.
+    The other one hears of calls that are refused.
+    """
+    members = Members([cluster.socket(host) for host in hosts])
+    one, two = np.ones(1, np.float32), np.ones(2, np.float32)
+
+    def calls(comm: lh.Comm, other: lh.Comm, tag: int, good: bool) -> list[lh.Work]:
+        of = (lambda name: {f"{name}_member": other.member_id}) if by == "member" else (lambda name: {name: other.rank})
+        ids = [each.member_id for each in members.comms]
+        wrong: Any = one if good else "no tensor"
+        asked: list[Callable[[], Any]] = [
+            lambda: comm.send(wrong, **of("to"), tag=tag, async_op=True),
+            lambda: comm.recv(wrong.copy() if good else wrong, **of("source"), tag=tag, async_op=True),
+            lambda: comm.all_reduce(wrong.copy() if good else wrong, tag=tag, async_op=True),
+            lambda: comm.all_gather(wrong, out=two.copy(), participants=ids, tag=tag, async_op=True),
+            lambda: comm.all_gather(wrong, out=one.copy(), participants=ids[:1], tag=tag, async_op=True),
+        ]
+        if comm is not members.comms[0]:
+            asked.pop()  # an op of the other one alone
+        if good:
+            return [call() for call in asked]
+        for call in asked[:4]:
+            with pytest.raises((lh.InvalidArgument, TypeError)):
+                call()
+        return []
+
+    def ahead(comm: lh.Comm) -> list[lh.Work]:
+        return [comm.all_reduce(one.copy(), tag=tag, async_op=True) for tag in range(before)]
+
+    a, b = members.comms
+    tag = 1 << 40
+    works: list[lh.Work] = []
+    refused: list[lh.Work] = []
+    for first, second in ((a, b), (b, a)):
+        works += ahead(first)
+        works += calls(first, second, tag, True)
+        calls(first, second, tag + 1, False)
+        refused += calls(second, first, tag + 1, True)[:4]
+        works += calls(second, first, tag, True)
+        works += ahead(second)
+        for work in works:
+            assert work.wait(60).world_size <= 2
+        for work in refused:
+            with pytest.raises(lh.InvalidArgument, match=f"of member m{first.member_id} was refused there"):
+                work.wait(60)
+        works, refused, tag = [], [], tag + 2
+    members.close()

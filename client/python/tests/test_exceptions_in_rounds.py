@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Members
@@ -322,4 +325,102 @@ def test_rounds_of_inner_steps_go_on_after_an_exception(
         block.rounds.__exit__(RuntimeError, None, None)
     for comm in members.comms:
         comm.leave(timeout=60)  # one after the other: none waits for ops that the others gave up as well
+    members.close()
+
+
+# ------------------------------------------------------------------ boundaries and syncs
+
+
+class Steps:
+    """The loop of one member: what is in its tensors tells which steps of which members are. See Trials.
+
+    An exception before the block of a step is caught, and the call is made again: it has to begin the same step. The
+    tensors of the member of rank 1 differ at some boundaries, so that it fetches those of the others.
+    """
+
+    within = ("step", "begin_step", "sync_state")
+
+    def __init__(self, comm: lh.Comm, how: str) -> None:
+        self.comm, self.how = comm, how
+        self.plain = np.zeros(5, np.int64)
+        self.gapped = torch.zeros((6, 2), dtype=torch.int64)[:, 0]  # a copy of it is what peerd sees
+        self.state = lh.State({"plain": self.plain, "gapped": self.gapped})
+        self.members = comm.world_size
+        self.expected = 0
+        self.number = -1
+
+    @contextlib.contextmanager
+    def begin(self, timeout: float) -> Iterator[None]:
+        if self.how == "begin_step":
+            assert self.comm.begin_step(timeout).world_size == self.members
+            yield
+        elif self.how == "sync_state":
+            info = self.comm.sync_state(self.state, timeout=timeout)
+            assert info.revision == self.state.revision
+            yield
+        else:
+            state = None if self.how == "step" else self.state
+            mode: Any = "on_change" if self.how == "on_change" else "always"
+            with self.comm.step(state, timeout, sync=mode) as step:
+                assert step.world_size == self.members
+                assert (step.sync is not None) == (self.how == "always" or (self.how == "on_change" and self.syncs))
+                yield
+
+    def run(self, number: int, injector: Injector) -> None:
+        self.syncs = number % 2 == 0
+        if self.how == "on_change" and self.syncs:
+            self.comm._standings.clear()  # as after a newcomer
+        if self.how in ("always", "sync_state") and number % 3 == 1 and self.comm.rank == 1 and self.state.revision:
+            self.state.revision -= 1
+            self.plain[:] = self.gapped[:] = -1
+        # Some waits are so short that they are made again.
+        timeouts = itertools.chain([0.001, 0.01] if number % 5 == 0 else [], itertools.repeat(60.0))
+        while self.number < number:
+            problem = injector.run(lambda: self.once(number, next(timeouts), injector))
+            if problem is not None and not injector.place:
+                assert isinstance(problem, lh.DeadlineExceeded), problem
+
+    def once(self, number: int, timeout: float, injector: Injector) -> None:
+        with self.begin(timeout):
+            self.number = number  # what comes now is not made again
+            if self.how == "on_change":
+                injector.stop()  # an exception from here on is one of the block, after which the member cannot go on
+            told = np.array([3**self.comm.rank * (number % 64 + 1), self.state.revision], np.int64)
+            self.comm.all_reduce(told, timeout=60)
+            self.expected += sum(3**rank for rank in range(self.members)) * (number % 64 + 1)
+            self.plain += told[0]
+            self.gapped += int(told[0])
+            assert told[1] == self.members * self.state.revision, "revisions differ"
+        if self.how == "sync_state":
+            self.state.revision += 1
+
+    def check(self, number: int, size: int) -> None:
+        assert (self.plain == self.expected).all() and (self.gapped == self.expected).all(), f"step {number}"
+
+
+class StepTrials(Trials):
+    def _once(self, comm: lh.Comm, number: int, at: dict[int, int], kind: type[BaseException]) -> Injector:
+        mine = self._rounds[comm.member_id]
+        injector = Injector(at.get(comm.member_id), kind, mine.within)
+        mine.run(number, injector)
+        mine.check(number, len(self._rounds))
+        return injector
+
+
+@pytest.mark.parametrize("chosen", [some, pytest.param(all_of, marks=pytest.mark.full)])
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1)], ids=["pair", "shared_host"])
+@pytest.mark.parametrize("how", ["begin_step", "step", "always", "on_change", "sync_state"])
+def test_the_steps_after_an_exception_at_a_boundary_are_exact(
+    cluster: LocalCluster,
+    how: str,
+    hosts: tuple[int, ...],
+    chosen: Callable[[Trials, list[int]], Iterator[tuple[dict[int, int], type[BaseException]]]],
+) -> None:
+    gc.collect()
+    members = Members(sockets(cluster, hosts))
+    trials = StepTrials(members, lambda comm: Steps(comm, how), False)
+    places: set[str] = set()
+    for at, kind in chosen(trials, [comm.member_id for comm in members.comms]):
+        places.update(trials.try_at(at, kind))
+    assert places
     members.close()

@@ -99,6 +99,7 @@ comm.all_reduce(np.ones(9, np.float32))
 
 def test_ops_of_a_killed_trainer_finish_for_the_others_and_then_it_leaves(cluster: LocalCluster) -> None:
     what = f"""
+comm.begin_step()
 large = lh.empty({LARGE}, "float32")
 large[:] = 3
 works = [comm.all_reduce(large, tag=1, async_op=True), comm.all_reduce(np.full(9, 5, np.float32), tag=2, async_op=True)]

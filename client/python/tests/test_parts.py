@@ -6,6 +6,7 @@ made their call before the death, while the others make it afterwards.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -70,29 +71,26 @@ def leave_one(four: Members) -> list[lh.Comm]:
 def test_calls_before_and_after_a_death_come_to_one_verdict(four: Members) -> None:
     root = four.comms[1].member_id
     members = range(3)
-    cases = list(
-        itertools.product(
-            REDONE, (False, True), itertools.chain.from_iterable(itertools.combinations(members, n) for n in range(4))
-        )
-    )
+    befores = itertools.chain.from_iterable(itertools.combinations(members, n) for n in range(4))
+    cases = list(itertools.product(REDONE, (False, True), (None, four.comms[0].members), befores))
     works: dict[tuple[int, int], lh.Work] = {}
 
     def call(tag: int, member: int) -> None:
-        kind, listed, _ = cases[tag]
-        works[tag, member] = start(four.comms[member], kind, listed, tag, 4, root)
+        kind, listed, participants, _ = cases[tag]
+        works[tag, member] = start(four.comms[member], kind, listed, tag, 4, root, participants=participants)
 
-    for tag, (_, _, before) in enumerate(cases):
+    for tag, (_, _, _, before) in enumerate(cases):
         for member in before:
             call(tag, member)
     leave_one(four)
-    for tag, (_, _, before) in enumerate(cases):
+    for tag, (_, _, _, before) in enumerate(cases):
         for member in members:
             if member not in before:
                 call(tag, member)
-    for tag, (kind, listed, before) in enumerate(cases):
+    for tag, (kind, listed, participants, before) in enumerate(cases):
         wanted = "OK with 3" if REDONE[kind] else "Aborted"
         seen = [verdict(works[tag, member]) for member in members]
-        assert seen == [wanted] * 3, f"{kind}, list {listed}, called before the death by {before}"
+        assert seen == [wanted] * 3, f"{kind}, list {listed}, {participants}, called before by {before}"
 
 
 @pytest.mark.parametrize("kind", REDONE)
@@ -282,3 +280,113 @@ def test_ids_of_members_that_left_before_a_newcomer_came_may_stay(four: Members,
             comm.send(np.ones(9, np.float32), to_member=gone)
         with pytest.raises(lh.Aborted, match=f"m{gone}"):
             comm.recv(np.ones(9, np.float32), source_member=gone)
+
+
+# ------------------------------------------------------------------ wrong lengths
+
+KINDS = ("all_reduce", "reduce", "broadcast", *REDONE)
+COUNTS = [2, 3, 4]  # of parts of unequal lengths
+
+
+def sides_of(comm: lh.Comm, kind: str, unequal: bool, root: int) -> tuple[int | None, int | None, dict[str, Any]]:
+    """How many elements tensor and out of a call have, and its options. root: a rank."""
+    whole, part = (sum(COUNTS), COUNTS[comm.rank]) if unequal else (3 * PART, PART)
+    is_root = comm.rank == root
+    more: dict[str, Any] = {"counts": COUNTS} if unequal else {}
+    if kind in ("reduce", "broadcast", "gather", "scatter"):
+        more["root"] = root
+    if kind == "all_to_all" and unequal:
+        more["out_counts"] = [part] * 3
+    sides: dict[str, tuple[int | None, int | None]] = {
+        "all_reduce": (PART, PART),
+        "reduce": (PART, PART if is_root else None),
+        "broadcast": (PART, PART),
+        "all_gather": (part, whole),
+        "gather": (part, whole if is_root else None),
+        "reduce_scatter": (whole, part),
+        "scatter": (whole if is_root else None, part),
+        "all_to_all": (whole, 3 * part if unequal else whole),
+    }
+    return *sides[kind], more
+
+
+def made(count: int | None, dtype: Any, listed: bool) -> Any:
+    if count is None:
+        return None
+    return [np.ones(count, dtype), np.ones(count, dtype)] if listed else np.ones(count, dtype)
+
+
+@pytest.mark.parametrize("hosts", [(0, 1, 2), (0, 0, 1)], ids=["apart", "shared_host"])
+def test_a_wrong_out_is_told_at_once_and_to_all(cluster: LocalCluster, hosts: tuple[int, ...]) -> None:
+    """Also with async_op: the call raises where the mistake is, and the others hear of it when they wait."""
+    members = Members([cluster.socket(host) for host in hosts])
+    bad = members.comms[1]
+    tag = 0
+    for kind, unequal, listed in itertools.product(KINDS, (False, True), (False, True)):
+        if unequal and (listed or kind not in REDONE):
+            continue
+        for wrong in ("short", "long", "twice", "dtype", "list", "part"):
+            if wrong == "part" and not (unequal and kind.endswith("gather")):
+                continue
+            if wrong == "twice" and not unequal and kind.endswith("gather"):
+                continue  # so many parts, for twice the members: see below
+            tag += 1
+            works = {}
+            for comm in members.comms:
+                count, out_count, more = sides_of(comm, kind, unequal, bad.rank)
+                dtype: Any = np.float32
+                out_listed = listed
+                if comm is bad:
+                    assert out_count is not None
+                    out_count += {"short": -1, "long": 1, "twice": out_count}.get(wrong, 0)
+                    dtype = np.int32 if wrong == "dtype" else np.float32
+                    out_listed = listed != (wrong == "list")
+                    count = count and count - (wrong == "part")
+                tensor, out = made(count, np.float32, listed), made(out_count, dtype, out_listed)
+                call = functools.partial(getattr(comm, kind), tensor, out=out, tag=tag, async_op=True, **more)
+                if comm is bad:
+                    with pytest.raises(lh.InvalidArgument) as problem:
+                        call()
+                else:
+                    works[comm] = call()
+            for work in works.values():
+                with pytest.raises(lh.InvalidArgument, match=f"of member m{bad.member_id} was refused there") as told:
+                    work.wait(60)
+                reason = str(told.value).split("it ends at all: ")[1]
+                assert reason.split("(): ")[-1] in str(problem.value), f"{kind} {wrong}"
+    members.close()
+
+
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0)], ids=["apart", "shared_host"])
+def test_a_receive_that_does_not_fit_its_send_is_told_at_both(cluster: LocalCluster, hosts: tuple[int, ...]) -> None:
+    members = Members([cluster.socket(host) for host in hosts])
+    a, b = members.comms
+    good = np.ones(PART, np.float32)
+    wrong = (good[1:].copy(), np.ones(PART + 1, np.float32), good.astype(np.int32), [good.copy()], [good[1:].copy()])
+    for tag, tensor in enumerate(wrong):
+        for listed in (False, True):
+            for sends, to in ((True, 2 * tag), (False, 2 * tag + 1)):
+                mine = [good.copy(), good.copy()] if listed else good.copy()
+                theirs = [good.copy(), tensor] if listed and not isinstance(tensor, list) else tensor
+                works = [
+                    getattr(comm, "send" if (comm is a) == sends else "recv")(
+                        mine if comm is a else theirs,
+                        **{"to_member" if (comm is a) == sends else "source_member": other.member_id},
+                        tag=100 * listed + to,
+                        async_op=True,
+                    )
+                    for comm, other in ((a, b), (b, a))
+                ]
+                for work, other in zip(works, (b, a), strict=True):
+                    with pytest.raises(lh.InvalidArgument, match=f"member m{other.member_id} offered send-recv, "):
+                        work.wait(60)
+    members.close()
+
+
+def test_a_call_with_parts_for_more_members_than_there_are_ends_at_all(three: Members) -> None:
+    """Nobody can tell whether its tensors are wrong, or of an earlier world: so it is no wrong argument."""
+    for tag, kind in enumerate(("all_gather", "reduce_scatter")):
+        works = [start(comm, kind, False, tag, 4 if comm is three.comms[1] else 3, 0) for comm in three.comms]
+        for work in works:
+            with pytest.raises(lh.Aborted, match="world 4|for 4 members|for 3 members"):
+                work.wait(60)

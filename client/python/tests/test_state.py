@@ -295,7 +295,7 @@ def test_a_step_with_a_state_does_not_take_the_end_of_one_without(peerd: Scripte
     with pytest.raises(lh.DeadlineExceeded):
         comm.begin_step(0.05)
     the("STEP", peerd).answer(flags=PASSED)
-    with pytest.raises(lh.FailedPrecondition, match="lh_begin_step"):
+    with pytest.raises(lh.FailedPrecondition, match=r"begin_step\(\) waits"):
         with comm.step(state, timeout=10):
             pass
     assert (state.revision, state.hash) == (0, None)
