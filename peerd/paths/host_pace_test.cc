@@ -272,17 +272,6 @@ TEST_F(HostPaceTest, ALongQueueNowAndThenIsNoReason) {
   EXPECT_EQ(pace_.rate(), 0u);
 }
 
-TEST_F(HostPaceTest, ALimitThatNoOpTestsIsForgotten) {
-  Ops(4, kEqual);
-  ASSERT_NE(pace_.rate(), 0u);
-  Ops(40, {100000, 100000, 100000});
-  EXPECT_EQ(pace_.Measure(true, now_), "");
-  EXPECT_NE(pace_.rate(), 0u);
-  Ops(30, {100000, 100000, 100000});
-  EXPECT_EQ(pace_.Measure(true, now_), "ops are too short to measure");
-  EXPECT_EQ(pace_.rate(), 0u);
-}
-
 TEST_F(HostPaceTest, SlowLanesThatTakeSegmentsLateMakeNoPauses) {
   Ops(6, kEqual);
   ASSERT_NE(pace_.rate(), 0u);
