@@ -20,7 +20,7 @@ absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
 
 bool IsKnown(uint8_t type) {
   return type >= static_cast<uint8_t>(FrameType::kPing) &&
-         type <= static_cast<uint8_t>(FrameType::kPace);
+         type <= static_cast<uint8_t>(FrameType::kPart);
 }
 
 bool BelongsOn(FrameType type, LaneKind kind) {
@@ -81,7 +81,6 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
     case FrameType::kResume:
     case FrameType::kClose:
     case FrameType::kChunkCancel:
-    case FrameType::kPace:
       if (bytes != 0) return Refuse("payload_bytes", bytes, "0 as this type demands");
       return absl::OkStatus();
   }
@@ -142,7 +141,6 @@ absl::Status CheckFields(const FrameHeader& header) {
   if (type == FrameType::kDone) known = kFlagRefused | kFlagStarted;
   if (type == FrameType::kClose) known = kFlagGivenUp;
   if (type == FrameType::kWantLanes) known = kFlagOptional;
-  if (type == FrameType::kPace) known = kFlagTriesLanes;
   if (type == FrameType::kLaneLost || type == FrameType::kResume) known = kFlagBarren;
   if ((header.flags & ~known) != 0 || header.flags == (kFlagRefused | kFlagStarted)) {
     return Refuse("flags", header.flags, "known for this type");
@@ -162,7 +160,7 @@ absl::Status CheckFields(const FrameHeader& header) {
     return Refuse("phase", static_cast<uint64_t>(header.phase), "0 or 1");
   }
   if (header.offset >= LH_COUNT_MAX * 8) return Refuse("offset", header.offset, "below 2^51");
-  if (header.acked != 0 && !CarriesAck(type) && type != FrameType::kPace) {
+  if (header.acked != 0 && !CarriesAck(type)) {
     return Refuse("acked", header.acked, "0 as this type demands");
   }
   if (type == FrameType::kLaneLost && header.group >= LH_LANES_MAX) {

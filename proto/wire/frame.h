@@ -83,11 +83,6 @@ enum class FrameType : uint8_t {
   // A part of such a payload. op: the number of the PARTED. stamp: bytes of the whole payload;
   // offset: where the part begins in it.
   kPart = 16,
-  // How fast the receiver may send (ADR 0049). offset: bytes a second on all data lanes of the
-  // link; 0: there is no limit. stamp: the sender's own packets wait for so many us longer on this
-  // link than on the link on which they wait least. acked: bytes that the sender's TCP has sent
-  // again on this link. flags bit 0: the sender tries another number of lanes.
-  kPace = 17,
 };
 
 inline constexpr uint8_t kFlagSigned = 1;          // READY
@@ -96,9 +91,8 @@ inline constexpr size_t kReadiesDigestBytes = 16;  // the payload of a DONE, if 
 // DONE: the sender has the READY of every participant, so it knows all terms of the op, and takes
 // segments from now on. The DONE proper follows later.
 inline constexpr uint8_t kFlagStarted = 2;
-inline constexpr uint8_t kFlagGivenUp = 1;     // CLOSE
-inline constexpr uint8_t kFlagOptional = 1;    // WANT_LANES
-inline constexpr uint8_t kFlagTriesLanes = 1;  // PACE
+inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
+inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
 // LANE_LOST: nothing that the lost lane carried ever arrived (peerd/paths/black_hole.h calls it
 // barren). RESUME: the same is true of the control lane that this one replaces.
 inline constexpr uint8_t kFlagBarren = 1;
@@ -139,7 +133,6 @@ constexpr bool IsNumbered(FrameType type) {
     case FrameType::kChunkCancel:
     case FrameType::kParted:
       return true;
-    case FrameType::kPace:
     case FrameType::kPart:
     case FrameType::kPing:
     case FrameType::kPong:

@@ -102,7 +102,7 @@ TEST(FrameTest, HeaderRoundTrips) {
        {FrameType::kPing, FrameType::kPong, FrameType::kReady, FrameType::kDone,
         FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
         FrameType::kClose, FrameType::kChunkRequest, FrameType::kChunkRefused,
-        FrameType::kChunkCancel, FrameType::kPace}) {
+        FrameType::kChunkCancel}) {
     const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
     ASSERT_TRUE(control.ok()) << control.status();
     EXPECT_EQ(*control, Control(type));
@@ -116,8 +116,8 @@ TEST(FrameTest, RefusesWhatIsNotAFrame) {
             "frame type is 12, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 17),
             "frame type is 17, not one of a data lane");
-  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 18),
-            "frame type is 18, not one of a control lane");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 17),
+            "frame type is 17, not one of a control lane");
   EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 16),
             "frame type is 16, not one of a control lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
@@ -139,7 +139,7 @@ TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   for (const FrameType type :
        {FrameType::kPong, FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
         FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kChunkRequest,
-        FrameType::kChunkRefused, FrameType::kChunkCancel, FrameType::kPace}) {
+        FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
   EXPECT_TRUE(ParseFrameHeader(Encode(ChunkData()), LaneKind::kData).ok());
@@ -172,24 +172,6 @@ TEST(FrameTest, AckIsGoldenAndOnlyWhereItBelongs) {
               "acked is 9, not 0 as this type demands");
   }
   EXPECT_NE(RefusalWith(Data(), LaneKind::kData, 63, 1), "");
-}
-
-TEST(FrameTest, PaceIsGolden) {
-  FrameHeader pace;
-  pace.type = FrameType::kPace;
-  pace.flags = kFlagTriesLanes;
-  pace.offset = 0x0001121314151617;
-  pace.stamp = 0x0102030405060708;
-  pace.acked = 0x5152535455565758;
-  EXPECT_EQ(Hex(Encode(pace)),
-            "4c484631"
-            "11"
-            "01"
-            "0000" +
-                std::string(48, '0') + "1716151413120100" + std::string(16, '0') +
-                "0807060504030201" + "5857565554535251");
-  EXPECT_EQ(*ParseFrameHeader(Encode(pace), LaneKind::kControl), pace);
-  EXPECT_EQ(RefusalWith(pace, LaneKind::kControl, 5, 2), "flags is 2, not known for this type");
 }
 
 TEST(FrameTest, LaneLostIsGoldenAndNamesALane) {
@@ -225,7 +207,7 @@ TEST(FrameTest, NumberedAreThoseThatMustNotBeLost) {
   }
   for (const FrameType type :
        {FrameType::kPing, FrameType::kPong, FrameType::kData, FrameType::kChunkData,
-        FrameType::kAck, FrameType::kResume, FrameType::kClose, FrameType::kPace}) {
+        FrameType::kAck, FrameType::kResume, FrameType::kClose}) {
     EXPECT_FALSE(IsNumbered(type));
   }
 }
@@ -256,10 +238,9 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
   EXPECT_TRUE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX + 1));
-  for (const FrameType type :
-       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kClose,
-        FrameType::kChunkCancel, FrameType::kPace}) {
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
+                               FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
+                               FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
     EXPECT_TRUE(AcceptsPayload(Control(type), 0));
     EXPECT_FALSE(AcceptsPayload(Control(type), 1));
   }
