@@ -78,8 +78,8 @@ ABSL_FLAG(std::string, lane_encryption, "auto",
           "require (all) or off; peers of one run need fitting values");
 ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
-          "default, on long ways cubic if the default repeats many bytes there and cubic does "
-          "better, and on loopback cubic, because cubic does not pace");
+          "default within a site, on long ways cubic, or bbr where cubic loses packets at random, "
+          "and on loopback cubic, because cubic does not pace");
 ABSL_FLAG(std::string, io, "auto",
           "what moves the bytes: uring (io_uring), epoll (needs more processor time), or auto "
           "(io_uring if the system allows it, else epoll)");

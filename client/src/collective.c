@@ -487,7 +487,7 @@ static lh_status write_table(lh_op* op, const char* call, const struct terms* te
   const size_t pieces = t->digest != 0 ? t->piece_count : 0;
   const size_t bytes =
       sizeof(uint64_t) * ((size_t)terms->id_count + terms->gives_count + terms->gets_count) +
-      sizeof(struct lh_ipc_piece) * pieces + strlen(refusal);
+      sizeof(struct lh_ipc_piece) * pieces + t->outline_bytes + strlen(refusal);
   struct lhi_pin pin = {NULL, NULL};
   uint8_t* at;
   lh_status status;
@@ -508,7 +508,10 @@ static lh_status write_table(lh_op* op, const char* call, const struct terms* te
     memcpy(at, &piece, sizeof piece);
     at += sizeof piece;
   }
+  if (t->outline_bytes > 0) memcpy(at, t->outline, t->outline_bytes);
+  at += t->outline_bytes;
   memcpy(at, refusal, strlen(refusal));
+  request->outline = t->outline_bytes;
   request->refusal = (uint8_t)strlen(refusal);
   request->table = lhi_range(&pin, op->table);
   request->participants = terms->id_count;

@@ -96,7 +96,9 @@ struct lhi_use {
 };
 
 struct lhi_tensors {
-  uint64_t digest; /* of the dtypes and counts of a list; 0: one tensor */
+  uint64_t digest;  /* of the dtypes and counts of a list; 0: one tensor */
+  uint8_t* outline; /* of a list (OutlineFault() in proto/wire/op_desc.h); malloc() */
+  uint16_t outline_bytes;
   bool in_parts;
   size_t source_parts, target_parts; /* 0: this member has no such tensor */
   size_t pair_count, piece_count, use_count;

@@ -80,6 +80,9 @@ bool lhi_tensors_touch(const struct lhi_tensors* t, const void* data, size_t byt
   return false;
 }
 
+/* The most bytes of one number of an outline: 48 bits of a count, and 4 of a dtype. */
+#define LHI_OUTLINE_NUMBER_BYTES 8
+
 /* ------------------------------------------------------------------ one tensor */
 
 static size_t parts_of(int extent, const struct lhi_layout* layout) {
@@ -154,12 +157,23 @@ static lh_status check_slice(const char* call, const struct lhi_tensors* t, cons
   return LH_OK;
 }
 
+/* Adds a number to the outline. Returns whether it had room. */
+static bool outline(struct lhi_tensors* t, uint64_t number) {
+  if (t->outline_bytes + LHI_OUTLINE_NUMBER_BYTES > LH_OUTLINE_BYTES_MAX) return false;
+  for (; number > 0x7f; number >>= 7) {
+    t->outline[t->outline_bytes++] = (uint8_t)(number | 0x80);
+  }
+  t->outline[t->outline_bytes++] = (uint8_t)number;
+  return true;
+}
+
 /* Finds the piece of each slice, sums up the pieces, and digests the list. */
 static lh_status cut(const char* call, struct lhi_tensors* t, const lh_slice* slices,
                      uint64_t slice_count, uint32_t world, uint32_t* piece_of) {
   uint32_t packed[LH_WIRE_DTYPE_COUNT];
   size_t large = 0;
   uint64_t digest = LHI_DIGEST;
+  bool outlined = outline(t, slice_count);
   for (size_t i = 0; i < LH_WIRE_DTYPE_COUNT; ++i) packed[i] = NO_PIECE;
   for (uint64_t i = 0; i < slice_count; ++i) {
     const lh_slice* const slice = &slices[i];
@@ -168,6 +182,7 @@ static lh_status cut(const char* call, struct lhi_tensors* t, const lh_slice* sl
     uint32_t at = packed[slice->dtype];
     struct lhi_piece* piece;
     digest = lhi_digest(lhi_digest(digest, (uint64_t)slice->dtype), slice->count);
+    outlined = outlined && outline(t, slice->count << 4 | (uint64_t)slice->dtype);
     if (alone) ++large;
     if (alone || at == NO_PIECE) {
       at = (uint32_t)t->piece_count++;
@@ -258,9 +273,11 @@ lh_status lhi_tensors_list(struct lhi_tensors* t, const char* call, const struct
   t->pairs = malloc((size_t)slice_count * sizeof *t->pairs);
   t->pieces = calloc(pieces, sizeof *t->pieces);
   t->uses = malloc((size_t)slice_count * 3 * sizeof *t->uses);
+  t->outline = malloc(LH_OUTLINE_BYTES_MAX);
   t->owned = true;
   piece_of = malloc((size_t)slice_count * sizeof *piece_of);
-  if (t->pairs == NULL || t->pieces == NULL || t->uses == NULL || piece_of == NULL) {
+  if (t->pairs == NULL || t->pieces == NULL || t->uses == NULL || t->outline == NULL ||
+      piece_of == NULL) {
     status = lhi_fail(LH_UNAVAILABLE, "%s: no memory for %llu slices", call,
                       (unsigned long long)slice_count);
   }
@@ -277,6 +294,7 @@ void lhi_tensors_free(struct lhi_tensors* t) {
   free(t->pairs);
   free(t->pieces);
   free(t->uses);
+  free(t->outline);
 }
 
 /* ------------------------------------------------------------------ pieces */

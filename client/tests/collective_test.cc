@@ -44,6 +44,7 @@ bool Says(const std::string& part) {
 struct Table {
   std::vector<uint64_t> participants, gives, gets;
   std::vector<lh_ipc_piece> pieces;
+  std::string outline;
 };
 
 class FakePeerd {
@@ -127,6 +128,7 @@ class FakePeerd {
     take(&table.gives, op.gives);
     take(&table.gets, op.gets);
     take(&table.pieces, op.pieces);
+    take(&table.outline, op.outline);
     return table;
   }
   void Answer(const lh_ipc_request& request, lh_status status = LH_OK,
@@ -1121,6 +1123,29 @@ TEST_F(CollectiveTest, TheDigestTellsListsApart) {
   EXPECT_NE(first, digest({{data, data, 3, LH_INT32, 0}, Slice(data + 4, data + 4, 2)}));
   EXPECT_NE(first,
             digest({Slice(data, data, 3), Slice(data + 4, data + 4, 2), Slice(data, data, 0)}));
+}
+
+TEST_F(CollectiveTest, TheOutlineHasTheFirstTensorsOfAList) {
+  std::vector<float> data(1000);
+  std::vector<lh_slice> slices = {Slice(data.data(), data.data(), 3),
+                                  {nullptr, nullptr, 0, LH_INT32, 0},
+                                  Slice(data.data() + 4, data.data() + 4, 200)};
+  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+  o.slices = slices.data();
+  o.slice_count = slices.size();
+  std::string outline = peerd_.TableOf(Ask(lh_all_reduce_start, o)).outline;
+  EXPECT_EQ(ListDifference(outline, "\x01\x18"),
+            ": 3 tensors there, and 1 here: tensor[0] is float32 x 3 there, and float16 x 1 here");
+  EXPECT_EQ(outline.size(), 5u);
+  slices.clear();
+  for (size_t i = 0; i < 900; ++i) slices.push_back(Slice(&data[i], &data[i], 1));
+  o.slices = slices.data();
+  o.slice_count = slices.size();
+  o.tag = 1;
+  outline = peerd_.TableOf(Ask(lh_all_reduce_start, o)).outline;
+  EXPECT_GT(outline.size(), size_t{LH_OUTLINE_BYTES_MAX} - 10);
+  EXPECT_LE(outline.size(), size_t{LH_OUTLINE_BYTES_MAX});
+  EXPECT_EQ(OutlineFault(outline), "");
 }
 
 TEST_F(CollectiveTest, AListOfEmptyTensorsIsOnePieceWithoutElements) {

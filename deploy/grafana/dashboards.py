@@ -430,12 +430,11 @@ def links() -> Page:
         "What each host carries",
         "Bps",
         "The most that each host was lately seen to send (up) and receive (down) in all, over all its links together, "
-        "and the limits that it sets itself and its senders on long ways (0: none).",
+        "and the limit that it sets itself on long ways (0: none).",
         [
             (f"longhaul_peerd_host_up_bytes_per_second{{{PEERS}}}", "{{instance}} up"),
             (f"longhaul_peerd_host_down_bytes_per_second{{{PEERS}}}", "{{instance}} down"),
             (f"longhaul_peerd_pace_bytes_per_second{{{PEERS}}}", "{{instance}} limit"),
-            (f"longhaul_peerd_receive_pace_bytes_per_second{{{PEERS}}}", "{{instance}} limit of senders"),
         ],
     )
     page.lines(

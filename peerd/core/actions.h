@@ -149,6 +149,7 @@ struct SendReady {
   std::vector<CutOwner> cuts;     // see CutOwner
   // Set: sign it, with this ReadyName::index, and answer ReadySigned.
   std::optional<uint64_t> sign = std::nullopt;
+  std::string outline = {};  // of a list; see OutlineFault()
 };
 struct SendDone {
   GroupKey group;

@@ -72,7 +72,8 @@ struct LocalPost {
   MemberId partner = MemberId();  // kSendRecv
   // The members that take part, rising; empty: all members. Not for kSendRecv.
   std::vector<MemberId> participants = {};
-  OpTerms terms = {};  // if desc.NeedsTerms()
+  OpTerms terms = {};        // if desc.NeedsTerms()
+  std::string outline = {};  // of a list; see OutlineFault()
 };
 // A call of the trainer was refused, and the trainer knows. The other participants wait for it:
 // they are told. Of `op` its name counts: `post.local`, tag, kind, root_rank, is_root, partner and
@@ -133,10 +134,11 @@ struct PeerReady {
   // Set if it is signed. The signature has not been checked.
   std::optional<ReadySignature> signature = std::nullopt;
   ReadyInput input = ReadyInput::kSegments;
+  std::string outline = {};  // of a list: of the first member at that peer
   LH_FIELDS(PeerReady, LH_FIELD(group), LH_FIELD(peer), LH_FIELD(ordinal), LH_FIELD(attempt),
             LH_FIELD(boundary), LH_FIELD(tag), LH_FIELD(set), LH_FIELD(desc), LH_FIELD(other_offer),
             LH_FIELD(step), LH_FIELD(refusal), LH_FIELD(terms), LH_FIELD(payload), LH_FIELD(result),
-            LH_FIELD(signature), LH_FIELD(input));
+            LH_FIELD(signature), LH_FIELD(input), LH_FIELD(outline));
 };
 struct PeerDone {
   GroupKey group;

@@ -75,7 +75,8 @@ std::string ObjectionTo(const NewPost& post, const EpochHistory& history, PeerId
 
 PostedInput InputFrom(const NewPost& post, const EpochHistory& history, Tick now) {
   const LocalPost& local = post.local;
-  PostedInput input{local.post, post.member, local.desc, local.terms, now, std::nullopt, post.step};
+  PostedInput input{local.post, post.member,  local.desc, local.terms,
+                    now,        std::nullopt, post.step,  local.outline};
   OpDesc& desc = input.desc;
   if (!HasRoot(desc.kind)) return input;
   // A rank that is not there names nobody: the caller has not heard yet that a member is gone.

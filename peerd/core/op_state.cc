@@ -117,7 +117,8 @@ void OpState::BeginAttempt(std::shared_ptr<const Participants> all) {
     desc.world = desc.InParts() ? 1 : 0;
     desc.root = MemberId();
   }
-  if (other != inputs.end()) said.other_offer = OtherOffer{other->member, other->desc};
+  if (other != inputs.end())
+    said.other_offer = OtherOffer{other->member, other->desc, other->outline};
   said.differs = said.other_offer.has_value();
   const bool mesh = IsShared(desc.kind) ? participants->mesh_of_owners : participants->mesh;
   const size_t peers = participants->ring.size();
@@ -222,6 +223,7 @@ SendReady OpState::Ready(const GroupKey& group, Epoch attempt) const {
   ready.one_shot = (IsOneShot(desc) && !said.other_offer) || said.input == ReadyInput::kCarried;
   ready.contributes = ContributesOf();
   ready.cuts = said.cuts;
+  ready.outline = inputs.front().outline;
   for (const PostedInput& input : inputs) {
     ready.posts.push_back(input.post);
     if (desc.NeedsTerms() && !said.other_offer) ready.terms.push_back(input.terms);
@@ -340,24 +342,30 @@ Outcome OpState::Mismatch(const PostedInput& input) const {
   const auto refused = [&](const std::string& why) {
     return Outcome{Code::kInvalidArgument, Subject(desc, key.tag) + " refused: " + why};
   };
-  const auto offered_by = [&](MemberId member, const OpDesc& theirs) {
+  const auto offered_by = [&](MemberId member, const OpDesc& theirs, const std::string& outline) {
+    const std::string lists =
+        theirs.list != input.desc.list ? ListDifference(outline, input.outline) : "";
     return refused("member " + ToString(member) + " offered " + ToString(theirs) +
-                   ", this member " + ToString(input.desc));
+                   ", this member " + ToString(input.desc) + lists);
   };
   if (said.mismatch) return refused(*said.mismatch);
   for (const auto& [peer, ready] : said.readies) {
     if (ready.refusal) return RefusedBy(*ready.refusal, ready.desc.kind, desc, key.tag);
   }
   for (const PostedInput& other : inputs) {
-    if (!other.desc.SameButForWorld(input.desc)) return offered_by(other.member, other.desc);
+    if (!other.desc.SameButForWorld(input.desc)) {
+      return offered_by(other.member, other.desc, other.outline);
+    }
   }
   for (const PeerId peer : participants->ring) {
     const auto it = said.readies.find(peer);
     if (it == said.readies.end() || it->second.desc.SameButForWorld(input.desc)) continue;
-    return offered_by(participants->FirstMemberOf(peer), it->second.desc);
+    return offered_by(participants->FirstMemberOf(peer), it->second.desc, it->second.outline);
   }
   for (const auto& [peer, ready] : said.readies) {
-    if (ready.other_offer) return offered_by(ready.other_offer->member, ready.other_offer->desc);
+    if (!ready.other_offer) continue;
+    const OtherOffer& other = *ready.other_offer;
+    return offered_by(other.member, other.desc, other.outline);
   }
   LH_CHECK(false) << "refused without a difference " << Subject(desc, key.tag);
   return {};

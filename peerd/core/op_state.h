@@ -71,8 +71,9 @@ struct PostedInput {
   Tick posted;
   std::optional<Outcome> evicted;  // set: the member is out, and its post gets this answer
   uint64_t step = 0;               // NewPost::step
+  std::string outline = {};        // of a list; see OutlineFault()
   LH_FIELDS(PostedInput, LH_FIELD(post), LH_FIELD(member), LH_FIELD(desc), LH_FIELD(terms),
-            LH_FIELD(posted), LH_FIELD(evicted), LH_FIELD(step));
+            LH_FIELD(posted), LH_FIELD(evicted), LH_FIELD(step), LH_FIELD(outline));
 };
 
 struct OpState {

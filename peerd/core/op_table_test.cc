@@ -464,6 +464,68 @@ TEST_F(OpTableTest, LocalMembersThatDifferRefuseTheOpAndSendNoBytes) {
   EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
 }
 
+TEST_F(OpTableTest, ARefusalOfListsNamesTheTensorThatDiffers) {
+  const auto list = [](uint64_t digest) {
+    OpDesc desc = Large();
+    desc.count = 0;
+    desc.list = digest;
+    desc.list_bytes = uint64_t{64} << 20;
+    return desc;
+  };
+  const std::string five = "\x01\x5a";  // float32 x 5
+  const std::string six = "\x01\x6a";
+  const std::string seven = "\x01\x7a";
+  const std::string same =
+      "sum of tensors of 67108864 bytes, this member sum of tensors of 67108864 bytes: tensor[0] ";
+  // At another peer: its first member, or another one.
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 2, 1}}));
+  LocalPost post = PostOf(1, 7, list(1));
+  post.outline = five;
+  Post(post);
+  EXPECT_EQ(Get<SendReady>(out_).at(0).outline, five);
+  PeerReady ready = ReadyOf(2, 7, list(2));
+  ready.outline = six;
+  Ready(ready);
+  Stopped(1);
+  Done(2, 1, 0, true);
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.text,
+            "all-reduce tag 7 refused: member m2 offered " + same +
+                "is float32 x 6 there, and float32 x 5 here");
+  post = PostOf(1, 8, list(1));
+  post.outline = five;
+  Post(post);
+  ready = ReadyOf(2, 8, list(1));
+  ready.outline = five;
+  ready.other_offer = OtherOffer{MemberId(3), list(3), seven};
+  Ready(ready);
+  Stopped(2);
+  Done(2, 2, 0, true);
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.text,
+            "all-reduce tag 8 refused: member m3 offered " + same +
+                "is float32 x 7 there, and float32 x 5 here");
+}
+
+TEST_F(OpTableTest, LocalMembersThatDifferTellBothLists) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  OpDesc desc = Large();
+  desc.count = 0;
+  desc.list_bytes = uint64_t{64} << 20;
+  for (const uint64_t member : {1, 4}) {
+    desc.list = member;
+    LocalPost post = PostOf(member, 7, desc);
+    post.outline = member == 1 ? "\x01\x5a" : "\x01\x6a";
+    Post(post);
+  }
+  const SendReady ready = Get<SendReady>(out_).at(0);
+  EXPECT_EQ(ready.outline, "\x01\x5a");
+  EXPECT_EQ(ready.other_offer->outline, "\x01\x6a");
+  Ready(2, 7, Small());
+  Done(2, 1, 0, true);
+  const std::string text = Get<PostDone>(out_).at(0).outcome.text;
+  EXPECT_NE(text.find(": tensor[0] is float32 x 6 there, and float32 x 5 here"), std::string::npos)
+      << text;
+}
+
 TEST_F(OpTableTest, APeerWhoseMembersDifferAmongThemselvesRefusesTheOpForAll) {
   Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 2, 1}}));
   Post(7, Small());

@@ -43,6 +43,7 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   ReadyBody body{action.boundary,    action.tag,     action.set,  action.desc,
                  action.other_offer, action.refusal, action.terms};
   body.input = action.input;
+  body.outline = action.outline;
   if (action.result) {
     body.result_epoch = action.result->epoch;
     body.result_members = static_cast<uint32_t>(action.result->members.size());
@@ -51,7 +52,7 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   if (action.refusal) {
     payload += Encode(*action.refusal);
   } else if (action.other_offer) {
-    payload += TextOf(Encode(*action.other_offer));
+    payload += Encode(*action.other_offer);
   } else {
     if (action.result) payload += IdsOf(action.result->members);
     payload += action.result ? action.result->bytes : input;
@@ -129,6 +130,7 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
                   std::move(body.terms)};
   ready.signature = std::move(signature);
   ready.input = body.input;
+  ready.outline = std::move(body.outline);
   if (ready.other_offer || ready.refusal) return ready;
   ByteReader reader(rest);
   std::vector<MemberId> members;

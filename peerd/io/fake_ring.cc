@@ -260,8 +260,6 @@ std::optional<TcpDelivery> FakeRing::Delivery(int fd) {
   TcpDelivery delivery = *delivery_;
   delivery.bytes_acked = delivery.bytes_arrived = socket->out->read;
   delivery.bytes_sent = socket->out->written;
-  const auto queue = queues_.find(ToString(socket->remote));
-  if (queue != queues_.end()) delivery.usual_rtt_us += queue->second;
   if (socket->out->written > 256 << 10) delivery.usual_rtt_us += queue_of_each_us_;
   return delivery;
 }

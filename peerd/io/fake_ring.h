@@ -73,9 +73,6 @@ class FakeRing final : public Ring, private Sockets {
   // sockets().Delivery() gives this for every connection; before the call it gives nothing. The
   // exception: the byte counts of an open connection are the real ones, not those of `delivery`.
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
-  // What is sent on connections that were dialled to this address waits in queues for so much
-  // longer than SetDelivery() says.
-  void SetQueue(const std::string& to, uint32_t us) { queues_[to] = us; }
   // Packets of connections that carry much wait so much longer than SetDelivery() says, as where
   // the network limits each connection.
   void SetQueueOfEach(uint32_t us) { queue_of_each_us_ = us; }
@@ -226,7 +223,6 @@ class FakeRing final : public Ring, private Sockets {
   absl::Status Tune(int fd, const StreamTuning& tuning) override;
   void SetLongWay(int fd) override { long_ways_.insert(fd); }
   void SetPace(int fd, uint64_t bytes_per_second) override { paces_[fd] = bytes_per_second; }
-  std::string Congestion(int fd) override { return Find(fd)->congestion; }
   std::optional<TcpDelivery> Delivery(int fd) override;
   void ShutdownSend(int fd) override;
   void Close(int fd) override;
@@ -282,7 +278,6 @@ class FakeRing final : public Ring, private Sockets {
   std::optional<SocketAddress> dial_from_;
   std::set<std::string> ignoring_;
   std::optional<TcpDelivery> delivery_;
-  std::map<std::string, uint32_t> queues_;
   uint32_t queue_of_each_us_ = 0;
   std::set<int> long_ways_;
   std::map<int, uint64_t> paces_;

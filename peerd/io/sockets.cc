@@ -126,13 +126,6 @@ class SystemSocketsImpl final : public Sockets {
     return absl::OkStatus();
   }
 
-  std::string Congestion(int fd) override {
-    char name[16] = {};  // TCP_CA_NAME_MAX of the kernel
-    socklen_t length = sizeof(name);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0) return "";
-    return std::string(name, strnlen(name, length));
-  }
-
   std::optional<TcpDelivery> Delivery(int fd) override { return SystemTcpDelivery(fd); }
 
   void SetLongWay(int fd) override {

@@ -61,8 +61,6 @@ class Sockets {
   // Sets TCP_NODELAY, linear retransmission timeouts for streams of few packets, and `tuning`.
   // InvalidArgument: the system refuses the congestion control.
   virtual absl::Status Tune(int fd, const StreamTuning& tuning) = 0;
-  // Returns the name of the congestion control; empty: the system does not say.
-  virtual std::string Congestion(int fd) = 0;
   // None: the system does not say.
   virtual std::optional<TcpDelivery> Delivery(int fd) = 0;
   // Sets a socket up for a path with long round trips. Two things change:

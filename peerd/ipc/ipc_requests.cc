@@ -482,6 +482,7 @@ void TrainerServer::Op(Client& client) {
   post.partner = op->partner;
   post.participants = std::move(op->participants);
   post.terms = std::move(op->terms);
+  post.outline = std::move(op->outline);
   handler_->OnPost(post, std::move(buffers));
 }
 

@@ -209,18 +209,14 @@ struct PeerMetrics::Impl {
                             "its groups, the largest")),
         host_up(AddGauge(r, "longhaul_peerd_host_up_bytes_per_second",
                          "The most that this host was lately seen to send in all, over all its "
-                         "links together, or could send while others hold it back; 0: not "
-                         "measured yet")),
+                         "links together; 0: not measured yet")),
         host_down(AddGauge(r, "longhaul_peerd_host_down_bytes_per_second",
-                           "The most that this host was lately seen to receive in all, or could "
-                           "receive while others hold it back; 0: not measured yet")),
+                           "The most that this host was lately seen to receive in all; 0: not "
+                           "measured yet")),
         pace(
             AddGauge(r, "longhaul_peerd_pace_bytes_per_second",
                      "What this host sends at most in all on long ways, so that the queue in front "
                      "of its access link stays short; 0: no limit")),
-        receive_pace(AddGauge(r, "longhaul_peerd_receive_pace_bytes_per_second",
-                              "What other hosts may send this host at most in all on long ways, so "
-                              "that the queue in front of it stays short; 0: no limit")),
         link_rates(GaugeFamily(r, "longhaul_peerd_link_bytes_per_second",
                                "What the slowest measured links can carry, at most 4 of them, away "
                                "from this peer; a lower bound while ops send little")),
@@ -275,7 +271,6 @@ struct PeerMetrics::Impl {
   Gauge& host_up;
   Gauge& host_down;
   Gauge& pace;
-  Gauge& receive_pace;
   prometheus::Family<Gauge>& link_rates;
   prometheus::Family<Gauge>& link_rtts;
   prometheus::Family<Counter>& link_repeated;
@@ -334,7 +329,6 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.tunnels.Set(s.transport.tunnels);
   m.mesh_share.Set(s.core.mesh_share);
   m.pace.Set(static_cast<double>(s.transport.pace));
-  m.receive_pace.Set(static_cast<double>(s.transport.receive_pace));
   m.host_up.Set(static_cast<double>(s.host_up));
   m.host_down.Set(static_cast<double>(s.host_down));
   m.ShowLinks(s.links);

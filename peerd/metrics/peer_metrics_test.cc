@@ -135,7 +135,6 @@ TEST(PeerMetrics, ShowsWhatTheHostCarries) {
   snapshot.host_up = 5000;
   snapshot.host_down = 7000;
   snapshot.transport.pace = 4900;
-  snapshot.transport.receive_pace = 5100;
   metrics.Publish(snapshot);
   const std::string page = PageOf(metrics);
   EXPECT_THAT(page, HasSubstr("\nlonghaul_peerd_mesh_share 0.25\n"));

@@ -72,9 +72,6 @@ class HostLanes {
   bool searches() const { return count_.has_value(); }
   // As in LaneCount; false without a search.
   bool tries() const { return searches() && count_->tries(); }
-  bool in_trial() const { return searches() && count_->in_trial(); }
-  // As in LaneCount, of all links together.
-  bool needed() const { return crowded() && count_->needed(); }
 
   // Returns what was sent since the last call.
   Busy PopBusy();

@@ -9,6 +9,8 @@
 namespace longhaul::peerd {
 namespace {
 
+// A shorter pause does not end a burst.
+constexpr int64_t kPauseUsMin = Millis(100);
 // Times in round trips.
 constexpr int64_t kSkipped = 3;  // the beginning of a burst is left out: TCP may be slow
 constexpr int64_t kStretch = 4;  // but at least kStretchUsMin
@@ -39,17 +41,8 @@ constexpr uint64_t kLeastPart = 4;
 // A link that uses less than its part keeps so many times of what it uses, so that it can use more.
 constexpr double kUsed = 1.25;
 
-// A link loses packets if at least one byte of so many is repeated. Fewer than kJudgedBytes say
-// nothing.
-constexpr uint64_t kLossesAreOneOf = 2000;
-constexpr uint64_t kJudgedBytes = 1 << 20;
-
 // There is no limit before so many more stretches had a long queue than a short one.
 constexpr int kLong = 3;
-// A limit is forgotten after so many bursts that were too short for a stretch, if they took so long
-// in all.
-constexpr int kShortBursts = 30;
-constexpr int64_t kForgottenUs = Seconds(60);
 // What arrives if the limit holds the host, in percent of the limit.
 constexpr uint64_t kAtLimitPercent = 95;
 // A queue is overrun if so many bytes are repeated, or if packets wait so many times as long as in
@@ -73,18 +66,13 @@ constexpr uint64_t kFillsUs = Millis(20);
 constexpr int kQuiet = 2;
 constexpr int kRisesOfAStep = 2;
 constexpr int kDoublings = 4;
-// A limit that has not been reached for so much traffic may be too low.
-constexpr int64_t kUnreachedUs = Seconds(10);
-// If queues stay full in spite of a limit, there is none for so much traffic.
-constexpr int64_t kAgainUs = Seconds(300);
 
 }  // namespace
 
 void HostPace::Sent(uint64_t id, int64_t rtt_us, uint64_t bytes, Tick now) {
   const int64_t rtt = std::max(rtt_us_, kRttUsMin);
-  if (now - sent_at_ > std::max(PauseUs(rtt, Waits()), options_.pause_us_min)) {
+  if (now - sent_at_ > std::max(PauseUs(rtt, Waits()), kPauseUsMin)) {
     EndBurst();
-    ++short_bursts_;
     BeginStretch();
     burst_begun_ = now;
     rtt_us_ = 0;
@@ -151,17 +139,9 @@ void HostPace::Arrived(uint64_t id, uint64_t bytes, const Queued& queued) {
   link->second.queued.any_us += queued.any_us;
 }
 
-void HostPace::Repeated(uint64_t id, uint64_t sent, uint64_t repeated) {
+void HostPace::Repeated(uint64_t sent, uint64_t repeated) {
   sent_ += sent;
   repeated_ += repeated;
-  const auto found = links_.find(id);
-  if (found == links_.end()) return;
-  Link& link = found->second;
-  link.sent += sent;
-  link.repeated += repeated;
-  if (link.sent < kJudgedBytes) return;
-  const uint64_t in_all = std::exchange(link.sent, 0);
-  link.loses = std::exchange(link.repeated, 0) * kLossesAreOneOf >= in_all;
 }
 
 // A link whose lanes take every segment at once still sends. One on which nothing moves though
@@ -181,19 +161,11 @@ bool HostPace::AllAreActive(Tick now) const {
   });
 }
 
-bool HostPace::EnoughLinks() const { return MainLinks() >= options_.links_min; }
-
 // Returns how many links sent more than a little in the bursts before.
 size_t HostPace::MainLinks() const {
   const auto count = std::count_if(links_.begin(), links_.end(),
                                    [this](const auto& each) { return !IsMinor(each.second); });
   return static_cast<size_t>(count);
-}
-
-bool HostPace::AllLosePackets() const {
-  return std::all_of(links_.begin(), links_.end(), [this](const auto& each) {
-    return IsMinor(each.second) || each.second.loses;
-  });
 }
 
 uint64_t HostPace::ShortestWaitUs(uint64_t Queued::*queues) const {
@@ -208,10 +180,6 @@ uint64_t HostPace::ShortestWaitUs(uint64_t Queued::*queues) const {
 std::string HostPace::Measure(bool settled, Tick now) {
   const Tick begun = std::exchange(measured_at_, now);
   const bool was_settled = std::exchange(settled_, settled);
-  if (limit_ != 0 && short_bursts_ > kShortBursts && now - stretch_at_ > kForgottenUs) {
-    limit_ = 0;
-    return "ops are too short to measure";
-  }
   if (before_ == 0 || begun < burst_begun_ + kSkipped * rtt_us_ || !AllAreActive(now)) {
     BeginStretch();
     return "";
@@ -219,7 +187,6 @@ std::string HostPace::Measure(bool settled, Tick now) {
   stretch_.settled &= settled && was_settled;
   stretch_.us += now - begun;
   if (stretch_.us < std::max(kStretch * rtt_us_, kStretchUsMin)) return "";
-  stretch_at_ = now;
   std::string news = EndStretch();
   BeginStretch();
   return news;
@@ -236,7 +203,6 @@ std::string HostPace::EndStretch() {
     link.rate = link.arrived * Seconds(1) / static_cast<uint64_t>(stretch_.us);
   }
   clock_us_ += stretch_.us;
-  short_bursts_ = 0;
   while (!rates_.empty() && rates_.back().second <= rate) rates_.pop_back();
   rates_.emplace_back(clock_us_, rate);
   while (clock_us_ - rates_.front().first > kWindow) rates_.pop_front();
@@ -252,21 +218,15 @@ std::string HostPace::EndStretch() {
   sent_ = repeated_ = 0;
   if (bytes == 0) return "";
   const uint64_t arrived = in_a_second(stretch_.us);
-  // Packets that are lost though they hardly wait are lost at random. But where there is a limit,
-  // they hardly wait, and yet queues may be full for moments.
-  const bool random_losses = !queue_is_long && limit_ == 0 && AllLosePackets();
-  network_limits_ |= own_queues || random_losses;
-  full_ = full_.value_or(false) || !EnoughLinks() || queue_is_long || Reached(arrived) ||
-          (much_repeated && !random_losses);
+  full_ = full_.value_or(false) || queue_is_long || Reached(arrived) || much_repeated;
   if (!stretch_.settled) return "";
-  if (limit_ == 0) return Begin(EnoughLinks() && queue_is_long);
+  if (limit_ == 0) return Begin(queue_is_long);
   const bool overrun = much_repeated || !QueuesAreShort(waited_us / kWaitFactor, rtt_us_);
   return Adjust(arrived, waited_us, overrun);
 }
 
 // Decides whether there is a limit from now on.
 std::string HostPace::Begin(bool queue_is_long) {
-  if (clock_us_ < not_before_us_) return "";
   long_seen_ = queue_is_long ? long_seen_ + 1 : std::max(long_seen_ - 1, 0);
   if (long_seen_ < kLong) return "";
   long_seen_ = 0;
@@ -276,8 +236,6 @@ std::string HostPace::Begin(bool queue_is_long) {
 
 void HostPace::BeginLimit() {
   limit_ = most();
-  held_back_ = false;
-  confirmed_us_ = clock_us_;
   quiet_ = rises_ = slow_ = 0;
 }
 
@@ -302,7 +260,6 @@ bool HostPace::BecameSlower(uint64_t rate, bool queue_is_long) {
 std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   const bool reached = Reached(rate);
   const bool queue_is_long = !QueuesAreShort(waited_us, rtt_us_);
-  held_back_ = !reached && !queue_is_long;
   if (BecameSlower(rate, queue_is_long)) {
     while (rates_.front().first < slow_since_us_) rates_.pop_front();
     BeginLimit();
@@ -312,7 +269,6 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   if (overrun || (!reached && queue_is_long)) quiet_ = rises_ = 0;
   if (!overrun) {
     if (!reached) return "";
-    confirmed_us_ = clock_us_;
     if (waited_us >= kFillsUs || ++quiet_ < kQuiet) return "";
     limit_ += limit_ / 100 << std::min(rises_++ / kRisesOfAStep, kDoublings);
     return "";
@@ -322,25 +278,12 @@ std::string HostPace::Adjust(uint64_t rate, uint64_t waited_us, bool overrun) {
   const uint64_t possible = most() / 100 * kMostPercent;
   if (limit_ > possible && (reached || queue_is_long)) {
     limit_ = possible;
-    confirmed_us_ = clock_us_;
     return "";
   }
   // If the host sends less than the limit, TCP has just fallen back, and a lower limit is no help.
   if (!reached) return "";
   limit_ = std::max(std::min(limit_, most()) / 100 * kFallPercent, most() / 100 * kLeastPercent);
-  if (clock_us_ - confirmed_us_ <= kWindow) return "";
-  limit_ = 0;
-  not_before_us_ = clock_us_ + kAgainUs;
-  return "queues stay full, so others fill them";
-}
-
-uint64_t HostPace::spare() const {
-  if (!held_back_) return 0;
-  return clock_us_ - confirmed_us_ <= kUnreachedUs ? limit_ : limit_ + limit_ / 10;
-}
-
-bool HostPace::IsLittle(uint64_t bytes_per_second) const {
-  return !rates_.empty() && bytes_per_second < most() / 2;
+  return "";
 }
 
 uint64_t HostPace::RateOf(uint64_t id, Tick now) const {

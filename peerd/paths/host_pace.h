@@ -18,9 +18,6 @@
 //     very long, the limit falls a little.
 //   - If the host sends clearly less than the limit though packets of every link go on waiting, the
 //     access link has become slower. The limit is then the most that has arrived meanwhile.
-//   - If a lower limit does not help for a while, somebody else fills the queue, or the network
-//     queues the packets of each connection. A limit would leave the path to others, so there is
-//     none for some minutes of traffic.
 //
 // Links get parts of the limit in proportion to what they sent in the bursts before. So links that
 // carry different shares of a tensor are done at the same time. Links that have nothing to send
@@ -44,18 +41,6 @@ namespace longhaul::peerd {
 
 class HostPace {
  public:
-  struct Options {
-    // A shorter pause does not end a burst.
-    int64_t pause_us_min = Millis(100);
-    // There is no limit if fewer links send much.
-    size_t links_min = 1;
-    // Nothing is limited while another number of lanes is tried (LaneCount::tries()), because a
-    // limit would hide whether more lanes carry more.
-    bool free_trials = true;
-  };
-  HostPace() : HostPace(Options{}) {}
-  explicit HostPace(const Options& options) : options_(options) {}
-
   // A link on a long way put `bytes` on a lane. `rtt_us`: of its path, without queues.
   void Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
@@ -69,30 +54,19 @@ class HostPace {
   };
   // `bytes` of the link have arrived since the last Measure().
   void Arrived(uint64_t link, uint64_t bytes, const Queued& queued);
-  // The link sent so many bytes, and TCP sent `repeated` bytes again.
-  void Repeated(uint64_t link, uint64_t sent, uint64_t repeated);
+  // A link sent so many bytes, and TCP sent `repeated` bytes again.
+  void Repeated(uint64_t sent, uint64_t repeated);
   // Judges what has arrived. Call it some times in a second while bytes move. `settled`: no other
   // number of lanes is being tried (LaneCount::tries()). If a limit has begun, ended or followed a
   // slower access link, returns why, for the log; otherwise an empty string.
   std::string Measure(bool settled, Tick now);
 
   // Returns what all links together may send, in bytes per second. 0: there is no limit.
-  uint64_t rate() const { return settled_ || !options_.free_trials ? limit_ : 0; }
-  // Returns what the host could send in all, in bytes per second, though it sends less: its packets
-  // do not wait, so something else than its access link holds it. The result is the limit, or a
-  // tenth more if the limit has not been reached for long, because such a limit does not rise. 0:
-  // not known.
-  uint64_t spare() const;
+  uint64_t rate() const { return settled_ ? limit_ : 0; }
   // Whether the access link may have been full in a measurement since the last call: packets of
-  // every link waited, many bytes were repeated, the limit was reached, or there were fewer links
-  // than `links_min`. Nothing if there was no measurement, for instance because ops are short.
+  // every link waited, many bytes were repeated, or the limit was reached. Nothing if there was no
+  // measurement, for instance because ops are short.
   std::optional<bool> PopFull() { return std::exchange(full_, std::nullopt); }
-  // Whether, in a measurement since the last call, the network limited each connection, and not the
-  // host: packets of every link waited in queues of their connections, or packets of every link
-  // were lost though they hardly waited, and there was no limit.
-  bool PopNetworkLimits() { return std::exchange(network_limits_, false); }
-  // Whether so many bytes a second are less than half of what all links together sent lately.
-  bool IsLittle(uint64_t bytes_per_second) const;
   // Returns what this link may send now, in bytes per second. 0: there is no limit.
   uint64_t RateOf(uint64_t link, Tick now) const;
 
@@ -108,10 +82,6 @@ class HostPace {
     uint64_t arrived = 0;  // in the present stretch
     Queued queued;         // in the present stretch
     uint64_t rate = 0;     // of the last stretch of this burst, in bytes a second; 0: unknown
-    // Since it was last seen whether this link loses packets.
-    uint64_t sent = 0;
-    uint64_t repeated = 0;
-    bool loses = false;
   };
   // A stretch of time, in which all links with much to send had something to send.
   struct Stretch {
@@ -124,8 +94,6 @@ class HostPace {
   bool IsMinor(const Link& link) const;
   bool AllAreActive(Tick now) const;
   size_t MainLinks() const;
-  bool EnoughLinks() const;
-  bool AllLosePackets() const;
   // The mean wait in these queues of packets of that link on which it is shortest.
   uint64_t ShortestWaitUs(uint64_t Queued::*queues) const;
   void EndBurst();
@@ -138,14 +106,12 @@ class HostPace {
   bool BecameSlower(uint64_t rate, bool queue_is_long);
   uint64_t most() const { return rates_.front().second; }
 
-  const Options options_;
   std::map<uint64_t, Link> links_;
   uint64_t before_ = 0;  // the sum of Link::before
   int64_t rtt_us_ = 0;   // the longest of the links in this burst
   Tick sent_at_;         // when a link last sent
   Tick burst_begun_;
   Tick measured_at_;  // the last Measure()
-  Tick stretch_at_;   // the end of the last stretch
   Stretch stretch_;
   bool settled_ = false;
 
@@ -157,20 +123,15 @@ class HostPace {
   uint64_t repeated_ = 0;
 
   uint64_t limit_ = 0;
-  bool held_back_ = false;  // in the last stretch the limit was not reached, and no packets waited
-  std::optional<bool> full_;     // as in PopFull()
-  bool network_limits_ = false;  // as in PopNetworkLimits()
+  std::optional<bool> full_;  // as in PopFull()
   // Stretches in a row in which clearly less than the limit arrived though packets of every link
   // waited, when the first of them ended, and when there were last kSlow of them.
   int slow_ = 0;
   int64_t slow_since_us_ = 0;
   int64_t slower_us_ = -kWindow;
-  int64_t not_before_us_ = 0;  // no limit until then
-  int long_seen_ = 0;          // stretches with a long queue less those with a short one
-  int short_bursts_ = 0;       // in a row
-  // When the limit was last reached without an overrun, in how many stretches since the last
-  // overrun that has been so, and how often the limit has risen meanwhile.
-  int64_t confirmed_us_ = 0;
+  int long_seen_ = 0;  // stretches with a long queue less those with a short one
+  // In how many stretches since the last overrun the limit was reached without one, and how often
+  // it has risen meanwhile.
   int quiet_ = 0;
   int rises_ = 0;
 };

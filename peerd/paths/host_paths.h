@@ -1,6 +1,6 @@
 // What a host knows of its long ways in all, and how its links should use them: how many lanes each
-// link uses while several are busy (HostLanes), how fast the host sends (HostPace) and others send
-// to it (ReceivePace), and with which congestion control (CongestionChoice).
+// link uses while several are busy (HostLanes), how fast the host sends (HostPace), and with
+// which congestion control (CongestionChoice).
 //
 // There is one such object for a host. Several transports can share it on one thread: links are
 // told apart by their ids. A link calls it once for each segment (LinkPath). Some times in a second
@@ -8,15 +8,14 @@
 // Measure() or MeasureRates():
 //
 //   samples in                                       settings out
-//   Sent(), QueueEmptied(), OnTold()     ------->    LanesFor(), what Sent() returns
-//   Arrived() of each link, Measure()    ------->    PopPace() of each link
-//   Carried() of each link, MeasureRates() ----->    congestion(), LanesFor()
+//   Sent(), QueueEmptied()               ------->    lanes(), what Sent() returns
+//   Arrived() of each link, Measure()    ------->    lanes(), what Sent() returns
+//   Carried() of each link, MeasureRates() ----->    congestion(), lanes()
 //
 // Links on short ways only have their bytes counted. Plain value: no clock.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 
@@ -24,7 +23,6 @@
 #include "peerd/paths/congestion_choice.h"
 #include "peerd/paths/host_lanes.h"
 #include "peerd/paths/host_pace.h"
-#include "peerd/paths/receive_pace.h"
 #include "peerd/paths/samples.h"
 
 namespace longhaul::peerd {
@@ -34,21 +32,14 @@ class HostPaths {
   // `counts_lanes`: the number of lanes is searched for. Otherwise an option says it.
   explicit HostPaths(bool counts_lanes) : counts_lanes_(counts_lanes) {}
 
-  // From now on the congestion control of long ways is chosen, between the system's default and
-  // `other` (CongestionChoice). Without this call it stays as it is.
-  void ChooseCongestion(std::string system_default, std::string other) {
-    congestion_.emplace(std::move(system_default), std::move(other));
-  }
+  // From now on the congestion control of long ways is chosen (CongestionChoice). Without this call
+  // it stays as it is. `offers_bbr`: the system does.
+  void ChooseCongestion(bool offers_bbr) { congestion_.emplace(offers_bbr); }
   // Returns the congestion control of long ways; empty: it stays as it is.
   std::string congestion() const { return congestion_ ? congestion_->in_use() : ""; }
 
   // ---- Of one link on a long way
 
-  // Returns how many lanes a link that may send so many bytes a second uses. 0: no other link is
-  // busy, so the link finds its number alone. `rate` 0: nothing limits it.
-  uint32_t LanesFor(uint64_t rate) const;
-  // No more lanes are being tried while several links are busy.
-  bool lanes_found() const { return lanes_.found(); }
   struct Settings {
     uint64_t rate = 0;           // what the link may send now, in bytes a second; 0: no limit
     bool lanes_changed = false;  // all busy links use another number of lanes from now on
@@ -57,8 +48,6 @@ class HostPaths {
   Settings Sent(uint64_t link, int64_t rtt_us, uint64_t bytes, Tick now);
   // A lane of the link could take more, and nothing waited.
   void QueueEmptied(uint64_t link);
-  // The peer told how long its packets to this host wait.
-  void OnTold(uint64_t link, const ReceivePace::Told& told) { receive_pace_.OnTold(link, told); }
   // The link is gone, or was never used.
   void Remove(uint64_t link);
 
@@ -70,32 +59,19 @@ class HostPaths {
     LinkArrivals arrived;  // at the peer
     bool long_way = false;
     // The rest is of long ways only.
-    bool relayed = false;     // TCP sees only the path to a relay
-    uint64_t taken = 0;       // bytes that have come from the peer
     int64_t rtt_us = 0;       // of the last PING
     int64_t path_rtt_us = 0;  // of the path, without queues
     uint32_t lanes_used = 0;
-    // LaneCount's, while no other link is busy.
-    bool tries_lanes = false;
-    bool in_trial = false;
+    bool tries_lanes = false;  // LaneCount's, while no other link is busy
   };
-  void Arrived(const LinkSample& sample, Tick now);
+  void Arrived(const LinkSample& sample);
   // Judges what Arrived() has told since the last call. Of the result, the caller fills in what
   // waits and how many links are up. Logs changes of a pace.
   HostSample Measure(Tick now);
-  // What a link tells its peer with PACE.
-  struct Pace {
-    uint64_t wait_us = 0;  // for how long packets wait on the way to the peer
-    bool tries = false;    // another number of lanes is being tried, and must not be limited
-    uint64_t rate = 0;     // what the peer may send, in bytes per second; 0: no limit
-  };
-  // Returns what to tell the peer since the last Measure(); nothing: no bytes have moved.
-  std::optional<Pace> PopPace(uint64_t link, Tick now);
-
   // ---- About twice in a second: what TCP delivers
 
   // What a straight link on a long way has carried since the last time.
-  void Carried(uint64_t link, const RateSample& sample);
+  void Carried(const RateSample& sample);
   struct News {
     bool lanes_changed = false;       // as in Settings
     bool congestion_changed = false;  // congestion() has; logged
@@ -103,42 +79,25 @@ class HostPaths {
   // Judges what Carried() has told since the last call.
   News MeasureRates(Tick now);
 
-  // ---- For people
-  // What all long ways may carry and bring, in bytes per second. 0: no limit.
-  uint64_t pace() const { return pace_.rate(); }
-  uint64_t receive_pace() const { return receive_pace_.rate(); }
   // All busy links together: how many there are, how many lanes each uses, and the rate.
   const HostLanes& lanes() const { return lanes_; }
 
- private:
-  // A link on a long way on which bytes have moved since the Measure() before. `arrived`: at the
-  // peer.
-  struct Moved {
-    uint64_t arrived = 0;
-    uint64_t queued_us = 0;  // for which they waited in queues that all lanes share, added up
-    bool in_trial = false;
-    uint64_t wait_us() const { return arrived == 0 ? 0 : queued_us / arrived; }
-  };
-  uint64_t OwnWaitUs(int64_t us) const;
+  // ---- For people
+  // What all long ways may carry, in bytes per second. 0: no limit.
+  uint64_t pace() const { return pace_.rate(); }
 
+ private:
   const bool counts_lanes_;
   HostLanes lanes_;
   HostPace pace_;
-  ReceivePace receive_pace_;
   std::optional<CongestionChoice> congestion_;  // nothing: an option decides
   CongestionChoice::Sample queues_;             // of long ways, since the last MeasureRates()
   uint64_t repeated_ = 0;                       // since then
   uint64_t arrived_ = 0;                        // in all
-  Tick measured_at_;                            // the last Measure()
   // Since the last Measure():
   LinkArrivals sum_;
   double round_trips_ = 0;  // that lanes made in a second
   bool settled_ = true;     // no link tries another number of lanes
-  std::map<uint64_t, Moved> moved_;
-  // Of the Measure() before: what PopPace() returns, and for how long packets waited in the queue
-  // of this host.
-  std::map<uint64_t, Moved> to_tell_;
-  uint64_t own_wait_us_ = 0;
 };
 
 }  // namespace longhaul::peerd

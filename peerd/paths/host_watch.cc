@@ -14,16 +14,9 @@ void HostWatch::Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_u
   if (queues.waiting_us >= kBusy || queues.up_full.value_or(false)) busy_at_ = at;
   up_.Add(at, arrived, rtt_us, at - busy_at_ <= (rtt_us >= kLongWayUs ? kBusyLasts : 0));
   down_.Add(at, received, rtt_us);
-  up_full_ |= queues.up_full.value_or(false);
-  op_network_limits_ |= queues.network_limits;
-  if (queues.down_full) down_full_ = down_full_.value_or(false) || *queues.down_full;
   if (!op_ended) return;
-  const bool limits = std::exchange(op_network_limits_, false);
-  const bool full = std::exchange(up_full_, false);
-  if (full || limits) network_limits_ = !full;
   up_.OpEnded();
-  op_counts_ = std::exchange(down_full_, std::nullopt).value_or(op_counts_);
-  down_.OpEnded(op_counts_);
+  down_.OpEnded();
 }
 
 bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_t links) const {
@@ -33,7 +26,7 @@ bool HostWatch::Holds(int64_t waiting_us, uint32_t rtt_us, size_t waiting, size_
 }
 
 bool HostWatch::PopReport(Tick now, control::LinkReport* report) {
-  const bool no_limit = network_limits_ || (up_.bytes_per_second() != 0 && !up_.limits());
+  const bool no_limit = up_.bytes_per_second() != 0 && !up_.limits();
   const uint64_t up_now = no_limit ? control::kNoLimitBytesPerSecond : up();
   if (up_now == 0 && down() == 0) return false;
   if (!IsNews(up_now, said_up_) && !IsNews(down(), said_down_) && now - said_at_ < kReportRepeat) {

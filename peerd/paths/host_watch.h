@@ -31,9 +31,7 @@ class HostWatch {
 
   // What was seen of queues since the last Add().
   struct Queues {
-    std::optional<bool> up_full;    // HostSample::up_full
-    std::optional<bool> down_full;  // HostSample::down_full
-    bool network_limits = false;    // HostSample::network_limits
+    std::optional<bool> up_full;  // HostSample::up_full
     // For how long segments of a link have waited without a break; of several, the longest.
     int64_t waiting_us = 0;
   };
@@ -42,22 +40,10 @@ class HostWatch {
   // `op_ended`: an op of a local member has ended since the last call.
   void Add(Tick at, uint64_t arrived, uint64_t received, uint32_t rtt_us, bool op_ended,
            const Queues& queues);
-  // The host could send and receive so many bytes a second though it moves less
-  // (HostSample::up_spare). 0: unknown.
-  void SetSpare(uint64_t up, uint64_t down) {
-    up_spare_ = up;
-    down_spare_ = down;
-  }
   // The most that this host was lately seen to send, while it had more to send, and to receive. 0:
-  // unknown. What a host that was not busy happened to send is no limit. A host that others
-  // hold back sends and receives little, and would get a small share, with which it would send and
-  // receive even less. So what it could do counts, if that is known, and an op in which its queue
-  // was never full says nothing of what it can receive. Where the network limits each connection,
-  // what the host sends says nothing of what it can send, so that is unknown.
-  uint64_t up() const { return network_limits_ || !up_.limits() ? 0 : Most(up_, up_spare_); }
-  uint64_t down() const { return Most(down_, down_spare_); }
-  // Whether the network limits each connection, as far as is known. Then more lanes may carry more.
-  bool network_limits() const { return network_limits_; }
+  // unknown. What a host that was not busy happened to send is no limit.
+  uint64_t up() const { return !up_.limits() ? 0 : up_.bytes_per_second(); }
+  uint64_t down() const { return down_.bytes_per_second(); }
   // Whether a link whose segments have waited for `waiting_us` is held: it, or its receiver, limits
   // what it carries. `waiting`: how many of the host's `links` have segments waiting.
   //
@@ -74,22 +60,11 @@ class HostWatch {
  private:
   static constexpr Tick kNotSaid{INT64_MIN / 2};
 
-  static uint64_t Most(const TrafficMeter& meter, uint64_t spare) {
-    return meter.bytes_per_second() == 0 ? 0 : std::max(meter.bytes_per_second(), spare);
-  }
-
   // An acknowledgement may have waited in the queue of the peer's host.
   TrafficMeter up_{{.stretch = Millis(100), .late_percent = 150, .late_max = Millis(75)}};
   // The bytes behind a lost packet come when TCP has sent the packet again.
   TrafficMeter down_{{.stretch = Millis(500), .late_percent = 300, .late_max = Millis(150)}};
-  uint64_t up_spare_ = 0;
-  uint64_t down_spare_ = 0;
-  Tick busy_at_{INT64_MIN / 2};     // when the host was last busy
-  bool up_full_ = false;            // in the present op
-  bool op_network_limits_ = false;  // in the present op
-  bool network_limits_ = false;     // network_limits()
-  std::optional<bool> down_full_;   // in the present op; not set: as in the op before
-  bool op_counts_ = true;           // the op before counted for down_
+  Tick busy_at_{INT64_MIN / 2};  // when the host was last busy
   // The figures of the last report, and its time.
   uint64_t said_up_ = 0;
   uint64_t said_down_ = 0;

@@ -1,7 +1,5 @@
 #include "peerd/paths/host_watch.h"
 
-#include <optional>
-
 #include "gtest/gtest.h"
 #include "peerd/paths/news.h"
 
@@ -13,12 +11,7 @@ constexpr uint64_t kMega = 1000000;
 class HostWatchTest : public ::testing::Test {
  protected:
   // The host sends and receives at these rates for `ms`.
-  void Move(uint64_t up, uint64_t down, int64_t ms) {
-    Op(up, down, ms, std::nullopt, /*ends=*/false);
-  }
-  void Op(uint64_t up, uint64_t down, int64_t ms, std::optional<bool> down_full, bool ends = true) {
-    Op(up, down, ms, HostWatch::Queues{.down_full = down_full}, ends);
-  }
+  void Move(uint64_t up, uint64_t down, int64_t ms) { Op(up, down, ms, {}, /*ends=*/false); }
   // The host has more to send all the time, unless `idle`.
   void Op(uint64_t up, uint64_t down, int64_t ms, HostWatch::Queues queues, bool ends = true,
           bool idle = false) {
@@ -80,54 +73,6 @@ TEST_F(HostWatchTest, WhatAHostThatIsNotBusyHappensToSendIsNoLimit) {
   // And it is busy again, and slower.
   for (int i = 0; i < 8; ++i) Op(100 * kMega, 2400000, 1000, HostWatch::Queues{});
   EXPECT_NEAR(static_cast<double>(watch_.up()), 100e6, 8e6);
-}
-
-TEST_F(HostWatchTest, WhatTheHostCouldDoCountsIfItDoesLess) {
-  watch_.SetSpare(80 * kMega, 70 * kMega);
-  EXPECT_FALSE(Report()) << "nothing was measured";
-  Move(50 * kMega, 50 * kMega, 4000);
-  EXPECT_TRUE(Report());
-  EXPECT_EQ(report_.up_bytes_per_second, 80 * kMega);
-  EXPECT_EQ(report_.down_bytes_per_second, 70 * kMega);
-  watch_.SetSpare(30 * kMega, 0);
-  EXPECT_TRUE(Report());
-  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6);
-  EXPECT_NEAR(static_cast<double>(report_.down_bytes_per_second), 50e6, 6e6);
-}
-
-TEST_F(HostWatchTest, WhatArrivesWhileOthersHoldTheHostBackIsNotWhatItCanReceive) {
-  Op(50 * kMega, 50 * kMega, 3000, true);
-  const uint64_t before = watch_.down();
-  for (int op = 0; op < 10; ++op) {
-    Op(50 * kMega, 30 * kMega, 3000, false);
-    Op(kMega, kMega, 100, std::nullopt);  // too short to be measured
-  }
-  EXPECT_EQ(watch_.down(), before);
-  for (int op = 0; op < 4; ++op) {
-    Op(50 * kMega, 30 * kMega, 1500, true, /*ends=*/false);
-    Op(50 * kMega, 30 * kMega, 1500, false);
-  }
-  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6) << "its queue was full in each op";
-}
-
-TEST_F(HostWatchTest, WhereTheNetworkLimitsEachConnectionNothingIsKnownOfWhatTheHostCanSend) {
-  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false, .network_limits = true});
-  EXPECT_EQ(watch_.up(), 0u);
-  EXPECT_TRUE(Report());
-  EXPECT_EQ(report_.up_bytes_per_second, control::kNoLimitBytesPerSecond);
-  EXPECT_TRUE(watch_.network_limits());
-  Op(40 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = false});
-  EXPECT_EQ(watch_.up(), 0u) << "others held it back, which is no news";
-  Op(50 * kMega, 50 * kMega, 3000, HostWatch::Queues{.up_full = true, .network_limits = true});
-  EXPECT_TRUE(Report());
-  EXPECT_NEAR(static_cast<double>(report_.up_bytes_per_second), 50e6, 4e6) << "its queue was full";
-  EXPECT_FALSE(watch_.network_limits());
-}
-
-TEST_F(HostWatchTest, WithoutNewsOfItsQueueWhatTheHostReceivesCounts) {
-  Op(50 * kMega, 50 * kMega, 3000, std::nullopt);
-  for (int op = 0; op < 4; ++op) Op(50 * kMega, 30 * kMega, 3000, std::nullopt);
-  EXPECT_NEAR(static_cast<double>(watch_.down()), 30e6, 4e6);
 }
 
 TEST_F(HostWatchTest, SaysItAgainBeforeItIsForgotten) {

@@ -266,11 +266,10 @@ bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
     Use(lanes_ / 2);
     return true;
   }
-  needed_ |= tried;
   added_in_doubt_ |= tried && !room_;
   const bool slower = low && kind == Kind::kLong && !limited;
   if (changed) {
-    if (!tried) fewest_ = fewer_kept_ = needed_ = added_in_doubt_ = false;
+    if (!tried) fewest_ = fewer_kept_ = added_in_doubt_ = false;
     found_ = false;
     found_until_ = now;
   }
@@ -342,7 +341,6 @@ bool LaneCount::MayTryFewerThanAdded() const { return links_ > 1 && lanes_ / 2 >
 bool LaneCount::JudgeFewer(uint64_t rate, Tick now) {
   const bool kept = Exceeds(rate, std::max(rate_, pace_), kKeptPercent);
   fewer_kept_ |= kept && pace_ == 0;
-  needed_ = !kept;
   added_in_doubt_ = false;
   trying_fewer_ = kept && MayTryFewer();
   fewest_ = !trying_fewer_;

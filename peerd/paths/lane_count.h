@@ -78,9 +78,6 @@ class LaneCount {
   // The search goes on: in_trial(), or nothing was found yet.
   bool tries() const { return in_trial() || !found_; }
 
-  // Half of lanes() are known to carry clearly less.
-  bool needed() const { return needed_; }
-
   // A probe measured the rate of the path. If nothing was measured here yet, takes as many lanes as
   // reach that rate early in a burst, before connections have grown. Never takes fewer than before,
   // since the probe's connections may have lost packets. Returns whether lanes() has changed.
@@ -135,7 +132,6 @@ class LaneCount {
   bool trying_fewer_ = false;
   bool fewest_ = false;
   bool fewer_kept_ = false;
-  bool needed_ = false;
   bool room_ = false;            // packets hardly waited before trying_
   bool added_in_doubt_ = false;  // lanes were added though packets had waited
   bool try_at_pace_ = false;     // fewer lanes are to be tried, since a pace has begun

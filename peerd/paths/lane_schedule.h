@@ -76,7 +76,6 @@ class LaneSchedule {
   }
   // While other links are not busy: as in LaneCount. False if lanes are not counted.
   bool tries() const { return count_ && count_->tries(); }
-  bool in_trial() const { return count_ && count_->in_trial(); }
   int64_t rtt_us() const { return rtt_us_; }
   bool counts() const { return count_.has_value(); }
 

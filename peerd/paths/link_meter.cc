@@ -37,9 +37,7 @@ RateSample LinkMeter::PopRate(const std::vector<Lane>& lanes, uint64_t bytes_sen
     sum.bytes_per_second += tcp->bytes_per_second;
     // A lane that was dialled again has a new socket, which counts from 0.
     const uint64_t told = std::exchange(seen.repeated, tcp->bytes_repeated);
-    const uint64_t repeated = tcp->bytes_repeated - (told <= tcp->bytes_repeated ? told : 0);
-    sum.bytes_repeated += repeated;
-    repeated_ += repeated;
+    sum.bytes_repeated += tcp->bytes_repeated - (told <= tcp->bytes_repeated ? told : 0);
     sum.limited_by_sender = sum.limited_by_sender || tcp->limited_by_sender;
     if (sum.rtt_us == 0 || (tcp->rtt_us != 0 && tcp->rtt_us < sum.rtt_us)) {
       sum.rtt_us = tcp->rtt_us;
@@ -133,7 +131,5 @@ uint64_t LinkMeter::SharedQueuedUs(uint64_t bytes, uint64_t queued_us, AskTcp as
   }
   return QueuesAreShort(of_control, rtt_us) ? std::min(queued_us, bytes * of_control) : queued_us;
 }
-
-uint64_t LinkMeter::PopTaken(uint64_t taken) { return taken - std::exchange(taken_, taken); }
 
 }  // namespace longhaul::peerd

@@ -48,10 +48,6 @@ class LinkMeter {
   // waits on lanes. Up to `usual_silence_us` a silence says nothing.
   LinkWait PopWait(LinkWait wait, const std::vector<Lane>& lanes, int64_t usual_silence_us,
                    Tick now, AskTcp ask);
-  // Returns how many bytes have come since the last call. `taken`: so far.
-  uint64_t PopTaken(uint64_t taken);
-  // Returns how many bytes TCP has sent again, as PopRate() saw it.
-  uint64_t repeated() const { return repeated_; }
 
  private:
   struct Seen {
@@ -73,8 +69,6 @@ class LinkMeter {
   LaneSchedule* const schedule_;
   std::vector<Seen> seen_;        // by index
   uint64_t bytes_at_rate_ = 0;    // bytes sent until the last PopRate()
-  uint64_t repeated_ = 0;         // repeated()
-  uint64_t taken_ = 0;            // at the last PopTaken()
   uint64_t usual_queued_us_ = 0;  // for which a byte lately waited in queues
 };
 

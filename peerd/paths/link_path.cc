@@ -20,7 +20,7 @@ void LinkPath::Asks(uint32_t index, bool anew, Tick now) {
   // Only the first segment of a batch counts as a new request.
   if (anew) schedule_.Asks(index, now);
   // While other links are busy, too, all use the number of lanes that is found for the host.
-  if (long_way()) schedule_.SetCrowded(host_->LanesFor(rate_), host_->lanes_found());
+  if (long_way()) schedule_.SetCrowded(host_->lanes().lanes(), host_->lanes().found());
 }
 
 LinkPath::Given LinkPath::Gave(uint32_t index, uint32_t bytes, Tick now) {
@@ -28,10 +28,8 @@ LinkPath::Given LinkPath::Gave(uint32_t index, uint32_t bytes, Tick now) {
   if (long_way()) {
     const HostPaths::Settings host = host_->Sent(id_, schedule_.rtt_us(), bytes, now);
     given.host_lanes_changed = host.lanes_changed;
-    rate_ = told_rate_;
-    if (host.rate != 0) rate_ = rate_ == 0 ? host.rate : std::min(rate_, host.rate);
-    const uint64_t each = rate_ / std::max(schedule_.used(now), 1u);
-    given.lane_rate = rate_ == 0 ? 0 : std::max(each, kLaneRateMin);
+    const uint64_t each = host.rate / std::max(schedule_.used(now), 1u);
+    given.lane_rate = host.rate == 0 ? 0 : std::max(each, kLaneRateMin);
   }
   given.lanes_changed = schedule_.Gave(index, bytes, now);
   return given;
@@ -42,19 +40,13 @@ void LinkPath::QueueEmptied() {
   host_->QueueEmptied(id_);
 }
 
-void LinkPath::OnTold(const ReceivePace::Told& told, uint64_t rate) {
-  told_rate_ = rate;
-  host_->OnTold(id_, told);
-}
-
 HostPaths::LinkSample LinkPath::SampleOf(const LinkArrivals& arrived, Tick now) const {
   return {.link = id_,
           .arrived = arrived,
           .long_way = long_way(),
           .path_rtt_us = schedule_.rtt_us(),
           .lanes_used = schedule_.used(now),
-          .tries_lanes = schedule_.tries(),
-          .in_trial = schedule_.in_trial()};
+          .tries_lanes = schedule_.tries()};
 }
 
 }  // namespace longhaul::peerd

@@ -1,6 +1,6 @@
 // What one link knows of its path, and how it uses its lanes there: which lane carries the next
-// segment (LaneSchedule), what the lanes carry (LinkMeter), and what the link may send, by what
-// this host and the peer allow together (HostPaths).
+// segment (LaneSchedule), what the lanes carry (LinkMeter), and what the link may send
+// (HostPaths).
 //
 // On a short way all lanes are used, and nothing is limited. Plain value: no clock.
 #pragma once
@@ -51,9 +51,6 @@ class LinkPath {
   Given Gave(uint32_t index, uint32_t bytes, Tick now);
   // A lane could take more, and nothing waited.
   void QueueEmptied();
-  // The peer told with PACE how long its packets wait on the way here, and what this link may send,
-  // in bytes a second (0: no limit).
-  void OnTold(const ReceivePace::Told& told, uint64_t rate);
 
   // What was measured.
   LinkMeter& meter() { return meter_; }
@@ -65,8 +62,6 @@ class LinkPath {
   HostPaths* const host_;
   LaneSchedule schedule_;
   LinkMeter meter_;
-  uint64_t rate_ = 0;       // what we may send now, in bytes per second; 0: no limit
-  uint64_t told_rate_ = 0;  // the same by the peer
 };
 
 }  // namespace longhaul::peerd

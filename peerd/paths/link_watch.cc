@@ -73,14 +73,6 @@ void LinkWatch::SetHeld(PeerId peer) {
   if (peer != self_) links_[peer].held_now = true;
 }
 
-void LinkWatch::ClearHeld() {
-  for (auto& [peer, link] : links_) {
-    link.at_least |= link.held_seen > 0;
-    link.held_now = false;
-    link.held_seen = link.held_samples = 0;
-  }
-}
-
 void LinkWatch::SetSmallPackets(PeerId peer, bool small) {
   const auto link = links_.find(peer);
   if (link != links_.end()) {

@@ -56,8 +56,6 @@ class LinkWatch {
   void SetRtt(PeerId peer, uint32_t rtt_us);
   // Notes that the link is held. Call it before Add() adds the sample of this time.
   void SetHeld(PeerId peer);
-  // Notes that what links carry now is no limit: they may carry more. So no link counts as held.
-  void ClearHeld();
   // Notes whether the link uses small packets because large ones vanish on its path.
   void SetSmallPackets(PeerId peer, bool small);
   // What is known of the link. 0: unknown.

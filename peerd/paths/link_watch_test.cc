@@ -203,27 +203,6 @@ TEST(LinkWatch, AHeldLinkLimitsTheRateItself) {
   EXPECT_FALSE(watch.PopReport(At(50)).links.at(0).held) << "long without a sign";
 }
 
-TEST(LinkWatch, NoLinkIsHeldWhereMoreLanesMayCarryMore) {
-  LinkWatch watch(kSelf);
-  RateSample crowded{20 * kMega, false, 1000};
-  crowded.crowded = true;
-  for (int64_t s = 0; s <= 11; ++s) {
-    watch.SetHeld(kOther);
-    watch.Add(kOther, crowded, At(s));
-    watch.Add(kThird, {60 * kMega, false, 1000}, At(s));
-  }
-  for (const LinkMeasure& link : watch.PopReport(At(11)).links) {
-    EXPECT_EQ(link.held, link.to == kOther);
-    EXPECT_FALSE(link.at_least);
-  }
-  watch.ClearHeld();
-  const std::vector<LinkMeasure> said = watch.PopReport(At(12)).links;
-  ASSERT_EQ(said.size(), 1u) << "the other link was not held";
-  EXPECT_EQ(said[0].to, kOther);
-  EXPECT_FALSE(said[0].held);
-  EXPECT_TRUE(said[0].at_least);
-}
-
 TEST(LinkWatch, SaysItAgainBeforeItIsForgotten) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {50 * kMega, false, 1000}, At(0));

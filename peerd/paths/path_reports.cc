@@ -9,12 +9,7 @@ void PathReports::Look(Tick now, const HostSample& sample, uint64_t received, bo
   int64_t waiting_us = 0;
   for (const HostSample::Waiting& link : sample.waiting) waiting_us = std::max(waiting_us, link.us);
   host_.Add(now, sample.bytes, received, sample.arrivals.rtt_us, op_ended,
-            {.up_full = sample.up_full,
-             .down_full = sample.down_full,
-             .network_limits = sample.network_limits,
-             .waiting_us = waiting_us});
-  host_.SetSpare(sample.up_spare, sample.down_spare);
-  if (host_.network_limits()) return links_.ClearHeld();
+            {.up_full = sample.up_full, .waiting_us = waiting_us});
   for (const HostSample::Waiting& link : sample.waiting) {
     if (host_.Holds(link.us, link.rtt_us, sample.waiting.size(), sample.links)) {
       links_.SetHeld(link.peer);

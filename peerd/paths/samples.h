@@ -66,15 +66,9 @@ struct HostSample {
   };
   std::vector<Waiting> waiting;
   size_t links = 0;  // that are up
-  // What this host could send and receive in all on long ways, in bytes per second, though it moves
-  // less. 0: that is not known (HostPace::spare()).
-  uint64_t up_spare = 0;
-  uint64_t down_spare = 0;
-  // Whether the queue in front of this host's access link, and that on the way to this host, may
-  // have been full since the last call (HostPace::PopFull()). Nothing: that was not measured.
+  // Whether the queue in front of this host's access link may have been full since the last call
+  // (HostPace::PopFull()). Nothing: that was not measured.
   std::optional<bool> up_full;
-  std::optional<bool> down_full;
-  bool network_limits = false;  // HostPace::PopNetworkLimits(), of what this host sends
 };
 
 }  // namespace longhaul::peerd

@@ -21,11 +21,10 @@ void TrafficMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us, bool busy) {
   Keep(rate, busy);
 }
 
-void TrafficMeter::OpEnded(bool counts) {
+void TrafficMeter::OpEnded() {
   if (samples_.empty()) return;
   const uint64_t bytes = samples_.back().second;
-  const bool large = bytes - std::exchange(op_bytes_, bytes) >= kOpBytes;
-  if (counts && large) ++ops_;
+  if (bytes - std::exchange(op_bytes_, bytes) >= kOpBytes) ++ops_;
 }
 
 void TrafficMeter::Begin(std::pair<Tick, uint64_t> first, uint64_t before) {

@@ -8,7 +8,7 @@
 //
 // The rate is the highest of the last kWindow and kOps ops, whichever is longer. So a host that has
 // become slower is noticed after that. An op may keep a host busy only at its beginning, so a time
-// alone would be too short or too long. (Ops in which others held the host back do not count.) A
+// alone would be too short or too long. A
 // pause counts as at most a second of the window: it forgets nothing, and ops that are short and
 // rare are no reason to remember for hours.
 //
@@ -58,9 +58,8 @@ class TrafficMeter {
   // none do: a pause is seen only so.
   // `busy`: more was there to be moved all the time, as far as is known.
   void Add(Tick at, uint64_t bytes, uint32_t rtt_us, bool busy = true);
-  // An op has ended before the last Add(), after the one before it. `counts`: what was measured
-  // meanwhile says what the host can.
-  void OpEnded(bool counts = true);
+  // An op has ended before the last Add(), after the one before it.
+  void OpEnded();
   // 0: unknown, no stretch was long enough.
   uint64_t bytes_per_second() const { return figures_.empty() ? 0 : figures_.front().rate; }
   // Whether the host was busy then. Otherwise it may move more.

@@ -103,14 +103,10 @@ void ControlChannel::SendPing() {
   SendBare({.type = FrameType::kPing, .stamp = static_cast<uint64_t>(ring_->Now().us)});
 }
 
-// All of these but PACE say what this end has received. The peer decides how many PINGs we have to
+// All of these say what this end has received. The peer decides how many PINGs we have to
 // answer, and need not read the answers. So a new frame replaces one that waits.
 void ControlChannel::SendBare(FrameHeader header) {
   if (lane_ == nullptr || closed_) return;
-  if (header.type == FrameType::kPace) {
-    (void)lane_->SendNewest(header);  // if the peer does not read, PINGs will tell
-    return;
-  }
   header.acked = frames_.received();
   header.offset = parts_in_.delivered();
   const bool sent =

@@ -1,7 +1,7 @@
 // The control frames of one link, both ways: the control lane and its replacements, the frames that
 // must arrive, and the round trip.
 //
-// PING, PONG, ACK, RESUME and PACE are bare: of each only the newest matters, and they are lost
+// PING, PONG, ACK and RESUME are bare: of each only the newest matters, and they are lost
 // with their lane. All other frames are numbered (numbered_frames.h), and arrive exactly once and
 // in order, however many control lanes are lost. On a control lane that replaces a lost one, each
 // end first sends RESUME with the number of numbered frames that it has received, and then the

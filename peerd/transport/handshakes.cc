@@ -25,9 +25,8 @@ absl::Status Handshakes::CheckCongestion(int family) {
     status = tune(options_->congestion);
     loopback_congestion_ = options_->congestion;
   } else {
-    default_congestion_ = ring_->sockets().Congestion(probe);
-    const std::string other = CongestionChoice::OtherThan(default_congestion_);
-    if (!default_congestion_.empty() && tune(other).ok()) other_congestion_ = other;
+    offers_bbr_ = tune(CongestionChoice::kOther).ok();
+    offers_cubic_ = tune(CongestionChoice::kFirst).ok();
     for (const char* without_pacing : {"cubic", "reno"}) {
       if (!loopback_congestion_.empty() || !tune(without_pacing).ok()) continue;
       loopback_congestion_ = without_pacing;

@@ -40,10 +40,9 @@ class Handshakes {
   // Checks that the kernel has the congestion control of the options, and looks for others. Call
   // this first.
   absl::Status CheckCongestion(int family);
-  // What long ways may use if the options leave it open: the system's default, and the control to
-  // try; empty: none.
-  const std::string& default_congestion() const { return default_congestion_; }
-  const std::string& other_congestion() const { return other_congestion_; }
+  // Whether the system has what long ways may use if the options leave it open (CongestionChoice).
+  bool offers_cubic() const { return offers_cubic_; }
+  bool offers_bbr() const { return offers_bbr_; }
   // Returns how to set up a socket to that address.
   StreamTuning TuningFor(const SocketAddress& remote) const;
 
@@ -77,8 +76,8 @@ class Handshakes {
   NonceSource nonces_;
   const std::unique_ptr<TlsContext> tls_;
   std::string loopback_congestion_;
-  std::string default_congestion_;
-  std::string other_congestion_;
+  bool offers_cubic_ = false;
+  bool offers_bbr_ = false;
   std::map<LaneHandshake*, std::unique_ptr<LaneHandshake>> running_;
 };
 

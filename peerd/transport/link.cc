@@ -311,12 +311,6 @@ void Link::OnLaneSegmentSent(FrameType type, uint64_t cookie) {
 
 absl::Status Link::OnControlFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   switch (header.type) {
-    case FrameType::kPace:
-      path_.OnTold({.wait_us = header.stamp,
-                    .repeated = header.acked,
-                    .tries = (header.flags & kFlagTriesLanes) != 0},
-                   header.offset);
-      return absl::OkStatus();
     case FrameType::kLaneLost:
       return OnLaneLost(header);
     case FrameType::kWantLanes:
@@ -738,27 +732,16 @@ HostPaths::LinkSample Link::PopSample() {
   const LinkArrivals arrived =
       path_.meter().PopArrivals(MeteredLanes(), [this](uint32_t lane) { return AskTcp(lane); });
   HostPaths::LinkSample sample = path_.SampleOf(arrived, ring_->Now());
-  sample.relayed = static_cast<bool>(options_.relay);
   sample.rtt_us = rtt_us();
-  if (sample.long_way) sample.taken = path_.meter().PopTaken(stats().bytes_taken);
+  // The answer brings an acknowledgement at once, so TCP knows the round trip of the control lane
+  // (LinkMeter).
+  if (sample.long_way && arrived.bytes != 0) control_.SendPing();
   return sample;
 }
 
 int64_t Link::shortest_rtt_us() const {
   const std::optional<TcpDelivery> control = AskTcp(LinkMeter::kControlLane);
   return control && control->rtt_us != 0 ? control->rtt_us : rtt_us();
-}
-
-void Link::TellPace(const HostPaths::Pace& pace) {
-  // The answer to a PING brings an acknowledgement at once, so TCP knows the round trip of the
-  // control lane (LinkMeter).
-  control_.SendPing();
-  SendControl({.type = FrameType::kPace,
-               .flags = pace.tries ? kFlagTriesLanes : uint8_t{0},
-               .offset = std::min(pace.rate, LH_COUNT_MAX * 8 - 1),
-               .stamp = pace.wait_us,
-               .acked = path_.meter().repeated()},
-              {});
 }
 
 int64_t Link::waiting_us() const { return queue_.empty() ? 0 : ring_->Now() - waiting_since_; }

@@ -163,8 +163,6 @@ class Link final : public LaneOwner, private ControlChannelOwner {
   LinkWait PopWait(Tick now);
   // Returns what has come and gone since the last call, see LinkMeter::PopArrivals().
   HostPaths::LinkSample PopSample();
-  // Tells the peer for how long our packets wait on the way to it, and how fast it may send.
-  void TellPace(const HostPaths::Pace& pace);
   // Returns for how long segments have waited for a lane without a break. 0: none waits.
   int64_t waiting_us() const;
   // Returns how many bytes sent on the data lanes that are up have arrived at the peer.

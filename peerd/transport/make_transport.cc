@@ -191,8 +191,8 @@ absl::Status TransportImpl::Start() {
     address = addresses.front();
   }
   LH_RETURN_IF_ERROR(handshakes_.CheckCongestion(address.family()));
-  if (options_.congestion.empty()) {
-    paths_.ChooseCongestion(handshakes_.default_congestion(), handshakes_.other_congestion());
+  if (options_.congestion.empty() && handshakes_.offers_cubic()) {
+    paths_.ChooseCongestion(handshakes_.offers_bbr());
   }
   return admission_.Listen(address);
 }
@@ -818,7 +818,6 @@ TransportStats TransportImpl::GetStats() const {
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
   stats.pace = paths_.pace();
-  stats.receive_pace = paths_.receive_pace();
   stats.tunnels = tunnels_.count();
   stats.bytes_carried = tunnels_.bytes();
   stats.bytes_sent = sum.bytes_sent;
@@ -858,7 +857,7 @@ std::vector<std::pair<LinkKey, RateSample>> TransportImpl::PopRates() {
       // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const RateSample rate = peer.link->PopRate();
-      if (peer.link->long_way()) paths_.Carried(peer.link->options().id, rate);
+      if (peer.link->long_way()) paths_.Carried(rate);
       if (rate.bytes_per_second != 0 || rate.bytes_repeated != 0)
         result.emplace_back(peer.key, rate);
     }
@@ -879,7 +878,7 @@ HostSample TransportImpl::PopArrivals() {
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      paths_.Arrived(peer.link->PopSample(), now);
+      paths_.Arrived(peer.link->PopSample());
       ++links;
       const int64_t us = peer.link->waiting_us();
       if (us == 0) continue;
@@ -890,13 +889,6 @@ HostSample TransportImpl::PopArrivals() {
   HostSample result = paths_.Measure(now);
   result.waiting = std::move(waiting);
   result.links = links;
-  for (const auto& [name, run] : runs_.all()) {
-    for (const auto& [id, peer] : run.peers) {
-      if (peer.link == nullptr) continue;
-      const auto pace = paths_.PopPace(peer.link->options().id, now);
-      if (pace) peer.link->TellPace(*pace);
-    }
-  }
   return result;
 }
 

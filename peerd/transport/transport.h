@@ -169,7 +169,6 @@ struct TransportStats {
   uint32_t lanes_up = 0;
   uint32_t lanes_used = 0;        // data lanes that we send on
   uint64_t pace = 0;              // bytes a second that all long ways may carry; 0: no limit
-  uint64_t receive_pace = 0;      // bytes a second that long ways may bring; 0: no limit
   uint32_t tunnels = 0;           // lanes of other peers that go through this peer
   uint64_t bytes_carried = 0;     // bytes of those lanes
   uint64_t bytes_taken = 0;       // received on data lanes, incomplete segments included

@@ -20,7 +20,7 @@ absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
 
 bool IsKnown(uint8_t type) {
   return type >= static_cast<uint8_t>(FrameType::kPing) &&
-         type <= static_cast<uint8_t>(FrameType::kPace);
+         type <= static_cast<uint8_t>(FrameType::kPart);
 }
 
 bool BelongsOn(FrameType type, LaneKind kind) {
@@ -81,7 +81,6 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
     case FrameType::kResume:
     case FrameType::kClose:
     case FrameType::kChunkCancel:
-    case FrameType::kPace:
       if (bytes != 0) return Refuse("payload_bytes", bytes, "0 as this type demands");
       return absl::OkStatus();
   }
@@ -142,7 +141,6 @@ absl::Status CheckFields(const FrameHeader& header) {
   if (type == FrameType::kDone) known = kFlagRefused | kFlagStarted;
   if (type == FrameType::kClose) known = kFlagGivenUp;
   if (type == FrameType::kWantLanes) known = kFlagOptional;
-  if (type == FrameType::kPace) known = kFlagTriesLanes;
   if (type == FrameType::kLaneLost || type == FrameType::kResume) known = kFlagBarren;
   if ((header.flags & ~known) != 0 || header.flags == (kFlagRefused | kFlagStarted)) {
     return Refuse("flags", header.flags, "known for this type");
@@ -162,7 +160,7 @@ absl::Status CheckFields(const FrameHeader& header) {
     return Refuse("phase", static_cast<uint64_t>(header.phase), "0 or 1");
   }
   if (header.offset >= LH_COUNT_MAX * 8) return Refuse("offset", header.offset, "below 2^51");
-  if (header.acked != 0 && !CarriesAck(type) && type != FrameType::kPace) {
+  if (header.acked != 0 && !CarriesAck(type)) {
     return Refuse("acked", header.acked, "0 as this type demands");
   }
   if (type == FrameType::kLaneLost && header.group >= LH_LANES_MAX) {
@@ -223,12 +221,27 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
   return header;
 }
 
-std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer) {
-  std::array<uint8_t, kOtherOfferBytes> bytes;
-  ByteWriter writer(bytes);
+namespace {
+
+// What follows a READY's fixed part and its terms.
+enum class Follows : uint8_t { kTensor = 0, kOtherOffer = 1, kRefusal = 2 };
+
+std::string OutlineBytes(const OpDesc& desc, const std::string& outline) {
+  if (desc.list == 0) return "";
+  std::string bytes(2, '\0');
+  ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});
+  writer.U16(static_cast<uint16_t>(outline.size()));
+  return bytes + outline;
+}
+
+}  // namespace
+
+std::string Encode(const OtherOffer& offer) {
+  std::string bytes(kOtherOfferBytes, '\0');
+  ByteWriter writer({reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()});
   writer.U64(offer.member.value());
   Write(offer.desc, &writer);
-  return bytes;
+  return bytes + OutlineBytes(offer.desc, offer.outline);
 }
 
 std::string Encode(const OpRefusal& refusal) {
@@ -246,7 +259,9 @@ std::string Encode(const ReadyBody& body) {
   writer.U64(body.tag);
   writer.U64(body.set);
   Write(body.desc, &writer);
-  writer.U8(body.refusal ? 2 : body.other_offer ? 1 : 0);
+  writer.U8(static_cast<uint8_t>(body.refusal       ? Follows::kRefusal
+                                 : body.other_offer ? Follows::kOtherOffer
+                                                    : Follows::kTensor));
   writer.U8(static_cast<uint8_t>(body.input));
   writer.U16(static_cast<uint16_t>(body.terms.size()));
   writer.U32(body.result_members);
@@ -259,19 +274,39 @@ std::string Encode(const ReadyBody& body) {
     for (const uint64_t length : terms.gives) writer.U64(length);
     for (const uint64_t length : terms.gets) writer.U64(length);
   }
-  return bytes;
+  return body.result_epoch ? bytes : bytes + OutlineBytes(body.desc, body.outline);
 }
 
 namespace {
 
-absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
-  if (reader->remaining() != kOtherOfferBytes) {
-    return Refuse("bytes of READY's other offer", reader->remaining(), "56");
+// Takes the outline of a list from the bytes that are left of the payload.
+absl::Status ParseOutline(ByteReader* reader, std::span<const uint8_t> payload, const OpDesc& desc,
+                          std::string* outline) {
+  if (desc.list == 0) return absl::OkStatus();
+  const uint16_t size = reader->U16();
+  if (!reader->ok() || size > reader->remaining()) {
+    return Refuse("bytes of READY's outline", reader->remaining(), "as many as it says");
   }
+  const std::span<const uint8_t> bytes = payload.last(reader->remaining()).first(size);
+  outline->assign(bytes.begin(), bytes.end());
+  for (uint16_t i = 0; i < size; ++i) reader->U8();
+  const std::string fault = OutlineFault(*outline);
+  return fault.empty() ? absl::OkStatus() : absl::InvalidArgumentError(fault);
+}
+
+absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, std::span<const uint8_t> payload,
+                                          ReadyBody body) {
+  const size_t bytes = reader->remaining();
+  if (bytes < kOtherOfferBytes) return Refuse("bytes of READY's other offer", bytes, "56");
   OtherOffer other;
   other.member = MemberId(reader->U64());
   const std::string fault = Read(reader, &other.desc);
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
+  LH_RETURN_IF_ERROR(ParseOutline(reader, payload, other.desc, &other.outline));
+  if (reader->remaining() != 0) {
+    return Refuse("bytes of READY's other offer", bytes,
+                  other.desc.list == 0 ? "56" : "56 and an outline");
+  }
   if (other.desc == body.desc) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries the same as other offer"));
@@ -346,7 +381,7 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   body.tag = reader.U64();
   body.set = reader.U64();
   const std::string fault = Read(&reader, &body.desc);
-  const uint8_t has_other_offer = reader.U8();
+  const uint8_t follows = reader.U8();
   const uint8_t input = reader.U8();
   body.input = static_cast<ReadyInput>(input);
   const uint16_t members = reader.U16();
@@ -356,9 +391,11 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "88 or more");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
-  if (has_other_offer > 2) return Refuse("has_other_offer", has_other_offer, "0 to 2");
+  if (follows > static_cast<uint8_t>(Follows::kRefusal))
+    return Refuse("follows", follows, "0 to 2");
+  const bool tensor = follows == static_cast<uint8_t>(Follows::kTensor);
   if (input > static_cast<uint8_t>(ReadyInput::kWithheld) ||
-      (input != 0 && (!MayCarryInput(body.desc) || has_other_offer != 0 || body.result_epoch))) {
+      (input != 0 && (!MayCarryInput(body.desc) || !tensor || body.result_epoch))) {
     return absl::InvalidArgumentError(
         absl::StrCat("input of READY is ", input, ", which does not fit ", ToString(body.desc)));
   }
@@ -368,11 +405,11 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
                   body.result_epoch ? "1 to 1024" : "0 without a result");
   }
   const bool one_shot = IsOneShot(body.desc);
-  if (body.result_epoch && ((!one_shot && !MayCarryInput(body.desc)) || has_other_offer != 0)) {
+  if (body.result_epoch && ((!one_shot && !MayCarryInput(body.desc)) || !tensor)) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
-  const bool terms = body.desc.NeedsTerms() && has_other_offer == 0 && !body.result_epoch;
+  const bool terms = body.desc.NeedsTerms() && tensor && !body.result_epoch;
   if (terms ? members == 0 || members > LH_LOCAL_MEMBERS_MAX : members != 0) {
     return Refuse("members with terms", members, terms ? "1 to 64" : "0");
   }
@@ -383,9 +420,14 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload,
   }
   if (!reader.ok())
     return Refuse("bytes of READY's payload", payload.size(), "enough for its terms");
+  if (!body.result_epoch) {
+    LH_RETURN_IF_ERROR(ParseOutline(&reader, payload, body.desc, &body.outline));
+  }
   // If the sender's own members offer different ops, no input may follow.
-  if (has_other_offer == 1) return ParseOtherOffer(&reader, body);
-  if (has_other_offer == 2) return ParseRefusal(&reader, payload, std::move(body));
+  if (follows == static_cast<uint8_t>(Follows::kOtherOffer)) {
+    return ParseOtherOffer(&reader, payload, std::move(body));
+  }
+  if (!tensor) return ParseRefusal(&reader, payload, std::move(body));
   *rest = payload.last(reader.remaining());
   const bool carried = one_shot || body.input == ReadyInput::kCarried;
   uint64_t expected = carried ? OneShotPayloadBytes(body.desc) : 0;

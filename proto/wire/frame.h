@@ -83,11 +83,6 @@ enum class FrameType : uint8_t {
   // A part of such a payload. op: the number of the PARTED. stamp: bytes of the whole payload;
   // offset: where the part begins in it.
   kPart = 16,
-  // How fast the receiver may send (ADR 0049). offset: bytes a second on all data lanes of the
-  // link; 0: there is no limit. stamp: the sender's own packets wait for so many us longer on this
-  // link than on the link on which they wait least. acked: bytes that the sender's TCP has sent
-  // again on this link. flags bit 0: the sender tries another number of lanes.
-  kPace = 17,
 };
 
 inline constexpr uint8_t kFlagSigned = 1;          // READY
@@ -96,9 +91,8 @@ inline constexpr size_t kReadiesDigestBytes = 16;  // the payload of a DONE, if 
 // DONE: the sender has the READY of every participant, so it knows all terms of the op, and takes
 // segments from now on. The DONE proper follows later.
 inline constexpr uint8_t kFlagStarted = 2;
-inline constexpr uint8_t kFlagGivenUp = 1;     // CLOSE
-inline constexpr uint8_t kFlagOptional = 1;    // WANT_LANES
-inline constexpr uint8_t kFlagTriesLanes = 1;  // PACE
+inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
+inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
 // LANE_LOST: nothing that the lost lane carried ever arrived (peerd/paths/black_hole.h calls it
 // barren). RESUME: the same is true of the control lane that this one replaces.
 inline constexpr uint8_t kFlagBarren = 1;
@@ -139,7 +133,6 @@ constexpr bool IsNumbered(FrameType type) {
     case FrameType::kChunkCancel:
     case FrameType::kParted:
       return true;
-    case FrameType::kPace:
     case FrameType::kPart:
     case FrameType::kPing:
     case FrameType::kPong:
@@ -183,21 +176,23 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
 
 // The second offer in a READY, 56 bytes:
 //   0 member u64 | 8 the fields of OpDesc in their order, then zeros
+// Of a list its outline follows: bytes u16 | the bytes.
 inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
 
-std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
+std::string Encode(const OtherOffer& offer);
 std::string Encode(const OpRefusal& refusal);
 
 // The first part of a READY's payload. Its fixed part has 88 bytes:
 //   0 boundary u64 | 8 tag u64 | 16 set u64 | 24 the fields of OpDesc in their order, then zeros
-//  72 has_other_offer u8 | 73 input u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
+//  72 follows u8 | 73 input u8 | 74 members u16 | 76 result_members u32 | 80 result_epoch
 //  u64
 // Then come the OpTerms of `members` members, each:
 //   weight f64, if desc.weighted
 //   gives u16 | gets u16 | so many lengths u64, if desc.unequal
-// Then comes a one-shot input, a result, an OtherOffer, or a refusal (has_other_offer is 2). A
-// result is `result_members` ids of members (u64 each), then the whole tensor. A refusal is member
-// u64 | step u64 | the text.
+// Then comes the outline of a list, as in an OtherOffer, if there is no result. Then comes a
+// one-shot input or a result (`follows` is 0), an OtherOffer (1), or a refusal (2). A result is
+// `result_members` ids of members (u64 each), then the whole tensor. A refusal is member u64 | step
+// u64 | the text.
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
@@ -211,6 +206,7 @@ struct ReadyBody {
   // Of the sender's members, in rank order, if desc.NeedsTerms(). Empty with a result or another
   // offer.
   std::vector<OpTerms> terms;
+  std::string outline = {};  // of a list, if there is no result; see OutlineFault()
   // Not 0: this one-shot op has ended at the sender in this epoch, and its result follows.
   // `result_members`: how many members' inputs are in the result. Their ids follow, in rank order.
   Epoch result_epoch;

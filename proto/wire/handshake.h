@@ -42,7 +42,7 @@
 namespace longhaul {
 
 inline constexpr uint32_t kHandshakeMagic = 0x3148484cu;  // "LHH1"
-inline constexpr uint16_t kLaneProtocolVersion = 11;
+inline constexpr uint16_t kLaneProtocolVersion = 12;
 inline constexpr size_t kLaneHelloBytes = 128;
 inline constexpr size_t kLaneAnswerBytes = 96;
 inline constexpr size_t kLaneConfirmBytes = 40;

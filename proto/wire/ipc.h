@@ -29,7 +29,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 19
+#define LH_IPC_VERSION 20
 
 enum lh_ipc_type {
   /* requests */
@@ -143,7 +143,8 @@ struct lh_ipc_op {
   double weight;
   uint64_t list; /* a digest of the dtypes and lengths of all tensors of a list; 0: one tensor */
   /* Lies in the arena; region 0: there is no table. It begins at a multiple of 8, and has, one
-   * after the other: member ids (u64), lengths (u64), pieces (struct lh_ipc_piece), and a text. */
+   * after the other: member ids (u64), lengths (u64), pieces (struct lh_ipc_piece), an outline, and
+   * a text. */
   struct lh_ipc_range table;
   uint32_t
       participants; /* ids of the members that take part, rising; 0: all members; not for SEND */
@@ -156,7 +157,10 @@ struct lh_ipc_op {
    * text that says why. It is the last thing in the table. Of the other fields count: kind, tag,
    * root, flags and participants. */
   uint8_t refusal;
-  uint8_t zero[4]; /* room for more fields */
+  /* Bytes of the outline of a list (OutlineFault() in op_desc.h), at most LH_OUTLINE_BYTES_MAX. 0:
+   * there is none. */
+  uint16_t outline;
+  uint8_t zero[2]; /* room for more fields */
   /* Float32, as many elements as `source`, if the op is quantized and reduces. It is added to the
    * source, and becomes what the source loses when it is encoded, if the op ends well. Region 0:
    * none. A list has them in its pieces: in all of them that have elements, or in none. */

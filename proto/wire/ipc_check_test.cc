@@ -419,6 +419,7 @@ struct Wish {
   lh_ipc_op op = Op();
   std::vector<uint64_t> participants, gives, gets;
   std::vector<lh_ipc_piece> pieces;
+  std::string outline;
   Regions regions = {{1, 4096}, {2, 4096}, {3, 4096}};
 };
 
@@ -432,6 +433,8 @@ absl::StatusOr<IpcOp> Take(Wish wish) {
     append(numbers->data(), 8 * numbers->size());
   }
   append(wish.pieces.data(), sizeof(lh_ipc_piece) * wish.pieces.size());
+  append(wish.outline.data(), wish.outline.size());
+  wish.op.outline = static_cast<uint16_t>(wish.outline.size());
   wish.op.participants = static_cast<uint32_t>(wish.participants.size());
   wish.op.gives = static_cast<uint32_t>(wish.gives.size());
   wish.op.gets = static_cast<uint32_t>(wish.gets.size());
@@ -1010,6 +1013,21 @@ TEST(IpcOpTest, AListHasADigestOfItsPiecesAndItsBytes) {
   other = wish;
   other.pieces[0].source = {3, 0};
   EXPECT_EQ(Take(other)->desc.list, digests[0]) << "where a tensor lies is nobody's concern";
+}
+
+TEST(IpcOpTest, AListMayHaveAnOutline) {
+  Wish wish = ListOf(LH_WIRE_ALL_REDUCE, {PieceOf(LH_WIRE_FLOAT32, 16, {1, 0}, {2, 0})});
+  wish.outline = "\x02\x7b\x7b";
+  ASSERT_EQ(RefusalOf(wish), "");
+  EXPECT_EQ(Take(wish)->outline, wish.outline);
+  wish.outline.pop_back();
+  wish.outline.back() = '\xfb';
+  EXPECT_EQ(RefusalOf(wish), "all-reduce refused: the outline of the list is none");
+  Wish one;
+  one.outline = "\x01\x7b";
+  EXPECT_NE(RefusalOf(one).find("an outline, and no list"), std::string::npos);
+  wish.op.outline = LH_OUTLINE_BYTES_MAX + 1;
+  EXPECT_EQ(IpcTableBytes(wish.op), UINT64_MAX);
 }
 
 TEST(IpcOpTest, AListInPartsHasPartsOfEachPiece) {

@@ -246,11 +246,11 @@ std::optional<IpcOpName> NameOf(const lh_ipc_op& op, const std::vector<uint8_t>&
 
 uint64_t IpcTableBytes(const lh_ipc_op& op) {
   if (op.participants > LH_MEMBERS_MAX || op.gives > LH_MEMBERS_MAX || op.gets > LH_MEMBERS_MAX ||
-      op.pieces > LH_PIECES_MAX) {
+      op.pieces > LH_PIECES_MAX || op.outline > LH_OUTLINE_BYTES_MAX) {
     return UINT64_MAX;
   }
   return 8 * (uint64_t{op.participants} + op.gives + op.gets) + sizeof(lh_ipc_piece) * op.pieces +
-         op.refusal;
+         op.outline + op.refusal;
 }
 
 absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>& table,
@@ -295,7 +295,11 @@ absl::StatusOr<IpcOp> ParseIpcOp(const lh_ipc_op& op, const std::vector<uint8_t>
     if (op.count != 0)
       return Refuse(op, Refusal("count", std::to_string(op.count), "0 with pieces"));
     LH_RETURN_IF_ERROR(TakePieces(op, &reader, &taken));
+    taken.outline.assign(table.end() - op.outline, table.end());
+    fault = OutlineFault(taken.outline);
+    if (!fault.empty()) return Refuse(op, fault);
   } else {
+    if (op.outline != 0) return Refuse(op, "an outline, and no list");
     taken.pieces.push_back({desc.dtype, desc.count, op.source, op.target, op.error});
   }
   taken.terms.weight = op.weight;

@@ -32,6 +32,7 @@ struct IpcOp {
   std::vector<MemberId> participants;  // rising; empty: all members
   OpTerms terms;
   std::vector<IpcPiece> pieces;  // at least one
+  std::string outline;           // of a list; see OutlineFault()
 };
 
 // The name of an op: what has to be right in a request that is refused, so that the other

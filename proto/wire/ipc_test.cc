@@ -72,7 +72,8 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op, block), 120u);
   EXPECT_EQ(offsetof(lh_ipc_op, rounding), 122u);
   EXPECT_EQ(offsetof(lh_ipc_op, refusal), 123u);
-  EXPECT_EQ(offsetof(lh_ipc_op, zero), 124u);
+  EXPECT_EQ(offsetof(lh_ipc_op, outline), 124u);
+  EXPECT_EQ(offsetof(lh_ipc_op, zero), 126u);
   EXPECT_EQ(offsetof(lh_ipc_op, error), 128u);
   EXPECT_EQ(sizeof(lh_ipc_piece), 64u);
   EXPECT_EQ(offsetof(lh_ipc_piece, source), 8u);

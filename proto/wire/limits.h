@@ -46,6 +46,9 @@
 #define LH_OP_TERMS_BYTES_MAX (8 * LH_MEMBERS_MAX)
 /* Pieces of one op on a list of tensors: large tensors, and packed small ones. */
 #define LH_PIECES_MAX (65536 + 16)
+/* What an op on a list tells of its tensors for errors: the dtypes and lengths of the first ones.
+ */
+#define LH_OUTLINE_BYTES_MAX 512
 /* Pieces of the ops that one client, and all clients, have in flight. An op on one tensor has one.
  */
 #define LH_CLIENT_PIECES_MAX (16 * LH_PIECES_MAX)

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "proto/wire/limits.h"
@@ -169,6 +171,74 @@ std::string OpDesc::Fault() const {
          "; leave the algorithm to Longhaul, or choose mesh or ring";
 }
 
+namespace {
+
+struct Outline {
+  uint64_t tensors = 0;
+  std::vector<std::pair<DType, uint64_t>> first;  // dtype and count
+};
+
+// nullopt: it is none.
+std::optional<Outline> ParseOutline(const std::string& bytes) {
+  Outline outline;
+  std::vector<uint64_t> numbers;
+  constexpr unsigned kBitsMax = 56;  // 48 of a count, and 4 of a dtype
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    uint64_t number = 0;
+    for (unsigned shift = 0;; shift += 7, ++at) {
+      if (shift == kBitsMax || at == bytes.size()) return std::nullopt;
+      const auto byte = static_cast<uint8_t>(bytes[at]);
+      number |= uint64_t{byte & 0x7fU} << shift;
+      if (byte < 0x80) break;
+    }
+    numbers.push_back(number);
+  }
+  if (numbers.empty()) return outline;
+  outline.tensors = numbers.front();
+  for (size_t i = 1; i < numbers.size(); ++i) {
+    const auto dtype = static_cast<uint8_t>(numbers[i] & 15);
+    const uint64_t count = numbers[i] >> 4;
+    if (!NamesOf(DType()).Has(dtype) || count > LH_COUNT_MAX) return std::nullopt;
+    outline.first.emplace_back(static_cast<DType>(dtype), count);
+  }
+  if (outline.tensors == 0 || outline.first.size() > outline.tensors) return std::nullopt;
+  return outline;
+}
+
+}  // namespace
+
+std::string OutlineFault(const std::string& outline) {
+  if (outline.size() > LH_OUTLINE_BYTES_MAX) {
+    return Refusal("bytes of an outline", std::to_string(outline.size()),
+                   "at most " + std::to_string(LH_OUTLINE_BYTES_MAX));
+  }
+  return ParseOutline(outline) ? "" : "the outline of the list is none";
+}
+
+std::string ListDifference(const std::string& there, const std::string& here) {
+  const Outline theirs = ParseOutline(there).value_or(Outline());
+  const Outline ours = ParseOutline(here).value_or(Outline());
+  if (theirs.tensors == 0 || ours.tensors == 0) return "";
+  std::string text;
+  if (theirs.tensors != ours.tensors) {
+    text = ": " + std::to_string(theirs.tensors) + " tensors there, and " +
+           std::to_string(ours.tensors) + " here";
+  }
+  const size_t known = std::min(theirs.first.size(), ours.first.size());
+  const auto differ =
+      std::mismatch(theirs.first.begin(), theirs.first.begin() + known, ours.first.begin()).first;
+  const auto at = static_cast<size_t>(differ - theirs.first.begin());
+  if (at == known) {
+    return text + ": the first " + std::to_string(known) + " tensors are equal" +
+           (text.empty() ? ", and a later one differs" : "");
+  }
+  const auto name = [](const std::pair<DType, uint64_t>& tensor) {
+    return Name(tensor.first) + (" x " + std::to_string(tensor.second));
+  };
+  return text + ": tensor[" + std::to_string(at) + "] is " + name(theirs.first[at]) +
+         " there, and " + name(ours.first[at]) + " here";
+}
+
 std::string RefusalText(const std::string& why) {
   std::string text = CleanText(why, kRefusalBytesMax);
   for (size_t i = 0; i < text.size(); ++i) {
@@ -218,7 +288,8 @@ std::string ToString(const OpDesc& desc) {
                      : std::string(Name(desc.dtype)) + " x " + std::to_string(desc.count);
   std::string text = Reduces(desc.kind) ? Name(desc.reduce) + (" of " + tensor) : tensor;
   if (desc.kind != OpKind::kAllReduce) text = std::string(Name(desc.kind)) + ", " + text;
-  static constexpr std::string_view kSaid[] = {"kind", "reduce", "dtype", "count", "list_bytes"};
+  static constexpr std::string_view kSaid[] = {"kind",  "reduce", "dtype",
+                                               "count", "list",   "list_bytes"};
   ForEachField<OpDesc>([&](const auto& field) {
     const auto value = desc.*field.member;
     if (std::count(std::begin(kSaid), std::end(kSaid), field.name) != 0) return;

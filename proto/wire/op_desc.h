@@ -226,11 +226,22 @@ struct OpTerms {
 // The bytes of these terms in a READY.
 size_t TermsBytes(const OpDesc& desc, const std::vector<OpTerms>& terms);
 
+// The outline of a list of tensors, for the texts of errors: how many tensors it has, and the first
+// of them, as many as fit into LH_OUTLINE_BYTES_MAX. Numbers of 7 bits a byte, the low ones first;
+// the highest bit is set in all bytes of a number but the last. First the number of tensors, then
+// for each of them 16 * count + dtype; in parts: the count of one part. "": unknown.
+// Returns what is wrong with an outline, or "".
+std::string OutlineFault(const std::string& outline);
+// How two lists differ, to be put after what two members offered: ": tensor[3] is float32 x 5
+// there, and float32 x 6 here", for instance. "": nobody knows.
+std::string ListDifference(const std::string& there, const std::string& here);
+
 // The offer of a member whose op differs from that of the first member at the same peer.
 struct OtherOffer {
   MemberId member;
   OpDesc desc;
-  LH_FIELDS(OtherOffer, LH_FIELD(member), LH_FIELD(desc));
+  std::string outline = {};  // of a list
+  LH_FIELDS(OtherOffer, LH_FIELD(member), LH_FIELD(desc), LH_FIELD(outline));
 };
 
 // A member's call was refused, so the op ends at all participants without a result

@@ -42,10 +42,8 @@ void One(std::span<const uint8_t> bytes) {
       std::span<const uint8_t> rest;
       if (const auto body = ParseReadyBody(bytes, &rest); body.ok()) {
         std::string again = Encode(*body);
-        if (body->other_offer) {
-          const auto other = Encode(*body->other_offer);
-          again.append(other.begin(), other.end());
-        }
+        if (body->other_offer) again += Encode(*body->other_offer);
+        if (body->refusal) again += Encode(*body->refusal);
         again.append(rest.begin(), rest.end());
         LH_CHECK(std::equal(again.begin(), again.end(), bytes.begin(), bytes.end(),
                             [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; }));

@@ -102,7 +102,7 @@ TEST(FrameTest, HeaderRoundTrips) {
        {FrameType::kPing, FrameType::kPong, FrameType::kReady, FrameType::kDone,
         FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
         FrameType::kClose, FrameType::kChunkRequest, FrameType::kChunkRefused,
-        FrameType::kChunkCancel, FrameType::kPace}) {
+        FrameType::kChunkCancel}) {
     const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
     ASSERT_TRUE(control.ok()) << control.status();
     EXPECT_EQ(*control, Control(type));
@@ -116,8 +116,8 @@ TEST(FrameTest, RefusesWhatIsNotAFrame) {
             "frame type is 12, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 17),
             "frame type is 17, not one of a data lane");
-  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 18),
-            "frame type is 18, not one of a control lane");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 17),
+            "frame type is 17, not one of a control lane");
   EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 16),
             "frame type is 16, not one of a control lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
@@ -139,7 +139,7 @@ TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   for (const FrameType type :
        {FrameType::kPong, FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
         FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kChunkRequest,
-        FrameType::kChunkRefused, FrameType::kChunkCancel, FrameType::kPace}) {
+        FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
   EXPECT_TRUE(ParseFrameHeader(Encode(ChunkData()), LaneKind::kData).ok());
@@ -172,24 +172,6 @@ TEST(FrameTest, AckIsGoldenAndOnlyWhereItBelongs) {
               "acked is 9, not 0 as this type demands");
   }
   EXPECT_NE(RefusalWith(Data(), LaneKind::kData, 63, 1), "");
-}
-
-TEST(FrameTest, PaceIsGolden) {
-  FrameHeader pace;
-  pace.type = FrameType::kPace;
-  pace.flags = kFlagTriesLanes;
-  pace.offset = 0x0001121314151617;
-  pace.stamp = 0x0102030405060708;
-  pace.acked = 0x5152535455565758;
-  EXPECT_EQ(Hex(Encode(pace)),
-            "4c484631"
-            "11"
-            "01"
-            "0000" +
-                std::string(48, '0') + "1716151413120100" + std::string(16, '0') +
-                "0807060504030201" + "5857565554535251");
-  EXPECT_EQ(*ParseFrameHeader(Encode(pace), LaneKind::kControl), pace);
-  EXPECT_EQ(RefusalWith(pace, LaneKind::kControl, 5, 2), "flags is 2, not known for this type");
 }
 
 TEST(FrameTest, LaneLostIsGoldenAndNamesALane) {
@@ -225,7 +207,7 @@ TEST(FrameTest, NumberedAreThoseThatMustNotBeLost) {
   }
   for (const FrameType type :
        {FrameType::kPing, FrameType::kPong, FrameType::kData, FrameType::kChunkData,
-        FrameType::kAck, FrameType::kResume, FrameType::kClose, FrameType::kPace}) {
+        FrameType::kAck, FrameType::kResume, FrameType::kClose}) {
     EXPECT_FALSE(IsNumbered(type));
   }
 }
@@ -256,10 +238,9 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
   EXPECT_TRUE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(ready, LH_PARTED_PAYLOAD_BYTES_MAX + 1));
-  for (const FrameType type :
-       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kClose,
-        FrameType::kChunkCancel, FrameType::kPace}) {
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
+                               FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
+                               FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
     EXPECT_TRUE(AcceptsPayload(Control(type), 0));
     EXPECT_FALSE(AcceptsPayload(Control(type), 1));
   }
@@ -455,7 +436,7 @@ TEST(ReadyTest, BodyIsGolden) {
             "0000000000000000"  // list, list_bytes
             "0000"
             "00"                  // block, rounding
-            "00"                  // has_other_offer
+            "00"                  // follows
             "00"                  // zero
             "0000"                // members
             "00000000"            // result_members
@@ -471,6 +452,92 @@ TEST(ReadyTest, TheFieldsOfAListAreGolden) {
   EXPECT_EQ(Hex(std::span(bytes).subspan(53, 16)), "58575655545352514066656463626100");
   body.desc.list_bytes = LH_COUNT_MAX;
   EXPECT_EQ(*Parse(body), body);
+}
+
+TEST(ReadyTest, TheOutlineOfAListComesBeforeItsInput) {
+  ReadyBody body = Body();
+  body.desc = OpDesc();
+  body.desc.count = 0;
+  body.desc.list = 5;
+  body.desc.list_bytes = 64;
+  body.outline = "\x02\x3b\x5b";
+  std::vector<uint8_t> payload = Payload(body, 128);
+  EXPECT_EQ(Hex(std::span(payload).subspan(kReadyBodyBytes, 7)), "0300023b5b0000");
+  std::span<const uint8_t> rest;
+  auto parsed = ParseReadyBody(payload, &rest);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, body);
+  EXPECT_EQ(rest.size(), 128u);
+  payload.resize(kReadyBodyBytes + 4);
+  EXPECT_EQ(Message(Parse(payload).status()),
+            "bytes of READY's outline is 2, not as many as it says");
+  payload.resize(kReadyBodyBytes + 1);
+  EXPECT_FALSE(Parse(payload).ok());
+  body.outline = std::string(LH_OUTLINE_BYTES_MAX + 1, '\x01');
+  EXPECT_EQ(Refusal(body, 128), "bytes of an outline is 513, not at most 512");
+  // Another offer has its own.
+  body.outline = "\x01\x3b";
+  body.other_offer = OtherOffer{MemberId(9), body.desc, "\x01\x4b"};
+  body.other_offer->desc.list = 6;
+  parsed = Parse(body);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, body);
+  payload = Payload(body);
+  payload.push_back(0);
+  EXPECT_EQ(Message(Parse(payload).status()),
+            "bytes of READY's other offer is 61, not 56 and an outline");
+  payload = Payload(body);
+  payload.back() = 0x80;
+  EXPECT_EQ(Message(Parse(payload).status()), "the outline of the list is none");
+  // A result comes without.
+  body.other_offer.reset();
+  body.outline.clear();
+  body.result_epoch = Epoch(1);
+  body.result_members = 1;
+  EXPECT_EQ(*Parse(body, 8 + 64), body);
+}
+
+TEST(ListDifferenceTest, NamesTheFirstTensorThatDiffers) {
+  const auto number = [](uint64_t value) {
+    std::string bytes;
+    for (; value > 0x7f; value >>= 7) bytes += static_cast<char>(value | 0x80);
+    return bytes + static_cast<char>(value);
+  };
+  using Tensors = std::vector<std::pair<DType, uint64_t>>;
+  const auto outline = [&](const Tensors& tensors, uint64_t more = 0) {
+    std::string bytes = number(tensors.size() + more);
+    for (const auto& [dtype, count] : tensors) {
+      bytes += number(count << 4 | static_cast<uint64_t>(dtype));
+    }
+    EXPECT_EQ(OutlineFault(bytes), "");
+    return bytes;
+  };
+  const DType kFloat = DType::kFloat32;
+  const std::string here = outline({{kFloat, 5}, {DType::kInt8, 300}, {kFloat, 6}});
+  EXPECT_EQ(ListDifference(outline({{kFloat, 5}, {DType::kInt8, 301}, {kFloat, 7}}), here),
+            ": tensor[1] is int8 x 301 there, and int8 x 300 here");
+  EXPECT_EQ(ListDifference(outline({{DType::kFloat64, LH_COUNT_MAX}}, 2), here),
+            ": tensor[0] is float64 x 281474976710656 there, and float32 x 5 here");
+  EXPECT_EQ(ListDifference(outline({{kFloat, 5}, {kFloat, 6}}), here),
+            ": 2 tensors there, and 3 here: tensor[1] is float32 x 6 there, and int8 x 300 here");
+  EXPECT_EQ(ListDifference(outline({{kFloat, 5}, {DType::kInt8, 300}}), here),
+            ": 2 tensors there, and 3 here: the first 2 tensors are equal");
+  EXPECT_EQ(ListDifference(outline({{kFloat, 5}}, 2), here),
+            ": the first 1 tensors are equal, and a later one differs");
+  EXPECT_EQ(ListDifference("", here), "");
+  EXPECT_EQ(ListDifference(here, ""), "");
+}
+
+TEST(ListDifferenceTest, AnOutlineIsNumbersOfTensors) {
+  EXPECT_EQ(OutlineFault(""), "");
+  const std::string whole = "\x01\x3b";
+  EXPECT_EQ(OutlineFault(whole), "");
+  for (const std::string& bytes :
+       {std::string(1, '\0'), std::string("\x01\x3f"), std::string("\x01\x3b\x3b"),
+        std::string("\x80"), std::string("\x01") + std::string(8, '\x81') + '\x01',
+        std::string("\x01\xfb\xff\xff\xff\xff\xff\xff\x7f")}) {
+    EXPECT_EQ(OutlineFault(bytes), "the outline of the list is none") << Hex(bytes);
+  }
 }
 
 TEST(ReadyTest, BodyRoundTrips) {
@@ -489,7 +556,7 @@ ReadyBody Disagreement() {
 TEST(ReadyTest, TheOtherOfferFollowsTheBody) {
   const std::vector<uint8_t> payload = Payload(Disagreement());
   EXPECT_EQ(Hex(std::span(payload).subspan(72)),
-            "01"                                  // has_other_offer
+            "01"                                  // follows
             "000000"                              // zero, members
             "000000000000000000000000"            // result_members, result_epoch
             "0900000000000000"                    // member
@@ -510,7 +577,7 @@ ReadyBody Refused() {
 TEST(ReadyTest, ARefusalFollowsTheBody) {
   const std::vector<uint8_t> payload = Payload(Refused());
   EXPECT_EQ(Hex(std::span(payload).subspan(72)),
-            "02"                        // has_other_offer
+            "02"                        // follows
             "000000"                    // zero, members
             "000000000000000000000000"  // result_members, result_epoch
             "0900000000000000"          // member
@@ -593,7 +660,7 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(28, 1)),
             "dtype is float64, not float32, float16 or bfloat16 with quantization bf16");
   EXPECT_EQ(Message(ParseWith(71, 2)), "rounding is 2, not at most 1");
-  EXPECT_EQ(Message(ParseWith(72, 3)), "has_other_offer is 3, not 0 to 2");
+  EXPECT_EQ(Message(ParseWith(72, 3)), "follows is 3, not 0 to 2");
   EXPECT_EQ(Message(ParseWith(29, 5)), "algorithm is 5, not at most 4");
   EXPECT_EQ(Message(ParseWith(29, 4)), "algorithm is 4, not at most 3");
   EXPECT_TRUE(ParseWith(29, 3).ok());
@@ -784,7 +851,7 @@ TEST(ReadyTest, TermsAreGolden) {
   EXPECT_EQ(Hex(std::span(bytes).subspan(72)),
             "00"
             "00"
-            "0200"  // has_other_offer, zero, members
+            "0200"  // follows, zero, members
             "000000000000000000000000"
             "000000000000e03f"  // weight
             "0300"
@@ -981,7 +1048,7 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0b00"
+            "0c00"
             "01"
             "01"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
@@ -1004,7 +1071,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0b00"
+            "0c00"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -1018,7 +1085,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0b00"
+            "0c00"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -1033,7 +1100,7 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
   EXPECT_EQ(HelloRefusalWith(4, 4),
-            "HELLO: lane protocol version is 4, not 11; run the same release at both ends");
+            "HELLO: lane protocol version is 4, not 12; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
@@ -1515,7 +1582,7 @@ TEST(OpDescTest, TextNamesTheNewOptions) {
   desc.count = 0;
   desc.list = 12;
   desc.list_bytes = 128;
-  EXPECT_EQ(ToString(desc), "reduce, sum of tensors of 128 bytes root m7 list 12");
+  EXPECT_EQ(ToString(desc), "reduce, sum of tensors of 128 bytes root m7");
 }
 
 }  // namespace

@@ -59,8 +59,7 @@ struct World::Link {
   size_t next_lane = 0;
   std::unique_ptr<Lane> control;
   int64_t ping_rtt_us = 0;
-  uint64_t bytes_sent = 0;   // given to lanes
-  uint64_t bytes_taken = 0;  // that have come from the peer, on the link the other way
+  uint64_t bytes_sent = 0;  // given to lanes
 };
 
 struct World::Host {
@@ -99,7 +98,7 @@ World::World(const WorldOptions& options)
     host->number = i;
     host->id = PeerId(static_cast<uint64_t>(i) + 1);
     host->reports = std::make_unique<peerd::PathReports>(host->id, /*probe_interval_us=*/0);
-    host->paths.ChooseCongestion(options_.congestion, options_.other_congestion);
+    host->paths.ChooseCongestion(options_.offers_bbr);
     ring_.push_back(host->id);
   }
   const int64_t rtt_us = 2 * options_.between.one_way / 1000;
@@ -255,7 +254,6 @@ void World::OnReceived(int connection, uint64_t bytes) {
     const Segment segment = lane->coming.front().second;
     lane->coming.pop_front();
     Host* const to = lane->link->to;
-    to->links[lane->link->from->number]->bytes_taken += segment.bytes;
     to->received += segment.bytes;
     to->moved += segment.bytes;
     OnSegment(to, segment);
@@ -293,8 +291,13 @@ void World::LookAt(Host* host) {
     HostPaths::LinkSample sample =
         link->path->SampleOf(link->path->meter().PopArrivals(lanes, ask), now);
     sample.rtt_us = link->ping_rtt_us;
-    if (sample.long_way) sample.taken = link->path->meter().PopTaken(link->bytes_taken);
-    host->paths.Arrived(sample, now);
+    host->paths.Arrived(sample);
+    if (sample.long_way && sample.arrived.bytes != 0) {
+      Link* const back = link->to->links[host->number].get();
+      Tell(link.get(), kFrameBytes, [this, l = link.get(), back, begun = tcp_.Now()] {  // PING
+        Tell(back, kFrameBytes, [this, l, begun] { l->ping_rtt_us = tcp_.Now() - begun; });
+      });
+    }
     ++links;
     if (link->queue.empty()) continue;
     waiting.push_back(
@@ -303,19 +306,6 @@ void World::LookAt(Host* host) {
   peerd::HostSample sum = host->paths.Measure(now);
   sum.waiting = std::move(waiting);
   sum.links = links;
-  for (const auto& link : host->links) {
-    if (link == nullptr) continue;
-    const auto pace = host->paths.PopPace(link->id, now);
-    if (!pace) continue;
-    Link* const back = link->to->links[host->number].get();
-    Tell(link.get(), kFrameBytes, [this, l = link.get(), back, begun = tcp_.Now()] {  // PING
-      Tell(back, kFrameBytes, [this, l, begun] { l->ping_rtt_us = tcp_.Now() - begun; });
-    });
-    Tell(link.get(), kFrameBytes, [back, pace, repeated = link->path->meter().repeated()] {
-      back->path->OnTold({.wait_us = pace->wait_us, .repeated = repeated, .tries = pace->tries},
-                         pace->rate);
-    });
-  }
   host->reports->Look(now, sum, host->received, std::exchange(host->op_ended, false));
 }
 
@@ -337,7 +327,7 @@ void World::WatchLinks(Host* host) {
     }
     const peerd::RateSample rate =
         link->path->meter().PopRate(lanes, link->bytes_sent, !link->queue.empty(), ask);
-    if (link->path->long_way()) host->paths.Carried(link->id, rate);
+    if (link->path->long_way()) host->paths.Carried(rate);
     if (rate.bytes_per_second != 0 || rate.bytes_repeated != 0) {
       rates.emplace_back(link->to->id, rate);
     }

@@ -3,7 +3,7 @@
 // controllers, and what the coordinator does with their reports, is written here once more, as
 // little as possible:
 //
-//   Link        as transport/link.cc: segments wait for lanes, lanes ask for them; PACE and PING
+//   Link        as transport/link.cc: segments wait for lanes, lanes ask for them; PING
 //   Host        as daemon.cc: looks ten times in a second while bytes move, reports rates
 //   Op          as collective/mesh_attempt.cc: an all-reduce over the mesh, by shares
 //   LinkTable   the coordinator's own; new shares come between two ops, as in ring_choice.h
@@ -32,8 +32,7 @@ struct WorldOptions {
   Between between;
   Nanos queue = 50'000'000;
   uint64_t op_bytes = uint64_t{16} << 20;
-  std::string congestion = "cubic";  // the system's default
-  std::string other_congestion = "bbr";
+  bool offers_bbr = false;  // the systems do
   // Another program on the first host sends to the second one all the time.
   bool rival = false;
   // The first data lane of each link from the first host carries only so much. 0: as the others.

@@ -370,8 +370,8 @@ class Steps:
         self.syncs = number % 2 == 0
         if self.how == "on_change" and self.syncs:
             self.comm._standings.clear()  # as after a newcomer
-        if self.how in ("always", "sync_state") and number % 3 == 1 and self.comm.rank == 1 and self.state.revision:
-            self.state.revision -= 1
+        if self.how in ("always", "sync_state") and number % 3 == 1 and self.comm.rank == 1 and self.state.revision > 1:
+            self.state.revision -= 2  # an exception after its last block may have kept another member one behind
             self.plain[:] = self.gapped[:] = -1
         # Some waits are so short that they are made again.
         timeouts = itertools.chain([0.001, 0.01] if number % 5 == 0 else [], itertools.repeat(60.0))

@@ -264,3 +264,50 @@ def test_a_list_and_a_state_in_a_sync_do_not_share_memory(pair: Members) -> None
         comm.sync_state(state, timeout=30)
     other.all_reduce([np.zeros(3, np.float32), np.zeros(10, np.float32)], tag=9, timeout=30)
     work.wait(30)
+
+
+@pytest.mark.parametrize("hosts", [(0, 1, 2), (0, 0, 1)], ids=["apart", "shared_host"])
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "send"])
+def test_lists_that_differ_name_the_tensor(cluster: LocalCluster, hosts: tuple[int, ...], name: str) -> None:
+    members = Members([cluster.socket(host) for host in hosts])
+    right = [(5, np.float32), (0, np.int8), (70_000, np.float32), (3, np.int64)]
+    cases: list[tuple[list[tuple[int, Any]], str]] = [
+        ([(5, np.float32), (0, np.int8), (70_001, np.float32), (3, np.int64)], r"tensor\[2\] is float32 x 7000[01] "),
+        ([(5, np.float32), (0, np.int8), (70_000, np.float32), (3, np.uint64)], r"tensor\[3\] is u?int64 x 3 "),
+        (
+            [(0, np.int8), (5, np.float32), (70_000, np.float32), (3, np.int64)],
+            r"tensor\[0\] is (int8 x 0|float32 x 5) ",
+        ),
+        (right[:3], "[34] tensors there, and [34] here: the first 3 tensors are equal"),
+        (right[1:], r"[34] tensors there, and [34] here: tensor\[0\] is "),
+        (right[:2] * 300, r"(4|600) tensors there, and (4|600) here: tensor\[2\] is "),
+    ]
+    bad = members.comms[1]
+    for tag, (wrong, text) in enumerate(cases):
+        works = []
+        for comm in members.comms[: 2 if name == "send" else 3]:
+            tensors = [np.zeros(count, dtype) for count, dtype in (wrong if comm is bad else right)]
+            more: dict[str, Any] = {"tag": tag, "async_op": True}
+            call = name
+            if name in ("all_gather", "reduce_scatter"):
+                wholes = [np.zeros(3 * each.size, each.dtype) for each in tensors]
+                more["out"] = wholes if name == "all_gather" else tensors
+                tensors = tensors if name == "all_gather" else wholes
+            elif name == "send":
+                call = "recv" if comm is bad else "send"
+                more["source_member" if comm is bad else "to_member"] = members.comms[comm is not bad].member_id
+            works.append(getattr(comm, call)(tensors, **more))
+        for work in works:
+            with pytest.raises(lh.InvalidArgument, match=text) as problem:
+                work.wait(60)
+            assert "list " not in str(problem.value).replace("a list", "")
+    # Only a part of a long list is told.
+    counts = [1 + i % 2 for i in range(2000)]
+    works = [
+        comm.all_reduce([np.zeros(count, np.float32) for count in [*counts, 1 + (comm is bad)]], async_op=True)
+        for comm in members.comms
+    ]
+    for work in works:
+        with pytest.raises(lh.InvalidArgument, match=r"the first \d+ tensors are equal, and a later one differs"):
+            work.wait(60)
+    members.close()

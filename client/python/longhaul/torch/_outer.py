@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -106,6 +107,7 @@ class Outer:
 
     def bind(self) -> None:
         """Gives the optimizers what the shared tensors hold, for instance after another member's were fetched."""
+        self._restore()
         for made, parameter in zip(self._made.tolist(), self._parameters):
             state = self._of[parameter].state
             state.pop(parameter, None)
@@ -114,6 +116,7 @@ class Outer:
 
     def step(self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
         """One step for these global parameters. The others stay as they are."""
+        self._restore()
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
         try:
@@ -133,6 +136,7 @@ class Outer:
 
         To undo a step: write the contents of before to these tensors, then call the function.
         """
+        self._restore()
         tensors = [slot.tensor for parameter in parameters for slot in self._slots[parameter]]
         groups = [
             (group, {key: _kept(value) for key, value in group.items() if key != "params"})
@@ -158,6 +162,10 @@ class Outer:
             with _stand_ins(optimizer, own, states):
                 optimizer.step()
         return [copies[parameter].detach() for parameter in parameters]
+
+    def _restore(self) -> None:
+        for optimizer in self._optimizers:
+            _restore(optimizer)
 
     def _adopt(self, number: int, parameter: torch.nn.Parameter) -> None:
         """Moves the state of a parameter to the shared tensors, if the optimizer has made or replaced it."""
@@ -238,7 +246,9 @@ def _stand_ins(
     states: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]],
 ) -> Iterator[None]:
     """In this block the optimizer has copies in place of its parameters, with copies of these states."""
+    _restore(optimizer)
     groups, state = optimizer.param_groups, optimizer.state
+    _STOOD_IN[optimizer] = groups, state
     optimizer.param_groups = [
         {**group, "params": [copies[each] for each in group["params"] if each in copies]} for group in groups
     ]
@@ -249,7 +259,19 @@ def _stand_ins(
     try:
         yield
     finally:
-        optimizer.param_groups, optimizer.state = groups, state
+        _restore(optimizer)
+
+
+#: The groups and states of optimizers that have stand-ins. An exception that no block can catch, such as Ctrl-C in the
+#: last line of `_stand_ins`, leaves the stand-ins in their place: whoever uses an optimizer calls _restore() before.
+_STOOD_IN: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _restore(optimizer: torch.optim.Optimizer) -> None:
+    """Gives the optimizer its own parameters and states again."""
+    if optimizer in _STOOD_IN:
+        optimizer.param_groups, optimizer.state = _STOOD_IN[optimizer]
+        del _STOOD_IN[optimizer]
 
 
 def _tensors_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
