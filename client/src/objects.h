@@ -217,8 +217,8 @@ struct lh_comm {
   bool admitted;
   bool leaving; /* LEAVE was sent and is not answered yet */
   bool left;
-  bool stepping;  /* STEP was sent and is not answered yet */
-  bool newcomer;  /* other members were in the group before */
+  bool stepping; /* STEP was sent and is not answered yet */
+  bool newcomer; /* other members were in the group before */
   /* Admitted, and no step since then, nor a sync or an op of all members: the next step returns at
    * once. It stands for the boundary that admitted this member. */
   bool at_join;

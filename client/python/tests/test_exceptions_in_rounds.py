@@ -19,6 +19,7 @@ from injected import KINDS, Injector
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
+from longhaul.torch import _outer
 
 SECONDS = 2.0  # so long one test of the default check tries lines
 
@@ -326,6 +327,29 @@ def test_rounds_of_inner_steps_go_on_after_an_exception(
     for comm in members.comms:
         comm.leave(timeout=60)  # one after the other: none waits for ops that the others gave up as well
     members.close()
+
+
+def test_no_stand_in_of_a_preview_is_left_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep above has met this line with LONGHAUL_SEED=4106040167, in some runs."""
+    local, shared = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = torch.optim.SGD([local], lr=RATE, momentum=MOMENTUM)
+    outer = _outer.Outer(None, [optimizer], {local: shared}, 1 << 20)
+    restore = _outer._restore
+    raised: list[bool] = []
+
+    def interrupted(stood_in: torch.optim.Optimizer) -> None:
+        if stood_in in _outer._STOOD_IN and not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        restore(stood_in)
+
+    monkeypatch.setattr(_outer, "_restore", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        outer.preview([shared], [torch.ones(3)])
+    assert torch.equal(shared, torch.ones(3))
+    for wanted in (1 - RATE, 1 - RATE - RATE * (1 + MOMENTUM)):
+        outer.step([shared], [torch.ones(3)])
+        torch.testing.assert_close(shared.detach(), torch.full((3,), wanted))
 
 
 # ------------------------------------------------------------------ boundaries and syncs
