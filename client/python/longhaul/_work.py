@@ -158,12 +158,11 @@ def _drop(op: AnyOp) -> None:
 
 
 def _end_unheard(op: AnyOp) -> bool:
-    if op.outcome is not None:
-        return True  # another Work of the op has told it
+    told = op.outcome is not None  # by another Work of the op
     if not op.poll():
         return False
     # Aborted and Evicted are no news: every call of the member tells them.
-    if isinstance(op.outcome, Error) and not isinstance(op.outcome, Aborted | Evicted):
+    if not told and isinstance(op.outcome, Error) and not isinstance(op.outcome, Aborted | Evicted):
         logger.warning("%s; nobody waits for this op, and others may wait for it", op.outcome)
     return True
 
