@@ -193,9 +193,9 @@ def test_an_op_that_nobody_waits_for_tells_the_log_that_it_failed(
     cancelled = work._op
     work.cancel()
     del work
+    wait_until(lambda: swept(cancelled))
     with pytest.raises(lh.Aborted):
         second.all_reduce(np.ones(11, np.float32), timeout=60)
-    wait_until(lambda: swept(cancelled))
     assert "float32 x 11, tag 0: " not in caplog.text, "every call of the member tells that others have ended the op"
 
 
