@@ -171,6 +171,7 @@ absl::Status DaemonImpl::Open() {
                         : options_.zero_copy == "off" ? TransportOptions::ZeroCopy::kOff
                                                       : TransportOptions::ZeroCopy::kAuto;
   transport.identity = identity_;
+  transport.own_endpoints = [this] { return address_.Get(); };
   transport.encryption = options_.lane_encryption == "off"       ? LaneEncryption::kOff
                          : options_.lane_encryption == "require" ? LaneEncryption::kRequire
                                                                  : LaneEncryption::kAuto;

@@ -174,6 +174,24 @@ bool SocketAddress::loopback() const {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
+SocketAddress::Scope SocketAddress::scope() const {
+  if (loopback()) return Scope::kMachine;
+  const auto of_v4 = [](uint32_t v4) {
+    return v4 == INADDR_ANY ? Scope::kMachine : v4 >> 16 == 0xa9fe ? Scope::kWire : Scope::kWide;
+  };
+  if (family() == AF_INET) {
+    return of_v4(ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr));
+  }
+  if (family() != AF_INET6) return Scope::kWide;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+  if (IN6_IS_ADDR_UNSPECIFIED(&v6)) return Scope::kMachine;
+  if (IN6_IS_ADDR_LINKLOCAL(&v6)) return Scope::kWire;
+  if (!IN6_IS_ADDR_V4MAPPED(&v6)) return Scope::kWide;
+  uint32_t v4 = 0;
+  memcpy(&v4, v6.s6_addr + 12, sizeof(v4));
+  return of_v4(ntohl(v4));
+}
+
 std::string ToString(const SocketAddress& address) {
   char host[NI_MAXHOST];
   if (getnameinfo(address.get(), address.length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) !=

@@ -27,6 +27,9 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   uint16_t port() const;
   bool loopback() const;
+  // Only those on the same machine (loopback, "any") or on the same wire (link-local) get there.
+  enum class Scope { kMachine, kWire, kWide };
+  Scope scope() const;
 };
 
 // "10.0.0.3:29700", "[2001:db8::1]:29700".

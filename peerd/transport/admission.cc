@@ -115,23 +115,21 @@ LaneVerdict Admission::Judge(const LaneHello& hello, bool on_host) const {
   }
   // The caller wants another peer, which had this address before.
   if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer};
-  Run* run = runs_->Find(hello.run_digest);
-  if (hello.link != 0) {
-    // The link is checked before the epoch, because a side that has given the link up has usually
-    // dropped the epoch too.
-    const Peering* p = run == nullptr ? nullptr : runs_->Find({run->name, hello.dialer});
-    if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
-      return {LaneResult::kUnknownLink};
-    }
+  // The link is checked before the epoch, because a side that has given the link up has usually
+  // dropped the epoch too.
+  if (hello.link != 0 && !runs_->HasLink(hello.dialer, hello.link)) {
+    return {LaneResult::kUnknownLink};
   }
-  const std::string* token =
-      run == nullptr ? nullptr : runs_->FindToken(*run, hello.group, hello.epoch);
-  if (token == nullptr) return {LaneResult::kUnknownEpoch};
+  const auto [run, token] = runs_->Find(hello);
+  if (run == nullptr) return {LaneResult::kUnknownEpoch};
   const auto peer = run->peers.find(hello.dialer);
   if (peer == run->peers.end() || !peer->second.needed()) {
     return {LaneResult::kWrongPeer};
   }
   const Peering& p = peer->second;
+  if (hello.link != 0 && (p.link == nullptr || p.link->options().id != hello.link)) {
+    return {LaneResult::kUnknownLink};
+  }
   LaneResult result = LaneResult::kAccepted;
   if (hello.link == 0 && !p.Wants(hello.relay)) {
     // The caller follows another epoch than this peer.
@@ -148,7 +146,9 @@ LaneVerdict Admission::Judge(const LaneHello& hello, bool on_host) const {
     result = LaneResult::kWrongPeer;  // the side that dialled the link dials these too
   }
   if (result != LaneResult::kAccepted) return {result};
-  return {result, *token, p.public_key};
+  // Every peer of the epoch has its token. Only the two ends of the link have its secret.
+  const bool by_link = hello.kind == LaneKind::kData && !hello.relay && !p.link->sealed();
+  return {result, by_link ? p.link->clear_secret() : *token, p.public_key};
 }
 
 // Whether this lane may be sealed, or in clear, as HELLO says. A probe carries nothing.
@@ -159,7 +159,8 @@ bool Admission::MaySeal(const Peering& p, const LaneHello& hello, bool on_host) 
     case LaneEncryption::kOff:
       return !hello.sealed;
     case LaneEncryption::kAuto:
-      return hello.sealed || (on_host && !hello.relay);
+      return hello.sealed || (on_host && !hello.relay && hello.host == handshakes_->host() &&
+                              hello.host != Tag16());
     case LaneEncryption::kRequire:
       return hello.sealed;
   }
@@ -214,16 +215,14 @@ void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake, const Socket
   if (hello.relay == options_->self) {
     return tunnels_->Open(socket.fd, handshake->hello_bytes(), hello, remote);
   }
-  Run* const run = runs_->Find(hello.run_digest);
+  Run* const run = runs_->Find(hello).run;
   owner_->OnAdmitted(&run->peers[hello.dialer], std::move(socket), hello, remote);
 }
 
 void Admission::Refuse(CallerRefusal refusal, const LaneHello& hello, const SocketAddress& remote,
                        const std::string& why) {
-  // On the wire both are one: a caller need not learn which runs there are.
-  const bool run = refusal == CallerRefusal::kEpoch && runs_->Find(hello.run_digest) == nullptr;
-  refused_->Add(run ? CallerRefusal::kRun : refusal, hello.dialer, ToString(remote), why,
-                ring_->Now());
+  const bool looks = refusal == CallerRefusal::kEpoch && hello.run == Tag16();
+  refused_->Add(looks ? CallerRefusal::kLook : refusal, hello.dialer, ToString(remote), why, ring_->Now());
 }
 
 }  // namespace longhaul::peerd

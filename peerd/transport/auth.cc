@@ -2,9 +2,13 @@
 
 #include <openssl/crypto.h>
 #include <openssl/rand.h>
-#include <openssl/sha.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/crypto/secrets.h"
 
@@ -23,12 +27,30 @@ Digest32 Proof(const char* label, const std::string& token, const HelloBytes& he
   return proof;
 }
 
+Tag16 Begin(const std::string& code) {
+  Tag16 tag{};
+  std::copy_n(code.begin(), tag.size(), tag.begin());
+  return tag;
+}
+
 }  // namespace
 
-Digest32 RunDigest(const std::string& run) {
-  Digest32 digest{};
-  SHA256(reinterpret_cast<const uint8_t*>(run.data()), run.size(), digest.data());
-  return digest;
+Tag16 RunTag(const std::string& token, const std::string& run, const Digest32& nonce) {
+  std::string text("longhaul run");
+  text.append(nonce.begin(), nonce.end());
+  text.append(run);
+  return Begin(HmacSha256(token, text));
+}
+
+Tag16 HostTag() {
+  std::string boot;
+  struct stat network = {};
+  if (!std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot) ||
+      stat("/proc/self/ns/net", &network) != 0) {
+    return {};
+  }
+  return Begin(HmacSha256("longhaul host", absl::StrCat(boot, " ", network.st_dev, " ",
+                                                        network.st_ino)));
 }
 
 Digest32 AnswerProof(const std::string& token, const HelloBytes& hello, const Digest32& nonce) {

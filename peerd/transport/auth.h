@@ -14,7 +14,12 @@
 
 namespace longhaul::peerd {
 
-Digest32 RunDigest(const std::string& run);
+// LaneHello::run, for an epoch with this token and a HELLO with this nonce.
+Tag16 RunTag(const std::string& token, const std::string& run, const Digest32& nonce);
+
+// LaneHello::host of this process: a hash of the kernel's boot id and of the network namespace.
+// Zeros if the system does not tell them: then every lane has to be sealed.
+Tag16 HostTag();
 
 using HelloBytes = std::array<uint8_t, kLaneHelloBytes>;
 Digest32 AnswerProof(const std::string& token, const HelloBytes& hello, const Digest32& nonce);

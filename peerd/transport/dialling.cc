@@ -154,7 +154,7 @@ void Dialling::StartControlDial(Peering* p, const Request& request, Tick now) {
         (request.deadline - now) / static_cast<int64_t>(control.candidates.size() + 1);
     deadline = std::min(deadline, now + std::max(share, kAttemptMinUs));
   }
-  DialSpec spec = handshakes_->Introduce(*p, run.digest, LaneKind::kControl, address, request.relay,
+  DialSpec spec = handshakes_->Introduce(*p, LaneKind::kControl, address, request.relay,
                                          {request.group, request.epoch, *token}, nullptr);
   spec.hello.lanes = PlannedLanes(*p, address, 0);
   control.dial = handshakes_->Dial(std::move(spec), deadline, [this, key = p->key](LaneDial* dial) {
@@ -179,6 +179,14 @@ void Dialling::OnControlDialled(const LinkKey& key, LaneDial* dial) {
 void Dialling::OnControlFailed(Peering* p, const LaneDial& dial) {
   const Tick now = ring_->Now();
   Peering::ControlDialling& control = p->control;
+  if (dial.refused() == LaneResult::kWrongSealing && !dial.hello().sealed && !control.looked_local &&
+      options_->encryption == LaneEncryption::kAuto) {
+    // Its address looks local, but something forwards to another host, where the peer wants a
+    // sealed lane.
+    control.looked_local = true;
+    control.candidates.push_front(dial.address());
+    return alarm_->Set(now);
+  }
   if (!dial.ok()) {
     p->last_error = dial.error();
     if (p->last_error.find(ToString(dial.address())) == std::string::npos) {
@@ -254,12 +262,13 @@ void Dialling::DialDataLane(Peering* p, uint32_t lane, const Credential& credent
                             Tick deadline) {
   Link* const link = p->link.get();
   DialSpec spec =
-      handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kData, link->options().remote,
+      handshakes_->Introduce(*p, LaneKind::kData, link->options().remote,
                              link->options().relay, credential, link);
   spec.hello.lane = lane;
   spec.hello.lanes = p->data.planned;
   spec.hello.link = link->options().id;
   spec.hello.serial = link->NewSerial();
+  if (!link->sealed() && !spec.hello.relay) spec.token = link->clear_secret();
   if (link->small_packets()) spec.tuning.segment_bytes_max = kSmallSegmentBytes;
   if (link->data_were_complete()) {
     spec.connect_by = ReconnectBy(*link, options_->detect_ms, ring_->Now());

@@ -43,31 +43,43 @@ StreamTuning Handshakes::TuningFor(const SocketAddress& remote) const {
           .congestion = remote.loopback() ? loopback_congestion_ : options_->congestion};
 }
 
-DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind kind,
-                               const SocketAddress& address, PeerId relay, Credential credential,
-                               const Link* link) {
+bool Handshakes::MayDial(const SocketAddress& address) const {
+  using Scope = SocketAddress::Scope;
+  if (address.scope() == Scope::kWide || options_->own_endpoints == nullptr) return true;
+  const std::vector<std::string> own = options_->own_endpoints();
+  const auto first = own.empty() ? absl::NotFoundError("") : ParseHostPort(own.front());
+  const auto numeric = first.ok() ? NumericAddress(*first) : std::nullopt;
+  return numeric && numeric->scope() == address.scope();
+}
+
+DialSpec Handshakes::Introduce(const Peering& p, LaneKind kind, const SocketAddress& address,
+                               PeerId relay, Credential credential, const Link* link) {
+  const Digest32 nonce = nonces_.Next();
+  const Tag16 run = RunTag(credential.token, p.key.run, nonce);
   DialSpec spec{.address = address,
                 .tuning = TuningFor(address),
                 .hello = {},
                 .token = std::move(credential.token),
-                .encryption = options_->encryption,
+                .encryption = p.control.looked_local ? LaneEncryption::kRequire
+                                                     : options_->encryption,
+                .host = options_->host,
                 .tls = tls_.get(),
                 .peer_key = p.public_key};
   if (link != nullptr) {
     spec.encryption = link->sealed() ? LaneEncryption::kRequire : LaneEncryption::kOff;
   }
   spec.hello = {.kind = kind,
-                .run_digest = run,
+                .run = run,
                 .group = credential.group,
                 .epoch = credential.epoch,
                 .dialer = options_->self,
                 .acceptor = p.key.peer,
                 .relay = relay,
-                .nonce = nonces_.Next()};
+                .nonce = nonce};
   return spec;
 }
 
-// HELLO carries an empty run digest, which no run has. So no peer has a token for it.
+// HELLO carries an empty tag of the run, which no run has. So no peer has a token for it.
 DialSpec Handshakes::LookFor(PeerId peer, const SocketAddress& address) {
   DialSpec spec{.address = address, .tuning = TuningFor(address), .hello = {}, .token = ""};
   spec.hello = {
@@ -76,12 +88,13 @@ DialSpec Handshakes::LookFor(PeerId peer, const SocketAddress& address) {
 }
 
 LaneDial* Handshakes::Dial(DialSpec spec, Tick deadline, Done<LaneDial> done) {
+  spec.forbidden = !MayDial(spec.address);
   return Keep(std::make_unique<LaneDial>(ring_, std::move(spec), deadline, Over(std::move(done))));
 }
 
 LaneKnock* Handshakes::Knock(const SocketAddress& address, Tick deadline, Done<LaneKnock> done) {
-  return Keep(std::make_unique<LaneKnock>(ring_, address, TuningFor(address), deadline,
-                                          Over(std::move(done))));
+  return Keep(std::make_unique<LaneKnock>(ring_, address, TuningFor(address), !MayDial(address),
+                                          deadline, Over(std::move(done))));
 }
 
 LaneAccept* Handshakes::Accept(int fd, Tick deadline, LaneAccept::Judge judge,

@@ -46,11 +46,14 @@ class Handshakes {
   // Returns how to set up a socket to that address.
   StreamTuning TuningFor(const SocketAddress& remote) const;
 
+  // Whether this peer connects to such an address if another one names it
+  // (TransportOptions::own_endpoints).
+  bool MayDial(const SocketAddress& address) const;
+
   // Returns the dial for a lane to this peer. The caller fills in which lane it is. A lane of a
   // link that stands is sealed if the link is. `link`: nullptr for the first lane of a link.
-  DialSpec Introduce(const Peering& p, const Digest32& run, LaneKind kind,
-                     const SocketAddress& address, PeerId relay, Credential credential,
-                     const Link* link);
+  DialSpec Introduce(const Peering& p, LaneKind kind, const SocketAddress& address, PeerId relay,
+                     Credential credential, const Link* link);
   // Returns a dial that finds out whether `peer` listens at `address`. It always ends with a
   // refusal, which is kUnknownEpoch if the peer listens.
   DialSpec LookFor(PeerId peer, const SocketAddress& address);
@@ -62,6 +65,7 @@ class Handshakes {
   Tick Work(Tick now);
   void FailAll(const std::string& reason);
   bool empty() const { return running_.empty(); }
+  const Tag16& host() const { return options_->host; }
 
  private:
   template <class T>

@@ -173,7 +173,7 @@ void AttackAcceptor(FuzzInput in) {
     verdict.result = (how & 7) == 7 ? LaneResult::kWrongPeer : LaneResult::kAccepted;
     verdict.carry = (how & 0x38) == 0x38;
     verdict.token = kToken;
-    if (hello.sealed) verdict.peer_key = IdentityOf(0).public_key();
+    verdict.peer_key = IdentityOf(0).public_key();
     return verdict;
   };
   LaneAccept accept(&ring, ours, Digest32{3}, &ContextOf(1), kNever, judge,
@@ -181,7 +181,7 @@ void AttackAcceptor(FuzzInput in) {
   LaneHello hello;
   hello.kind = static_cast<LaneKind>(in.Below(3));
   hello.sealed = in.Bool() && hello.kind != LaneKind::kProbe;
-  hello.run_digest = RunDigest("run");
+  hello.run = RunTag(kToken, "run", hello.nonce);
   hello.epoch = Epoch(1);
   hello.dialer = PeerId(1);
   hello.acceptor = PeerId(2);
@@ -210,9 +210,10 @@ void AttackAcceptor(FuzzInput in) {
   }
   while (!in.empty() && !done) wire.Send(in.Bytes(400));
   wire.Steps(20);
-  if (done && accept.ok() && accept.hello().sealed && accept.hello().kind == LaneKind::kControl &&
-      !((how & 0x38) == 0x38)) {
-    LH_CHECK(accept.TakeSocket().tls != nullptr) << "sealed, and without TLS";
+  if (done && accept.ok() && accept.hello().kind == LaneKind::kControl && !((how & 0x38) == 0x38)) {
+    const LaneSocket socket = accept.TakeSocket();
+    LH_CHECK((socket.tls != nullptr) == accept.hello().sealed) << "sealed, and without TLS";
+    LH_CHECK(socket.clear_secret.empty() == accept.hello().sealed) << "nobody has shown a key";
     done = true;
     wire.Close();
     return;

@@ -45,6 +45,12 @@ bool IsHelloOfAnotherVersion(const HelloBytes& bytes) {
 
 // The other side sends less than this before its TLS handshake is over.
 constexpr size_t kTlsHandshakeBytesMax = 16 << 10;
+// Type, version and length of a TLS record (RFC 8446, section 5.1).
+constexpr size_t kTlsRecordHeaderBytes = 5;
+
+std::string SecretText(const KeySecret& secret) {
+  return {reinterpret_cast<const char*>(secret.data()), KeySecret::kBytes};
+}
 
 std::string HostOf(const SocketAddress& address) {
   const std::string text = ToString(address);
@@ -68,7 +74,9 @@ LaneHandshake::~LaneHandshake() = default;
 
 int LaneHandshake::TakeFd() { return std::exchange(fd_, -1); }
 
-LaneSocket LaneHandshake::TakeSocket() { return {TakeFd(), std::move(tls_)}; }
+LaneSocket LaneHandshake::TakeSocket() {
+  return {TakeFd(), std::move(tls_), std::move(clear_secret_)};
+}
 
 void LaneHandshake::Fail(const std::string& reason, CallerRefusal refusal) {
   if (failed_ || ended_) return;
@@ -127,7 +135,7 @@ void LaneHandshake::Move(bool send, uint8_t* data, size_t bytes, Step next) {
 
 void LaneHandshake::Secure(const TlsContext* tls, TlsSession::Side side,
                            const std::string& peer_key) {
-  if (hello_.kind != LaneKind::kControl || !hello_.sealed) return End();
+  if (hello_.kind != LaneKind::kControl) return End();
   tls_ = std::make_unique<TlsSession>(*tls, side, peer_key);
   Shake();
 }
@@ -154,31 +162,46 @@ void LaneHandshake::SendForTls() {
 }
 
 void LaneHandshake::OnShaken() {
-  if (tls_->shaken()) return End();
-  ReceiveForTls();
+  if (!tls_->shaken()) return ReceiveRecord();
+  if (!hello_.sealed) {
+    clear_secret_ = SecretText(tls_->Export("EXPORTER-longhaul-clear-lanes"));
+    tls_ = nullptr;
+  }
+  End();
 }
 
-void LaneHandshake::ReceiveForTls() {
-  operation_ = ring_->Recv(fd_, tls_in_.data(), tls_in_.size(), false, [this](IoResult result) {
-    if (!Running()) return;
-    const int value = result.value;
-    if (value == -EINTR || value == -EAGAIN) return ReceiveForTls();
-    tls_bytes_ += value > 0 ? static_cast<size_t>(value) : 0;
-    if (value <= 0 || tls_bytes_ > kTlsHandshakeBytesMax) {
-      Fail(value == 0  ? "closed by the other side during the TLS handshake"
-           : value < 0 ? strerror(-value)
-                       : "the TLS handshake has too many bytes");
-      return End();
-    }
-    tls_->Feed(std::span(tls_in_).first(static_cast<size_t>(value)));
-    Shake();
-  });
+// Reads no byte behind the last record of the handshake: frames in clear may follow it.
+void LaneHandshake::ReceiveRecord() {
+  tls_in_.resize(kTlsRecordHeaderBytes);
+  Receive(tls_in_.data(), tls_in_.size(), &LaneHandshake::OnRecordHeader);
 }
 
-void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tuning,
+void LaneHandshake::OnRecordHeader() {
+  const size_t bytes = size_t{tls_in_[3]} << 8 | tls_in_[4];
+  tls_bytes_ += kTlsRecordHeaderBytes + bytes;
+  if (bytes == 0 || tls_bytes_ > kTlsHandshakeBytesMax) {
+    Fail(bytes == 0 ? "a TLS record of the handshake is empty"
+                    : "the TLS handshake has too many bytes",
+         CallerRefusal::kKey);
+    return End();
+  }
+  tls_in_.resize(kTlsRecordHeaderBytes + bytes);
+  Receive(tls_in_.data() + kTlsRecordHeaderBytes, bytes, &LaneHandshake::OnRecord);
+}
+
+void LaneHandshake::OnRecord() {
+  tls_->Feed(tls_in_);
+  Shake();
+}
+
+void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tuning, bool forbidden,
                             absl::AnyInvocable<void(int)> connected) {
   absl::Status status;
-  if (const auto fd = ring_->sockets().Open(address.family()); fd.ok()) {
+  if (forbidden) {
+    status = absl::PermissionDeniedError(
+        absl::StrCat(ToString(address), " is an address within a host or a wire, and this peer's "
+                     "own address is not: let the other peer --advertise one that others reach"));
+  } else if (const auto fd = ring_->sockets().Open(address.family()); fd.ok()) {
     fd_ = *fd;
     status = ring_->sockets().Tune(fd_, tuning);
   } else {
@@ -202,7 +225,7 @@ LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
       answer_by_(deadline) {
   hello_ = spec_.hello;
   token_ = spec_.token;
-  Connect(spec_.address, spec_.tuning, [this](int value) { OnConnected(value); });
+  Connect(spec_.address, spec_.tuning, spec_.forbidden, [this](int value) { OnConnected(value); });
 }
 
 void LaneDial::OnConnected(int value) {
@@ -218,6 +241,7 @@ void LaneDial::OnConnected(int value) {
     hello_.sealed = spec_.encryption == LaneEncryption::kRequire ||
                     (spec_.encryption == LaneEncryption::kAuto &&
                      (hello_.relay || !StaysOnHost(ring_->sockets(), fd_, spec_.address)));
+    if (!hello_.sealed) hello_.host = spec_.host;
   }
   hello_bytes_ = Encode(hello_);
   Send(hello_bytes_.data(), hello_bytes_.size(), static_cast<Step>(&LaneDial::OnHelloSent));
@@ -252,9 +276,9 @@ void LaneDial::OnConfirmSent() { Secure(spec_.tls, TlsSession::Side::kClient, sp
 // ------------------------------------------------------------------------------ probing
 
 LaneKnock::LaneKnock(Ring* ring, const SocketAddress& address, const StreamTuning& tuning,
-                     Tick deadline, Done done)
+                     bool forbidden, Tick deadline, Done done)
     : LaneHandshake(ring, -1, deadline, std::move(done)), address_(address) {
-  Connect(address_, tuning, [this](int value) {
+  Connect(address_, tuning, forbidden, [this](int value) {
     if (!Running()) return;
     if (value < 0) {
       connect_error_ = -value;

@@ -5,8 +5,9 @@
 // caller, and asks its judge before it answers. If the first bytes are no HELLO, it closes the
 // connection with a reset and does not answer.
 //
-// If HELLO says that a control lane is sealed, TLS follows the three messages, and ends with the
-// proof that the other side has the key of the peer that HELLO names.
+// On a control lane, TLS follows the three messages, and ends with the proof that the other side has
+// the key of the peer that HELLO names. If the lane is in clear, nothing of TLS is left then but a
+// secret.
 //
 // Threads: the ring's. `done` and the judge are called from within Ring::RunOnce().
 #pragma once
@@ -57,12 +58,13 @@ class LaneHandshake {
   // Starts the next operation. `next` follows when all bytes have moved.
   void Send(const void* data, size_t bytes, Step next);
   void Receive(void* data, size_t bytes, Step next);
-  // Both sides have proved that they have the token. If the lane needs TLS, goes on with it, and
-  // ends after it. Otherwise ends.
+  // Both sides have proved that they have the token. Goes on with TLS on a control lane, and ends
+  // after it.
   void Secure(const TlsContext* tls, TlsSession::Side side, const std::string& peer_key);
   void Watch(IoId id) { operation_ = id; }
-  // Starts the first operation of a side that connects. `connected` gets 0 or -errno.
-  void Connect(const SocketAddress& address, const StreamTuning& tuning,
+  // Starts the first operation of a side that connects. `connected` gets 0 or -errno. `forbidden`:
+  // this peer does not connect to such an address, so the handshake fails at once.
+  void Connect(const SocketAddress& address, const StreamTuning& tuning, bool forbidden,
                absl::AnyInvocable<void(int)> connected);
   // Called at the start of every callback. Returns false if the handshake has failed and ended.
   bool Running();
@@ -84,7 +86,9 @@ class LaneHandshake {
   void Shake();
   void SendForTls();
   void OnShaken();
-  void ReceiveForTls();
+  void ReceiveRecord();
+  void OnRecordHeader();
+  void OnRecord();
 
   Tick deadline_;
   Done done_;
@@ -97,8 +101,9 @@ class LaneHandshake {
   std::unique_ptr<TlsSession> tls_;
   std::vector<uint8_t> tls_out_;
   size_t tls_sent_ = 0;  // of tls_out_
-  std::array<uint8_t, 2048> tls_in_;
-  size_t tls_bytes_ = 0;  // received for TLS
+  std::vector<uint8_t> tls_in_;  // one record
+  size_t tls_bytes_ = 0;         // received for TLS
+  std::string clear_secret_;
 };
 
 struct DialSpec {
@@ -108,9 +113,11 @@ struct DialSpec {
   std::string token;
   // Whether the lane is sealed. LaneDial decides it when it is connected, and says so in HELLO.
   LaneEncryption encryption = LaneEncryption::kOff;
-  const TlsContext* tls = nullptr;  // needed unless encryption is off
+  Tag16 host{};                     // of this process; HELLO names it if the lane is in clear
+  const TlsContext* tls = nullptr;  // needed for control lanes and sealed ones
   std::string peer_key;             // the public key of the acceptor
   Tick connect_by = kNever;
+  bool forbidden = false;  // the address
 };
 
 // Connects, sends HELLO, and proves that we have the token.
@@ -146,8 +153,8 @@ class LaneDial final : public LaneHandshake {
 // Only connects, to see whether anybody listens.
 class LaneKnock final : public LaneHandshake {
  public:
-  LaneKnock(Ring* ring, const SocketAddress& address, const StreamTuning& tuning, Tick deadline,
-            Done done);
+  LaneKnock(Ring* ring, const SocketAddress& address, const StreamTuning& tuning, bool forbidden,
+            Tick deadline, Done done);
   const SocketAddress& address() const { return address_; }
   int connect_error() const { return connect_error_; }
 
@@ -160,7 +167,7 @@ class LaneKnock final : public LaneHandshake {
 struct LaneVerdict {
   LaneResult result = LaneResult::kUnknownEpoch;
   std::string token;
-  std::string peer_key;  // the public key of the dialer; only for a sealed control lane
+  std::string peer_key;  // the public key of the dialer; only for a control lane
   bool carry = false;    // accepted for another peer, which will answer: the handshake ends here
 };
 
@@ -168,7 +175,7 @@ struct LaneVerdict {
 class LaneAccept final : public LaneHandshake {
  public:
   using Judge = absl::AnyInvocable<LaneVerdict(const LaneHello&)>;
-  // `tls`: nullptr if the judge accepts no sealed lane.
+  // `tls`: nullptr if the judge accepts no control lane.
   LaneAccept(Ring* ring, int fd, Digest32 nonce, const TlsContext* tls, Tick deadline, Judge judge,
              Done done);
 

@@ -98,8 +98,8 @@ class Pair {
                            .name = "lane",
                            .zero_copy = zero_copy ? &gate : nullptr,
                            .queue_bytes_max = 8 << 20};
-    left_lane = std::make_unique<Lane>(&ring, LaneSocket{a, nullptr}, lane, &left);
-    right_lane = std::make_unique<Lane>(&ring, LaneSocket{b, nullptr}, lane, &right);
+    left_lane = std::make_unique<Lane>(&ring, LaneSocket{a, nullptr, ""}, lane, &left);
+    right_lane = std::make_unique<Lane>(&ring, LaneSocket{b, nullptr, ""}, lane, &right);
     left_lane->StartReceiving();
     right_lane->StartReceiving();
   }
@@ -395,7 +395,7 @@ TEST(LaneTest, GarbageBreaksTheLaneAsAgainstTheProtocol) {
       const auto [a, b] = ring.Pair();
       End end;
       end.memory.resize(1 << 20);
-      Lane lane(&ring, LaneSocket{b, nullptr}, {.kind = kind, .name = "lane"}, &end);
+      Lane lane(&ring, LaneSocket{b, nullptr, ""}, {.kind = kind, .name = "lane"}, &end);
       lane.StartReceiving();
       FrameHeader header;
       header.type = kind == LaneKind::kData ? FrameType::kData : FrameType::kDone;
@@ -577,7 +577,13 @@ TEST(AuthTest, ProofsDependOnTokenHelloNonceAndDirection) {
   hello[20] = 0;
   nonce[31] = 1;
   EXPECT_FALSE(SameProof(proof, AnswerProof("token", hello, nonce)));
-  EXPECT_NE(RunDigest("a"), RunDigest("b"));
+  const Tag16 tag = RunTag("token", "run", nonce);
+  EXPECT_EQ(tag, RunTag("token", "run", nonce));
+  EXPECT_NE(tag, RunTag("other", "run", nonce));
+  EXPECT_NE(tag, RunTag("token", "another", nonce));
+  EXPECT_NE(tag, RunTag("token", "run", Digest32{}));
+  EXPECT_NE(HostTag(), Tag16());
+  EXPECT_EQ(HostTag(), HostTag());
   NonceSource system(0), seeded(5), again(5);
   EXPECT_NE(system.Next(), system.Next());
   EXPECT_EQ(seeded.Next(), again.Next());

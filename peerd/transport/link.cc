@@ -51,6 +51,8 @@ Link::Link(Ring* ring, LaneSocket control, LinkOptions options, LinkOwner* owner
       path_(options_.id, options_.paths) {
   if (control.tls != nullptr) {
     secret_ = {control.tls->aead(), control.tls->Export("EXPORTER-longhaul-data-lanes")};
+  } else {
+    clear_secret_ = control.clear_secret;
   }
   last_ping_ = ring->Now();
   control_.Begin(MakeControl(std::move(control)));
@@ -132,7 +134,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   data.index = index;
   data.serial = serial;
   data.lane = std::make_unique<Lane>(
-      ring_, LaneSocket{fd, nullptr},
+      ring_, LaneSocket{fd, nullptr, ""},
       LaneOptions{.kind = LaneKind::kData,
                   .index = index,
                   .name = absl::StrCat("data lane ", index, " to ", ToString(options_.remote)),

@@ -79,6 +79,9 @@ class Link final : public LaneOwner, private ControlChannelOwner {
   // The lanes of the link are sealed. The keys of its data lanes derive from the TLS session of its
   // first control lane, which both ends remember.
   bool sealed() const { return secret_.has_value(); }
+  // What proves that a straight data lane of a link in clear is opened by the other end, and not by
+  // a third peer of the epoch. From the first control lane, too. Empty if the link is sealed.
+  const std::string& clear_secret() const { return clear_secret_; }
 
   // Raises the number of data lanes to `count`. Never lowers it.
   void ExpectDataLanes(uint32_t count);
@@ -257,6 +260,7 @@ class Link final : public LaneOwner, private ControlChannelOwner {
   const LinkOptions options_;
   LinkOwner* const owner_;
   std::optional<Secret> secret_;  // of a sealed link
+  std::string clear_secret_;      // of a link in clear
   State state_ = State::kAlive;
   bool open_ = false;
   uint64_t next_serial_ = 1;

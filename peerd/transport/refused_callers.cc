@@ -7,7 +7,7 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr std::array<const char*, kCallerRefusals> kNames = {
-    "malformed", "version", "run",  "epoch", "token", "key",
+    "malformed", "version", "look", "epoch", "token", "key",
     "peer",      "sealing", "link", "busy",  "broken"};
 static_assert(static_cast<size_t>(CallerRefusal::kBroken) + 1 == kCallerRefusals);
 
@@ -24,7 +24,7 @@ LogLevel LevelOf(CallerRefusal refusal) {
     case CallerRefusal::kPeer:
     case CallerRefusal::kSealing:
       return LogLevel::kInfo;
-    case CallerRefusal::kRun:
+    case CallerRefusal::kLook:
     case CallerRefusal::kLink:
     case CallerRefusal::kBusy:
     case CallerRefusal::kBroken:

@@ -24,8 +24,8 @@ namespace longhaul::peerd {
 enum class CallerRefusal : uint8_t {
   kMalformed,  // no HELLO or CONFIRM of this protocol
   kVersion,    // another version of the protocol
-  kRun,        // the run is not known here; a peer that looks whether this one listens ends so, too
-  kEpoch,      // the epoch is over, or not known yet, or does not have these peers
+  kLook,       // a peer that looks whether this one listens, and wants nothing else
+  kEpoch,      // the run or epoch is not known here, or over, or does not have these peers
   kToken,      // the caller does not have the epoch's token, or repeats somebody else's handshake
   kKey,        // the caller does not have the key of the peer that it names
   kPeer,       // it looks for another peer, or names a peer that may not open this lane

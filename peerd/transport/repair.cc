@@ -94,7 +94,7 @@ void Repair::Redial(Peering* p, Tick now) {
     p->repair.redial_backoff.Failed(now);
     return;
   }
-  DialSpec spec = handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kControl,
+  DialSpec spec = handshakes_->Introduce(*p, LaneKind::kControl,
                                          p->link->options().remote, p->link->options().relay,
                                          *credential, p->link.get());
   spec.hello.lanes = p->data.planned;

@@ -10,7 +10,6 @@ Run& RunTable::Get(const std::string& name) {
   Run& run = runs_[name];
   if (run.name.empty()) {
     run.name = name;
-    run.digest = RunDigest(name);
   }
   return run;
 }
@@ -50,11 +49,20 @@ std::map<PeerId, Peering>::iterator RunTable::Drop(Run* run,
   return run->peers.erase(peering);
 }
 
-Run* RunTable::Find(const Digest32& digest) {
+RunTable::Known RunTable::Find(const LaneHello& hello) {
   for (auto& [name, run] : runs_) {
-    if (run.digest == digest) return &run;
+    const std::string* const token = FindToken(run, hello.group, hello.epoch);
+    if (token != nullptr && RunTag(*token, name, hello.nonce) == hello.run) return {&run, token};
   }
-  return nullptr;
+  return {};
+}
+
+bool RunTable::HasLink(PeerId peer, uint64_t link) const {
+  return std::any_of(runs_.begin(), runs_.end(), [&](const auto& run) {
+    const auto p = run.second.peers.find(peer);
+    return p != run.second.peers.end() && p->second.link != nullptr &&
+           p->second.link->options().id == link;
+  });
 }
 
 Peering* RunTable::Find(const LinkKey& key) {

@@ -82,6 +82,8 @@ struct Peering {
     Backoff backoff;
     size_t attempts = 0;
     Tick gone_since = kNever;  // since then every address has said that the peer is gone
+    // The peer was taken to be on this host, and is not: its lanes are sealed.
+    bool looked_local = false;
   } control;
 
   struct DataDialling {
@@ -129,7 +131,6 @@ struct Peering {
 
 struct Run {
   std::string name;
-  Digest32 digest;
   std::map<uint32_t, std::map<Epoch, std::string>> tokens;  // by group and epoch
   std::map<PeerId, Peering> peers;
 };
@@ -147,7 +148,14 @@ class RunTable {
   // Removes the peering, which is not needed any more. Returns the next one.
   std::map<PeerId, Peering>::iterator Drop(Run* run, std::map<PeerId, Peering>::iterator peering);
 
-  Run* Find(const Digest32& digest);
+  // The run that HELLO means, and the token of its epoch. nullptr: none here has such a token.
+  struct Known {
+    Run* run = nullptr;
+    const std::string* token = nullptr;
+  };
+  Known Find(const LaneHello& hello);
+  // Whether some run has this link to the peer.
+  bool HasLink(PeerId peer, uint64_t link) const;
   Peering* Find(const LinkKey& key);
   const Link* FindLink(const LinkKey& key) const;
   Peering* FindSerial(const LinkKey& key, uint64_t serial);

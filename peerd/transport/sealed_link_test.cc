@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -134,8 +136,7 @@ class Impostor {
   // Dials peer 1 of the world in the name of peer 0, with a key of its own. Returns how it ended.
   std::string DialInTheNameOfPeer0(const Identity& identity, LaneEncryption encryption) {
     const TlsContext tls(identity);
-    LaneHello hello = HelloOf(PeerId(1), PeerId(2));
-    hello.nonce[0] = 1;
+    const LaneHello hello = HelloOf(PeerId(1), PeerId(2), 1);
     DialSpec spec{
         .address = *NumericAddress(*ParseHostPort(world_->at(1).transport->listen_address())),
         .tuning = {},
@@ -183,6 +184,51 @@ TEST(SealedLinkTest, AMemberCannotPoseAsAnotherMember) {
   world.at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(1, true, false)},
                                    world.Now() + Seconds(60));
   EXPECT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+}
+
+// Also where lanes are in clear.
+TEST(ClearLinkTest, AMemberCannotPoseAsAnotherMember) {
+  PeerWorld world(Rings::kFake, 5, 2, Options(LaneEncryption::kOff));
+  world.at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(0, false, false)},
+                                   world.Now() + Seconds(60));
+  Impostor impostor(&world);
+  impostor.DialInTheNameOfPeer0(Identity::ForTest(9), LaneEncryption::kOff);
+  EXPECT_TRUE(world.at(1).up.empty());
+  EXPECT_EQ(RefusedFor(world.at(1), CallerRefusal::kKey), 1u);
+  world.at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(1, true, false)},
+                                   world.Now() + Seconds(60));
+  EXPECT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+}
+
+// A third member of the epoch, which has seen the HELLO of a link, opens a data lane of it.
+TEST(ClearLinkTest, ADataLaneOfALinkIsOnlyForItsEnds) {
+  PeerWorld world(Rings::kFake, 6, 2, Options(LaneEncryption::kOff));
+  world.fake->Record();
+  Traffic traffic(&world);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  const std::string seen = world.fake->Recorded(0, true);
+  std::array<uint8_t, kLaneHelloBytes> first{};
+  std::copy_n(seen.begin(), first.size(), first.begin());
+  LaneHello hello = HelloOf(PeerId(1), PeerId(2), 3);
+  hello.kind = LaneKind::kData;
+  hello.link = NewLinkId(*ParseLaneHello(first));
+  hello.serial = 1000;
+  hello.lanes = 2;
+  DialSpec spec{.address = *NumericAddress(*ParseHostPort(world.at(1).transport->listen_address())),
+                .tuning = {},
+                .hello = hello,
+                .token = kToken};
+  bool done = false;
+  LaneDial dial(world.at(0).ring, std::move(spec), kNever, [&](LaneHandshake* h) {
+    EXPECT_FALSE(h->ok());
+    EXPECT_THAT(h->error(), HasSubstr("does not have the epoch's token"));
+    done = true;
+  });
+  EXPECT_TRUE(world.Until([&] { return done; }));
+  SendSome(&traffic);
+  ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+  ExpectNoLinkWasLost(&world);
 }
 
 TEST(SealedLinkTest, AnImpostorDoesNotDisturbALinkThatIsUp) {
@@ -295,6 +341,26 @@ TEST(SealedLinkTest, AutoSealsWhatLeavesTheHost) {
         EXPECT_EQ(link.sealed, leaves);
       }
     }
+  }
+}
+
+// A proxy on this host forwards to a peer on another one, as a published port of a container does.
+TEST(SealedLinkTest, AutoSealsWhatOnlyLooksLocal) {
+  for (const int from : {0, 1}) {
+    PeerWorld world(Rings::kFake, 9, 1, Options(LaneEncryption::kAuto));
+    TransportOptions elsewhere = Options(LaneEncryption::kAuto);
+    elsewhere.host[0] ^= 1;
+    world.Add(elsewhere);
+    Traffic traffic(&world);
+    world.Open(from, 1 - from);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    for (auto& peer : world.peers) {
+      ASSERT_EQ(peer->transport->GetLinkStats().size(), 1u);
+      EXPECT_TRUE(peer->transport->GetLinkStats()[0].sealed);
+    }
+    SendSome(&traffic);
+    ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+    ExpectNoLinkWasLost(&world);
   }
 }
 

@@ -186,10 +186,13 @@ inline uint64_t RefusedFor(const Peer& peer, CallerRefusal reason) {
   return peer.transport->GetStats().callers_refused[static_cast<size_t>(reason)];
 }
 
-// The HELLO of a control lane of the first epoch. Its nonce is 0, and the lane is in clear.
-inline LaneHello HelloOf(PeerId dialer, PeerId acceptor) {
+// The HELLO of a control lane of the first epoch, with this byte all over its nonce. The lane is in
+// clear.
+inline LaneHello HelloOf(PeerId dialer, PeerId acceptor, uint8_t nonce = 0) {
   LaneHello hello;
-  hello.run_digest = RunDigest(kRun);
+  hello.nonce.fill(nonce);
+  hello.run = RunTag(kToken, kRun, hello.nonce);
+  hello.host = HostTag();
   hello.epoch = Epoch(1);
   hello.dialer = dialer;
   hello.acceptor = acceptor;
@@ -216,28 +219,35 @@ class PeerWorld {
       fake = ring.get();
       owned_.push_back(std::move(ring));
     }
-    if (options.listen == TransportOptions{}.listen) options.listen = "127.0.0.1:0";
     options.seed = seed;
-    for (int i = 0; i < count; ++i) {
-      const bool each = rings == Rings::kEach || rings == Rings::kEpollEach;
-      if (each || (rings == Rings::kOne && i == 0)) {
-        auto ring = rings == Rings::kEpollEach ? MakeEpollRing() : MakeUringRing(64);
-        EXPECT_TRUE(ring.ok()) << ring.status();
-        owned_.push_back(*std::move(ring));
-      }
-      auto peer = make();
-      peer->id = PeerId(i + 1);
-      peer->ring = owned_.back().get();
-      options.self = peer->id;
-      options.identity = IdentityOf(i);
-      if (SealedByDefault()) options.encryption = LaneEncryption::kRequire;
-      ++options.seed;
-      auto transport = MakeTransport(options, peer->ring, peer.get());
-      EXPECT_TRUE(transport.ok()) << transport.status();
-      peer->transport = *std::move(transport);
-      peer->transport->SetSegmentListeners(peer->Segments());
-      peers.push_back(std::move(peer));
+    for (int i = 0; i < count; ++i) Add(options, make);
+  }
+
+  // Adds one more peer.
+  void Add(
+      TransportOptions options, const std::function<std::unique_ptr<Peer>()>& make = [] {
+        return std::make_unique<Peer>();
+      }) {
+    const int i = static_cast<int>(peers.size());
+    const bool each = kind == Rings::kEach || kind == Rings::kEpollEach;
+    if (each || (kind == Rings::kOne && i == 0)) {
+      auto ring = kind == Rings::kEpollEach ? MakeEpollRing() : MakeUringRing(64);
+      EXPECT_TRUE(ring.ok()) << ring.status();
+      owned_.push_back(*std::move(ring));
     }
+    auto peer = make();
+    peer->id = PeerId(i + 1);
+    peer->ring = owned_.back().get();
+    if (options.listen == TransportOptions{}.listen) options.listen = "127.0.0.1:0";
+    options.self = peer->id;
+    options.identity = IdentityOf(i);
+    if (SealedByDefault()) options.encryption = LaneEncryption::kRequire;
+    options.seed += i + 1;
+    auto transport = MakeTransport(options, peer->ring, peer.get());
+    EXPECT_TRUE(transport.ok()) << transport.status();
+    peer->transport = *std::move(transport);
+    peer->transport->SetSegmentListeners(peer->Segments());
+    peers.push_back(std::move(peer));
   }
 
   ~PeerWorld() {

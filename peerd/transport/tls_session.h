@@ -78,6 +78,8 @@ class TlsSession {
 struct LaneSocket {
   int fd = -1;
   std::unique_ptr<TlsSession> tls;  // of a sealed control lane
+  // Of a control lane in clear: a secret that only the two ends know.
+  std::string clear_secret;
 };
 
 }  // namespace longhaul::peerd

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,6 +38,7 @@
 #include "base/tick.h"
 #include "peerd/io/ring.h"
 #include "peerd/paths/samples.h"
+#include "peerd/transport/auth.h"
 #include "peerd/transport/lane_encryption.h"
 #include "peerd/transport/refused_callers.h"
 #include "proto/wire/frame.h"
@@ -118,7 +120,12 @@ struct TransportOptions {
   std::string congestion;                                                // "": system default
   uint64_t seed = 0;  // nonces in tests; 0: system randomness
   LaneEncryption encryption = LaneEncryption::kOff;
-  std::optional<Identity> identity;             // needed unless encryption is off
+  std::optional<Identity> identity;             // needed
+  Tag16 host = HostTag();                       // where this process runs
+  // The addresses that this peer tells others, best first. A peer that another one names is dialled
+  // at a loopback or link-local address only if the first of these is such an address: it would be
+  // one of this host's own, or its neighbour's. nullptr: any address is dialled. Any thread.
+  std::function<std::vector<std::string>()> own_endpoints;
   uint64_t sealed_bytes_max = kSealedBytesMax;  // after which a data lane gets another key
 };
 
@@ -135,7 +142,7 @@ struct LinkUse {
 struct LinkRequest {
   PeerId peer;
   PeerId relay;  // the peer that the link goes through; 0: none, the link is straight
-  // The public key of the peer. A sealed link is made with the owner of this key only.
+  // The public key of the peer. A link is made with the owner of this key only.
   std::string public_key;
   // Endpoints of the relay if there is one, else of the peer. They are tried in order, again and
   // again until `deadline`.

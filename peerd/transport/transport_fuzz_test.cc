@@ -125,6 +125,7 @@ class Attack {
     options.zero_copy =
         in_.Bool() ? TransportOptions::ZeroCopy::kOn : TransportOptions::ZeroCopy::kOff;
     options.seed = 1;
+    options.identity = Identity::ForTest(2);
     auto transport = MakeTransport(options, &ring_, &listener_);
     LH_CHECK(transport.ok()) << transport.status().ToString();
     victim_ = *std::move(transport);
@@ -199,6 +200,7 @@ class Attack {
   void Open(uint64_t epoch) {
     LinkRequest request;
     request.peer = kHostile;
+    request.public_key = Identity::ForTest(1).public_key();
     request.dial = dialled_;
     request.data = in_.Bool();
     request.one_lane = in_.Bool();
@@ -273,7 +275,7 @@ class Attack {
 
   LaneHello DrawHello() {
     LaneHello hello;
-    hello.run_digest = RunDigest(kRun);
+    hello.run = RunTag(kToken, kRun, hello.nonce);
     hello.kind = static_cast<LaneKind>(in_.Below(3));
     hello.epoch = Epoch(1);
     hello.dialer = kHostile;
@@ -304,14 +306,19 @@ class Attack {
     DialSpec spec{.address = *NumericAddress(*ParseHostPort(victim_->listen_address())),
                   .tuning = {},
                   .hello = DrawHello(),
-                  .token = in_.Below(16) == 15 ? "another token" : kToken};
+                  .token = in_.Below(16) == 15 ? "another token" : kToken,
+                  .tls = &tls_,
+                  .peer_key = Identity::ForTest(2).public_key()};
     const LaneHello hello = spec.hello;
+    if (hello.kind == LaneKind::kData && spec.token == kToken) spec.token = clear_secret_;
     Connection* const connection = Add(-1, hello.kind);
     connection->handshake = std::make_unique<LaneDial>(
         &ring_, std::move(spec), kNever, [this, connection, hello](LaneHandshake* handshake) {
           if (!handshake->ok()) return;
-          connection->fd = handshake->TakeFd();
+          LaneSocket socket = handshake->TakeSocket();
+          connection->fd = socket.fd;
           if (hello.kind == LaneKind::kControl && hello.link == 0) {
+            clear_secret_ = socket.clear_secret;
             link_ = NewLinkId(hello);
             serial_ = 0;
             ++links_;
@@ -356,13 +363,19 @@ class Attack {
         const auto judge = [this, connection, refuses](const LaneHello& hello) {
           connection->kind = hello.kind;
           if (refuses) return LaneVerdict{static_cast<LaneResult>(1 + in_.Below(7)), ""};
-          return LaneVerdict{LaneResult::kAccepted, kToken};
+          return LaneVerdict{LaneResult::kAccepted,
+                             hello.kind == LaneKind::kData ? clear_secret_ : kToken,
+                             Identity::ForTest(2).public_key()};
         };
         connection->handshake =
-            std::make_unique<LaneAccept>(&ring_, result.value, Digest32{}, nullptr, kNever, judge,
+            std::make_unique<LaneAccept>(&ring_, result.value, Digest32{}, &tls_, kNever, judge,
                                          [this, connection](LaneHandshake* handshake) {
                                            if (!handshake->ok()) return;
-                                           connection->fd = handshake->TakeFd();
+                                           LaneSocket socket = handshake->TakeSocket();
+                                           connection->fd = socket.fd;
+                                           if (!socket.clear_secret.empty()) {
+                                             clear_secret_ = socket.clear_secret;
+                                           }
                                            if (connection->closing) return Close(connection);
                                            Listen(connection);
                                          });
@@ -427,6 +440,8 @@ class Attack {
   }
 
   FuzzInput in_;
+  const TlsContext tls_{Identity::ForTest(1)};
+  std::string clear_secret_ = kToken;
   FakeRing ring_;
   Listener listener_;
   std::unique_ptr<Transport> victim_;

@@ -18,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/prng.h"
 #include "peerd/io/fake_ring.h"
@@ -382,15 +383,50 @@ TEST_P(TransportTest, APeerIsTriedWithoutALink) {
   const std::string there = world->at(1).transport->listen_address();
   const PeerId peer = world->at(1).id;
   EXPECT_EQ(Tried(world.get(), peer, {there}), "");
-  EXPECT_EQ(Tried(world.get(), peer, {free_port}), "connect to 127.0.0.1:1: Connection refused");
-  EXPECT_THAT(Tried(world.get(), PeerId(77), {there}),
-              HasSubstr("refused by " + there + ": another peer answers there"));
+  EXPECT_EQ(Tried(world.get(), peer, {free_port}), "no connection to 127.0.0.1:1");
+  EXPECT_EQ(Tried(world.get(), PeerId(77), {there}),
+            "something else than the peer answers at " + there);
   EXPECT_EQ(Tried(world.get(), peer, {}), "the peer has no endpoint to connect to");
   EXPECT_EQ(Tried(world.get(), peer, {"nonsense", free_port, "nowhere.invalid:1", there}, 20000),
             "");
   EXPECT_TRUE(world->at(0).up.empty() && world->at(0).downs.empty());
   EXPECT_TRUE(world->at(1).up.empty() && world->at(1).downs.empty());
   EXPECT_EQ(world->at(1).transport->GetStats().handshakes_refused, 3u) << "nothing is left open";
+}
+
+// A newcomer learns nothing about what answers elsewhere, and has few addresses tried.
+TEST(TransportFakeTest, NobodyScansANetworkThroughAPeer) {
+  PeerWorld world(Rings::kFake, 1, 1);
+  LogLines log;
+  std::set<std::string> answers;
+  for (int port = 1; port <= 40; ++port) {
+    const std::string address = absl::StrCat("127.0.0.1:", port);
+    std::string answer = Tried(&world, PeerId(2), {address});
+    if (const size_t at = answer.find(address); at != std::string::npos) answer.resize(at);
+    answers.insert(answer);
+  }
+  EXPECT_THAT(answers, ElementsAre("no connection to ",
+                                   "the peer names too many addresses, or one of them too often"));
+  EXPECT_EQ(log.Count("a newcomer does not answer peer=p2 address=127.0.0.1:"), 32);
+  EXPECT_EQ(Tried(&world, PeerId(3), {"127.0.0.1:1"}), "no connection to 127.0.0.1:1")
+      << "another newcomer has its own number";
+}
+
+TEST(TransportFakeTest, APeerThatOthersReachDoesNotDialItsOwnHost) {
+  for (const std::string own : {"127.0.0.1:7", "10.0.0.1:7", "169.254.0.1:7"}) {
+    TransportOptions options;
+    options.own_endpoints = [own] { return std::vector{own}; };
+    PeerWorld world(Rings::kFake, 1, 2, options);
+    const std::string there = world.at(1).transport->listen_address();
+    const bool local = own == "127.0.0.1:7";
+    EXPECT_EQ(Tried(&world, PeerId(2), {there}), local ? "" : "no connection to " + there);
+    world.Open(0, 1, 1, true, 500);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1) || !world.at(0).downs.empty(); }));
+    EXPECT_EQ(world.Linked(0, 1), local);
+    if (local) continue;
+    EXPECT_THAT(world.at(0).downs[PeerId(2)][0], HasSubstr("--advertise"));
+    EXPECT_EQ(world.at(1).transport->GetStats().connections_accepted, 0u);
+  }
 }
 
 // The kernel, or a middlebox, accepts the connection, and no peer answers.
@@ -401,7 +437,7 @@ TEST_P(TransportTest, APortThatTakesConnectionsAndSaysNothingIsNotReached) {
   const std::string there = ToString(*sockets.LocalAddress(mute));
   const Tick begun = world->Now();
   EXPECT_EQ(Tried(world.get(), PeerId(2), {there}, 80),
-            "handshake with " + there + ": no answer in time");
+            "something else than the peer answers at " + there);
   EXPECT_GE(world->Now() - begun, Millis(80));
   // The transport closes during a trial.
   world->at(0).transport->TryPeer({kRun, 0}, 9, PeerId(2), {there}, world->Now() + Seconds(100));
@@ -428,9 +464,8 @@ TEST_P(TransportTest, WrongTokenWrongRunAndWrongPeerAreRefused) {
       world->Until([&] { return downs[PeerId(2)].size() == 2 && !downs[PeerId(77)].empty(); }));
   EXPECT_TRUE(world->at(0).up.empty());
   EXPECT_TRUE(world->at(1).up.empty());
-  const std::string all = downs[PeerId(2)][0] + downs[PeerId(2)][1];
-  EXPECT_THAT(all, HasSubstr("does not have the epoch's token"));
-  EXPECT_THAT(all, HasSubstr("the epoch is not known there"));
+  EXPECT_THAT(downs[PeerId(2)][0], HasSubstr("the epoch is not known there"));
+  EXPECT_THAT(downs[PeerId(2)][1], HasSubstr("the epoch is not known there"));
   EXPECT_THAT(downs[PeerId(77)][0], HasSubstr("another peer answers there"));
   EXPECT_GE(world->at(1).transport->GetStats().handshakes_refused, 3u);
 }
@@ -966,8 +1001,7 @@ struct Raw {
 };
 
 std::string HelloText(PeerId dialer, PeerId acceptor) {
-  LaneHello hello = HelloOf(dialer, acceptor);
-  hello.nonce.fill(7);
+  const LaneHello hello = HelloOf(dialer, acceptor, 7);
   const auto bytes = Encode(hello);
   return std::string(bytes.begin(), bytes.end());
 }
@@ -1024,10 +1058,9 @@ TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
 
 // The HELLO of a control lane from peer 1 to peer 2 in epoch 2, sealed as these tests seal.
 LaneHello GoodHello() {
-  LaneHello hello = HelloOf(PeerId(1), PeerId(2));
+  LaneHello hello = HelloOf(PeerId(1), PeerId(2), 7);
   hello.epoch = Epoch(2);
   hello.sealed = SealedByDefault();
-  hello.nonce.fill(7);
   return hello;
 }
 
@@ -1047,8 +1080,8 @@ TEST_P(TransportTest, TheReplyToARefusedHelloHasTheReasonAndNothingElse) {
     CallerRefusal counted;
   };
   const Case cases[] = {
-      {[](LaneHello* h) { h->run_digest = RunDigest("another"); }, LaneResult::kUnknownEpoch,
-       CallerRefusal::kRun},
+      {[](LaneHello* h) { h->run = RunTag(kToken, "another", h->nonce); }, LaneResult::kUnknownEpoch,
+       CallerRefusal::kEpoch},
       {[](LaneHello* h) { h->epoch = Epoch(1); }, LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
       {[](LaneHello* h) { h->group = 5; }, LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
       {[](LaneHello* h) { h->acceptor = PeerId(3); }, LaneResult::kWrongPeer, CallerRefusal::kPeer},
@@ -1241,7 +1274,10 @@ class Member {
   // Dials peer 2, or is dialled by it. Call Watch() to see what comes.
   void Join(bool dialled_by_victim) {
     Transport& victim = *world_->at(1).transport;
-    LinkRequest request{.peer = PeerId(1), .endpoints = {}, .dial = dialled_by_victim};
+    LinkRequest request{.peer = PeerId(1),
+                        .public_key = PeerWorld::IdentityOf(0).public_key(),
+                        .endpoints = {},
+                        .dial = dialled_by_victim};
     const auto take = [this](LaneHandshake* h) {
       EXPECT_TRUE(h->ok()) << h->error();
       fd = h->TakeFd();
@@ -1251,9 +1287,10 @@ class Member {
       request.endpoints = {ToString(*ring_->sockets().LocalAddress(listener_))};
       ring_->Accept(listener_, [this, take](IoResult result) {
         const auto judge = [](const LaneHello&) {
-          return LaneVerdict{LaneResult::kAccepted, kToken};
+          return LaneVerdict{LaneResult::kAccepted, kToken,
+                             PeerWorld::IdentityOf(1).public_key()};
         };
-        handshake_ = std::make_unique<LaneAccept>(ring_, result.value, Digest32{}, nullptr, kNever,
+        handshake_ = std::make_unique<LaneAccept>(ring_, result.value, Digest32{}, &tls_, kNever,
                                                   judge, take);
       });
     }
@@ -1263,7 +1300,9 @@ class Member {
       DialSpec spec{.address = *NumericAddress(*ParseHostPort(victim.listen_address())),
                     .tuning = {},
                     .hello = hello,
-                    .token = kToken};
+                    .token = kToken,
+                    .tls = &tls_,
+                    .peer_key = PeerWorld::IdentityOf(1).public_key()};
       handshake_ = std::make_unique<LaneDial>(ring_, std::move(spec), kNever, take);
     }
     EXPECT_TRUE(world_->Until([&] { return fd >= 0; }));
@@ -1315,6 +1354,7 @@ class Member {
   PeerWorld* world_;
   Ring* ring_;
   int listener_ = -1;
+  const TlsContext tls_{PeerWorld::IdentityOf(0)};
   std::unique_ptr<LaneHandshake> handshake_;
   std::vector<uint8_t> got_;
 };

@@ -4,8 +4,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 
 namespace longhaul::peerd {
+namespace {
+
+// In a minute.
+constexpr int kTriesOfAddressMax = 60;
+constexpr size_t kAddressesOfPeerMax = 32;
+constexpr size_t kAddressesMax = 256;
+constexpr char kTooOften[] = "the peer names too many addresses, or one of them too often";
+
+}  // namespace
 
 void Trying::Begin(PeerId peer, const std::vector<std::string>& endpoints, Tick deadline,
                    Done done) {
@@ -61,9 +71,29 @@ Tick Trying::Work(Tick now) {
   return next;
 }
 
+bool Trying::Allows(PeerId peer, const std::string& address, Tick now) {
+  if (now - minute_ >= Seconds(60)) {
+    minute_ = now;
+    tries_.clear();
+    addresses_.clear();
+  }
+  std::set<std::string>& named = addresses_[peer];
+  if (!named.contains(address) && named.size() >= kAddressesOfPeerMax) return false;
+  if (!tries_.contains(address) && tries_.size() >= kAddressesMax) return false;
+  int& tries = tries_[address];
+  if (tries >= kTriesOfAddressMax) return false;
+  ++tries;
+  named.insert(address);
+  return true;
+}
+
 void Trying::Dial(uint64_t id, Trial* trial, Tick now) {
   const SocketAddress address = trial->candidates.front();
   trial->candidates.pop_front();
+  if (!Allows(trial->peer, ToString(address), now)) {
+    trial->error = kTooOften;
+    return alarm_->Set(now);
+  }
   // An address that does not answer must not use up the time of the addresses behind it.
   const int64_t share =
       (trial->deadline - now) / static_cast<int64_t>(trial->candidates.size() + 1);
@@ -79,10 +109,14 @@ void Trying::OnDialled(uint64_t id, LaneDial* dial) {
   Trial& trial = it->second;
   trial.dialling = false;
   if (dial->refused() == LaneResult::kUnknownEpoch) return End(id, "");
-  trial.error = dial->error();
-  if (trial.error.find(ToString(dial->address())) == std::string::npos) {
-    trial.error = absl::StrCat(dial->connected() ? "handshake with " : "connect to ",
-                               ToString(dial->address()), ": ", dial->error());
+  const std::string address = ToString(dial->address());
+  trial.error = dial->connected()
+                    ? absl::StrCat("something else than the peer answers at ", address)
+                    : absl::StrCat("no connection to ", address);
+  if (const auto held_back = log_.Take(address, ring_->Now())) {
+    Log(LogLevel::kInfo, absl::StrCat("a newcomer does not answer peer=", ToString(trial.peer),
+                                      " address=", address, " held_back=", *held_back) +
+                             LogField("error", dial->error()));
   }
   alarm_->Set(ring_->Now());
 }

@@ -2,17 +2,23 @@
 // and an epoch that does not exist. The answer *unknown epoch* shows that the right peer listens,
 // and that bytes pass both ways.
 //
+// Whoever may join makes members connect to the addresses that it names. So it learns little: not
+// what answered instead, nor why nothing did (the member's own log says that). And a member tries few
+// addresses in a minute.
+//
 // Threads: the ring's. `done` is called from within Ring::RunOnce().
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "base/ids.h"
+#include "base/rarely.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
 #include "peerd/transport/alarm.h"
@@ -23,7 +29,7 @@ namespace longhaul::peerd {
 
 class Trying {
  public:
-  // `error` says what was seen at the last address tried; empty: the peer answers.
+  // `error` says whether anything answered at the last address tried; empty: the peer answers.
   using Done = absl::AnyInvocable<void(const std::string& error)>;
 
   Trying(Ring* ring, Alarm* alarm, Handshakes* handshakes, Resolver* resolver)
@@ -45,6 +51,8 @@ class Trying {
     bool dialling = false;
     std::string error;
   };
+  // Whether to try this address now. Counts it.
+  bool Allows(PeerId peer, const std::string& address, Tick now);
   void Resolve(uint64_t id, Trial* trial, const std::string& endpoint);
   void Dial(uint64_t id, Trial* trial, Tick now);
   void OnDialled(uint64_t id, LaneDial* dial);
@@ -56,6 +64,11 @@ class Trying {
   Resolver* const resolver_;
   uint64_t last_ = 0;
   std::map<uint64_t, Trial> trials_;
+  Rarely<std::string> log_{Seconds(60), 64};  // by address
+  // What was tried in this minute.
+  Tick minute_;
+  std::map<std::string, int> tries_;                   // by address
+  std::map<PeerId, std::set<std::string>> addresses_;  // by the peer that named them
 };
 
 }  // namespace longhaul::peerd

@@ -211,7 +211,7 @@ TEST(TunnelForgery, AByteOfASealedLaneThatTheRelayChangesCostsOneLaneAndNoData) 
   EXPECT_GT(unauthentic, static_cast<uint64_t>(tries / 2)) << "the others hit lanes not in use";
 }
 
-// Somebody without the token names a peer as its relay.
+// Somebody without the token repeats a HELLO that it saw, which names a peer as its relay.
 TEST(TunnelForgery, ARelayAsksForTheTokenAndCountsWhoDoesNotHaveIt) {
   TunnelWorld world(Rings::kFake);
   LogLines log;
@@ -243,15 +243,14 @@ TEST(TunnelForgery, ARelayAsksForTheTokenAndCountsWhoDoesNotHaveIt) {
 
 // The HELLO of a control lane from `dialer` to `acceptor` through `relay`.
 std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t nonce) {
-  LaneHello hello = HelloOf(dialer, acceptor);
+  LaneHello hello = HelloOf(dialer, acceptor, nonce);
   hello.relay = relay;
-  hello.nonce.fill(nonce);
   const auto bytes = Encode(hello);
   return std::string(bytes.begin(), bytes.end());
 }
 
-// A stranger who knows the names of peers, but has no token, can make a relay connect to a peer.
-// The stranger can do no more.
+// A stranger who repeats the HELLO of a peer can make a relay connect to another peer. The stranger
+// can do no more.
 TEST(TunnelLimits, OfLanesThatAreBeingOpenedTheOldestMakesRoom) {
   TunnelWorld world(Rings::kFake);
   world.AwaitAAtB();  // A comes later

@@ -16,10 +16,8 @@ Tunnels::~Tunnels() {
 }
 
 LaneResult Tunnels::Judge(const LaneHello& hello) const {
-  Run* const run = runs_->Find(hello.run_digest);
-  if (run == nullptr || runs_->FindToken(*run, hello.group, hello.epoch) == nullptr) {
-    return LaneResult::kUnknownEpoch;
-  }
+  const Run* const run = runs_->Find(hello).run;
+  if (run == nullptr) return LaneResult::kUnknownEpoch;
   for (const PeerId end : {hello.dialer, hello.acceptor}) {
     const auto peer = run->peers.find(end);
     // A link never goes through two relays.
@@ -32,12 +30,12 @@ LaneResult Tunnels::Judge(const LaneHello& hello) const {
 
 void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello,
                    const SocketAddress& dialer) {
-  const Run& run = *runs_->Find(hello.run_digest);
-  const Peering& p = run.peers.at(hello.acceptor);
+  const RunTable::Known known = runs_->Find(hello);
+  const Peering& p = known.run->peers.at(hello.acceptor);
   MakeRoom();
   const uint64_t id = next_id_++;
   TunnelOptions options{.hello = bytes,
-                        .token = *runs_->FindToken(run, hello.group, hello.epoch),
+                        .token = *known.token,
                         .detect_ms = options_->detect_ms};
   auto ended = [this, id, peer = hello.dialer, dialer](Tunnel* tunnel) {
     gone_bytes_ += tunnel->bytes();
@@ -83,7 +81,9 @@ void Tunnels::Connect(uint64_t id, const std::vector<SocketAddress>& addresses) 
   std::vector<Tunnel::Address> tuned;
   tuned.reserve(addresses.size());
   for (const SocketAddress& address : addresses) {
-    tuned.push_back({address, handshakes_->TuningFor(address)});
+    if (handshakes_->MayDial(address)) {
+      tuned.push_back({address, handshakes_->TuningFor(address)});
+    }
   }
   it->second->Connect(std::move(tuned));
 }

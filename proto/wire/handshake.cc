@@ -38,11 +38,12 @@ absl::Status NotZero(const char* message) {
   return absl::InvalidArgumentError(absl::StrCat(message, ": reserved bytes are not zero"));
 }
 
-Digest32 ReadDigest(ByteReader* reader) {
-  Digest32 digest{};
-  const auto bytes = reader->Bytes(digest.size());
-  std::copy(bytes.begin(), bytes.end(), digest.begin());
-  return digest;
+template <class Array>
+Array ReadBytes(ByteReader* reader) {
+  Array array{};
+  const auto bytes = reader->Bytes(array.size());
+  std::copy(bytes.begin(), bytes.end(), array.begin());
+  return array;
 }
 
 }  // namespace
@@ -53,7 +54,8 @@ std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello) {
   WriteStart(&writer);
   writer.U8(static_cast<uint8_t>(hello.kind));
   writer.U8(hello.sealed ? 1 : 0);
-  writer.Bytes(hello.run_digest);
+  writer.Bytes(hello.run);
+  writer.Bytes(hello.host);
   writer.U32(hello.group);
   writer.U16(static_cast<uint16_t>(hello.lane));
   writer.U16(static_cast<uint16_t>(hello.lanes));
@@ -101,7 +103,8 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   const uint8_t sealed = reader.U8();
   hello.sealed = sealed == 1;
   hello.kind = static_cast<LaneKind>(kind);
-  hello.run_digest = ReadDigest(&reader);
+  hello.run = ReadBytes<Tag16>(&reader);
+  hello.host = ReadBytes<Tag16>(&reader);
   hello.group = reader.U32();
   hello.lane = reader.U16();
   hello.lanes = reader.U16();
@@ -109,7 +112,7 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   hello.epoch = Epoch(reader.U64());
   hello.dialer = PeerId(reader.U64());
   hello.acceptor = PeerId(reader.U64());
-  hello.nonce = ReadDigest(&reader);
+  hello.nonce = ReadBytes<Digest32>(&reader);
   hello.link = reader.U64();
   hello.serial = reader.U64();
   if (kind > static_cast<uint8_t>(LaneKind::kProbe)) {
@@ -149,8 +152,8 @@ absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerB
   const uint8_t result = reader.U8();
   bool zeros = reader.Zeros(1);
   answer.result = static_cast<LaneResult>(result);
-  answer.nonce = ReadDigest(&reader);
-  answer.proof = ReadDigest(&reader);
+  answer.nonce = ReadBytes<Digest32>(&reader);
+  answer.proof = ReadBytes<Digest32>(&reader);
   zeros &= reader.Zeros(24);
   if (result > static_cast<uint8_t>(LaneResult::kWrongSealing)) {
     return Refuse("ANSWER", "result", result, "at most 7");
@@ -168,7 +171,7 @@ absl::StatusOr<LaneConfirm> ParseLaneConfirm(std::span<const uint8_t, kLaneConfi
   LH_RETURN_IF_ERROR(CheckStart(&reader, "CONFIRM"));
   if (!reader.Zeros(2)) return NotZero("CONFIRM");
   LaneConfirm confirm;
-  confirm.proof = ReadDigest(&reader);
+  confirm.proof = ReadBytes<Digest32>(&reader);
   return confirm;
 }
 

@@ -10,19 +10,23 @@
 // the three messages, and checks both proofs as the ends do. From then on it copies bytes. The
 // bytes of a relayed lane are the same as those of a straight one.
 //
-// On a sealed control lane, TLS 1.3 follows CONFIRM, with the dialer as client, and both ends prove
-// their own keys. All frames of the lane are inside TLS. On a sealed data lane, frames follow
-// CONFIRM at once, sealed with keys that both ends derive from that TLS session
-// (docs/wire_format.md). Only the two ends of a relayed lane can open it.
+// On a control lane, TLS 1.3 follows CONFIRM, with the dialer as client, and both ends prove their
+// own keys. All frames of a sealed lane are inside TLS. On a lane in clear, TLS ends with its
+// handshake, and frames follow. On a sealed data lane, frames follow CONFIRM at once, sealed with
+// keys that both ends derive from that TLS session (docs/wire_format.md). Only the two ends of a
+// relayed lane can open it. On a straight data lane in clear, the proofs are keyed with a secret of
+// that session in place of the token, so that only the two ends of the link can open it.
 //
 // A proof is HMAC-SHA-256 keyed with the epoch's token (PrepareEpoch.token). It shows that both
 // ends are peers of that epoch. A stranger, a wrong run or an outdated epoch is refused. The
-// acceptor finds the token by (run digest, group, epoch). The messages are little-endian:
+// acceptor finds the token by group, epoch and the tag of the run, which only a peer of the epoch
+// can compute, or recognize. The messages are little-endian:
 //
 // HELLO, 128 bytes:
-//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 sealed u8 | 8 run_digest 32 bytes
-//   (SHA-256 of the run's name) | 40 group u32 | 44 lane u16 | 46 lanes u16 | 48 relay u64 | 56
-//   epoch u64 | 64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 link u64 | 120 serial u64
+//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 sealed u8 | 8 run 16 bytes
+//   (LaneHello::run) | 24 host 16 bytes (LaneHello::host) | 40 group u32 | 44 lane u16 | 46 lanes
+//   u16 | 48 relay u64 | 56 epoch u64 | 64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112
+//   link u64 | 120 serial u64
 // ANSWER, 96 bytes:
 //   0 magic u32 | 4 version u16 | 6 result u8 | 7 zero u8 | 8 nonce 32 bytes | 40 proof 32 bytes |
 //   72 zero 24 bytes
@@ -42,17 +46,23 @@
 namespace longhaul {
 
 inline constexpr uint32_t kHandshakeMagic = 0x3148484cu;  // "LHH1"
-inline constexpr uint16_t kLaneProtocolVersion = 12;
+inline constexpr uint16_t kLaneProtocolVersion = 13;
 inline constexpr size_t kLaneHelloBytes = 128;
 inline constexpr size_t kLaneAnswerBytes = 96;
 inline constexpr size_t kLaneConfirmBytes = 40;
 
 using Digest32 = std::array<uint8_t, 32>;
+using Tag16 = std::array<uint8_t, 16>;
 
 struct LaneHello {
   LaneKind kind = LaneKind::kControl;
   bool sealed = false;  // authenticated and encrypted
-  Digest32 run_digest{};
+  // HMAC-SHA-256 of the run's name and the nonce, keyed with the epoch's token; the first 16 bytes.
+  // Zeros if the dialer only looks whether the acceptor listens.
+  Tag16 run{};
+  // Names the dialer's machine and network namespace if the lane is in clear, zeros otherwise. The
+  // acceptor compares it with its own: a local address may belong to a proxy that forwards.
+  Tag16 host{};
   uint32_t group = 0;
   uint32_t lane = 0;   // index of a data lane, or of a connection of a probe; control lane: 0
   uint32_t lanes = 0;  // how many data lanes, or connections of a probe, the dialer opens

@@ -1021,17 +1021,19 @@ TEST(ReadyTest, SumsOfHalvesTravelAsFloat32) {
   EXPECT_EQ(OneShotPayloadBytes(body.desc), 128u) << "any piece may be of halves";
 }
 
-Digest32 Sequence(uint8_t first) {
-  Digest32 digest;
-  for (uint8_t& byte : digest) byte = first++;
-  return digest;
+template <class Array = Digest32>
+Array Sequence(uint8_t first) {
+  Array array;
+  for (uint8_t& byte : array) byte = first++;
+  return array;
 }
 
 LaneHello Hello() {
   LaneHello hello;
   hello.kind = LaneKind::kData;
   hello.sealed = true;
-  hello.run_digest = Sequence(0x20);
+  hello.run = Sequence<Tag16>(0x20);
+  hello.host = Sequence<Tag16>(0x30);
   hello.group = 0x01020304;
   hello.lane = 2;
   hello.lanes = 4;
@@ -1048,7 +1050,7 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0c00"
+            "0d00"
             "01"
             "01"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
@@ -1071,7 +1073,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0c00"
+            "0d00"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -1085,7 +1087,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0c00"
+            "0d00"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
