@@ -14,13 +14,28 @@ import dataclasses
 import errno
 import functools
 import os
+import pathlib
 import random
+import re
 import select
 import socket
 import ssl
 import struct
 import time
 from typing import Any
+
+WIRE = pathlib.Path(__file__).parents[2] / "proto" / "wire"
+
+
+def _number(file: str, pattern: str) -> int:
+    found = re.search(pattern, (WIRE / file).read_text())
+    assert found is not None, f"{file} has no {pattern}"
+    return int(found[1])
+
+
+# With another version the other side would look at nothing else.
+LANE_VERSION = _number("handshake.h", r"kLaneProtocolVersion = (\d+)")
+IPC_VERSION = _number("ipc.h", r"#define LH_IPC_VERSION (\d+)")
 
 TICK_S = 0.02
 CHUNK_BYTES = 4096
@@ -84,11 +99,11 @@ def calls(count: int) -> bytes:
 
 def lane_hello(rng: random.Random, lanes: int = 4) -> bytes:
     """The first message at a data port (proto/wire/handshake.h), of a run that the peer does not know."""
-    head = struct.pack("<IHBB32sIHHQQ", 0x3148484C, 8, 1, 0, rng.randbytes(32), 0, 0, lanes, 0, 1)
+    head = struct.pack("<IHBB32sIHHQQ", 0x3148484C, LANE_VERSION, 0, 0, rng.randbytes(32), 0, 0, lanes, 0, 1)
     return head + rng.randbytes(48) + bytes(16)
 
 
-def ipc_hello(name: bytes = b"flood", version: int = 16) -> bytes:
+def ipc_hello(name: bytes = b"flood", version: int = IPC_VERSION) -> bytes:
     """The first message at a Unix socket (proto/wire/ipc.h)."""
     return struct.pack("<IIQQII", 0x3149484C, 1, 1, 0, version, os.getpid()) + name.ljust(224, b"\0")
 
