@@ -168,7 +168,7 @@ void AttackAcceptor(FuzzInput in) {
   Wire wire(&ring, theirs);
   const uint8_t how = in.Byte();
   bool done = false;
-  const auto judge = [&](const LaneHello& hello) {
+  const auto judge = [&](const LaneHello&) {
     LaneVerdict verdict;
     verdict.result = (how & 7) == 7 ? LaneResult::kWrongPeer : LaneResult::kAccepted;
     verdict.carry = (how & 0x38) == 0x38;
