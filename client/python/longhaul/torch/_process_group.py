@@ -254,7 +254,12 @@ class ProcessGroup(Base):
         dense = tensor.detach().to_dense()
         plan = Plan(result=[tensor])
         wire = target(dense, plan.after, read=True)
-        plan.after.append(lambda: tensor.detach().copy_(dense.to_sparse(tensor.sparse_dim())))
+
+        @torch.no_grad()  # type: ignore[untyped-decorator]
+        def back() -> None:
+            tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
+
+        plan.after.append(back)
         plan.arguments = (wire, kind)
         return plan
 
@@ -680,6 +685,10 @@ def ddp_average_hook(group: ProcessGroup | None, bucket: Any) -> torch.futures.F
     work = target_group.allreduce([bucket.buffer()], options)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda ended: ended.value()[0])
     return future
+
+
+# DDP compares these with its own, and not as texts.
+ddp_average_hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]})  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------ arguments
