@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
 import torch_dist_ranks as ranks
+from torch import nn
 
 import longhaul as lh
 import longhaul.torch  # registers the backend
@@ -319,7 +318,7 @@ def all_gather_object(group):
 def gather_object(group):
     got: Any = [None] * group.size() if group.rank() == 0 else None
     dist.gather_object([group.rank()] * 3, got, group_dst=0, group=group)
-    return _number(sum(got, [])) if got else torch.zeros(1)
+    return _number([each[0] for each in got]) if got else torch.zeros(1)
 
 
 @case
@@ -775,13 +774,6 @@ def main() -> None:
     store, sockets, only = sys.argv[1], sys.argv[2].split(","), sys.argv[3:]
     warnings.filterwarnings("ignore")
     # The slow imports, once for all ranks.
-    import torch.distributed._functional_collectives
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.distributed.optim
-    import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel
-    import torch._dynamo
 
     def run(rank: int) -> object:
         return at_rank(rank, len(sockets), store, only)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -13,7 +15,22 @@ from typing import Any
 import torch
 
 
-def forked(run: Callable[[int], Any], sockets: Sequence[str], seconds: float = 120) -> list[Any]:
+def import_slow_parts() -> None:
+    """Imports once for all ranks what takes seconds on a slow machine."""
+    for name in (
+        "torch._dynamo",
+        "torch._functorch.aot_autograd",
+        "torch.distributed._functional_collectives",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ):
+        importlib.import_module(name)
+
+
+def forked(run: Callable[[int], Any], sockets: Sequence[str], seconds: float = 100) -> list[Any]:
     """Runs run(rank) in a child for each socket of a peerd. Returns what they return, as JSON has it.
 
     None: the child was killed. A text that begins with "Traceback": it raised. No threads may run in this process.
@@ -40,6 +57,7 @@ def forked(run: Callable[[int], Any], sockets: Sequence[str], seconds: float = 1
 def _be_rank(run: Callable[[int], Any], rank: int, socket: str, pipe: int, seconds: float) -> None:
     code = 1
     with contextlib.suppress(BaseException):
+        faulthandler.dump_traceback_later(seconds - 5)
         signal.alarm(round(seconds))  # a rank that hangs is killed
         os.environ["LONGHAUL_SOCKET"] = socket
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"

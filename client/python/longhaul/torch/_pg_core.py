@@ -149,6 +149,9 @@ class Core:
         # Why no further op can be started; None: none has been in the way.
         self._ended: str | None = "process group is not configured yet; call reconfigure() first"
         self._more: dict[str, Any] = {}
+        self._hash = 0
+        self._counter = itertools.count()
+        self._partners: dict[tuple[int, int, int], itertools.count[int]] = {}
         self._owns = False
         self._flights: set[Flight] = set()
         self._lock = threading.RLock()
@@ -165,7 +168,7 @@ class Core:
         self._more = {} if ranks is None else {"participants": self.ids}
         self._hash = fingerprint(self.name, bits=64 - _COUNTER_BITS) << _COUNTER_BITS
         self._counter = itertools.count()
-        self._partners: dict[tuple[int, int, int], itertools.count[int]] = {}
+        self._partners = {}
         self._ended = None
         self.error = self.deferred = self.info = None
 
@@ -312,9 +315,9 @@ class Core:
     # ------------------------------------------------------------------ errors
 
     def tell(self, problem: Exception) -> None:
-        """Raises the error, or keeps it for check()."""
+        """Raises the error, or keeps the first one for check()."""
         if self.options.errors == "defer":
-            self.deferred = problem
+            self.deferred = self.deferred or problem
         else:
             raise_again(problem)
 

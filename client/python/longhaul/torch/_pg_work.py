@@ -67,6 +67,7 @@ class Flight:
         self._after = after
         self._lock = threading.Lock()
         self._watched = False
+        self._late: float | None = None  # the time-out that has passed
         self._futures: list[torch.futures.Future[Any]] = []
 
     def poll(self) -> bool:
@@ -98,12 +99,13 @@ class Flight:
             self._settle()
 
     def time_out(self, seconds: float | None = None) -> None:
-        """The time of the op is over: cancels it."""
+        """The time of the op is over: cancels it. It may still end well."""
+        late = self._late = self.seconds if seconds is None else seconds
         with contextlib.suppress(Error):
             self.work.cancel()
             self.work.wait(_CANCEL_S)
-            self._settle()  # it ended well after all
-        self.end(lambda: self.owner.timed_out(self.what, self.seconds if seconds is None else seconds))
+            self._settle()
+        self.end(lambda: self.owner.timed_out(self.what, late))
 
     def end(self, problem: Callable[[], Exception]) -> None:
         """Gives it an outcome, unless it has one."""
@@ -125,7 +127,10 @@ class Flight:
                     call()
                 self.outcome = True
             except Error as problem:
-                self.outcome = self.owner.failure(self.what, problem)
+                if self._late is None:
+                    self.outcome = self.owner.failure(self.what, problem)
+                else:  # this rank has cancelled it
+                    self.outcome = self.owner.timed_out(self.what, self._late)
             except Exception as problem:
                 self.outcome = problem
         self._landed(info)

@@ -255,7 +255,7 @@ class ProcessGroup(Base):
         plan = Plan(result=[tensor])
         wire = target(dense, plan.after, read=True)
 
-        @torch.no_grad()  # type: ignore[untyped-decorator]
+        @torch.no_grad()
         def back() -> None:
             tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
 
