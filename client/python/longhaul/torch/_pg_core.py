@@ -7,10 +7,12 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import re
 import secrets
+import socket
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +52,8 @@ class Joined:
         self.rank = rank
         #: By place of a tensor: the ops with async_op=True that write there.
         self.written: dict[int, list[tuple[int, int, Flight]]] = {}
+        #: Why ops of all groups that use it raise; None: they do not.
+        self.ended: str | None = None
         self._lock = threading.Lock()
         self._leaving = False
 
@@ -133,7 +137,7 @@ class Call:
 class Core:
     """The state of one process group. Any thread. It lives as long as the group or one of its ops."""
 
-    def __init__(self, name: str, seconds: float, options: Options) -> None:
+    def __init__(self, name: str, seconds: float, options: Options, first_size: int = 0) -> None:
         self.name = name
         self.seconds = seconds
         self.options = options
@@ -153,6 +157,10 @@ class Core:
         self._counter = itertools.count()
         self._partners: dict[tuple[int, int, int], itertools.count[int]] = {}
         self._owns = False
+        self._first_size = first_size
+        self._used: set[object] = set()
+        #: What stands for this group in reconfigure().
+        self.handle = f"longhaul:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
         self._flights: set[Flight] = set()
         self._lock = threading.RLock()
 
@@ -174,7 +182,38 @@ class Core:
 
     @property
     def size(self) -> int:
-        return len(self.ids)
+        return len(self.ids) or self._first_size
+
+    def reconfigure(self, uuid: object, handles: Iterable[str], seconds: float) -> None:
+        """Goes on with the processes of these handles. Ops in flight end with an error. Raises DistBackendError."""
+        ordered = list(handles) if isinstance(handles, (list, tuple)) else sorted(handles)
+        if self.handle not in ordered or len(set(ordered)) != len(ordered):
+            raise InvalidArgument(
+                f"reconfigure: handles are {ordered}; give each process once, this one ({self.handle}) among them"
+            )
+        if uuid in self._used:
+            raise InvalidArgument(f"reconfigure: uuid {uuid!r} was already used; give a new one each time")
+        self._used.add(uuid)
+        text = f"process group {self.name} was reconfigured"
+        old, self.joined = self.joined, None
+        if old is not None:
+            old.ended = text
+        self._ended = text
+        self.end_ops(lambda what: dist.DistBackendError(f"{what}: {text}"))
+        if old is not None and self._owns:
+            old.leave(wait=False)
+        self._ended = f"process group {self.name} has no members, because reconfigure() failed; call it with a new uuid"
+        digest = hashlib.blake2b(repr((uuid, ordered)).encode(), digest_size=12).hexdigest()
+        rank, size, what = ordered.index(self.handle), len(ordered), f"reconfigure of process group {self.name}"
+        try:
+            joined = enter(f"torch-{digest}", 0, rank, size, seconds, what)
+        except dist.DistBackendError as problem:
+            come = re.findall(r"(\d+) at ", str(problem).partition(" have come:")[2].partition(";")[0])
+            missing = [handle for i, handle in enumerate(ordered) if i not in {rank, *map(int, come)}]
+            if "Timed out waiting" not in str(problem) or not missing:
+                raise
+            raise dist.DistBackendError(f"{problem}; missing: {', '.join(missing)}") from None
+        self.use(joined, None)
 
     def leave(self, *, wait: bool) -> None:
         """The group is given up by this rank."""
@@ -250,10 +289,10 @@ class Core:
         except InvalidArgument as problem:
             if not problem._from_library:
                 raise
-            self.tell(self.failure(what, problem))
+            self.tell(self.failure(joined, what, problem))
             return Work(None, plan.result)
         except Error as problem:
-            self.tell(self.failure(what, problem))
+            self.tell(self.failure(joined, what, problem))
             return Work(None, plan.result)
         flight = self._fly(joined, what, work, plan, seconds)
         if call.sync:
@@ -264,8 +303,9 @@ class Core:
     def _begin(self, call: Call) -> tuple[Joined | None, dict[str, Any]]:
         """Gives the op its place in the order. None: errors are deferred, and the op does nothing."""
         joined = self.joined
-        if self._ended is not None or joined is None:
-            self.tell(dist.DistBackendError(f"{call.name}: {self._ended}"))
+        ended = self._ended if joined is None else self._ended or joined.ended
+        if ended is not None or joined is None:
+            self.tell(dist.DistBackendError(f"{call.name}: {ended}"))
             return None, {}
         if self.deferred is not None:
             return None, {}
@@ -285,15 +325,15 @@ class Core:
             joined.comm._collectives.refuse(call.name, more, partner, why)
 
     def _fly(self, joined: Joined, what: str, work: lh_work.Work, plan: Plan, seconds: float) -> Flight:
-        flight = Flight(self, what, work, plan.after, plan.result, seconds)
+        flight = Flight(self, joined, what, work, plan.after, plan.result, seconds)
         for tensor in plan.writes:
             key, begin, end = place_of(tensor)
             joined.written.setdefault(key, []).append((begin, end, flight))
             flight.writes.append(key)
         with self._lock:
             self._flights.add(flight)
-        if self._ended is not None:
-            ended = f"{what}: {self._ended}"
+        if self._ended is not None or joined.ended is not None:
+            ended = f"{what}: {self._ended or joined.ended}"
             flight.end(lambda: self._failed(dist.DistBackendError(ended)))  # abort() may have missed it
         _pg_work.service.start()
         return flight
@@ -303,14 +343,13 @@ class Core:
             self.info = info
         with self._lock:
             self._flights.discard(flight)
-        joined = self.joined
+        written = flight.joined.written
         for key in flight.writes:
-            if joined is not None and (others := joined.written.get(key)) is not None:
-                left = [each for each in others if each[2] is not flight]
-                if left:
-                    joined.written[key] = left
-                else:
-                    joined.written.pop(key, None)
+            left = [each for each in written.get(key, ()) if each[2] is not flight]
+            if left:
+                written[key] = left
+            else:
+                written.pop(key, None)
 
     # ------------------------------------------------------------------ errors
 
@@ -325,36 +364,38 @@ class Core:
         self.error = problem
         return problem
 
-    def failure(self, what: str, problem: Error) -> Exception:
+    def failure(self, joined: Joined, what: str, problem: Error) -> Exception:
         """The error for a program of torch. It looks for the words "Connection closed by peer" and "Timed out waiting"."""
         if isinstance(problem, (Unavailable, Evicted)):
             text = f"{what}: Connection closed by peer: {problem}"
-            if self.joined is not None and self.joined.comm.is_out():
-                self.stop(f"process group {self.name} has ended: Connection closed by peer: {problem}")
+            if joined.comm.is_out():
+                self._stop_of(joined, f"process group {self.name} has ended: Connection closed by peer: {problem}")
             return self._failed(dist.DistBackendError(text))
         if not isinstance(problem, (Aborted, TooFewMembers)):
             return self._failed(dist.DistBackendError(f"{what}: {problem}"))
-        gone = self._gone()
+        gone = self._gone(joined)
         if gone:
             text = f"Connection closed by peer: {gone}"
             if self.options.on_fault != "retry":
-                self.stop(f"process group {self.name} has ended: {text}")
+                self._stop_of(joined, f"process group {self.name} has ended: {text}")
             return self._failed(dist.DistBackendError(f"{what}: {text}; {problem}"))
         # Another rank has cancelled it, and the order of ops is lost.
         text = f"another rank gave up an op, after its time-out or by abort(): {problem}"
-        self.stop(f"process group {self.name} has ended: {text}")
+        self._stop_of(joined, f"process group {self.name} has ended: {text}")
         return self._failed(dist.DistBackendError(f"{what}: {text}"))
 
-    def timed_out(self, what: str, seconds: float) -> Exception:
+    def timed_out(self, joined: Joined, what: str, seconds: float) -> Exception:
         text = f"Timed out waiting {seconds:g} s for {what}"
-        self.stop(f"process group {self.name} has ended: {text}")
+        self._stop_of(joined, f"process group {self.name} has ended: {text}")
         return self._failed(dist.DistBackendError(f"{text}; the op was cancelled, and the group has ended"))
 
-    def _gone(self) -> str:
+    def _stop_of(self, joined: Joined, why: str) -> None:
+        """stop(), unless the group has other members by now."""
+        if self.joined is joined:
+            self.stop(why)
+
+    def _gone(self, joined: Joined) -> str:
         """The ranks of the group that are no members any more, as a text. Asks peerd."""
-        joined = self.joined
-        if joined is None:
-            return ""
         texts = []
         try:
             present = set(joined.comm.members)

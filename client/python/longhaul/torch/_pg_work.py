@@ -35,20 +35,22 @@ class Owner(Protocol):
     """What a flight needs of its group. In practice a Core."""
 
     def landed(self, flight: Flight, info: OpInfo | None) -> None: ...
-    def failure(self, what: str, problem: Error) -> Exception: ...
-    def timed_out(self, what: str, seconds: float) -> Exception: ...
+    def failure(self, joined: Any, what: str, problem: Error) -> Exception: ...
+    def timed_out(self, joined: Any, what: str, seconds: float) -> Exception: ...
     def tell(self, problem: Exception) -> None: ...
 
 
 class Flight:
     """An op that has been started. Whoever sees its end first copies the results to where they belong. Any thread.
 
-    after: what to do when it has ended well. result: the tensors with the results. seconds: the time-out of the op.
+    joined: the members of the group when it started. after: what to do when it has ended well. result: the tensors with
+    the results. seconds: the time-out of the op.
     """
 
     def __init__(
         self,
         owner: Owner,
+        joined: Any,
         what: str,
         work: lh_work.Work,
         after: Sequence[Callable[[], object]],
@@ -56,6 +58,7 @@ class Flight:
         seconds: float,
     ) -> None:
         self.owner = owner
+        self.joined = joined
         self.what = what
         self.work = work
         self.result = result
@@ -63,7 +66,7 @@ class Flight:
         self.deadline = time.monotonic() + seconds
         #: None: in flight. True: ended well.
         self.outcome: bool | Exception | None = None
-        self.writes: list[int] = []  # keys of the group's table of tensors that are written
+        self.writes: list[int] = []  # keys of the table of tensors that are written
         self._after = after
         self._lock = threading.Lock()
         self._watched = False
@@ -105,7 +108,7 @@ class Flight:
             self.work.cancel()
             self.work.wait(_CANCEL_S)
             self._settle()
-        self.end(lambda: self.owner.timed_out(self.what, late))
+        self.end(lambda: self.owner.timed_out(self.joined, self.what, late))
 
     def end(self, problem: Callable[[], Exception]) -> None:
         """Gives it an outcome, unless it has one."""
@@ -128,9 +131,9 @@ class Flight:
                 self.outcome = True
             except Error as problem:
                 if self._late is None:
-                    self.outcome = self.owner.failure(self.what, problem)
+                    self.outcome = self.owner.failure(self.joined, self.what, problem)
                 else:  # this rank has cancelled it
-                    self.outcome = self.owner.timed_out(self.what, self._late)
+                    self.outcome = self.owner.timed_out(self.joined, self.what, self._late)
             except Exception as problem:
                 self.outcome = problem
         self._landed(info)

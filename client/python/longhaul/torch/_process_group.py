@@ -65,7 +65,8 @@ def create(backend_options: Any, options: Options | None) -> ProcessGroup:
     if ranks and isinstance(world, ProcessGroup):
         return world.subgroup(ranks, store, name, seconds, options)
     group = ProcessGroup(store, rank, size, seconds, name, options or Options())
-    group._core.use(assemble(store, rank, size, seconds, name), None)
+    if not group._core.options.reconfigure:
+        group._core.use(assemble(store, rank, size, seconds, name), None)
     return group
 
 
@@ -80,8 +81,8 @@ class ProcessGroup(Base):
     def __init__(self, store: Any, rank: int, size: int, seconds: float, name: str, options: Options) -> None:
         super().__init__(store, rank, size, seconds)
         self._own_name = name
-        self._size_at_start = size
-        self._core = Core(name, seconds, options)
+        self._core = Core(name, seconds, options, size)
+        self._core.rank = rank
         self._finalizer = held(self, self._core)
         self._coalesced: list[Work] | None = None
         self._warned = options.on_fault != "retry"
@@ -116,6 +117,33 @@ class ProcessGroup(Base):
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._core.seconds = timeout.total_seconds()
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self._core.options.reconfigure
+
+    def get_reconfigure_handle(self) -> str:
+        """What stands for this group of this process in reconfigure()."""
+        return self._core.handle
+
+    def reconfigure(self, uuid: Any, handles: Any = None, timeout: datetime.timedelta | None = None) -> Work:
+        """Goes on with the processes of these handles, all of which call it. rank() and size() follow.
+
+        Ops in flight end with an error, and so do later ops of subgroups. The old members leave in the background.
+
+        uuid: the same at all, and a new one for each call; or torch's ReconfigureOptions, which hold all arguments.
+        handles: a list, in rank order, or a set, which is sorted.
+        Raises DistBackendError, also at the time-out, when the text says which handles are missing; call it again with a
+        new uuid then. Raises ValueError if the uuid was already used.
+        """
+        if hasattr(uuid, "handles"):
+            uuid, handles, timeout = uuid.uuid, uuid.handles, uuid.timeout
+        core = self._core
+        if not core.options.reconfigure:
+            raise InvalidArgument("reconfigure: the group was made without it; give Options(reconfigure=True)")
+        seconds = _seconds(timeout)
+        core.reconfigure(uuid, handles, core.seconds if seconds is None else seconds)
+        return Work(None, [])
 
     def info(self) -> OpInfo | None:
         """What the last op did that ended well, such as its members (`OpInfo.members`). None: there was none."""
@@ -639,8 +667,9 @@ class ProcessGroup(Base):
                     break
         if late:
             names = ", ".join(str(rank) for rank in late)
+            assert core.joined is not None
             problem = core.timed_out(
-                f"monitored_barrier: [Rank 0]: Rank {names} failed to pass monitoredBarrier", seconds
+                core.joined, f"monitored_barrier: [Rank 0]: Rank {names} failed to pass monitoredBarrier", seconds
             )
             core.end_ops(lambda _: problem)
             raise problem
