@@ -24,7 +24,7 @@ def _run_program(cluster: LocalCluster, name: str, *arguments: str) -> Any:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment.pop("LONGHAUL_RUN", None)
     ended = subprocess.run(
-        [sys.executable, str(_HERE / name), *arguments], env=environment, capture_output=True, text=True, timeout=170
+        [sys.executable, str(_HERE / name), *arguments], env=environment, capture_output=True, text=True, timeout=500
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout.strip().splitlines()[-1])

@@ -773,7 +773,7 @@ def at_rank(rank: int, size: int, store: str, only: list[str]) -> dict[str, str 
 def main() -> None:
     store, sockets, only = sys.argv[1], sys.argv[2].split(","), sys.argv[3:]
     warnings.filterwarnings("ignore")
-    # The slow imports, once for all ranks.
+    ranks.import_slow_parts()
 
     def run(rank: int) -> object:
         return at_rank(rank, len(sockets), store, only)

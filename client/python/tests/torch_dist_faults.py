@@ -198,7 +198,7 @@ def tried(scenario: str, seed: int, directory: pathlib.Path, sockets: list[str])
 def main() -> None:
     directory, sockets = pathlib.Path(sys.argv[1]), sys.argv[2].split(",")
     warnings.filterwarnings("ignore")
-    # The slow imports, once for all ranks.
+    ranks.import_slow_parts()
 
     found: dict[str, Any] = {}
     for which in sys.argv[3:]:

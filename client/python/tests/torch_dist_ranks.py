@@ -30,7 +30,7 @@ def import_slow_parts() -> None:
         importlib.import_module(name)
 
 
-def forked(run: Callable[[int], Any], sockets: Sequence[str], seconds: float = 100) -> list[Any]:
+def forked(run: Callable[[int], Any], sockets: Sequence[str], seconds: float = 240) -> list[Any]:
     """Runs run(rank) in a child for each socket of a peerd. Returns what they return, as JSON has it.
 
     None: the child was killed. A text that begins with "Traceback": it raised. No threads may run in this process.
