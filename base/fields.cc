@@ -1,39 +1,13 @@
 #include "base/fields.h"
 
+#include <algorithm>
+
+#include "base/text.h"
+
 namespace longhaul {
 namespace {
 
 constexpr size_t kSeenMax = 80;  // an error shows at most this many bytes of a foreign value
-
-// Returns the bytes of the UTF-8 character at `at`; 0: there is no valid one.
-size_t CharacterBytes(const std::string& text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(at);
-  size_t length = 0;
-  uint32_t code = 0;
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first < 0xe0) {
-    length = 2;
-    code = first & 0x1f;
-  } else if (first >= 0xe0 && first < 0xf0) {
-    length = 3;
-    code = first & 0x0f;
-  } else if (first >= 0xf0 && first < 0xf5) {
-    length = 4;
-    code = first & 0x07;
-  } else {
-    return 0;
-  }
-  if (at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(at + i) & 0x3f);
-  }
-  // Refuses overlong forms, surrogates, and numbers beyond Unicode.
-  if (length == 3 && (code < 0x800 || (code >= 0xd800 && code < 0xe000))) return 0;
-  if (length == 4 && (code < 0x10000 || code > 0x10ffff)) return 0;
-  return length;
-}
 
 std::string Bounds(size_t min, size_t max) {
   return std::to_string(min) + " to " + std::to_string(max);
@@ -69,16 +43,17 @@ bool IsEndpoint(std::string_view text, size_t max) {
 
 std::string CleanText(const std::string& text, size_t bytes_max) {
   std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t bytes = CharacterBytes(text, at);
-    if (out.size() + (bytes == 0 ? 1 : bytes) > bytes_max) break;
-    if (bytes == 0) {
+  for (std::string_view rest = text; !rest.empty();) {
+    const Character first = FirstCharacter(rest);
+    // Lines and tabs are for whoever shows the text.
+    const bool kept = first.shown || (first.bytes == 1 && rest.front() != 0x7f);
+    if (out.size() + (kept ? first.bytes : 1) > bytes_max) break;
+    if (kept) {
+      out.append(rest.substr(0, first.bytes));
+    } else {
       out += '?';
-      ++at;
-      continue;
     }
-    out.append(text, at, bytes);
-    at += bytes;
+    rest.remove_prefix(std::max<size_t>(first.bytes, 1));
   }
   return out;
 }

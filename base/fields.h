@@ -255,9 +255,9 @@ inline constexpr bool kIsOptional = fields_internal::IsOptionalType<T>::value;
 
 // ------------------------------------------------------------------------------ checks
 
-// Replaces what is not UTF-8 by '?', and cuts the text to at most `bytes_max` bytes, at the border
-// of a character. Every text for people passes through here when it is sent and when it is
-// received.
+// Replaces by '?' what is not UTF-8, or may not be shown (base/text.h; but U+0000 to U+001F stay),
+// and cuts the text to at most `bytes_max` bytes, at the border of a character. Every text for
+// people passes through here when it is sent and when it is received.
 std::string CleanText(const std::string& text, size_t bytes_max);
 
 // Builds texts of the form "field is seen, not wanted".

@@ -43,40 +43,14 @@ const char* Name(LogLevel level) {
   return "?";
 }
 
-// Returns the bytes of the UTF-8 character at the beginning of the text; 0: it is not valid.
-size_t Utf8Length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const auto follows = [&](size_t i) { return i < text.size() && (byte(i) & 0xc0) == 0x80; };
-  const uint8_t first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first < 0xe0) return follows(1) ? 2 : 0;
-  if (first >= 0xe0 && first < 0xf0) {
-    if (!follows(1) || !follows(2)) return 0;
-    // Refuses overlong forms and surrogates.
-    if ((first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0)) return 0;
-    return 3;
-  }
-  if (first >= 0xf0 && first < 0xf5) {
-    if (!follows(1) || !follows(2) || !follows(3)) return 0;
-    if ((first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) >= 0x90)) return 0;
-    return 4;
-  }
-  return 0;
-}
-
-bool Printable(std::string_view text, size_t length) {
-  const uint8_t byte = static_cast<uint8_t>(text[0]);
-  return length > 1 || (byte >= 0x20 && byte != 0x7f);
-}
-
-// Writes control characters, and bytes that are not UTF-8, as \xHH.
+// Writes characters that may not be shown, and bytes that are not UTF-8, as \xHH.
 std::string Escape(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    const size_t length = Utf8Length(text);
-    if (length != 0 && Printable(text, length)) {
-      out.append(text.substr(0, length));
-      text.remove_prefix(length);
+    const Character first = FirstCharacter(text);
+    if (first.shown) {
+      out.append(text.substr(0, first.bytes));
+      text.remove_prefix(first.bytes);
       continue;
     }
     char hex[8];
@@ -211,21 +185,6 @@ void Log(LogLevel level, std::string_view line) {
   }
   text += '\n';
   WriteAll(text);
-}
-
-std::string LogField(std::string_view key, std::string_view value) {
-  bool quote = value.empty();
-  for (const char c : value) {
-    quote |= c == ' ' || c == '"' || c == '\\' || static_cast<uint8_t>(c) < 0x20;
-  }
-  std::string out = " " + std::string(key) + "=";
-  if (!quote) return out.append(value);
-  out += '"';
-  for (const char c : value) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + '"';
 }
 
 void SetLogFormat(LogFormat format) { log_format = format; }

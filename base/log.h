@@ -9,8 +9,9 @@
 //   {"time":"2024-11-21T10:00:00.123456Z","level":"info",
 //    "message":"epoch committed","epoch":"12","members":"5"}
 //
-// Each line is written by one call of write(2). Control characters and bytes that are not UTF-8 are
-// escaped, so foreign text can neither begin a line of its own nor break the JSON.
+// Each line is written by one call of write(2). Control characters, marks of the direction of
+// writing, and bytes that are not UTF-8 are escaped, so foreign text can neither begin a line of
+// its own nor break the JSON. LogField() (text.h) keeps it from becoming fields.
 //
 // Threads: any thread may call any function.
 #pragma once
@@ -19,16 +20,14 @@
 #include <string>
 #include <string_view>
 
+#include "base/text.h"
+
 namespace longhaul {
 
 enum class LogLevel { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
 enum class LogFormat { kText, kJson };
 
 void Log(LogLevel level, std::string_view line);
-
-// Gives " key=value". The value is quoted if it is empty, or contains a blank, a quote or a control
-// character.
-std::string LogField(std::string_view key, std::string_view value);
 
 // The format. The default is kText.
 void SetLogFormat(LogFormat format);

@@ -40,6 +40,33 @@ TEST(LogTest, ForeignTextStaysOnItsLine) {
       "{\"time\":\"2024-11-21T10:00:00.123456Z\",\"level\":\"error\",\"message\":\"a\\\\x0ab\"}");
 }
 
+TEST(LogTest, TextThatSteersATerminalOrHidesIsEscaped) {
+  const auto shown = [](const std::string& text) {
+    return FormatLogLine(LogFormat::kText, LogLevel::kInfo, text, kTime).substr(33);
+  };
+  EXPECT_EQ(shown("a\xc2\x9b"
+                  "2J"),
+            "a\\xc2\\x9b2J");  // U+009B, as ESC [
+  EXPECT_EQ(shown("a\xe2\x80\xae"
+                  "b"),
+            "a\\xe2\\x80\\xae"
+            "b");                                         // U+202E
+  EXPECT_EQ(shown("a\xe2\x81\xa9"), "a\\xe2\\x81\\xa9");  // U+2069
+  EXPECT_EQ(shown("\xe2\x80\xa8x"), "\\xe2\\x80\\xa8x");  // U+2028
+  EXPECT_EQ(shown("\xe2\x82\xac \xf0\x9f\x9a\x82"), "\xe2\x82\xac \xf0\x9f\x9a\x82");
+}
+
+TEST(LogTest, AValueBringsNoFields) {
+  for (const char* const value :
+       {"bye peer=p1 why=evicted", "\" peer=p1", "x\\\" peer=p1", "peer=p1"}) {
+    const std::string line =
+        "member removed member=m1" + LogField("reason", value) + " cause=leave";
+    const std::string json = FormatLogLine(LogFormat::kJson, LogLevel::kInfo, line, kTime);
+    EXPECT_EQ(json.find("\"peer\":"), std::string::npos) << json;
+    EXPECT_NE(json.find("\"cause\":\"leave\""), std::string::npos) << json;
+  }
+}
+
 TEST(LogTest, FieldIsQuotedOnlyWhereNeeded) {
   EXPECT_EQ(LogField("a", "b"), " a=b");
   EXPECT_EQ(LogField("a", ""), " a=\"\"");

@@ -83,6 +83,11 @@ absl::Status CheckTls(const ServerOptions& options) {
         absl::StrCat("--tls-connection-age-s=", options.tls_connection_age_s, ": give ",
                      kTlsConnectionAgeMinS, " to ", kTlsConnectionAgeMaxS));
   }
+  if (!tls.cert.empty() && options.insecure) {
+    return absl::InvalidArgumentError(
+        "--insecure contradicts --tls-cert: with TLS nothing goes in clear, and callers show who "
+        "they are. Remove --insecure, or give --auth=none if whoever reaches the port may join");
+  }
   const auto refuse = [](const char* flag, const std::string& address, const char* todo) {
     return absl::InvalidArgumentError(
         absl::StrCat(flag, "=", address, ": other hosts reach this address, ", todo));
@@ -214,8 +219,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& given
   WarnOfClearPorts(options, asked);
   std::unique_ptr<Server> server(new Server);
   if (!options.tls.cert.empty()) {
-    auto files = tls::Files::Open(
-        options.tls, {[metrics = &server->metrics_](bool good) { metrics->OnTlsFiles(good); }});
+    auto files =
+        tls::Files::Open(options.tls, {[metrics = &server->metrics_](tls::Files::Change change) {
+                           metrics->SetTlsFilesRefused(change == tls::Files::Change::kRefused);
+                           if (change != tls::Files::Change::kRestored) {
+                             metrics->OnTlsFiles(change == tls::Files::Change::kUsed);
+                           }
+                         }});
     if (!files.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("TLS: ", files.status().message()));
     }

@@ -37,6 +37,11 @@ bool InsecureFlag() { return absl::GetFlag(FLAGS_insecure); }
 absl::StatusOr<std::shared_ptr<tls::Files>> ClientTlsFromFlags(
     const std::string& flag, const std::vector<std::string>& addresses) {
   LH_ASSIGN_OR_RETURN(const tls::Paths paths, TlsPathsFromFlags());
+  if (paths.any() && InsecureFlag()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--insecure contradicts ", paths.ca.empty() ? "--tls-cert" : "--tls-ca",
+                     ": with TLS nothing goes in clear. Remove --insecure"));
+  }
   if (!paths.ca.empty()) {
     auto files = tls::Files::Open(paths);
     if (files.ok()) return files;

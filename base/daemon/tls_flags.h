@@ -21,7 +21,7 @@ bool InsecureFlag();
 // For a program that calls coordinators at `addresses`, which `flag` names. Returns the files for
 // TLS, or null: the calls go in clear. In clear to another host, with --insecure, logs a warning.
 // InvalidArgument: an address is of another host, and neither --tls-ca nor --insecure is given; or
-// the files are not good. The text says what to do.
+// both are; or the files are not good. The text says what to do.
 absl::StatusOr<std::shared_ptr<tls::Files>> ClientTlsFromFlags(
     const std::string& flag, const std::vector<std::string>& addresses);
 

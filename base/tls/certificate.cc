@@ -151,6 +151,25 @@ bool SignedByOne(X509_CRL* crl, const std::vector<CertificatePtr>& cas) {
   return false;
 }
 
+std::string IssuerOf(X509_CRL* crl) {
+  const BioPtr bio(BIO_new(BIO_s_mem()));
+  X509_NAME_print_ex(bio.get(), X509_CRL_get_issuer(crl), 0, XN_FLAG_RFC2253);
+  char* text = nullptr;
+  const long size = BIO_get_mem_data(bio.get(), &text);
+  return std::string(text, static_cast<size_t>(std::max(size, 0L)));
+}
+
+bool ListsAllOf(X509_CRL* crl, X509_CRL* other) {
+  const STACK_OF(X509_REVOKED)* const entries = X509_CRL_get_REVOKED(other);
+  for (int i = 0; i < sk_X509_REVOKED_num(entries); ++i) {
+    const ASN1_INTEGER* const serial =
+        X509_REVOKED_get0_serialNumber(sk_X509_REVOKED_value(entries, i));
+    X509_REVOKED* found = nullptr;
+    if (X509_CRL_get0_by_serial(crl, &found, const_cast<ASN1_INTEGER*>(serial)) == 0) return false;
+  }
+  return true;
+}
+
 CertificateCheck Refuse(CertificateRefusal refusal, std::string why) {
   CertificateCheck verdict;
   verdict.refusal = refusal;
@@ -183,6 +202,7 @@ absl::StatusOr<Subject> SubjectOf(const std::string& pem) {
 
 struct Trust::Impl {
   StorePtr store{X509_STORE_new()};
+  std::vector<CertificatePtr> cas;
   std::vector<CrlPtr> crls;
 };
 
@@ -210,7 +230,10 @@ absl::StatusOr<std::shared_ptr<const Trust>> Trust::Make(const std::string& ca_p
   X509_STORE_set_verify_cb(impl->store.get(), AllowAnyTimeOfCrls);
   // A CA of ours may itself have been issued by a CA that is not ours.
   X509_STORE_set_flags(impl->store.get(), X509_V_FLAG_PARTIAL_CHAIN);
-  if (!impl->crls.empty()) X509_STORE_set_flags(impl->store.get(), X509_V_FLAG_CRL_CHECK);
+  if (!impl->crls.empty()) {
+    X509_STORE_set_flags(impl->store.get(), X509_V_FLAG_CRL_CHECK | X509_V_FLAG_CRL_CHECK_ALL);
+  }
+  impl->cas = *std::move(cas);
   return std::shared_ptr<const Trust>(new Trust(std::move(impl)));
 }
 
@@ -253,6 +276,29 @@ CertificateCheck Trust::Check(const std::string& certificate_pem,
   }
   ERR_clear_error();
   return verdict;
+}
+
+absl::Status Trust::CheckRevokesAsMuchAs(const Trust& before) const {
+  for (const CrlPtr& old : before.impl_->crls) {
+    if (!SignedByOne(old.get(), impl_->cas)) continue;
+    bool any = false;
+    bool follows = false;
+    for (const CrlPtr& crl : impl_->crls) {
+      if (X509_NAME_cmp(X509_CRL_get_issuer(crl.get()), X509_CRL_get_issuer(old.get())) != 0) {
+        continue;
+      }
+      any = true;
+      const int age = ASN1_TIME_compare(X509_CRL_get0_lastUpdate(crl.get()),
+                                        X509_CRL_get0_lastUpdate(old.get()));
+      follows = follows || age == 1 || ListsAllOf(crl.get(), old.get());
+    }
+    if (follows) continue;
+    return Bad(absl::StrCat("the CRL of ", IssuerOf(old.get()),
+                            any ? " lists fewer certificates than the one in use, and is no newer"
+                                : " is not there any more, and its CA is still trusted",
+                            ": put its newest CRL into the file of CRLs"));
+  }
+  return absl::OkStatus();
 }
 
 bool Trust::crl_is_old() const {

@@ -64,6 +64,12 @@ class Trust {
   // Checks a certificate of a client, now. `chain_pem`: CAs between it and ours; may be empty.
   CertificateCheck Check(const std::string& certificate_pem, const std::string& chain_pem) const;
 
+  // Whether this may take the place of `before`. InvalidArgument: it would revoke less, and no
+  // issuer has said so. For each CRL of `before` whose issuer is still among the CAs, there has to
+  // be one of this issuer that was signed later or lists all that it lists. The text says what is
+  // missing.
+  absl::Status CheckRevokesAsMuchAs(const Trust& before) const;
+
   // Whether a CRL is past the time at which its issuer promised a newer one. Such a CRL still
   // counts.
   bool crl_is_old() const;

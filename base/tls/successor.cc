@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "base/tls/openssl.h"
 
 namespace longhaul::tls {
@@ -112,6 +113,9 @@ std::string WhyNoClient(const Shown& shown) {
 }  // namespace
 
 absl::Status CheckSuccessor(const Shown& old, const Shown& now) {
+  if (old.trust != nullptr && now.trust != nullptr) {
+    LH_RETURN_IF_ERROR(now.trust->CheckRevokesAsMuchAs(*old.trust));
+  }
   if (old.cert.empty() || now.cert.empty()) return absl::OkStatus();
   const std::set<std::string> before = NamesOf(old.cert);
   const std::set<std::string> after = NamesOf(now.cert);

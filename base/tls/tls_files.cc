@@ -18,8 +18,10 @@ namespace longhaul::tls {
 namespace {
 
 constexpr size_t kFileBytesMax = 1 << 20;
-// Broken contents are reported when they were seen so often, unchanged.
+// Broken contents are reported when they were seen so often, unchanged. As long as they stay, they
+// are reported again and again: at each look of this number.
 constexpr int kLooksMax = 2;
+constexpr int kLooksAgain = 600;
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (path.empty()) return std::string();
@@ -70,6 +72,12 @@ absl::Status Check(const Paths& paths, Material* material) {
           absl::StrCat(paths.cert, " and ", paths.key, ": ", expires.status().message()));
     }
     material->expires_s = *expires;
+  }
+  if (!paths.crl.empty() && material->crl.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(paths.crl,
+                     " is empty. A list that revokes nothing is a signed CRL, too: lhctl ca init "
+                     "makes one. Put the newest CRL of your CA there, or do without --tls-crl"));
   }
   if (!paths.ca.empty()) {
     auto trust = Trust::Make(material->ca, material->crl);
@@ -131,38 +139,40 @@ std::shared_ptr<const Material> Files::Current() const {
 }
 
 void Files::Refresh() {
-  bool good = false;
+  Change change = Change::kUsed;
   {
     MutexLock lock(&refresh_);
     absl::StatusOr<Material> read = ReadAll(paths_);
     if (read.ok() && *read == *Current()) {
-      broken_times_ = 0;
-      return;
-    }
-    absl::Status checked = read.ok() ? Check(paths_, &*read) : read.status();
-    if (checked.ok()) checked = CheckSuccessor(ShownBy(*Current()), ShownBy(*read));
-    good = checked.ok();
-    if (good) {
-      broken_times_ = 0;
-      Report(paths_, *read);
-      auto material = std::make_shared<const Material>(*std::move(read));
-      MutexLock current(&mutex_);
-      current_ = std::move(material);
+      if (std::exchange(broken_times_, 0) < kLooksMax) return;
+      change = Change::kRestored;
     } else {
-      std::string seen = read.ok() ? absl::StrCat(read->cert, read->key, read->ca, read->crl)
-                                   : std::string(checked.message());
-      if (seen != broken_) broken_times_ = 0;
-      broken_ = std::move(seen);
-      if (++broken_times_ != kLooksMax) return;
-      Log(LogLevel::kError, "new TLS files are refused; the last good ones stay in use" +
-                                LogField("reason", std::string(checked.message())));
+      absl::Status checked = read.ok() ? Check(paths_, &*read) : read.status();
+      if (checked.ok()) checked = CheckSuccessor(ShownBy(*Current()), ShownBy(*read));
+      if (checked.ok()) {
+        broken_times_ = 0;
+        Report(paths_, *read);
+        auto material = std::make_shared<const Material>(*std::move(read));
+        MutexLock current(&mutex_);
+        current_ = std::move(material);
+      } else {
+        std::string seen = read.ok() ? absl::StrCat(read->cert, read->key, read->ca, read->crl)
+                                     : std::string(checked.message());
+        if (seen != broken_) broken_times_ = 0;
+        broken_ = std::move(seen);
+        if (++broken_times_ % kLooksAgain != kLooksMax) return;
+        Log(LogLevel::kError, "new TLS files are refused; the last good ones stay in use" +
+                                  LogField("reason", std::string(checked.message())));
+        if (broken_times_ > kLooksMax) return;
+        change = Change::kRefused;
+      }
     }
   }
-  if (good) {
+  if (change == Change::kUsed) {
     Log(LogLevel::kInfo,
         "new TLS files are in use" + LogField("cert", paths_.cert) + LogField("ca", paths_.ca));
   }
-  if (events_.changed) events_.changed(good);
+  if (events_.changed) events_.changed(change);
 }
 
 void Files::Watch(std::chrono::milliseconds interval) {

@@ -4,10 +4,13 @@
 //
 //   good --(a file changes)--> new contents
 //   new contents --(all checks pass)--> good, logged, used from now on
-//   new contents --(a check fails twice, unchanged)--> error, counted; the last good stay in use
+//   new contents --(a check fails twice, unchanged)--> refused: an error in the log, counted; the
+//                                                      last good stay in use
+//   refused --(the last good contents are there again)--> restored
 //
 // The checks: each file can be read, key and certificate belong together, the certificate is valid
-// now, and it does not cut off whoever relies on the one in use (successor.h).
+// now, it does not cut off whoever relies on the one in use, and no CRL has been lost
+// (successor.h).
 //
 // The second look is for a rotation that replaces the certificate and the key one after the other.
 #pragma once
@@ -52,10 +55,10 @@ absl::StatusOr<Material> Load(const Paths& paths);
 
 class Files {
  public:
+  enum class Change { kUsed, kRefused, kRestored };
   struct Events {
-    // New contents came: good ones, or broken ones. Called without a lock, by the thread that
-    // looked. May be null.
-    std::function<void(bool good)> changed;
+    // Called without a lock, by the thread that looked. May be null.
+    std::function<void(Change change)> changed;
   };
 
   // Fails as Load() does, if the files are not good at the start.

@@ -121,8 +121,8 @@ TEST_F(CohortTest, WhenOneDiesAllGoInTheSameStepAndAreToldOfTheFirst) {
   ASSERT_EQ(notices.size(), 1u);
   EXPECT_EQ(
       notices[0],
-      "member removed member=m4 peer=p2 why=evicted reason=its cohort host2 lost m3 of run/0: "
-      "killed");
+      "member removed member=m4 peer=p2 why=evicted reason=\"its cohort host2 lost m3 of run/0: "
+      "killed\"");
   EXPECT_EQ(h.View(G(1)).fault.cause, "cohort");
 }
 

@@ -21,9 +21,6 @@ namespace {
 
 // A run without members is forgotten after this time.
 constexpr int64_t kRunEmptyMax = Seconds(600);
-// Terms and member numbers that a peer claims to know are ignored from here on. No correct peer
-// comes near this number. Without the limit, one claim could use up all numbers.
-constexpr uint64_t kClaimMax = uint64_t{1} << 62;
 
 constexpr char kUnknownGroup[] = "the coordinator does not know the group (any more)";
 
@@ -296,7 +293,12 @@ std::string CoordinatorCore::Impl::RefuseHello(const control::Hello& hello) cons
 // If the peer knows a newer term of this store, or another start with the same term, the store went
 // back in time. The term of this start is then raised above the peer's term.
 void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
-  if (hello.store != store_.store || hello.term >= kClaimMax) return;
+  if (hello.store != store_.store) return;
+  if (!MayBeForgotten(hello.term, store_.term)) {
+    return Note("restart", hello.peer,
+                "term not believed term=" + std::to_string(store_.term) +
+                    " claimed=" + std::to_string(hello.term) + " peer=" + ToString(hello.peer));
+  }
   const bool newer = hello.term > store_.term;
   const bool twin = hello.term == store_.term && hello.coordinator != config_.incarnation;
   if (!newer && !twin) return;
@@ -310,7 +312,7 @@ void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
 void CoordinatorCore::Impl::LearnNumbers(const control::GroupState& said) {
   uint64_t& next = runs_.at(said.group.run).next_member;
   for (MemberId member : said.members) {
-    if (member.value() < kClaimMax) next = std::max(next, member.value() + 1);
+    if (MayBeForgotten(member.value(), next)) next = std::max(next, member.value() + 1);
   }
 }
 
@@ -325,9 +327,9 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   }
   const Peer& peer = *peers_.Find(hello.peer);
   Note("attach", hello.peer,
-       "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
-           " endpoint=" + (hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
-           " version=" + Clean(hello.version));
+       "peer attached peer=" + ToString(hello.peer) + LogField("host", Clean(hello.host)) +
+           LogField("endpoint", hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
+           LogField("version", Clean(hello.version)));
   Send(hello.peer,
        control::Welcome{config_.incarnation, config_.detect_ms, store_.store, store_.term});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
@@ -376,7 +378,7 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   };
   const PeerId id = peers_.Close(session, has_admitted, now_);
   if (!id) return;
-  Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
+  Note("detach", id, "peer detached peer=" + ToString(id) + LogField("reason", reason));
   const std::vector<GroupKey> groups = GroupsOf(id);
   if (groups.empty() && !peers_.Find(id)->awaited()) return Forget(id);
   touched_.insert(groups.begin(), groups.end());
@@ -465,7 +467,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   if (!refusal.empty()) {
     Send(peer,
          control::JoinRefused{join.request, join.group, {Code::kFailedPrecondition, refusal}});
-    Note("refuse", peer, "join refused peer=" + ToString(peer) + " reason=" + refusal);
+    Note("refuse", peer, "join refused peer=" + ToString(peer) + LogField("reason", refusal));
     return std::nullopt;
   }
   EnsureGroup(join.group);
@@ -609,7 +611,7 @@ void CoordinatorCore::Impl::Handle(const PeerKnocked& event) {
   if (!peers_.Knock(event.peer, now_)) return;
   Note("detach", event.peer,
        "peer has no stream, and its host connects peer=" + ToString(event.peer) +
-           " host=" + Clean(peers_.Find(event.peer)->record.host) +
+           LogField("host", Clean(peers_.Find(event.peer)->record.host)) +
            ": it is not removed while no other peer is let in; if it does not come back, its log "
            "says why (docs/security.md: certificates and tokens)");
 }

@@ -314,7 +314,8 @@ TEST_F(CoordinatorCoreTest, AnEvictedMemberIsRemovedWithTheReason) {
   EXPECT_EQ(h.Take(P(2)), Texts{"Removed m2 evicted"});
   EXPECT_EQ(
       h.Notices("evict"),
-      Texts{"member removed member=m2 peer=p2 why=evicted reason=evicted by an operator: test"});
+      Texts{
+          "member removed member=m2 peer=p2 why=evicted reason=\"evicted by an operator: test\""});
   h.Evict(M(2));
   h.Evict(M(77));
   EXPECT_EQ(Admitted(), 1u);
@@ -995,10 +996,10 @@ TEST_F(CoordinatorCoreTest, AnUnreachableNewcomerIsRefusedAndTheVotersGoOn) {
   EXPECT_EQ(got[2], "VoteResult m1 number=2 epoch=2");
   EXPECT_EQ(
       h.Notices("refuse"),
-      Texts{"member removed member=m3 peer=p3 why=unreachable reason=p1 cannot reach p3: no "
+      Texts{"member removed member=m3 peer=p3 why=unreachable reason=\"p1 cannot reach p3: no "
             "route to 10.0.0.3:29700; open 10.0.0.3:29700 (TCP) of that host for the hosts of "
             "the group, or name the address that they reach with --advertise of its "
-            "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
+            "longhaul-peerd; the group tries this address again in 40 s at the earliest\""});
 }
 
 // A refused newcomer joins again at once. It does not hold the voters a second time.

@@ -30,9 +30,8 @@ std::optional<Disputes::Barred> Disputes::Take(PeerId peer, const control::Dispu
     epochs->Note("dispute", MemberId{}, of, text, step);
   };
   if (const std::optional<PeerId> liar = Add(peer, dispute, group)) {
-    note(*liar, "peer lies peer=" + ToString(*liar) +
-                    " proof=\"signed two READYs of one op\" op=\"" + what +
-                    "\" reporter=" + ToString(peer));
+    note(*liar, "peer lies peer=" + ToString(*liar) + " proof=\"signed two READYs of one op\"" +
+                    LogField("op", what) + " reporter=" + ToString(peer));
     return Barred{*liar, "it told two peers different things about " + what + ", and signed both"};
   }
   const bool evidence = !dispute.peer && !dispute.statements.empty();
@@ -44,7 +43,7 @@ std::optional<Disputes::Barred> Disputes::Take(PeerId peer, const control::Dispu
     return std::nullopt;
   }
   note(peer, "verdicts differ peer=" + ToString(peer) + " other=" + ToString(dispute.peer) +
-                 " op=\"" + what + "\" signed=" + (group.SignsOps() ? "1" : "0"));
+                 LogField("op", what) + " signed=" + (group.SignsOps() ? "1" : "0"));
   if (!group.sign_ops) {
     group.sign_ops = true;
     group.sign_ops_from = Epoch(group.highest.value() + 1);

@@ -10,10 +10,6 @@ namespace {
 
 using control::Removal;
 
-// Epoch numbers that a peer claims to know are ignored from here on. No correct peer comes near
-// this number. Without the limit, one claim could use up all numbers.
-constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
-
 const char* RemovalNotice(Removal why, bool pending) {
   switch (why) {
     case Removal::kLeft:
@@ -68,7 +64,8 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, boo
   // The epoch numbers that the peer knows are not used again.
   const bool store_is_behind = state.committed > group.committed;
   const Epoch newest = std::max(state.committed, state.prepared);
-  const bool forgotten = newest > epochs_.issued && newest.value() < kEpochClaimMax;
+  const bool forgotten =
+      newest > epochs_.issued && MayBeForgotten(newest.value(), epochs_.issued.value());
   if (forgotten) group.highest = std::max(group.highest, newest);
   const bool knows_group = state.committed || !state.members.empty();
   if (knows_group && epochs_.InForce(peer.peer) && state.committed < group.committed) {
@@ -128,8 +125,8 @@ void Group::Join(const PeerRecord& peer, const control::Join& join, MemberId mem
   step.Send(peer.peer, PendingOf(member, step.peers));
   epochs_.Note("join", member, peer.peer,
                "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) +
-                   " name=" + Clean(join.name) +
-                   (join.wish.cohort.empty() ? "" : " cohort=" + Clean(join.wish.cohort)) +
+                   LogField("name", Clean(join.name)) +
+                   (join.wish.cohort.empty() ? "" : LogField("cohort", Clean(join.wish.cohort))) +
                    (join.wish.background ? " mode=background" : "") +
                    (join.wish.members > 0 ? " members=" + std::to_string(join.wish.members) : ""),
                step);
@@ -239,7 +236,7 @@ Violation Group::Take(PeerId peer, const control::CancelOp& cancel, const GroupS
   }
   const std::string text = Clean(cancel.what);
   epochs_.Note("cancel", cancel.member, peer,
-               "op cancelled member=" + ToString(cancel.member) + " why=\"" + text + "\"", step);
+               "op cancelled member=" + ToString(cancel.member) + LogField("why", text), step);
   epochs_.AskForFreeze(text, step.Fault("cancel", ToString(peer)));
   return std::nullopt;
 }
@@ -321,7 +318,7 @@ bool Group::FitsRing(const std::vector<PeerId>& ring) const {
 void Group::KeepRing(const std::string& reason, const GroupStep& step) {
   ring_choice_.GiveUp(step.now);
   epochs_.MarkChanged(reason);
-  epochs_.Note("ring", MemberId{}, PeerId{}, "ring kept reason=" + Clean(reason), step);
+  epochs_.Note("ring", MemberId{}, PeerId{}, "ring kept" + LogField("reason", Clean(reason)), step);
 }
 
 void Group::OnGraceOver(const GroupStep& step) {
@@ -504,7 +501,7 @@ void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fa
   epochs_
       .Note(RemovalNotice(why, pending), id, member.peer,
             "member removed member=" + ToString(id) + " peer=" + ToString(member.peer) +
-                " why=" + NameOf(why) + " reason=" + reason,
+                " why=" + NameOf(why) + LogField("reason", reason),
             step)
       .cause = fault.cause;
 }

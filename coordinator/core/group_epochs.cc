@@ -80,7 +80,7 @@ void Group::Prepare(const Decision& decision, const GroupStep& step) {
   epochs_.Note("prepare", MemberId{}, PeerId{},
                "epoch prepared epoch=" + ToString(open->epoch) +
                    " members=" + std::to_string(open->survivors.size() + open->joiners.size()) +
-                   " freeze=" + (open->freeze ? "1 " : "0 ") + open->cause,
+                   " freeze=" + (open->freeze ? "1" : "0") + LogField("cause", open->cause),
                step);
 }
 
@@ -221,9 +221,9 @@ void Group::Abort(const std::string& reason, const GroupStep& step) {
     if (!HasPeer(record(), peer)) continue;
     step.Send(peer, control::AbortEpoch{record().group, given_up.epoch, Clean(reason)});
   }
-  epochs_.Note("abort", MemberId{}, PeerId{},
-               "epoch given up epoch=" + ToString(given_up.epoch) + " reason=" + Clean(reason),
-               step);
+  epochs_.Note(
+      "abort", MemberId{}, PeerId{},
+      "epoch given up epoch=" + ToString(given_up.epoch) + LogField("reason", Clean(reason)), step);
 }
 
 void Group::AnswerVote(MemberId member, const GroupStep& step) {

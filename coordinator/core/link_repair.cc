@@ -50,7 +50,7 @@ Violation LinkRepair::Lost(PeerId peer, const control::LinkLost& lost) {
   if (reports_->Lose(link, evidence, {Tick(), lost.epoch, reason, fault}, step_.now)) {
     epochs_->Note("link_lost", MemberId{}, peer,
                   "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) +
-                      " silent_ms=" + std::to_string(lost.silent_ms) + " reason=" + reason,
+                      " silent_ms=" + std::to_string(lost.silent_ms) + LogField("reason", reason),
                   step_);
   }
   return std::nullopt;
@@ -220,7 +220,7 @@ bool LinkRepair::AddBlocked(const control::BlockedPair& pair, const std::string&
             [](const BlockedRecord& x, const BlockedRecord& y) { return x.pair < y.pair; });
   epochs_->Note("block", MemberId{}, reporter,
                 "pair routed around a=" + ToString(pair.a) + " b=" + ToString(pair.b) +
-                    " reason=" + Clean(reason),
+                    LogField("reason", Clean(reason)),
                 step_);
   return true;
 }

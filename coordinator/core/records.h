@@ -28,6 +28,14 @@ namespace longhaul::coordinator {
 // The length of a run's secret.
 inline constexpr size_t kSecretBytes = 32;
 
+// Whether a store that holds `known` may have gone back in time from `claimed`, as a peer says it
+// has. Any host may say that: what it says must not use numbers up. So a claim counts only if it is
+// not further ahead than a backup can be old, in starts, members or epochs.
+inline bool MayBeForgotten(uint64_t claimed, uint64_t known) {
+  constexpr uint64_t kForgottenMax = uint64_t{1} << 20;
+  return claimed <= known || claimed - known <= kForgottenMax;
+}
+
 // The store itself.
 struct StoreRecord {
   uint64_t store = 0;  // the store's name, which never changes; 0: a new store without a name

@@ -333,8 +333,8 @@ TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
   s.h.Run();
   EXPECT_EQ(s.h.View().members.size(), 2u);
   EXPECT_EQ(s.h.Notices("death"),
-            std::vector<std::string>{"member removed member=m3 peer=p3 why=died reason=another "
-                                     "peer listens at its address and lost by p1 of run/0"});
+            std::vector<std::string>{"member removed member=m3 peer=p3 why=died reason=\"another "
+                                     "peer listens at its address and lost by p1 of run/0\""});
 }
 
 // Two peers have the same address by mistake. No peer has lost its link to the peer that has a
@@ -526,6 +526,23 @@ TEST(Recovery, AStoreThatWentBackLearnsItsTermAndItsNumbersFromThePeers) {
   s.h.LivelyJoin(P(1), 2);
   s.h.Run();
   EXPECT_EQ(s.h.Lively(P(1)).members.count(MemberId(3)), 1u);
+}
+
+// Any host may claim to know more. Its claim must not use terms, members and epochs up for ever.
+TEST(Recovery, NumbersThatNoBackupExplainsAreNotBelieved) {
+  for (const uint64_t claim : {uint64_t{1} << 61, (uint64_t{1} << 20) + 100}) {
+    Harness h;
+    h.AddLively(P(1));
+    h.LivelyJoin(P(1), 1);
+    h.Run();
+    const Records before = h.store();
+    h.Claim(P(9), claim);
+    h.Attach(P(9), {{G(), Epoch(claim), {MemberId(claim)}}});
+    h.Run();
+    EXPECT_EQ(h.store().store.term, before.store.term);
+    EXPECT_EQ(h.store().runs.begin()->second.next_member, before.runs.begin()->second.next_member);
+    EXPECT_LT(h.store().groups.begin()->second.highest, Epoch(100));
+  }
 }
 
 TEST(Recovery, APeerWithMembersInAnotherStoreIsLeftAlone) {

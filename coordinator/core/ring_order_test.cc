@@ -371,7 +371,7 @@ TEST_F(RingOrderTest, APeerThatCannotBuildItsLinksKeepsTheRing) {
                    "ring=p1,p3,p2,p4",
                    "Abort 3", "VoteResult m1 number=2 epoch=2"}));
   EXPECT_EQ(h_.Notices("ring").back(),
-            "ring kept reason=p3 cannot reach p2: no route to 10.0.0.2:29700");
+            "ring kept reason=\"p3 cannot reach p2: no route to 10.0.0.2:29700\"");
   EXPECT_TRUE(h_.View().blocked.empty());
   EXPECT_EQ(h_.View().members.size(), 4u);
   // Another search comes, but not soon.
@@ -391,7 +391,7 @@ TEST_F(RingOrderTest, APeerThatDoesNotAnswerKeepsTheRing) {
   h_.Wait(6500);
   EXPECT_EQ(h_.View().preparing, Epoch());
   EXPECT_EQ(h_.Take(P(1)).back(), "VoteResult m1 number=2 epoch=2");
-  EXPECT_EQ(h_.Notices("ring").back(), "ring kept reason=p3 did not answer in time");
+  EXPECT_EQ(h_.Notices("ring").back(), "ring kept reason=\"p3 did not answer in time\"");
   EXPECT_EQ(h_.View().members.size(), 4u);
 }
 

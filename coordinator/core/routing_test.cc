@@ -96,8 +96,9 @@ TEST_F(RoutingTest, APairAmongFourThatCannotMeetIsRoutedAround) {
   EXPECT_EQ(Blocked(), "p1-p2");
   EXPECT_EQ(h.View().blocked[0].reason, "p1 cannot reach p2: no route to 10.0.0.2:29700");
   EXPECT_EQ(h.Notices("evict"), Texts{});
-  EXPECT_EQ(h.Notices("block"), Texts{"pair routed around a=p1 b=p2 reason=p1 cannot reach p2: no "
-                                      "route to 10.0.0.2:29700"});
+  EXPECT_EQ(h.Notices("block"),
+            Texts{"pair routed around a=p1 b=p2 reason=\"p1 cannot reach p2: no "
+                  "route to 10.0.0.2:29700\""});
 }
 
 TEST_F(RoutingTest, AmongThreeTheThirdIsTheRelayAndNobodyGoes) {
@@ -289,8 +290,8 @@ TEST_F(RoutingTest, ANewcomerThatOneOfTwoCannotReachIsTaken) {
     EXPECT_EQ(h.Notices("prepare").size(), trial_shows_it ? 3u : 4u)
         << "nobody waits for a link that is known not to come up";
     EXPECT_EQ(h.Notices("block"),
-              Texts{"pair routed around a=p1 b=p3 reason=p1 cannot reach p3: no route to "
-                    "10.0.0.3:29700"});
+              Texts{"pair routed around a=p1 b=p3 reason=\"p1 cannot reach p3: no route to "
+                    "10.0.0.3:29700\""});
   }
 }
 
@@ -360,10 +361,10 @@ TEST_F(RoutingTest, ANewcomerThatHalfOfTheOthersCannotReachIsRefused) {
   EXPECT_EQ(Blocked(), "");
   EXPECT_EQ(
       h.Notices("refuse"),
-      Texts{"member removed member=m5 peer=p5 why=unreachable reason=p1 cannot reach p5: no "
+      Texts{"member removed member=m5 peer=p5 why=unreachable reason=\"p1 cannot reach p5: no "
             "route to 10.0.0.5:29700; open 10.0.0.5:29700 (TCP) of that host for the hosts of "
             "the group, or name the address that they reach with --advertise of its "
-            "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
+            "longhaul-peerd; the group tries this address again in 40 s at the earliest\""});
 }
 
 // The refusal waits for no boundary, and not for answers of members that can change nothing.
@@ -382,11 +383,12 @@ TEST_F(RoutingTest, ANewcomerThatMembersCannotReachIsRefusedBeforeItHoldsAnybody
   }
   EXPECT_EQ(
       h.Notices("refuse"),
-      Texts{"member removed member=m5 peer=p5 why=unreachable reason=p1 cannot reach p5: no route "
-            "to 10.0.0.5:29700, p2 cannot reach p5: no route to 10.0.0.5:29700 (2 of the 4 members "
-            "that tried cannot); open 10.0.0.5:29700 (TCP) of that host for the hosts of the "
-            "group, or name the address that they reach with --advertise of its longhaul-peerd; "
-            "the group tries this address again in 1 s at the earliest"});
+      Texts{
+          "member removed member=m5 peer=p5 why=unreachable reason=\"p1 cannot reach p5: no route "
+          "to 10.0.0.5:29700, p2 cannot reach p5: no route to 10.0.0.5:29700 (2 of the 4 members "
+          "that tried cannot); open 10.0.0.5:29700 (TCP) of that host for the hosts of the "
+          "group, or name the address that they reach with --advertise of its longhaul-peerd; "
+          "the group tries this address again in 1 s at the earliest\""});
 }
 
 TEST_F(RoutingTest, ANewcomerThatIsBeingTriedHoldsNobody) {
@@ -781,8 +783,8 @@ TEST_F(RoutingTest, WhoDoesNotVoteWithinItsDeadlineOfTheFirstIsEvicted) {
   EXPECT_EQ(h.Take(P(1)).back(), "VoteResult m1 number=3 epoch=4");
   EXPECT_EQ(
       h.Notices("evict"),
-      Texts{"member removed member=m3 peer=p3 why=evicted reason=late at the step boundary: no "
-            "vote within 5000 ms of the first"});
+      Texts{"member removed member=m3 peer=p3 why=evicted reason=\"late at the step boundary: no "
+            "vote within 5000 ms of the first\""});
   EXPECT_EQ(h.View().fault.cause, "step_deadline");
   EXPECT_EQ(h.View().fault.detect_ms, 5000u);
 }

@@ -245,7 +245,8 @@ void SyncBallot::Fail(const Fetching& f, Tick now, SyncOutput* out) {
   last_end_ = now;
   out->notices.push_back(Note("sync_failed", {},
                               "state not committed revision=" + std::to_string(f.revision) +
-                                  " bytes=" + std::to_string(f.bytes) + " reason=" + f.failed));
+                                  " bytes=" + std::to_string(f.bytes) +
+                                  LogField("reason", f.failed)));
 }
 
 // The members that have offered would wait for the members in `missing`, and these would wait for
@@ -264,9 +265,9 @@ void SyncBallot::RefuseStalemate(const std::set<MemberId>& missing, GroupRecord*
 }
 
 void SyncBallot::Refuse(const control::SyncResult& result, GroupRecord* record, SyncOutput* out) {
-  out->notices.push_back(
-      Note("sync_refused", result.member,
-           "sync refused member=" + ToString(result.member) + " reason=" + result.outcome.text));
+  out->notices.push_back(Note(
+      "sync_refused", result.member,
+      "sync refused member=" + ToString(result.member) + LogField("reason", result.outcome.text)));
   FindMember(*record, result.member)->syncs = result.number;
   refused_[result.member] = result;
   out->results.push_back(result);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/ids.h"
+#include "base/text.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {

@@ -368,7 +368,7 @@ bool CoordinatorLoop::Impl::Refuse(SessionPort& port, const control::Join& join)
       control::JoinRefused{join.request, join.group, {Code::kFailedPrecondition, denial->text}});
   Notice notice;
   notice.event.kind = "refuse";
-  notice.event.text = "join refused reason=" + denial->text;
+  notice.event.text = "join refused" + LogField("reason", denial->text);
   Carry(notice);
   return true;
 }

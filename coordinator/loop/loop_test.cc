@@ -304,7 +304,7 @@ TEST_F(LoopTest, AJoinToWhichTheStreamObjectsIsRefusedAndTheCoreDoesNotHearOfIt)
   ASSERT_TRUE(overview.ok()) << overview.status();
   EXPECT_EQ(overview->groups.size(), 1u);
   EXPECT_EQ(loop_->events().Read(0, 100).back().event.kind, "refuse");
-  EXPECT_EQ(loop_->events().Read(0, 100).back().event.text, "join refused reason=too many");
+  EXPECT_EQ(loop_->events().Read(0, 100).back().event.text, "join refused reason=\"too many\"");
   const std::string text = metrics_.Text();
   EXPECT_THAT(text, HasSubstr("longhaul_coordinator_joins_refused_total 1\n"));
   EXPECT_THAT(text, HasSubstr("longhaul_coordinator_callers_refused_total{reason=\"quota\"} 1\n"));

@@ -214,6 +214,9 @@ struct CoordinatorMetrics::Impl {
           .Register(registry);
   Counter& tls_files_good = tls_files.Add({{"outcome", "good"}});
   Counter& tls_files_broken = tls_files.Add({{"outcome", "broken"}});
+  Gauge& tls_files_refused = MakeGauge(
+      registry, "longhaul_coordinator_tls_files_refused",
+      "1: the TLS files hold contents that are refused, and the last good ones are in use");
 
   Histogram& preparation =
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
@@ -347,6 +350,9 @@ void CoordinatorMetrics::OnCertificateRefused(const std::string& reason) {
 }
 void CoordinatorMetrics::OnTlsFiles(bool good) {
   (good ? impl_->tls_files_good : impl_->tls_files_broken).Increment();
+}
+void CoordinatorMetrics::SetTlsFilesRefused(bool refused) {
+  impl_->tls_files_refused.Set(refused ? 1 : 0);
 }
 void CoordinatorMetrics::SetStreamsWithoutHello(size_t count) {
   impl_->streams_without_hello.Set(static_cast<double>(count));

@@ -61,6 +61,7 @@ class CoordinatorMetrics {
   void OnCertificateRefused(const std::string& reason);
   // New TLS files came: good ones, which are in use now, or broken ones, which are not.
   void OnTlsFiles(bool good);
+  void SetTlsFilesRefused(bool refused);
   void SetStreamsWithoutHello(size_t count);
   void OnStoreWrite(std::chrono::duration<double> took);
   // The loop took up mail that had waited so long.

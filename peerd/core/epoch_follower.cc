@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/text.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -102,7 +103,7 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   }
   if (const std::string problem = ProblemWith(message); !problem.empty()) {
     out->push_back(LogLine{"epoch not prepared group=" + ToString(group_) +
-                           " epoch=" + ToString(message.epoch) + " why=\"" + problem + "\""});
+                           " epoch=" + ToString(message.epoch) + LogField("why", problem)});
     return false;
   }
   Prepared prepared;
@@ -127,7 +128,7 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   const std::vector<PeerId>& ring = prepared_->record.ring;
   out->push_back(LogLine{"epoch preparing group=" + ToString(group_) + " epoch=" +
                          ToString(message.epoch) + " freeze=" + (message.freeze ? "1" : "0") +
-                         " ring=" + RingText(ring) + " cause=\"" + message.cause + "\""});
+                         " ring=" + RingText(ring) + LogField("cause", message.cause)});
   if (!links.empty()) {
     out->push_back(OpenLinks{group_, message.epoch, message.token, std::move(links), deadline});
   }
@@ -182,8 +183,8 @@ bool EpochFollower::Abort(const control::AbortEpoch& message, std::vector<Action
   reported_.clear();
   const std::set<PeerId> peers = OtherPeers();
   out->push_back(KeepLinks{group_, history_.committed(), {peers.begin(), peers.end()}});
-  out->push_back(LogLine{"epoch aborted group=" + ToString(group_) + " epoch=" +
-                         ToString(message.epoch) + " reason=\"" + message.reason + "\""});
+  out->push_back(LogLine{"epoch aborted group=" + ToString(group_) +
+                         " epoch=" + ToString(message.epoch) + LogField("reason", message.reason)});
   for (const auto& [peer, why] : lost_) ReportLost(peer, why, out);
   return true;
 }
@@ -194,7 +195,7 @@ void EpochFollower::ReportLost(PeerId peer, const WhyLost& why, std::vector<Acti
   if (!reported_.emplace(peer, why).second) return;
   out->push_back(LogLine{"link lost group=" + ToString(group_) + " epoch=" + ToString(Newest()) +
                          " peer=" + ToString(peer) + " silent_ms=" + std::to_string(why.silent_ms) +
-                         " reason=\"" + why.reason + "\""});
+                         LogField("reason", why.reason)});
   out->push_back(
       ToCoordinator{control::LinkLost{group_, Newest(), peer, why.reason, why.silent_ms}});
 }

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/digest.h"
+#include "base/text.h"
 #include "peerd/core/epoch_follower.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/local_members.h"
@@ -80,6 +81,7 @@ class PeerCore::Impl {
     syncs_.SetProgress(local, progress);
   }
   MembersView GetMembers(LocalId local, AsOf as_of) const;
+  bool HasPeer(const GroupKey& group, PeerId peer) const;
   std::optional<MemberView> GetMember(LocalId local, MemberId member) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
   Stats GetStats() const;
@@ -292,10 +294,10 @@ std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
 
 void PeerCore::Impl::Handle(const control::Welcome& message) {
   if (const std::string problem = ProblemWith(message); !problem.empty()) {
-    out_.push_back(LogLine{
-        "coordinator refused coordinator=" + message.coordinator +
-        " term=" + std::to_string(message.term) + " known_coordinator=" + welcome_.coordinator +
-        " known_term=" + std::to_string(welcome_.term) + " why=\"" + problem + "\""});
+    out_.push_back(LogLine{"coordinator refused" + LogField("coordinator", message.coordinator) +
+                           " term=" + std::to_string(message.term) +
+                           LogField("known_coordinator", welcome_.coordinator) + " known_term=" +
+                           std::to_string(welcome_.term) + LogField("why", problem)});
     out_.push_back(RefuseCoordinator{problem});
     refused_ = true;
     coordinator_up_ = welcomed_ = false;
@@ -412,7 +414,7 @@ void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed)
                          " aborted=" + std::to_string(fault.fates.aborted) +
                          " agree_ms=" + std::to_string(over.agree_us / 1000) +
                          " resume_ms=" + (resumed ? std::to_string(over.resume_us / 1000) : "-") +
-                         " cause=\"" + fault.cause + "\""});
+                         LogField("cause", fault.cause)});
   out_.push_back(over);
 }
 
@@ -622,7 +624,7 @@ void PeerCore::Impl::BeginDrain(Tick deadline, const std::string& reason) {
     return;
   }
   drain_ = OpenDrain{deadline};
-  out_.push_back(LogLine{"draining reason=\"" + reason + "\""});
+  out_.push_back(LogLine{"draining" + LogField("reason", reason)});
   Send(control::Draining{});
   members_.Drain(reason, /*at_once=*/false, &out_);
 }
@@ -787,6 +789,11 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id, AsOf as_of) const {
   return view;
 }
 
+bool PeerCore::Impl::HasPeer(const GroupKey& key, PeerId peer) const {
+  const auto it = groups_.find(key);
+  return it != groups_.end() && it->second.epochs.OtherPeers().contains(peer);
+}
+
 std::optional<PeerCore::MemberView> PeerCore::Impl::GetMember(LocalId id, MemberId member) const {
   const LocalMember* const local = members_.Find(id);
   if (local == nullptr || !local->admitted) return std::nullopt;
@@ -886,6 +893,9 @@ void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local, AsOf as_of) const {
   return impl_->GetMembers(local, as_of);
+}
+bool PeerCore::HasPeer(const GroupKey& group, PeerId peer) const {
+  return impl_->HasPeer(group, peer);
 }
 std::optional<PeerCore::MemberView> PeerCore::GetMember(LocalId local, MemberId member) const {
   return impl_->GetMember(local, member);

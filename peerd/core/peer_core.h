@@ -75,6 +75,9 @@ class PeerCore {
     std::vector<MemberId> members;
   };
   MembersView GetMembers(LocalId local, AsOf as_of = AsOf::kNow) const;
+  // Whether a member here is in the group, and the other peer is in its committed epoch or in the
+  // one that is prepared.
+  bool HasPeer(const GroupKey& group, PeerId peer) const;
   // Returns what is known of a member of the local member's group, also of a former one.
   struct MemberView {
     KnownMember member;

@@ -455,7 +455,7 @@ TEST_F(PeerCoreTest, AFaultIsToldWhenTheFirstRedoneOpHasEnded) {
   EXPECT_EQ(over[0].resume_us, Millis(250));
   EXPECT_EQ(Get<LogLine>(out_).at(0).text,
             "fault over group=run/0 epoch=2 ops_frozen=3 committed=0 redone=2 aborted=1 "
-            "agree_ms=40 resume_ms=250 cause=\"test\"");
+            "agree_ms=40 resume_ms=250 cause=test");
   EXPECT_TRUE(Get<FaultOver>(Give(AttemptComplete{kGroup, OpOrdinal(3), Epoch(2)})).empty());
 }
 

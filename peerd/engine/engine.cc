@@ -98,6 +98,10 @@ struct Engine::Carrier {
     if (!a.outcome.ok()) {
       e->groups_.erase(a.local);
       ports.states->Forget(a.local);
+      // The trainer gave up waiting. Without a coordinator, that is what it waited for.
+      if (a.outcome.code == Code::kAborted && !e->welcome_) {
+        absl::StrAppend(&a.outcome.text, "; ", e->NoCoordinator());
+      }
     }
     ports.trainers->JoinDone(a.local, a.outcome, a.world, a.newcomer);
   }
@@ -441,7 +445,11 @@ void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t
 
 absl::Status Engine::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                     std::span<const uint8_t> payload) {
-  if (IsOfTransfer(header.type)) return ports_.states->OnControlFrame(link, header, payload);
+  if (IsOfTransfer(header.type)) {
+    // The core checks the frames of ops against the members of its epochs.
+    const bool in_group = core_->HasPeer({link.run, header.group}, link.peer);
+    return ports_.states->OnControlFrame(link, header, payload, in_group);
+  }
   LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload));
   std::visit([this](auto& frame) { Post(std::move(frame)); }, taken);
   return absl::OkStatus();

@@ -130,9 +130,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   bool reading() const override { return !unread.empty(); }
   void OnLinkUp(const LinkKey&) override { told.push_back("states link up"); }
   void OnLinkDown(const LinkKey&) override { told.push_back("states link down"); }
-  absl::Status OnControlFrame(const LinkKey&, const FrameHeader&,
-                              std::span<const uint8_t>) override {
-    told.push_back("states frame");
+  absl::Status OnControlFrame(const LinkKey&, const FrameHeader&, std::span<const uint8_t>,
+                              bool in_group) override {
+    told.push_back(in_group ? "states frame" : "states frame of a stranger");
     return absl::OkStatus();
   }
   void Work() override {}
@@ -390,6 +390,19 @@ TEST_F(EngineTest, AJoinFailsWhenNoCoordinatorServesThePeer) {
   EXPECT_EQ(engine.core().GetStats().members, 0u);
 }
 
+TEST_F(EngineTest, AJoinThatIsWithdrawnWithoutACoordinatorSaysWhyThereIsNone) {
+  engine.OnStreamDown("c:1 refused: join token expired");
+  engine.OnJoin({kLocal, kGroup, "t"});
+  engine.Turn();
+  world.now = world.now + Seconds(1);
+  engine.OnLeave(kLocal);
+  engine.Turn();
+  ASSERT_FALSE(world.outcomes.empty());
+  EXPECT_EQ(world.outcomes[0].code, Code::kAborted);
+  EXPECT_THAT(world.outcomes[0].text,
+              HasSubstr("; no coordinator for 1 s: c:1 refused: join token expired"));
+}
+
 TEST_F(EngineTest, WithoutACoordinatorATrainerIsToldSinceWhenAndWhy) {
   std::vector<std::string> said;
   const auto note = [&](const std::string& text) { said.push_back(text); };
@@ -444,8 +457,18 @@ TEST_F(EngineTest, AStreamThatNeverStoodIsNoNewsForTheCore) {
 TEST_F(EngineTest, FramesOfTransfersGoToTheStates) {
   FrameHeader header;
   header.type = FrameType::kChunkRequest;
-  EXPECT_TRUE(engine.OnControlFrame({"run", kOther}, header, {}).ok());
-  EXPECT_THAT(world.Told(), ElementsAre("states frame"));
+  const auto told_of = [&](const std::string& run, uint32_t group, PeerId peer) {
+    world.told.clear();
+    header.group = group;
+    EXPECT_TRUE(engine.OnControlFrame({run, peer}, header, {}).ok());
+    return world.Told().at(0);
+  };
+  EXPECT_EQ(told_of("run", 0, kOther), "states frame of a stranger");
+  Join();
+  EXPECT_EQ(told_of("run", 0, kOther), "states frame");
+  EXPECT_EQ(told_of("run", 0, PeerId(9)), "states frame of a stranger");
+  EXPECT_EQ(told_of("run", 1, kOther), "states frame of a stranger");
+  EXPECT_EQ(told_of("other", 0, kOther), "states frame of a stranger");
   EXPECT_EQ(engine.queued(), 0u);
 }
 

@@ -108,8 +108,9 @@ class StatePort {
   // ---- links
   virtual void OnLinkUp(const LinkKey& link) = 0;
   virtual void OnLinkDown(const LinkKey& link) = 0;
+  // `in_group`: the peer at the other end is in the group that the frame names.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
-                                      std::span<const uint8_t> payload) = 0;
+                                      std::span<const uint8_t> payload, bool in_group) = 0;
 
   // ---- time
   virtual void Work() = 0;

@@ -65,8 +65,8 @@ class StateRunner : public StatePort {
   void OnLinkUp(const LinkKey& link) override { exchange_.OnLinkUp(link, Now()); }
   void OnLinkDown(const LinkKey& link) override { exchange_.OnLinkDown(link, Now()); }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
-                              std::span<const uint8_t> payload) override {
-    return exchange_.OnControlFrame(link, header, payload, Now());
+                              std::span<const uint8_t> payload, bool in_group) override {
+    return exchange_.OnControlFrame(link, header, payload, in_group, Now());
   }
 
   // ---- trainers; see SyncRunner

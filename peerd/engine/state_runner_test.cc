@@ -54,7 +54,8 @@ class RunnerPeer final : public Peer {
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override {
-    return runner->exchange()->OnControlFrame(link, header, payload, ring->Now());
+    return runner->exchange()->OnControlFrame(link, header, payload, /*in_group=*/true,
+                                              ring->Now());
   }
   // Threads hash in real time. The ring's time does not advance meanwhile.
   void AfterTurn() override {

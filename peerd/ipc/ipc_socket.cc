@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kBacklog = 128;
 constexpr size_t kGroupsMax = 65536;
+constexpr int kLockPollMs = 20;  // a daemon that starts holds the lock for milliseconds
 
 std::string System(int error) { return absl::StrCat("(", strerror(error), ")"); }
 
@@ -67,15 +68,45 @@ absl::Status OverflowError(const char* flag, const std::string& id) {
                    "namespace does not know; name a user or group of this host"));
 }
 
-// Locks the directory until the descriptor is closed. Without the lock, two daemons that start at
-// once could each take the other's new socket for a stale one. If the directory cannot be opened,
-// the caller goes on without a lock.
-UniqueFd LockDirectory(const std::string& directory) {
-  UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() >= 0) {
-    while (flock(fd.get(), LOCK_EX) != 0 && errno == EINTR) {
+// Opens the lock of the path of a socket. A file that others may lock, such as one that a daemon of
+// another user has left, is replaced if this user may do that.
+absl::StatusOr<UniqueFd> OpenLock(const std::string& path, const std::string& name) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    UniqueFd fd(open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+    struct stat status;
+    if (fd.get() >= 0 && fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode) &&
+        status.st_uid == geteuid() && (status.st_mode & 0077) == 0) {
+      return fd;
     }
+    if (unlink(name.c_str()) != 0 && errno != ENOENT) break;
   }
+  return absl::UnavailableError(absl::StrCat(
+      "socket ", path, " refused: ", name, " cannot be a lock of this user alone ", System(errno),
+      "; check the directory and its permissions, or choose another --socket"));
+}
+
+// Locks the path of a socket until the descriptor is closed. Without the lock, two daemons that
+// start at once could each take the other's new socket for a stale one. Unavailable: it cannot be
+// had within `wait_ms`.
+absl::StatusOr<UniqueFd> LockPath(const std::string& path, int wait_ms) {
+  const std::string name = path + ".lock";
+  LH_ASSIGN_OR_RETURN(UniqueFd fd, OpenLock(path, name));
+  for (int waited_ms = 0; flock(fd.get(), LOCK_EX | LOCK_NB) != 0; waited_ms += kLockPollMs) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      return absl::UnavailableError(absl::StrCat("cannot lock ", name, " ", System(errno)));
+    }
+    if (waited_ms >= wait_ms) {
+      char holder[32] = {};
+      const ssize_t got = pread(fd.get(), holder, sizeof holder - 1, 0);
+      return absl::UnavailableError(absl::StrCat(
+          "socket ", path, " refused: process ", got > 0 ? holder : "unknown", " has held ", name,
+          " for ", wait_ms, " ms; stop it, or choose another --socket"));
+    }
+    usleep(kLockPollMs * 1000);
+  }
+  const std::string self = std::to_string(getpid());
+  // Only the message above reads the process number, so a failure here does no harm.
+  if (ftruncate(fd.get(), 0) == 0) (void)!pwrite(fd.get(), self.data(), self.size(), 0);
   return fd;
 }
 
@@ -208,7 +239,7 @@ void ListeningSocket::Remove() {
 }
 
 absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode,
-                                             const std::string& group) {
+                                             const std::string& group, int lock_wait_ms) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path ||
@@ -228,7 +259,7 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
     return absl::UnavailableError(absl::StrCat("socket ", path, " refused: directory ", directory,
                                                " is missing and cannot be made ", System(errno)));
   }
-  const UniqueFd lock = LockDirectory(directory);
+  LH_ASSIGN_OR_RETURN(const UniqueFd lock, LockPath(path, lock_wait_ms));
   LH_RETURN_IF_ERROR(RemoveStale(path, address));
 
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -82,8 +82,10 @@ class ListeningSocket {
 // Listens on `path` with file mode `mode` and group `group` (name or number; "": that of peerd).
 // Replaces a socket file on which no process answers, and never any other file. AlreadyExists: a
 // process answers. InvalidArgument, Unavailable: the text has the path and the system's error.
+// Leaves a small file of the daemon's user, `path` + ".lock", beside the socket; waits
+// `lock_wait_ms` for another daemon that has locked it.
 absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode,
-                                             const std::string& group);
+                                             const std::string& group, int lock_wait_ms = 5000);
 
 // Calls `take` with each descriptor of a received message. `take` must close the descriptor or keep
 // it.

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 #include <tuple>
 
@@ -23,6 +25,7 @@ class IpcSocketTest : public testing::Test {
   }
   ~IpcSocketTest() override {
     unlink(path_.c_str());
+    unlink((path_ + ".lock").c_str());
     rmdir(directory_.c_str());
   }
   bool Exists() const { return access(path_.c_str(), F_OK) == 0; }
@@ -138,6 +141,45 @@ TEST_F(IpcSocketTest, ReplacesAFileThatNobodyAnswersOn) {
   EXPECT_TRUE(socket.ok()) << socket.status();
 }
 
+// Any user may open, and so lock, a directory that others may read.
+TEST_F(IpcSocketTest, ALockedDirectoryStopsNobody) {
+  ASSERT_EQ(chmod(directory_.c_str(), 0755), 0);
+  const UniqueFd directory(open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(directory.get(), LOCK_EX), 0);
+  EXPECT_TRUE(ListenOnPath(path_, 0600, "").ok());
+  struct stat status;
+  ASSERT_EQ(stat((path_ + ".lock").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+TEST_F(IpcSocketTest, SaysWhoHoldsTheLock) {
+  const std::string name = path_ + ".lock";
+  const UniqueFd lock(open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(write(lock.get(), "4711", 4), 4);
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const auto refused = ListenOnPath(path_, 0600, "", 100);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(refused.status().message().find("process 4711 has held " + name), std::string::npos)
+      << refused.status();
+  ASSERT_EQ(flock(lock.get(), LOCK_UN), 0);
+  EXPECT_TRUE(ListenOnPath(path_, 0600, "").ok());
+}
+
+TEST_F(IpcSocketTest, ReplacesALockThatOthersMayHold) {
+  const std::string name = path_ + ".lock";
+  const UniqueFd lock(open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(fchmod(lock.get(), 0666), 0);
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  EXPECT_TRUE(ListenOnPath(path_, 0600, "").ok());
+  ASSERT_EQ(unlink(name.c_str()), 0);
+  ASSERT_EQ(symlink("/dev/null", name.c_str()), 0);
+  EXPECT_TRUE(ListenOnPath(path_, 0600, "").ok());
+  ASSERT_EQ(unlink(name.c_str()), 0);
+  ASSERT_EQ(mkdir(name.c_str(), 0700), 0);
+  EXPECT_EQ(ListenOnPath(path_, 0600, "").status().code(), absl::StatusCode::kUnavailable);
+  ASSERT_EQ(rmdir(name.c_str()), 0);
+}
+
 TEST_F(IpcSocketTest, NeverRemovesAFileThatIsNoSocket) {
   const UniqueFd file(open(path_.c_str(), O_CREAT | O_WRONLY, 0600));
   EXPECT_TRUE(absl::IsInvalidArgument(ListenOnPath(path_, 0660, "").status()));
@@ -171,7 +213,7 @@ TEST_F(IpcSocketTest, MakesTheDirectoryButNotItsParents) {
     const auto socket = ListenOnPath(inner + "/peerd.sock", 0660, "");
     EXPECT_TRUE(socket.ok()) << socket.status();
   }
-  rmdir(inner.c_str());
+  std::filesystem::remove_all(inner);
   const auto socket = ListenOnPath(inner + "/deeper/peerd.sock", 0660, "");
   EXPECT_TRUE(absl::IsUnavailable(socket.status())) << socket.status();
 }

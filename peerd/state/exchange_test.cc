@@ -110,7 +110,7 @@ class StatePeer final : public Peer {
     if (!IsOfTransfer(header.type)) return Peer::OnControlFrame(link, header, payload);
     if (header.type == FrameType::kChunkRequest) ++requests;
     if (mute) return absl::OkStatus();
-    return exchange->OnControlFrame(link, header, payload, ring->Now());
+    return exchange->OnControlFrame(link, header, payload, in_group, ring->Now());
   }
   SegmentListeners Segments() override { return {.ops = this, .states = &states_}; }
   void AfterTurn() override {
@@ -129,7 +129,8 @@ class StatePeer final : public Peer {
   std::map<uint64_t, TransferResult> results;
   std::map<uint64_t, std::string> differences;
   int requests = 0;
-  bool mute = false;  // answers no ask
+  bool mute = false;     // answers no ask
+  bool in_group = true;  // whether the others are in the groups of its members
   uint64_t state_bytes = 0;
   std::span<const uint8_t> fresh;  // the inbox if it is memory of its own
 
@@ -1055,6 +1056,23 @@ TEST_P(ExchangeSeeds, WhatIsNotHereTakesNoPlace) {
     cluster.at(0).transport->SendControl({kRun, PeerId(2)}, header, body);
   }
   ASSERT_TRUE(cluster.world.Until([&] { return server->stats().asks_refused == 20; }, 1000));
+  EXPECT_EQ(server->transfers(), 0u);
+}
+
+TEST_P(ExchangeSeeds, APeerOfAnotherGroupGetsNothing) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
+  cluster.Serve(1);
+  cluster.at(1).in_group = false;
+  const StateServer* const server = cluster.at(1).exchange->server();
+  uint64_t transfer = 1000;
+  for (const ChunkKind kind : {ChunkKind::kManifest, ChunkKind::kDigests, ChunkKind::kChunk}) {
+    for (const Hash128& root : {cluster.root, Hash128{}}) {
+      const FrameHeader header = ChunkFrame(FrameType::kChunkRequest, 77, ++transfer, 1);
+      const auto body = Encode(ChunkRequestBody{MemberOf(1), root, kind, 0, 0});
+      cluster.at(0).transport->SendControl({kRun, PeerId(2)}, header, body);
+    }
+  }
+  ASSERT_TRUE(cluster.world.Until([&] { return server->stats().asks_refused == 6; }, 1000));
   EXPECT_EQ(server->transfers(), 0u);
 }
 

@@ -136,9 +136,10 @@ void StateExchange::OnLinkDown(const LinkKey& link, Tick now) {
 }
 
 absl::Status StateExchange::OnControlFrame(const LinkKey& link, const FrameHeader& header,
-                                           std::span<const uint8_t> payload, Tick now) {
+                                           std::span<const uint8_t> payload, bool in_group,
+                                           Tick now) {
   if (header.type != FrameType::kChunkRefused) {
-    return server_.OnFrame(link, header, payload, now);
+    return server_.OnFrame(link, header, payload, in_group, now);
   }
   if (const auto it = transfers_.find(header.op.value()); it != transfers_.end()) {
     return it->second.transfer->OnRefused(link, header, payload, now);

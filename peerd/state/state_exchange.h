@@ -91,8 +91,10 @@ class StateExchange final : public SegmentListener {
   // ---- reports of the transport
   void OnLinkUp(const LinkKey& link, Tick now);
   void OnLinkDown(const LinkKey& link, Tick now);
+  // `in_group`: the peer at the other end is in the group that the frame names. A peer of the run
+  // that is not gets nothing of its states.
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
-                              std::span<const uint8_t> payload, Tick now);
+                              std::span<const uint8_t> payload, bool in_group, Tick now);
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override;
   absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override;
   void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override;

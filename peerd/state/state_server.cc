@@ -131,18 +131,24 @@ const Manifest* StateServer::FindManifest(const GroupKey& group, MemberId member
 // ------------------------------------------------------------------------------ asks
 
 absl::Status StateServer::OnFrame(const LinkKey& link, const FrameHeader& header,
-                                  std::span<const uint8_t> payload, Tick now) {
-  if (header.type == FrameType::kChunkRequest) return OnRequest(link, header, payload, now);
+                                  std::span<const uint8_t> payload, bool in_group, Tick now) {
+  if (header.type == FrameType::kChunkRequest) {
+    return OnRequest(link, header, payload, in_group, now);
+  }
   LH_CHECK(header.type == FrameType::kChunkCancel);
   OnCancel(link, header);
   return absl::OkStatus();
 }
 
 absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& header,
-                                    std::span<const uint8_t> payload, Tick now) {
+                                    std::span<const uint8_t> payload, bool in_group, Tick now) {
   LH_ASSIGN_OR_RETURN(const ChunkRequestBody body, ParseChunkRequestBody(payload));
   const TransferKey key{link, header.group, header.op.value()};
   const uint64_t ask = header.attempt.value();
+  if (!in_group) {
+    Refuse(key, ask, ChunkRefusal::kNotHere);
+    return absl::OkStatus();
+  }
   if (header.stamp > ask) {
     return absl::InvalidArgumentError(absl::StrCat("CHUNK_REQUEST of ask ", ask,
                                                    " says that those below ", header.stamp,

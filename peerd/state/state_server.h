@@ -97,10 +97,10 @@ class StateServer {
   bool Over(const GroupKey& group, MemberId member, const Hash128& root) const;
   const Manifest* FindManifest(const GroupKey& group, MemberId member) const;
 
-  // Takes CHUNK_REQUEST and CHUNK_CANCEL. InvalidArgument: the peer broke the protocol; close the
-  // link.
+  // Takes CHUNK_REQUEST and CHUNK_CANCEL. A peer that is not in the group gets nothing.
+  // InvalidArgument: the peer broke the protocol; close the link.
   absl::Status OnFrame(const LinkKey& link, const FrameHeader& header,
-                       std::span<const uint8_t> payload, Tick now);
+                       std::span<const uint8_t> payload, bool in_group, Tick now);
   void OnLinkDown(const LinkKey& link);
   void OnSegmentSent(uint64_t cookie);
   uint64_t OnSegmentRepeat(uint64_t owner);
@@ -166,7 +166,7 @@ class StateServer {
   };
 
   absl::Status OnRequest(const LinkKey& link, const FrameHeader& header,
-                         std::span<const uint8_t> payload, Tick now);
+                         std::span<const uint8_t> payload, bool in_group, Tick now);
   void OnCancel(const LinkKey& link, const FrameHeader& header);
   void Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code);
   // Returns whether one more transfer of this link may be served.

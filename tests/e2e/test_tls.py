@@ -96,9 +96,15 @@ class Cluster(LocalCluster):
         return (self.logs / f"{name}.log").read_text(errors="replace")
 
     def metric(self, name: str, label: str) -> float:
+        return self._metric(rf'{name}{{\w+="{label}"}}')
+
+    def refused(self) -> float:
+        return self._metric("tls_files_refused")
+
+    def _metric(self, series: str) -> float:
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=PATIENCE_S) as page:
             text = page.read().decode()
-        (value,) = re.findall(rf'^longhaul_coordinator_{name}{{\w+="{label}"}} (\S+)$', text, re.MULTILINE)
+        (value,) = re.findall(rf"^longhaul_coordinator_{series} (\S+)$", text, re.MULTILINE)
         return float(value)
 
 
@@ -205,7 +211,7 @@ def test_a_revoked_certificate_is_shut_out(ca: Ca, tmp_path: pathlib.Path) -> No
     with Cluster(ca, tmp_path, peers=1) as cluster:
         until(lambda: "peer attached" in cluster.log(), "the peer is attached")
         cluster.lhctl(*ca.flags("operator"), "status")
-        for name in ("host", "operator"):
+        for name in ("operator", "host"):  # whoever refuses the host has read of the operator, too
             run("lhctl", "ca", "revoke", ca.directory, name)
         until(lambda: "your certificate was revoked" in cluster.log("peerd-0"), "peerd is told")
         assert "your certificate was revoked" in cluster.lhctl(*ca.flags("operator"), "status", code=1)
@@ -290,8 +296,7 @@ def test_everything_is_rotated_under_load(ca: Ca, tmp_path: pathlib.Path) -> Non
         old = ca.cert.read_text()
         (tmp_path / "both.crt").write_text(old + new.cert.read_text())
         (tmp_path / "both.crt").replace(ca.cert)
-        (ca.directory / "crl.pem").write_text("")
-        used(2)
+        used(2)  # the CRL stays, as long as its CA is trusted
         reconnect()
         for name in ("host", "operator", "coordinator"):
             for kind in ("key", "crt"):
@@ -299,6 +304,7 @@ def test_everything_is_rotated_under_load(ca: Ca, tmp_path: pathlib.Path) -> Non
                 (ca.directory / f"{name}.{kind}.new").replace(ca.directory / f"{name}.{kind}")
         reconnect()
         shutil.copy(new.cert, ca.cert)
+        shutil.copy(new.directory / "crl.pem", ca.directory / "crl.pem")
         reconnect()
         ops = trainers.ops
         until(lambda: trainers.ops > ops + 10, "ops go on")
@@ -323,8 +329,17 @@ def test_broken_new_files_leave_the_old_ones_in_use(cluster: Cluster, ca: Ca) ->
     cert.unlink()
     told(len(broken) + 1)
     cert.write_text(good)
+    until(lambda: cluster.refused() == 0, "the last good ones are there again")
+    crl = ca.directory / "crl.pem"
+    before = crl.read_text()
+    crl.write_text("")  # as by a copy onto a full disk: it would revoke nothing
+    told(len(broken) + 2)
+    assert cluster.refused() == 1
+    assert "crl.pem is empty" in cluster.log()
+    crl.write_text(before)
+    until(lambda: cluster.refused() == 0, "the CRL is there again")
     assert cluster.metric("tls_files_total", "good") == 0  # they are the ones in use
-    assert cluster.log().count("new TLS files are refused") == len(broken) + 1
+    assert cluster.log().count("new TLS files are refused") == len(broken) + 2
     assert not any(line in cluster.log() for line in secret.splitlines()[1:-1])
 
 
@@ -352,6 +367,19 @@ def test_clear_text_to_other_hosts_is_refused(command: list[str]) -> None:
     told = run(*command, code=2)
     assert "nothing would be encrypted" in told
     assert "--insecure" in told and "docs/security.md" in told
+
+
+def test_insecure_beside_tls_is_refused(ca: Ca) -> None:
+    trusted = f"--tls-ca={ca.cert}"
+    for command in (
+        ["longhaul-coordinator", "--listen=0.0.0.0:0", *ca.flags("coordinator")],
+        ["longhaul-coordinator", "--listen=127.0.0.1:0", *ca.pair("coordinator"), "--auth=token"],
+        ["longhaul-peerd", "--coordinator=192.0.2.1:29600", trusted],
+        ["longhaul-peerd", "--coordinator=192.0.2.1:29600", *ca.flags("host")],
+        ["lhctl", "--coordinator=192.0.2.1:29602", trusted, "status"],
+    ):
+        told = run(*command, "--insecure", code=2)
+        assert "--insecure contradicts --tls-c" in told and "Remove --insecure" in told, command
 
 
 def test_insecure_allows_clear_text_and_warns(tmp_path: pathlib.Path) -> None:

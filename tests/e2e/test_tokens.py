@@ -139,6 +139,8 @@ def test_a_token_that_does_not_fit_is_refused(cluster: Cluster, what: str, reaso
     cluster.told(peer, words)
     assert cluster.refused(reason) > 0
     assert f"call refused why={reason}" in cluster.log()
+    with pytest.raises(lh.DeadlineExceeded, match=words):
+        lh.join("a", peerd=cluster.socket(peer), timeout=1)
     assert "peer attached" not in cluster.log()
     for name in ("coordinator", f"peerd-{peer}"):
         assert token.split("_", 2)[-1] not in cluster.log(name)
@@ -190,6 +192,8 @@ def test_any_takes_a_token_or_a_certificate(tmp_path: pathlib.Path) -> None:
         trust = f"--tls-ca={ca.cert}"
         nobody = cluster.add_peer([trust])
         cluster.told(nobody, "shows neither a join token nor a certificate")
+        with pytest.raises(lh.DeadlineExceeded, match="shows neither a join token nor a certificate"):
+            lh.join("b", peerd=cluster.socket(nobody), timeout=2)
         lh.join("b", peerd=cluster.socket(cluster.add_peer(ca.flags("host"))), timeout=PATIENCE_S).leave()
         token = f"--token-file={cluster.file('b', cluster.token('--run=b'))}"
         lh.join("b", peerd=cluster.socket(cluster.add_peer([trust, token])), timeout=PATIENCE_S).leave()
@@ -206,6 +210,8 @@ def test_any_takes_a_token_or_a_certificate(tmp_path: pathlib.Path) -> None:
         # A revoked certificate ends its stream, although the connection is young.
         run("lhctl", "ca", "revoke", ca.directory, "of-a")
         cluster.told(bound, "your certificate was revoked")
+        with pytest.raises(lh.DeadlineExceeded, match="your certificate was revoked"):
+            lh.join("a", peerd=cluster.socket(bound), timeout=2)
         assert cluster.refused("revoked") > 0
 
 

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "peerd/core/op_table.h"
 #include "tests/sim/coded_tensors.h"
 #include "tests/sim/story.h"
@@ -123,6 +124,11 @@ void Checker::OnWorld(const Local& local, const GroupKey& group, const peerd::Wo
          longhaul::ToString(world.epoch));
   }
   last = world.epoch;
+}
+
+void Checker::OnLogLine(const std::string& line) {
+  const std::string json = FormatLogLine(LogFormat::kJson, LogLevel::kInfo, line, 0);
+  if (json.find("\"forged\":") != std::string::npos) Fail("a foreign text is a field of: " + line);
 }
 
 void Checker::OnMembers(const Local& local, const GroupKey& group,

@@ -43,6 +43,9 @@
 
 namespace longhaul::sim {
 
+// Peers' names and reasons end with this text: it tries to be a field of the log.
+inline constexpr char kForeignText[] = " \"forged=1 forged=2";
+
 class Checker {
  public:
   explicit Checker(uint64_t seed) : seed_(seed) {}
@@ -67,6 +70,8 @@ class Checker {
   // A trainer is told of its world.
   void OnWorld(const Local& local, const GroupKey& group, const peerd::World& world);
   // A peer's list of the members of its epoch.
+  // A line of the log has no field that a foreign text has brought.
+  static void OnLogLine(const std::string& line);
   void OnMembers(const Local& local, const GroupKey& group,
                  const peerd::PeerCore::MembersView& view);
 

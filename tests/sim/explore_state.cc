@@ -322,8 +322,8 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   bool reading() const override { return false; }
   void OnLinkUp(const peerd::LinkKey&) override {}
   void OnLinkDown(const peerd::LinkKey&) override {}
-  absl::Status OnControlFrame(const peerd::LinkKey&, const FrameHeader&,
-                              std::span<const uint8_t>) override {
+  absl::Status OnControlFrame(const peerd::LinkKey&, const FrameHeader&, std::span<const uint8_t>,
+                              bool) override {
     Checker::Fail("a frame of a transfer, which nobody sends");
   }
   void Work() override {}  // for ops and for states

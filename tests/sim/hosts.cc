@@ -145,6 +145,7 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
     for (coordinator::Action& action : core_->Step(e, now)) {
       if (auto* notice = std::get_if<coordinator::Notice>(&action)) {
         context_.story->Tell(now, "coordinator  notes ", NameOf(notice->event));
+        Checker::OnLogLine(notice->event.text);
         if (notice->event.text.starts_with("ring ordered anew")) context_.checker->OnRingOrdered();
       } else if (auto* persist = std::get_if<Persist>(&action)) {
         out_.push_back({std::move(*persist)});
@@ -472,8 +473,8 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   options.core.peer = id;
   options.core.endpoints = {"host" + std::to_string(index) + ":29700"};
   options.core.lanes = static_cast<uint32_t>(context.transport.lanes);
-  options.core.version = "sim";
-  options.core.host = "host" + std::to_string(index);
+  options.core.version = "sim" + context.foreign;
+  options.core.host = "host" + std::to_string(index) + context.foreign;
   options.core.detect_ms = context.detect_ms;
   peerd::EnginePorts ports;
   ports.trainers = this;
@@ -842,7 +843,10 @@ struct PeerHost::Noter {
   }
 
   void operator()(const peerd::Drained&) { story.Tell(now, h->node_.name, "  is drained"); }
-  void operator()(const peerd::LogLine& a) { story.Tell(now, h->node_.name, "  logs ", a.text); }
+  void operator()(const peerd::LogLine& a) {
+    story.Tell(now, h->node_.name, "  logs ", a.text);
+    Checker::OnLogLine(a.text);
+  }
   template <class Other>
   void operator()(const Other&) {}
 };
@@ -1336,7 +1340,7 @@ void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
                           uint32_t silent_ms) {
   context_.story->Tell(context_.world->now(), node_.name, "  link down to ", ToString(link.peer),
                        ": ", reason);
-  engine_->OnLinkDown(link, reason, silent_ms);
+  engine_->OnLinkDown(link, reason + context_.foreign, silent_ms);
   Wake();
 }
 

@@ -78,6 +78,15 @@ class Harness {
   // ---- peers
 
   // Opens a stream and sends Hello.
+  // The peer lies: it claims to know this term of the store, and another coordinator.
+  void Claim(PeerId peer, uint64_t term) {
+    control::Welcome welcome;
+    welcome.coordinator = "another";
+    welcome.store = store().store.store;
+    welcome.term = term;
+    welcomes_[peer] = welcome;
+    liars_.insert(peer);
+  }
   void Attach(PeerId peer, std::vector<control::GroupState> groups = {}) {
     const SessionId session(++last_session_);
     Step(SessionOpened{session});
@@ -467,7 +476,8 @@ class Harness {
       const control::Welcome& before = welcomes_[peer];
       LH_CHECK(store_.store == (StoreRecord{welcome->store, welcome->term}))
           << "a term that is not durable";
-      LH_CHECK(before.store != welcome->store || before.term < welcome->term ||
+      LH_CHECK(liars_.contains(peer) || before.store != welcome->store ||
+               before.term < welcome->term ||
                (before.term == welcome->term && before.coordinator == welcome->coordinator))
           << ToString(peer) << " was welcomed by a later start";
       welcomes_[peer] = *welcome;
@@ -608,6 +618,7 @@ class Harness {
   uint64_t last_session_ = 0;
   std::map<PeerId, SessionId> sessions_;
   std::map<SessionId, PeerId> owners_;
+  std::set<PeerId> liars_;
   std::map<PeerId, PeerId> addresses_;
   std::set<PeerId> hanging_;
   std::map<PeerId, LivelyPeer> lively_;

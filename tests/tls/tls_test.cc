@@ -29,6 +29,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using Change = tls::Files::Change;
 
 std::string Read(const std::string& path) {
   std::stringstream text;
@@ -232,30 +233,109 @@ TEST(Trust, ACaWithoutACrlHasRevokedNothing) {
   EXPECT_TRUE((*both)->Check(other.Pem("b.crt"), "").ok);
 }
 
+// Signs the CRL anew, with these times from now on.
+void DateCrl(const Ca& ca, int64_t begin_s, int64_t end_s) {
+  const tls::CrlPtr crl(
+      PEM_read_bio_X509_CRL(tls::Reader(ca.Pem("crl.pem")).get(), nullptr, nullptr, nullptr));
+  ASN1_TIME* const at = ASN1_TIME_set(nullptr, time(nullptr) + begin_s);
+  X509_CRL_set1_lastUpdate(crl.get(), at);
+  ASN1_TIME_set(at, time(nullptr) + end_s);
+  X509_CRL_set1_nextUpdate(crl.get(), at);
+  ASN1_TIME_free(at);
+  X509_CRL_sign(crl.get(), tls::ReadKey(ca.Pem("ca.key")).get(), EVP_sha256());
+  const tls::BioPtr bio(BIO_new_file(ca.Path("crl.pem").c_str(), "w"));
+  PEM_write_bio_X509_CRL(bio.get(), crl.get());
+  BIO_flush(bio.get());
+}
+
 TEST(Trust, ACrlCountsAtAnyTime) {
   const Ca ca("ca");
   ca.Issue("a", "trainer");
   ca.Issue("b", "trainer");
   ASSERT_TRUE(RevokeCertificates(ca.directory(), "a").ok());
-  const std::string pem = ca.Pem("crl.pem");
   for (const int64_t begin_s : {-200, 200}) {
-    const tls::CrlPtr crl(PEM_read_bio_X509_CRL(tls::Reader(pem).get(), nullptr, nullptr, nullptr));
-    ASN1_TIME* const time_of_crl = ASN1_TIME_set(nullptr, time(nullptr) + begin_s);
-    X509_CRL_set1_lastUpdate(crl.get(), time_of_crl);
-    ASN1_TIME_set(time_of_crl, time(nullptr) + begin_s + 100);
-    X509_CRL_set1_nextUpdate(crl.get(), time_of_crl);
-    ASN1_TIME_free(time_of_crl);
-    X509_CRL_sign(crl.get(), tls::ReadKey(ca.Pem("ca.key")).get(), EVP_sha256());
-    const tls::BioPtr bio(BIO_new_file(ca.Path("crl.pem").c_str(), "w"));
-    PEM_write_bio_X509_CRL(bio.get(), crl.get());
-    BIO_flush(bio.get());
+    DateCrl(ca, begin_s, begin_s + 100);
     EXPECT_EQ(ca.Trust()->crl_is_old(), begin_s < 0);
     EXPECT_EQ(ca.Check("a").refusal, tls::CertificateRefusal::kRevoked);
     EXPECT_TRUE(ca.Check("b").ok);
   }
 }
 
+// Issues the certificate of a CA anew, by another CA or by itself, without a limit of the chain.
+void IssueCa(const Ca& ca, const Ca& issuer) {
+  const tls::CertificatePtr certificate = tls::ReadCertificate(tls::Reader(ca.Pem("ca.crt")).get());
+  const tls::CertificatePtr by = tls::ReadCertificate(tls::Reader(issuer.Pem("ca.crt")).get());
+  const int place = X509_get_ext_by_NID(certificate.get(), NID_basic_constraints, -1);
+  X509_EXTENSION_free(X509_delete_ext(certificate.get(), place));
+  BASIC_CONSTRAINTS* const constraints = BASIC_CONSTRAINTS_new();
+  constraints->ca = 0xff;
+  X509_add1_ext_i2d(certificate.get(), NID_basic_constraints, constraints, 1, X509V3_ADD_DEFAULT);
+  BASIC_CONSTRAINTS_free(constraints);
+  X509_set_issuer_name(certificate.get(), X509_get_subject_name(by.get()));
+  X509_sign(certificate.get(), tls::ReadKey(issuer.Pem("ca.key")).get(), EVP_sha256());
+  const tls::BioPtr bio(BIO_new_file(ca.Path("ca.crt").c_str(), "w"));
+  PEM_write_bio_X509(bio.get(), certificate.get());
+  BIO_flush(bio.get());
+}
+
+TEST(Trust, ARevokedCaInTheMiddleIsRefused) {
+  const Ca root("root");
+  const Ca middle("middle");
+  IssueCa(root, root);
+  IssueCa(middle, root);
+  middle.Issue("leaf", "trainer");
+  EXPECT_TRUE(root.Trust()->Check(middle.Pem("leaf.crt"), middle.Pem("ca.crt")).ok);
+  ASSERT_TRUE(RevokeCertificates(root.directory(), middle.Path("ca.crt")).ok());
+  EXPECT_EQ(root.Trust()->Check(middle.Pem("leaf.crt"), middle.Pem("ca.crt")).refusal,
+            tls::CertificateRefusal::kRevoked);
+}
+
 // ------------------------------------------------------------------------------ files
+
+TEST(TlsFiles, ACrlIsNotLostWhileItsCaIsTrusted) {
+  const Ca ca("ca");
+  const Ca other("other");
+  for (const char* name : {"a", "b", "c"}) ca.Issue(name, "trainer");
+  const std::string none = ca.Pem("crl.pem");
+  ASSERT_TRUE(RevokeCertificates(ca.directory(), "a").ok());
+  const std::string one = ca.Pem("crl.pem");
+  ASSERT_TRUE(RevokeCertificates(ca.directory(), "b").ok());
+  const std::string two = ca.Pem("crl.pem");
+  const std::string crl = ca.Path("crl-in-use.pem");
+  const std::string cas = ca.Path("cas-in-use.pem");
+  const tls::Paths paths{"", "", cas, crl};
+  Write(cas, ca.Pem("ca.crt"));
+  Write(crl, "");
+  EXPECT_THAT(std::string(tls::Files::Open(paths).status().message()), HasSubstr("is empty"));
+  Write(crl, two);
+  std::vector<Change> changes;
+  const auto files =
+      tls::Files::Open(paths, {[&changes](Change change) { changes.push_back(change); }});
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto takes = [&](const std::string& text) {
+    Write(crl, text);
+    for (int look = 0; look < 3; ++look) (*files)->Refresh();
+    return (*files)->Current()->crl == text;
+  };
+  const std::string half = two.substr(0, two.size() / 2);
+  for (const std::string& less : {std::string(), half, std::string("# nothing\n"), none, one}) {
+    changes.clear();
+    EXPECT_FALSE(takes(less)) << less;
+    EXPECT_TRUE(takes(two));
+    EXPECT_EQ(changes, std::vector({Change::kRefused, Change::kRestored}));
+  }
+  Write(cas, ca.Pem("ca.crt") + other.Pem("ca.crt"));
+  EXPECT_FALSE(takes(other.Pem("crl.pem"))) << "the CRL of another CA";
+  EXPECT_TRUE(takes(other.Pem("crl.pem") + two));
+  EXPECT_FALSE(takes(two));
+  // A later list may take certificates off.
+  Write(ca.Path("crl.pem"), one);
+  DateCrl(ca, 100, 200);
+  EXPECT_TRUE(takes(other.Pem("crl.pem") + ca.Pem("crl.pem")));
+  // What nobody trusts any more needs no CRL.
+  Write(cas, other.Pem("ca.crt"));
+  EXPECT_TRUE(takes(other.Pem("crl.pem")));
+}
 
 TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
   const Ca ca("ca");
@@ -265,9 +345,10 @@ TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
   other.Issue("c", "coordinator", "", {"h"});
   const std::string cert = ca.Pem("a.crt");
   const std::string key = ca.Pem("a.key");
-  std::vector<bool> changes;
+  std::vector<Change> changes;
   Logged log;
-  const auto files = tls::Files::Open(ca.Files("a"), {[&](bool good) { changes.push_back(good); }});
+  const auto files =
+      tls::Files::Open(ca.Files("a"), {[&](Change change) { changes.push_back(change); }});
   ASSERT_TRUE(files.ok()) << files.status();
   const auto look = [&] {
     for (int i = 0; i < 3; ++i) (*files)->Refresh();
@@ -282,7 +363,7 @@ TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
   EXPECT_EQ((*files)->Current()->cert, cert);
   Write(ca.Path("a.key"), ca.Pem("b.key"));
   EXPECT_EQ(look()->cert, ca.Pem("b.crt"));
-  EXPECT_THAT(changes, ElementsAre(true));
+  EXPECT_THAT(changes, ElementsAre(Change::kUsed));
   // Broken ones: each is reported once, and the good ones stay.
   const std::string good = ca.Pem("b.crt");
   for (const std::string& broken : {std::string(), good.substr(0, good.size() / 2), cert,
@@ -290,7 +371,7 @@ TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
     changes.clear();
     Write(ca.Path("a.crt"), broken);
     EXPECT_EQ(look()->cert, good);
-    EXPECT_THAT(changes, ElementsAre(false));
+    EXPECT_THAT(changes, ElementsAre(Change::kRefused));
   }
   Write(ca.Path("a.crt"), good);
   for (const char* file : {"ca.crt", "crl.pem", "a.key"}) {
@@ -298,7 +379,7 @@ TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
     const std::string before = ca.Pem(file);
     std::filesystem::remove(ca.Path(file));
     EXPECT_EQ(look()->cert, good);
-    EXPECT_THAT(changes, ElementsAre(false)) << file;
+    EXPECT_THAT(changes, ElementsAre(Change::kRefused)) << file;
     Write(ca.Path(file), before);
   }
   // An expired certificate is broken, too.
@@ -306,7 +387,7 @@ TEST(TlsFiles, NewContentsAreCheckedBeforeTheyAreUsed) {
   ca.Issue("a", "coordinator", "", {"h"});
   ca.Shift("a", -100, -10);
   EXPECT_EQ(look()->cert, good);
-  EXPECT_THAT(changes, ElementsAre(false));
+  EXPECT_THAT(changes, ElementsAre(Change::kRefused));
   EXPECT_THAT(log.text(), HasSubstr("the certificate expired at"));
   for (const std::string& secret : {key, ca.Pem("a.key"), ca.Pem("b.key")}) {
     EXPECT_THAT(log.text(), Not(HasSubstr(secret.substr(30, 40))));
@@ -323,10 +404,10 @@ TEST(TlsFiles, ACertificateThatLacksANameOfTheOldOneIsRefused) {
   ca.Issue("w", "trainer", "demo");
   ca.Issue("w_other", "trainer", "other");
   Logged log;
-  std::vector<bool> changes;
+  std::vector<Change> changes;
   const auto replace = [&](const std::string& name, const std::string& by) {
     const auto files =
-        tls::Files::Open(ca.Files(name), {[&](bool good) { changes.push_back(good); }});
+        tls::Files::Open(ca.Files(name), {[&](Change change) { changes.push_back(change); }});
     EXPECT_TRUE(files.ok()) << files.status();
     for (const char* file : {".crt", ".key"}) Write(ca.Path(name + file), ca.Pem(by + file));
     for (int i = 0; i < 3; ++i) (*files)->Refresh();
@@ -340,7 +421,8 @@ TEST(TlsFiles, ACertificateThatLacksANameOfTheOldOneIsRefused) {
   EXPECT_THAT(log.text(), HasSubstr("(IP Address:10.0.0.5)"));
   EXPECT_FALSE(replace("w", "w_other"));  // a client's: its run
   EXPECT_THAT(log.text(), HasSubstr("(URI:longhaul:run:demo)"));
-  EXPECT_THAT(changes, ElementsAre(true, false, false, false));
+  EXPECT_THAT(changes,
+              ElementsAre(Change::kUsed, Change::kRefused, Change::kRefused, Change::kRefused));
 }
 
 TEST(TlsFiles, ACertificateThatFailsAHandshakeWithOneselfIsRefused) {

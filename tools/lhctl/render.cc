@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "base/text.h"
 
 namespace longhaul {
 namespace {
@@ -88,13 +89,10 @@ std::string RenderFetches(const v1::GetOverviewResponse& overview) {
 
 std::string Printable(const std::string& text) {
   std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are control characters, too.
-    const bool c1 =
-        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if (c1) ++i;
-    out += byte < 0x20 || byte == 0x7f || c1 ? '?' : text[i];
+  for (std::string_view rest = text; !rest.empty();) {
+    const Character first = FirstCharacter(rest);
+    out += first.shown ? rest.substr(0, first.bytes) : "?";
+    rest.remove_prefix(std::max<size_t>(first.bytes, 1));
   }
   return out;
 }

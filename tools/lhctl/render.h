@@ -27,7 +27,7 @@ std::string RenderEvent(const v1::Event& event);
 // JSON of any response, on one line or on several. Ends with a newline.
 std::string RenderJson(const google::protobuf::Message& message, bool one_line);
 
-// The text with a '?' in place of each control character.
+// The text with a '?' in place of each character that may not be shown (base/text.h).
 std::string Printable(const std::string& text);
 
 // What a member is doing: "at boundary", for instance.
