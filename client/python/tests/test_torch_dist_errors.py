@@ -112,6 +112,7 @@ def test_calls_that_differ_end_at_all_ranks_with_both_offers_and_the_group_goes_
         works_afterwards(three)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_a_wrong_call_raises_there_and_at_the_other_ranks(ranks: Any) -> None:
     three = ranks()
     for wrong, kind, words in (

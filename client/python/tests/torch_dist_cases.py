@@ -7,6 +7,7 @@ compares what they return. python torch_dist_cases.py STORE SOCKET,SOCKET,... [C
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import sys
@@ -18,13 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 import torch_dist_ranks as ranks
 from torch import nn
 
 import longhaul as lh
 import longhaul.torch  # registers the backend
 
+# Any: torch declares little of what is used here.
+dist: Any = torch.distributed
 Tensors = Any
 CASES: dict[str, Callable[[Any], Tensors]] = {}
 _made = itertools.count()
@@ -33,6 +36,10 @@ _made = itertools.count()
 def case(run: Callable[[Any], Tensors]) -> Callable[[Any], Tensors]:
     CASES[run.__name__] = run
     return run
+
+
+def _with(run: Callable[..., Tensors], given: Any, group: Any) -> Tensors:
+    return run(group, *given)
 
 
 def each(*arguments: Any) -> Callable[[Callable[..., Tensors]], Callable[..., Tensors]]:
@@ -44,9 +51,8 @@ def each(*arguments: Any) -> Callable[[Callable[..., Tensors]], Callable[..., Te
                 str(part).replace("torch.", "").replace("RedOpType.", "").lower()
                 for part in (argument if isinstance(argument, tuple) else (argument,))
             )
-            CASES[f"{run.__name__}_{name}"] = lambda group, argument=argument: (
-                run(group, *argument) if isinstance(argument, tuple) else run(group, argument)
-            )
+            given = argument if isinstance(argument, tuple) else (argument,)
+            CASES[f"{run.__name__}_{name}"] = functools.partial(_with, run, given)
         return run
 
     return add
@@ -323,7 +329,7 @@ def gather_object(group):
 
 @case
 def broadcast_object_list(group):
-    got = [{"a": 5, "rank": group.rank()}, None]
+    got: list[Any] = [{"a": 5, "rank": group.rank()}, None]
     dist.broadcast_object_list(got, group_src=1, group=group)
     return _number([got[0]["rank"], got[0]["a"]])
 
@@ -414,7 +420,7 @@ class Net(nn.Module):
         self.second = nn.Linear(20, 4)
         self.unused = nn.Linear(3, 3) if unused else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Any) -> Any:
         return self.second(torch.relu(self.first(x)))
 
 
@@ -569,7 +575,11 @@ def fully_sharded(group, dims=1, steps=3, prepare=None, **options):
         optimizer.zero_grad()
         model(torch.randn(8, 12)).float().square().mean().backward()
         optimizer.step()
-    return model, [parameter.full_tensor().detach() for parameter in model.parameters()]
+    return model, [_full(parameter) for parameter in model.parameters()]
+
+
+def _full(tensor: Any) -> Any:
+    return tensor.full_tensor().detach()
 
 
 @case
@@ -633,7 +643,7 @@ def dtensor_product(group):
     mesh = mesh_of(group)
     left = distribute_tensor(torch.randn(6, 9), mesh, [Shard(1)])
     right = distribute_tensor(torch.randn(9, 5), mesh, [Shard(0)])
-    product = left @ right
+    product: Any = left @ right
     assert isinstance(product.placements[0], Partial)
     return [product.redistribute(mesh, [Replicate()]).to_local(), product.redistribute(mesh, [Shard(0)]).to_local()]
 
@@ -650,12 +660,12 @@ def tensor_parallel(group):
     torch.manual_seed(5)
     output = parallel(torch.randn(8, 12))
     output.square().mean().backward()
-    return [output.detach(), *(parameter.grad.full_tensor() for parameter in parallel.parameters())]
+    return [output.detach(), *(_full(parameter.grad) for parameter in parallel.parameters())]
 
 
 @each(False, True)
 def checkpoint(group, in_background):
-    from torch.distributed import checkpoint as dcp
+    dcp = dist.checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     model, _ = fully_sharded(group)
@@ -667,7 +677,7 @@ def checkpoint(group, in_background):
     else:
         dcp.save(state, checkpoint_id=where[0], process_group=group)
     other, _ = fully_sharded(group, steps=1)
-    loaded = get_model_state_dict(other)
+    loaded: Any = get_model_state_dict(other)
     dcp.load(loaded, checkpoint_id=where[0], process_group=group)
     return [value.full_tensor().detach() for value in loaded.values()]
 
