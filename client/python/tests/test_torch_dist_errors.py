@@ -28,7 +28,7 @@ import longhaul as lh
 import longhaul.torch
 from longhaul.testing import LocalCluster
 from longhaul.torch import _pg_work
-from longhaul.torch._pg_core import Core, assemble
+from longhaul.torch._pg_core import Core, Joined, assemble
 from longhaul.torch._process_group import ProcessGroup
 
 _PYTHON = pathlib.Path(__file__).parents[1]
@@ -280,6 +280,26 @@ def test_a_time_out_ends_the_group(ranks: Any, how: str) -> None:
     assert any("Timed out waiting" in str(text) for text in texts[:2]), texts
     for text in texts:
         assert "Timed out waiting" in str(text) or "gave up" in str(text), texts
+
+
+def test_a_rank_that_cancels_an_op_says_that_the_time_is_over() -> None:
+    """Also if another thread is the first to see the end of the cancelled op."""
+
+    class Cancelled:
+        info = property(lambda self: (_ for _ in ()).throw(lh.Aborted("cancelled")))
+
+        def cancel(self) -> None:
+            flight._settle()  # the thread of the callbacks
+
+        def wait(self, timeout: float | None = None) -> None:
+            raise lh.Aborted("cancelled")
+
+    core = Core("g", 1, lh.torch.Options())
+    work: Any = Cancelled()
+    joined: Any = Joined(Any, (1,), 0)  # type: ignore[arg-type]
+    flight = _pg_work.Flight(core, joined, "all_reduce", work, [], [], 1)
+    flight.time_out()
+    assert "Timed out waiting" in str(flight.outcome)
 
 
 def test_abort_wakes_a_waiter_and_ends_later_ops(ranks: Any) -> None:
