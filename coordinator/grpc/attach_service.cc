@@ -31,7 +31,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/tick.h"
-#include "coordinator/grpc/accept.h"
+#include "coordinator/grpc/connection.h"
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
@@ -108,7 +108,8 @@ class Stream final : public SessionPort,
         context_(context),
         desk_(desk),
         caller_(std::move(caller)),
-        client_(context->peer()),
+        connection_(ConnectionOf(context->peer())),
+        client_(ClientOf(context->peer())),
         records_(context->client_metadata().contains(control::kRecordingMetadata)),
         nonce_(RandomBytes(kPossessionNonceBytes)) {}
 
@@ -174,6 +175,7 @@ class Stream final : public SessionPort,
   grpc::CallbackServerContext* const context_;
   RecordingDesk* const desk_;
   const Caller caller_;
+  const std::shared_ptr<const Connection> connection_;  // may be null
   const std::string client_;
   const bool records_;       // the peer answers requests for recordings
   const std::string nonce_;  // the peer signs it in Hello
@@ -304,7 +306,7 @@ class AttachService final
   Reactor* Attach(grpc::CallbackServerContext* context) override {
     std::variant<Caller, Denial> admitted = authorizer_->Admit(*context, Role::kTrainer);
     if (const auto* denial = std::get_if<Denial>(&admitted)) {
-      if (MeantFor(denial->refusal)) ForgetHomesAt(HostOfUri(context->peer()));
+      if (MeantFor(denial->refusal)) ForgetHomesAt(HostOfUri(ClientOf(context->peer())));
       return new RefusedCall(ToGrpc(*denial));
     }
     auto stream = std::make_shared<Stream>(this, context, desk_, std::get<Caller>(admitted));
@@ -435,6 +437,8 @@ void Stream::Send(const control::CoordinatorMessage& message) {
   // Only now the Hello is known to be no stranger's. A peer that has its Welcome can be asked.
   if (std::holds_alternative<control::Welcome>(message)) {
     welcomed_ = true;
+    // At a port that asks for nothing, this is all that a caller shows.
+    if (connection_ != nullptr) connection_->Known();
     service_->Welcomed(hello_, client_);
     service_->token_use().Attached(hello_, caller_, loop_);
     if (records_) desk_->Add(hello_, shared_from_this());

@@ -28,7 +28,7 @@ class DrainableService {
   // Ends each stream for whose caller `why` gives a reason, and each that has reached its age. To
   // be called each second. Any thread may call it.
   virtual void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why) = 0;
-  // A connection came from this host (accept.h). Any thread may call it.
+  // A connection came from this host (front.h). Any thread may call it.
   virtual void Came(const std::string& host) = 0;
 };
 
