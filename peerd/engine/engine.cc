@@ -98,6 +98,10 @@ struct Engine::Carrier {
     if (!a.outcome.ok()) {
       e->groups_.erase(a.local);
       ports.states->Forget(a.local);
+      // The trainer gave up waiting. Without a coordinator, that is what it waited for.
+      if (a.outcome.code == Code::kAborted && !e->welcome_) {
+        absl::StrAppend(&a.outcome.text, "; ", e->NoCoordinator());
+      }
     }
     ports.trainers->JoinDone(a.local, a.outcome, a.world, a.newcomer);
   }

@@ -390,6 +390,19 @@ TEST_F(EngineTest, AJoinFailsWhenNoCoordinatorServesThePeer) {
   EXPECT_EQ(engine.core().GetStats().members, 0u);
 }
 
+TEST_F(EngineTest, AJoinThatIsWithdrawnWithoutACoordinatorSaysWhyThereIsNone) {
+  engine.OnStreamDown("c:1 refused: join token expired");
+  engine.OnJoin({kLocal, kGroup, "t"});
+  engine.Turn();
+  world.now = world.now + Seconds(1);
+  engine.OnLeave(kLocal);
+  engine.Turn();
+  ASSERT_FALSE(world.outcomes.empty());
+  EXPECT_EQ(world.outcomes[0].code, Code::kAborted);
+  EXPECT_THAT(world.outcomes[0].text,
+              HasSubstr("; no coordinator for 1 s: c:1 refused: join token expired"));
+}
+
 TEST_F(EngineTest, WithoutACoordinatorATrainerIsToldSinceWhenAndWhy) {
   std::vector<std::string> said;
   const auto note = [&](const std::string& text) { said.push_back(text); };

@@ -497,8 +497,8 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   options.core.peer = id;
   options.core.endpoints = {"host" + std::to_string(index) + ":29700"};
   options.core.lanes = static_cast<uint32_t>(context.transport.lanes);
-  options.core.version = "sim" + std::string(kForeignText);
-  options.core.host = "host" + std::to_string(index) + kForeignText;
+  options.core.version = "sim" + context.foreign;
+  options.core.host = "host" + std::to_string(index) + context.foreign;
   options.core.detect_ms = context.detect_ms;
   peerd::EnginePorts ports;
   ports.trainers = this;
@@ -1364,7 +1364,7 @@ void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
                           uint32_t silent_ms) {
   context_.story->Tell(context_.world->now(), node_.name, "  link down to ", ToString(link.peer),
                        ": ", reason);
-  engine_->OnLinkDown(link, reason + kForeignText, silent_ms);
+  engine_->OnLinkDown(link, reason + context_.foreign, silent_ms);
   Wake();
 }
 

@@ -84,6 +84,7 @@ struct Context {
   uint64_t keep_bytes = 0;        // bytes of states that a peer keeps at most
   uint32_t ring_interval_ms = 0;  // 0: peers measure no links
   bool sign_ops = false;          // as in CoreConfig
+  std::string foreign;            // is in every text that a peer chooses
   std::function<void(Moment, PeerId)> trigger;
   std::function<PeerHost*(PeerId)> find_peer;  // returns nullptr if there is none
 };

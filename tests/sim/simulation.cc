@@ -22,6 +22,8 @@ Simulation::Simulation(const SimulationOptions& options)
   context_.switchboard = this;
   context_.planted = options.planted;
   context_.detect_ms = options.detect_ms;
+  // A scripted story is for people to read.
+  if (!options.scripted) context_.foreign = kForeignText;
   context_.transport = {options.detect_ms, options.lanes, options.zero_copy, options.segment_us,
                         options.flips,     options.far,   options.planted};
   context_.persist_us = options.persist_us;

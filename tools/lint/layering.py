@@ -14,7 +14,7 @@ import sources
 
 # Headers of base that know of threads or the operating system.
 _BASE_VALUES = (
-    r"base/(bytes|check|counters|digest|fields|fields_json|hash128|ids|outcome|prng|rarely|status_macros|tick)\.h"
+    r"base/(bytes|check|counters|digest|fields|fields_json|hash128|ids|outcome|prng|rarely|status_macros|text|tick)\.h"
 )
 _ABSL_VALUES = (
     r"absl/(status|strings|types|base/attributes|base/optimization|base/macros|numeric|container/inlined_vector)"

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, error
-from ._log import Record
+from ._errors import Aborted, DeadlineExceeded, Error, Evicted, FailedPrecondition, InvalidArgument, check, error
+from ._log import Record, logger
 from ._op_info import OpInfo, op_info
 from ._waiting import GroupWait
 from ._watcher import run_callback
@@ -151,6 +151,22 @@ def abandon(op: AnyOp) -> None:
     op.abandon()
 
 
+def _drop(op: AnyOp) -> None:
+    """The Work is gone. If the op is in flight, the client keeps its tensors alive, and says so if it fails."""
+    if op.outcome is None:
+        op.client.leftovers.append(lambda: _end_unheard(op))
+
+
+def _end_unheard(op: AnyOp) -> bool:
+    told = op.outcome is not None  # by another Work of the op
+    if not op.poll():
+        return False
+    # Aborted and Evicted are no news: every call of the member tells them.
+    if not told and isinstance(op.outcome, Error) and not isinstance(op.outcome, Aborted | Evicted):
+        logger.warning("%s; nobody waits for this op, and others may wait for it", op.outcome)
+    return True
+
+
 def wait_any(works: Sequence[Work], timeout: float | None = None) -> Work:
     """Waits until one of the ops has an outcome, good or bad, and returns the first such Work of the sequence.
 
@@ -192,7 +208,8 @@ class Work:
     """An op in flight, from `Comm.all_reduce(async_op=True)`, for instance.
 
     The tensors belong to the op until it has an outcome: neither read nor write them. A Work may be dropped without
-    waiting: the op goes on and keeps its tensors alive. Any thread may call any method.
+    waiting: the op goes on and keeps its tensors alive; if it fails, the next call says so in the log. Any thread may
+    call any method.
 
     Tensors on a GPU: wait(), and done() if it returns True, make the current stream of the calling thread wait for the
     result; the thread itself does not. Call one of them for each stream that uses the result.
@@ -200,7 +217,7 @@ class Work:
 
     def __init__(self, op: AnyOp) -> None:
         self._op = op
-        weakref.finalize(self, abandon, op).atexit = False
+        weakref.finalize(self, _drop, op).atexit = False
 
     def wait(self, timeout: float | None = None) -> OpInfo:
         """Waits for the outcome. Every further call gives the same outcome again.

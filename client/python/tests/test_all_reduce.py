@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Members, wait_for_open_ops
+from conftest import Members, wait_for_open_ops, wait_until
 
 import longhaul as lh
+from longhaul._work import AnyOp
 from longhaul.testing import LocalCluster
 
 NUMPY = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
@@ -160,19 +161,42 @@ def test_a_wait_that_times_out_leaves_the_op_going(pair: Members) -> None:
 
 def test_an_op_that_nobody_waits_for_keeps_its_tensor(pair: Members) -> None:
     first, second = pair.comms
-    for _ in range(5):
+    for tag in range(5):  # the op before may still be in flight at this member
         tensor = first.empty(100_000)
         tensor[:] = 1
-        first.all_reduce(tensor, async_op=True)  # the Work is dropped
+        first.all_reduce(tensor, tag=tag, async_op=True)  # the Work is dropped
         del tensor
         gc.collect()
         other = first.empty(100_000)  # must not get the memory of the op in flight
         other[:] = 77
         result = second.empty(100_000)
         result[:] = 2
-        second.all_reduce(result, timeout=30)
+        second.all_reduce(result, tag=tag, timeout=30)
         assert (result == 3).all()
         assert (other == 77).all()
+
+
+def test_an_op_that_nobody_waits_for_tells_the_log_that_it_failed(
+    pair: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = pair.comms
+
+    def swept(op: AnyOp) -> bool:
+        first._client.sweep()  # as the next call does
+        return op.outcome is not None
+
+    work = first.all_reduce(np.ones(11, np.float32), async_op=True)
+    refused = first.all_reduce(np.ones(12, np.float32), async_op=True)._op  # the tag is in flight; the Work is dropped
+    wait_until(lambda: swept(refused))
+    assert "float32 x 12, tag 0: all-reduce tag 0 refused: this member has an op with this tag in flight" in caplog.text
+    assert "nobody waits for this op" in caplog.text
+    cancelled = work._op
+    work.cancel()
+    del work
+    wait_until(lambda: swept(cancelled))
+    with pytest.raises(lh.Aborted):
+        second.all_reduce(np.ones(11, np.float32), timeout=60)
+    assert "float32 x 11, tag 0: " not in caplog.text, "every call of the member tells that others have ended the op"
 
 
 def test_members_that_differ_are_told_both_offers(pair: Members) -> None:
