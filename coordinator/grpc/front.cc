@@ -29,9 +29,9 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/tick.h"
+#include "base/tls/server_context.h"
 #include "coordinator/grpc/connection.h"
 #include "coordinator/grpc/rare_log.h"
-#include "coordinator/grpc/server_tls.h"
 #include "coordinator/grpc/stranger_budget.h"
 #include "coordinator/grpc/stranger_table.h"
 
@@ -195,7 +195,7 @@ struct Link {
   Tick deadline;
   UniqueFd net;  // -1: closed
   UniqueFd inner;
-  SslPtr ssl;
+  tls::SslPtr ssl;
   bool shaken = false;  // TLS stands
   StrangerBudget budget;
   std::shared_ptr<const Connection> connection;
@@ -266,7 +266,7 @@ class Front::Impl {
 
   Io Read(Link& link, size_t room, size_t* size);
   Io Write(Link& link);
-  SslPtr MakeSsl(int fd);
+  tls::SslPtr MakeSsl(int fd);
   void CountRefused();
 
   Options options_;
@@ -282,7 +282,7 @@ class Front::Impl {
   Tick accept_again_ = kNever;
   Tick stop_at_ = kNever;
   std::shared_ptr<const tls::Material> material_;
-  SslContextPtr context_;
+  tls::SslContextPtr context_;
   std::vector<char> scratch_ = std::vector<char>(kChunk);
   uint64_t refused_ = 0;
   RareLog<int> refusals_{kLogUs, 1};
@@ -515,10 +515,10 @@ void Front::Impl::Serve(Link& link) {
   Pump(link);
 }
 
-SslPtr Front::Impl::MakeSsl(int fd) {
+tls::SslPtr Front::Impl::MakeSsl(int fd) {
   std::shared_ptr<const tls::Material> material = options_.files->Current();
   if (material != material_) {
-    absl::StatusOr<SslContextPtr> context = MakeServerContext(*material);
+    absl::StatusOr<tls::SslContextPtr> context = tls::MakeServerContext(*material);
     if (context.ok()) {
       context_ = *std::move(context);
     } else {
@@ -528,7 +528,7 @@ SslPtr Front::Impl::MakeSsl(int fd) {
     material_ = std::move(material);
   }
   if (context_ == nullptr) return nullptr;
-  SslPtr ssl(SSL_new(context_.get()));
+  tls::SslPtr ssl(SSL_new(context_.get()));
   if (ssl == nullptr || SSL_set_fd(ssl.get(), fd) != 1) return nullptr;
   SSL_set_accept_state(ssl.get());
   return ssl;
@@ -725,7 +725,8 @@ bool Front::Impl::OpenInner(Link& link) {
     }
     inbox->Wake();
   };
-  const ShownCertificate shown = link.ssl == nullptr ? ShownCertificate() : ShownBy(link.ssl.get());
+  const tls::ShownCertificate shown =
+      link.ssl == nullptr ? tls::ShownCertificate() : tls::ShownBy(link.ssl.get());
   if (!shown.certificate.empty()) {
     connection.certificate = shown.certificate;
     connection.check = [files = options_.files, seen = options_.seen, refused = options_.refused,

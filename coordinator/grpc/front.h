@@ -34,7 +34,7 @@ namespace longhaul::coordinator {
 
 inline constexpr int kDescriptorsReserved = 32;
 // How many strangers are served at a time, and how many more may wait.
-inline constexpr size_t kStrangersServedMax = 96;
+inline constexpr size_t kStrangersServedMax = 64;
 inline constexpr size_t kStrangersWaitingMax = 1024;
 
 class Front {

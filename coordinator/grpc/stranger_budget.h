@@ -20,11 +20,11 @@ class StrangerBudget {
   static constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
   // The first call of peerd has one HEADERS of about 300 bytes, and less than ten other frames.
   static constexpr size_t kStreamsMax = 3;
-  static constexpr size_t kHeaderBytesMax = 4096;  // of all HEADERS and CONTINUATION
+  static constexpr size_t kHeaderBytesMax = 2048;  // of all HEADERS and CONTINUATION
   static constexpr size_t kFramesMax = 48;
   static constexpr size_t kOtherBytesMax = 8192;  // of all other frames but DATA
   // The Hello at a port that asks for nothing comes before its caller is known.
-  static constexpr size_t kDataBytesMax = 65536;
+  static constexpr size_t kDataBytesMax = 32768;
 
   // Looks at the next bytes of the connection. Returns how many of them may pass: all, or those
   // before the first frame that is too much. The caller gives the others again later, or never.

@@ -56,7 +56,7 @@ TEST(StrangerBudgetTest, WhatIsTooMuchWaitsAndAllBehindItToo) {
   for (const Case& each :
        std::vector<Case>{{streams, Frame(kHeaders, 5)},
                          {resets, Frame(kReset, 4)},
-                         {Frame(kHeaders, 4000), Frame(kContinuation, 97)},
+                         {Frame(kHeaders, 2000), Frame(kContinuation, 49)},
                          {"", Frame(kHeaders, StrangerBudget::kHeaderBytesMax + 1)},
                          {Frame(kSettings, StrangerBudget::kOtherBytesMax), Frame(kSettings, 6)},
                          {Frame(kData, StrangerBudget::kDataBytesMax), Frame(kData, 1)},

@@ -1,11 +1,11 @@
-#include "coordinator/grpc/server_tls.h"
+#include "base/tls/server_context.h"
 
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace longhaul::coordinator {
+namespace longhaul::tls {
 namespace {
 
 // Of the messages with the client's certificates.
@@ -28,11 +28,11 @@ int ChooseH2(SSL*, const unsigned char** out, unsigned char* out_length, const u
 int AcceptAny(X509_STORE_CTX*, void*) { return 1; }
 
 absl::Status Failed(const char* what) {
-  return absl::InvalidArgumentError(absl::StrCat(what, ": ", tls::LastError()));
+  return absl::InvalidArgumentError(absl::StrCat(what, ": ", LastError()));
 }
 
 std::string Pem(X509* certificate) {
-  const tls::BioPtr bio(BIO_new(BIO_s_mem()));
+  const BioPtr bio(BIO_new(BIO_s_mem()));
   if (bio == nullptr || PEM_write_bio_X509(bio.get(), certificate) != 1) return "";
   char* data = nullptr;
   const long size = BIO_get_mem_data(bio.get(), &data);
@@ -41,7 +41,7 @@ std::string Pem(X509* certificate) {
 
 }  // namespace
 
-absl::StatusOr<SslContextPtr> MakeServerContext(const tls::Material& material) {
+absl::StatusOr<SslContextPtr> MakeServerContext(const Material& material) {
   SslContextPtr context(SSL_CTX_new(TLS_server_method()));
   if (context == nullptr) return Failed("cannot make a context for TLS");
   SSL_CTX* const ctx = context.get();
@@ -58,18 +58,18 @@ absl::StatusOr<SslContextPtr> MakeServerContext(const tls::Material& material) {
     SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER, nullptr);
     SSL_CTX_set_cert_verify_callback(ctx, AcceptAny, nullptr);
   }
-  const tls::BioPtr reader = tls::Reader(material.cert);
-  const tls::CertificatePtr own = tls::ReadCertificate(reader.get());
+  const BioPtr reader = Reader(material.cert);
+  const CertificatePtr own = ReadCertificate(reader.get());
   if (own == nullptr || SSL_CTX_use_certificate(ctx, own.get()) != 1) {
     return Failed("the certificate cannot be used");
   }
-  while (const tls::CertificatePtr between = tls::ReadCertificate(reader.get())) {
+  while (const CertificatePtr between = ReadCertificate(reader.get())) {
     if (SSL_CTX_add1_chain_cert(ctx, between.get()) != 1) {
       return Failed("a certificate of the chain cannot be used");
     }
   }
   ERR_clear_error();
-  const tls::KeyPtr key = tls::ReadKey(material.key);
+  const KeyPtr key = ReadKey(material.key);
   if (key == nullptr || SSL_CTX_use_PrivateKey(ctx, key.get()) != 1) {
     return Failed("the private key cannot be used");
   }
@@ -78,7 +78,7 @@ absl::StatusOr<SslContextPtr> MakeServerContext(const tls::Material& material) {
 
 ShownCertificate ShownBy(const SSL* ssl) {
   ShownCertificate shown;
-  const tls::CertificatePtr certificate(SSL_get1_peer_certificate(ssl));
+  const CertificatePtr certificate(SSL_get1_peer_certificate(ssl));
   if (certificate == nullptr) return shown;
   shown.certificate = Pem(certificate.get());
   // A server's chain does not have the client's own certificate.
@@ -87,4 +87,4 @@ ShownCertificate ShownBy(const SSL* ssl) {
   return shown;
 }
 
-}  // namespace longhaul::coordinator
+}  // namespace longhaul::tls

@@ -1,4 +1,4 @@
-// TLS at the server's end, with OpenSSL. For front.cc only.
+// TLS at the server's end, with OpenSSL. For coordinator/grpc/front.cc only.
 //
 // It asks clients for a certificate if `material` has CAs, and takes any, or none: the certificate
 // is checked with each call, not in the handshake, so that a caller hears what is wrong with it
@@ -14,13 +14,13 @@
 #include "base/tls/openssl.h"
 #include "base/tls/tls_files.h"
 
-namespace longhaul::coordinator {
+namespace longhaul::tls {
 
-using SslContextPtr = std::unique_ptr<SSL_CTX, tls::Freer<SSL_CTX_free>>;
-using SslPtr = std::unique_ptr<SSL, tls::Freer<SSL_free>>;
+using SslContextPtr = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
+using SslPtr = std::unique_ptr<SSL, Freer<SSL_free>>;
 
 // InvalidArgument: OpenSSL does not take the certificate or the key.
-absl::StatusOr<SslContextPtr> MakeServerContext(const tls::Material& material);
+absl::StatusOr<SslContextPtr> MakeServerContext(const Material& material);
 
 // What the client has shown, in PEM; "": nothing.
 struct ShownCertificate {
@@ -29,4 +29,4 @@ struct ShownCertificate {
 };
 ShownCertificate ShownBy(const SSL* ssl);
 
-}  // namespace longhaul::coordinator
+}  // namespace longhaul::tls
