@@ -73,6 +73,14 @@ bool IsOneOfTheLast(int fd) {
   return static_cast<rlim_t>(fd) + kDescriptorsReserved >= limit.rlim_cur;
 }
 
+// Those that wait take a quarter of the descriptors at most: a peer needs three.
+size_t WaitingMax() {
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kStrangersWaitingMax;
+  return static_cast<size_t>(
+      std::min<rlim_t>(kStrangersWaitingMax, std::max<rlim_t>(limit.rlim_cur / 4, 1)));
+}
+
 // The caller's address: as gRPC writes it, and what counts as one address for strangers.
 struct From {
   std::string uri;
@@ -277,7 +285,7 @@ class Front::Impl {
 
   // Only the thread uses these.
   std::map<uint64_t, std::unique_ptr<Link>> links_;
-  StrangerTable table_{kStrangersServedMax, kStrangersWaitingMax};
+  StrangerTable table_{kStrangersServedMax, WaitingMax()};
   std::vector<uint64_t> again_;  // have more to do than a turn
   Tick accept_again_ = kNever;
   Tick stop_at_ = kNever;

@@ -33,7 +33,7 @@
 namespace longhaul::coordinator {
 
 inline constexpr int kDescriptorsReserved = 32;
-// How many strangers are served at a time, and how many more may wait.
+// How many strangers are served at a time, and how many more may wait, if there are descriptors.
 inline constexpr size_t kStrangersServedMax = 64;
 inline constexpr size_t kStrangersWaitingMax = 1024;
 

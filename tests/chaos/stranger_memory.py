@@ -145,12 +145,11 @@ def run_lhctl(*arguments: object) -> str:
     ).stdout
 
 
-def join_another(cluster: LocalCluster, peer_flags: list[str], seconds: float) -> float | None:
-    """How long a new peer takes to come in; None: it cannot."""
+def join_by(socket_path: str, seconds: float) -> float | None:
+    """How long a new member takes to come in; None: it cannot."""
     begun = time.monotonic()
-    number = cluster.add_peer(peer_flags)
     try:
-        comm = lh.join("r", group=1, peerd=cluster.socket(number), timeout=seconds)
+        comm = lh.join("r", group=1, peerd=socket_path, timeout=seconds)
     except lh.Error:
         return None
     joined = round(time.monotonic() - begun, 2)
@@ -188,7 +187,8 @@ def measure(way: str, tls: bool, seconds: float, logs: pathlib.Path) -> dict[str
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 while counts[0] < held / 4:
                     time.sleep(0.02)
-                newcomer = pool.submit(join_another, cluster, peer_flags, seconds)
+                number = cluster.add_peer(peer_flags)
+                newcomer = pool.submit(join_by, cluster.socket(number), seconds)
                 while attacker.is_alive():
                     most = max(most, memory_mib(cluster.coordinator_pid))
                     time.sleep(0.02)
