@@ -50,7 +50,7 @@ def test_a_program_gets_what_gloo_gives(problems: list[dict[str, str | None]], c
 
 # ------------------------------------------------------------------ deaths
 
-_TRIES = ["abort:0", "abort:2", "abort:5", "retry:0", "retry:1", "defer:2", "defer:3", "outside:0"]
+_TRIES = ["abort:0", "abort:2", "abort:5", "retry:0", "retry:1", "defer:2", "defer:3", "outside:0", "mesh:1"]
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +104,11 @@ def test_deferred_errors_leave_a_sharded_module_usable(tries: Any, which: str) -
 def test_a_death_outside_a_group_does_not_disturb_it(tries: Any) -> None:
     for which in _of("outside"):
         assert _survivors(tries, which) == ["well", "well"]
+
+
+def test_a_mesh_of_gloo_may_have_replicas_over_longhaul(tries: Any) -> None:
+    for which in _of("mesh"):
+        for told in _survivors(tries, which):
+            assert (told["name"], told["world"]) == ("longhaul", "gloo"), told
+            assert told["done"] > 0
+            assert "Connection closed by peer" in told["text"], told

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,7 +39,7 @@ class Ranks:
 
     def __init__(self, size: int, seconds: float = 30, **options: Any) -> None:
         self.store = torch._C._distributed_c10d.HashStore()
-        self.pool = ThreadPoolExecutor(size)
+        self.pool = ThreadPoolExecutor(max(size, 1))
         self.size = size
 
         def make(rank: int) -> ProcessGroup:
@@ -149,6 +150,21 @@ def test_shapes_that_do_not_fit_are_refused_at_the_call(ranks: Any) -> None:
         for problem in three.all(call):
             assert isinstance(problem, (TypeError, ValueError, dist.DistBackendError)), problem
     works_afterwards(three)
+
+
+def test_a_list_may_hold_a_tensor_twice_where_it_is_read(ranks: Any) -> None:
+    def run(group: ProcessGroup) -> Any:
+        part = torch.full((2,), float(group.rank()))
+        outputs = [torch.empty(6), torch.empty(6), torch.empty(3)]
+        group.all_gather_single_coalesced(outputs, [part, part, part[1:]]).wait()
+        whole = torch.arange(3.0)
+        sums = [torch.empty(1), torch.empty(1)]
+        group.reduce_scatter_single_coalesced(sums, [whole, whole]).wait()
+        return [value.tolist() for value in (*outputs, *sums)]
+
+    expected = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    for rank, got in enumerate(ranks().all(run)):
+        assert got == [expected, expected, [0.0, 1.0, 2.0], [3.0 * rank], [3.0 * rank]]
 
 
 def test_a_group_cannot_be_pickled(ranks: Any) -> None:
@@ -385,8 +401,8 @@ def test_tags_of_messages_do_not_move_those_of_collectives() -> None:
     assert not any(tag >> 64 for tag in tags)
 
 
-def test_import_of_torch_does_not_import_longhaul(tmp_path: pathlib.Path) -> None:
-    """With the entry points of the package, a program needs no import of longhaul."""
+def test_a_program_needs_no_import_of_longhaul(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
+    """With the entry points of the package, torch knows the name. `import torch` does not import longhaul."""
     metadata = tmp_path / "longhaul-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: longhaul\nVersion: 0\n")
@@ -400,14 +416,41 @@ def test_import_of_torch_does_not_import_longhaul(tmp_path: pathlib.Path) -> Non
 import sys, torch, torch.distributed as dist
 assert not any(name == "longhaul" or name.startswith("longhaul.") for name in sys.modules)
 assert dist.is_backend_available("longhaul")
-print(dist.Backend("LONGHAUL"))
+dist.init_process_group("longhaul", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+dist.barrier()
+print(dist.get_backend())
+dist.destroy_process_group()
 """
-    environment = {**os.environ, "PYTHONPATH": f"{_PYTHON}:{tmp_path}"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
-    )
+    environment = {**os.environ, "PYTHONPATH": f"{_PYTHON}:{tmp_path}", "LONGHAUL_SOCKET": cluster.socket(0)}
+    command = [sys.executable, "-c", program, str(tmp_path / "store")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == "longhaul"
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_ddp_with_retry_and_without_the_hook_warns_once(ranks: Any, tmp_path: pathlib.Path, hook: bool) -> None:
+    ranks(0)  # sets the socket
+    dist.init_process_group(
+        "longhaul",
+        init_method=f"file://{tmp_path}/store",
+        rank=0,
+        world_size=1,
+        pg_options=lh.torch.Options(on_fault="retry"),
+    )
+    try:
+        dist.all_reduce(torch.ones(1))  # says nothing about DDP
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        if hook:
+            model.register_comm_hook(None, lh.torch.ddp_average_hook)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model(torch.ones(1, 3)).sum().backward()
+        found = [each for each in told if "ddp_average_hook" in str(each.message)]
+        assert len(found) == (0 if hook else 1), found
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_pool_grows_while_its_threads_wait_and_shrinks_afterwards() -> None:

@@ -165,6 +165,29 @@ def outside(group: Any, victim: Victim) -> Any:
     return "well"
 
 
+def mesh(group: Any, victim: Victim) -> Any:
+    """FSDP2 in a world of gloo, with replicas over longhaul: steps before the death, and the error after it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    names = ("replicate", "shard")
+    both = init_device_mesh(
+        "cpu", (dist.get_world_size(), 1), mesh_dim_names=names, backend_override={"replicate": "longhaul"}
+    )
+    replicas: Any = both.get_group("replicate")
+    model = net()
+    fully_shard(model, mesh=both)
+    watched(model, victim)
+    done = 0
+    try:
+        while done < 10:
+            step(model, done)
+            done += 1
+    except Exception as problem:
+        return {"name": replicas.name(), "world": dist.get_backend(), "done": done, "text": str(problem)}
+    return "no error"
+
+
 # The options, and which calls of the victim may be its last. DDP exchanges its buckets' order before its second step, by a
 # broadcast, which is not redone.
 SCENARIOS: dict[str, tuple[Callable[[Any, Victim], Any], Any, int, int]] = {
@@ -172,6 +195,7 @@ SCENARIOS: dict[str, tuple[Callable[[Any, Victim], Any], Any, int, int]] = {
     "retry": (retry, {"on_fault": "retry"}, 4, 12),
     "defer": (defer, {"errors": "defer"}, 0, 15),
     "outside": (outside, {}, 0, 50),
+    "mesh": (mesh, None, 4, 20),
 }
 
 
@@ -182,11 +206,11 @@ def tried(scenario: str, seed: int, directory: pathlib.Path, sockets: list[str])
 
     def at_rank(rank: int) -> Any:
         dist.init_process_group(
-            "longhaul",
+            "gloo" if options is None else "longhaul",
             init_method=f"file://{directory}/store",
             rank=rank,
             world_size=len(sockets),
-            pg_options=lh.torch.Options(**options),
+            pg_options=None if options is None else lh.torch.Options(**options),
         )
         result = run(dist.group.WORLD, victim)
         dist.destroy_process_group()

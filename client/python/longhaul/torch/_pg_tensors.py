@@ -68,6 +68,18 @@ def source(tensor: torch.Tensor) -> torch.Tensor:
     return _as_known(tensor)
 
 
+def apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """source() of each, as an op can read them: a list must not hold the same memory twice, so that is copied."""
+    wires = [source(tensor) for tensor in tensors]
+    end = 0
+    for at, i in sorted((wire.data_ptr(), i) for i, wire in enumerate(wires)):
+        if at < end and wires[i].numel():
+            wires[i] = wires[i].clone()
+        else:
+            end = at + wires[i].numel() * wires[i].element_size()
+    return wires
+
+
 def target(tensor: torch.Tensor, after: list[Callable[[], object]], *, read: bool) -> torch.Tensor:
     """The tensor as an op can write it: itself, or another one that is copied to it when the op has ended.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import torch
@@ -43,11 +42,10 @@ class Base(_ProcessGroup):  # type: ignore[misc]
     supports_time_estimate = False
     supports_shrinking = False
 
-    def __init__(self, store: Any, rank: int, size: int, seconds: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, name: str) -> None:
         super().__init__(rank, size)
         self._kept_store = store
-        self._seconds = seconds
-        self._own_name = ""
+        self._own_name = name
         self._own_description = "undefined"
 
     # ------------------------------------------------------------------ names
@@ -95,13 +93,6 @@ class Base(_ProcessGroup):  # type: ignore[misc]
 
     def get_group_store(self) -> Any:
         return self._kept_store
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """The time-out of further ops."""
-        self._seconds = timeout.total_seconds()
-
-    def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
-        self.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """The tags of ops count by themselves."""

@@ -19,6 +19,7 @@ from ._pg_core import Call, Core, assemble, held
 from ._pg_options import Options
 from ._pg_tensors import (
     Plan,
+    apart,
     check_reduced,
     lengths_of,
     row_lengths,
@@ -79,8 +80,7 @@ class ProcessGroup(Base):
     """
 
     def __init__(self, store: Any, rank: int, size: int, seconds: float, name: str, options: Options) -> None:
-        super().__init__(store, rank, size, seconds)
-        self._own_name = name
+        super().__init__(store, rank, size, name)
         self._core = Core(name, seconds, options, size)
         self._core.rank = rank
         self._finalizer = held(self, self._core)
@@ -116,6 +116,7 @@ class ProcessGroup(Base):
         return self._core.size
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """The time-out of further ops."""
         self._core.seconds = timeout.total_seconds()
 
     @property
@@ -365,6 +366,7 @@ class ProcessGroup(Base):
                         f"{self._core.size} times as many, for {self._core.size} ranks"
                     )
                 wholes.append(source(each))
+        wholes = apart(wholes) if len(wholes) > 1 else wholes
         if bitwise is not None:
             return self._fold_scatter_plan(plan, outputs, wholes, counts, bitwise)
         if weight is not None:
@@ -407,7 +409,7 @@ class ProcessGroup(Base):
     def _broadcast_plan(self, tensors: list[torch.Tensor], options: Any) -> Plan:
         plan = Plan(result=tensors, options=self._root(options.rootRank))
         if options.rootRank == self._core.rank:
-            wires = [source(tensor) for tensor in tensors]
+            wires = apart(tensors)
             plan.reads = tensors
         else:
             wires = [target(tensor, plan.after, read=False) for tensor in tensors]
@@ -446,7 +448,7 @@ class ProcessGroup(Base):
                     "the outputs of one of several inputs have different lengths; call all_gather for each"
                 )
             wholes.append(targets(outputs, "the list of outputs", plan.after))
-        parts = [source(tensor) for tensor in inputs]
+        parts = apart(inputs)
         single = len(parts) == 1
         plan.arguments = (parts[0] if single else parts,)
         plan.options.update(out=wholes[0] if single else wholes, counts=counts, world=self._core.size)
@@ -475,7 +477,7 @@ class ProcessGroup(Base):
                     f"{self._core.size} times as many, for {self._core.size} ranks"
                 )
         plan = Plan(result=outputs, reads=inputs, writes=outputs)
-        parts = [source(tensor) for tensor in inputs]
+        parts = apart(inputs)
         outs = [target(output, plan.after, read=False) for output in outputs]
         single = len(outs) == 1
         plan.arguments = (parts[0] if single else parts,)
@@ -687,8 +689,11 @@ class ProcessGroup(Base):
 
     def _warn(self, op: Any) -> None:
         """DDP divides gradients by the size of the group. After a death that is not the number of those that are left."""
-        frame = sys._getframe(2)  # of whoever called allreduce()
-        of_autograd = frame is None or frame.f_code.co_name == "_engine_run_backward"
+        try:
+            caller = sys._getframe(2).f_code.co_name  # of allreduce()
+        except ValueError:
+            caller = ""  # a thread of autograd, where no Python code runs
+        of_autograd = caller in ("", "_engine_run_backward")
         if of_autograd and _kind_of(op) == _Kind.SUM:
             self._warned = True
             warnings.warn(
