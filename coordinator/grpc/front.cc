@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -304,6 +305,11 @@ class Front::Impl {
 
 void Front::Impl::Run() {
   const CpuTime cpu("front");
+  // OpenSSL writes to sockets whose other end is gone.
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   struct epoll_event mail {};
   mail.events = EPOLLIN;
   mail.data.u64 = kInboxKey;
