@@ -7,6 +7,8 @@ import pathlib
 import pytest
 from stranger_memory import WAYS, measure
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "sealed"])
 @pytest.mark.parametrize("way", WAYS)
