@@ -49,8 +49,10 @@ TEST(RarelyTest, HoldsReportsBackIfItKnowsTooManyThings) {
   EXPECT_EQ(rarely.Take(2, Tick{5}), 0);
   EXPECT_EQ(rarely.Take(3, Tick{9}), std::nullopt);
   // The interval of 1 is over.
-  EXPECT_EQ(rarely.Take(3, Tick{10}), 0);
+  EXPECT_EQ(rarely.Take(3, Tick{10}), 1) << "what was held back is told";
   EXPECT_EQ(rarely.Take(1, Tick{11}), std::nullopt);
+  EXPECT_EQ(rarely.Take(2, Tick{12}), std::nullopt);
+  EXPECT_EQ(rarely.Take(2, Tick{15}), 2) << "also of things that were forgotten";
 }
 
 TEST(CheckDeathTest, SaysWhereWhatAndWhy) {

@@ -21,6 +21,8 @@ class UniqueFd {
     if (fd_ >= 0) close(fd_);
   }
   int get() const { return fd_; }
+  // The caller owns it from now on.
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;

@@ -229,6 +229,7 @@ def mypy(name: str, log: pathlib.Path) -> Result:
         [
             *command,
             "client/python/longhaul",
+            "client/python/longhaul_torch",
             "client/examples",
             "deploy",
             "tools",

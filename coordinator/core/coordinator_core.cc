@@ -105,7 +105,7 @@ class CoordinatorCore::Impl {
   void LearnNumbers(const control::GroupState& said);
   void Forget(PeerId peer);
   void Drop(SessionId session, const std::string& reason, StreamEnd end);
-  void Detach(SessionId session, const std::string& reason);
+  void Detach(SessionId session, bool ended_here, const std::string& reason);
   void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms);
   void BuryIfAccused(PeerId peer);
   void ForgiveOwnStall();
@@ -229,7 +229,8 @@ void CoordinatorCore::Impl::Handle(const SessionOpened& event) {
 }
 
 void CoordinatorCore::Impl::Handle(const SessionClosed& event) {
-  Detach(event.session, "its stream closed");
+  Detach(event.session, event.ended_here,
+         event.ended_here ? "the coordinator ended its stream" : "its stream closed");
 }
 
 void CoordinatorCore::Impl::Handle(const FromPeer& event) {
@@ -367,16 +368,16 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
 // Ends the session. Messages that still arrive on it are ignored.
 void CoordinatorCore::Impl::Drop(SessionId session, const std::string& reason, StreamEnd end) {
   actions_.push_back(CloseSession{session, reason, end});
-  Detach(session, reason);
+  Detach(session, end != StreamEnd::kGone, reason);
 }
 
-void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason) {
+void CoordinatorCore::Impl::Detach(SessionId session, bool ended_here, const std::string& reason) {
   const auto has_admitted = [this](PeerId peer) {
     return std::any_of(groups_.begin(), groups_.end(), [peer](const auto& entry) {
       return AdmittedPeers(entry.second.record()).contains(peer);
     });
   };
-  const PeerId id = peers_.Close(session, has_admitted, now_);
+  const PeerId id = peers_.Close(session, ended_here, has_admitted, now_);
   if (!id) return;
   Note("detach", id, "peer detached peer=" + ToString(id) + LogField("reason", reason));
   const std::vector<GroupKey> groups = GroupsOf(id);
@@ -406,7 +407,7 @@ void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason, uin
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   const bool quiet = peers_.Quiet(peer, now_);
   const bool succeeded = peers_.Succeeded(peer);
-  if (peers_.Attached(peer) && !quiet) return;
+  if (peers_.SpokenFor(peer, now_)) return;
   for (const GroupKey& key : GroupsOf(peer)) {
     const Directory directory(this);
     const Accusations accusations = groups_.at(key).AccusationsNow(directory);
@@ -414,11 +415,12 @@ void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
     if (!by_all && (!accusations.Accused(peer) || !(quiet || succeeded))) continue;
     const Peer& dead = *peers_.Find(peer);
     const bool attached = peers_.Attached(peer);
-    const std::string here = attached
-                                 ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
-                             : dead.closed ? "its stream closed"
-                             : succeeded   ? "another peer listens at its address"
-                                           : "it did not come back after the coordinator's restart";
+    const std::string here =
+        attached          ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
+        : dead.ended_here ? "it has not come back since the coordinator ended its stream"
+        : dead.closed     ? "its stream closed"
+        : succeeded       ? "another peer listens at its address"
+                          : "it did not come back after the coordinator's restart";
     PeerDied(peer,
              here + " and lost by " + List(accusations.Accusers(peer), " ", kNamesShownMax) +
                  " of " + ToString(key),

@@ -693,6 +693,53 @@ TEST_F(CoordinatorCoreTest, ClosedStreamAfterLinkLostIsDeathAtOnce) {
   EXPECT_EQ(Committed(), Epoch(4));
 }
 
+// The accusers may lie, and answer the freeze as late as they may.
+TEST_F(CoordinatorCoreTest, AStreamThatTheCoordinatorEndsIsNoSignOfDeathWhateverOthersSay) {
+  for (const uint64_t peers : {2, 3}) {
+    for (const uint64_t liars : {uint64_t{1}, peers - 1}) {
+      for (const bool report_first : {false, true}) {
+        h = Harness();
+        Found(peers);
+        const auto report = [&] {
+          for (uint64_t n = 1; n <= liars; ++n) h.Say(P(n), Lost(P(peers)));
+        };
+        for (uint64_t n = 1; n <= liars; ++n) h.Lively(P(n)).mute = true;
+        if (report_first) report();
+        h.Wait(2800);
+        h.Close(P(peers), /*ended_here=*/true);
+        if (!report_first) report();
+        h.Wait(600);
+        EXPECT_EQ(h.Notices("death"), Texts{});
+        h.Reattach(P(peers));
+        h.Wait(900);
+        for (uint64_t n = 1; n <= liars; ++n) {
+          h.Lively(P(n)).mute = false;
+          h.Reattach(P(n));
+        }
+        EXPECT_EQ(h.Notices("death"), Texts{});
+        EXPECT_EQ(Admitted(), peers);
+      }
+    }
+  }
+}
+
+TEST_F(CoordinatorCoreTest, WhoseStreamTheCoordinatorEndedIsAwaitedAsLongAsASilentPeer) {
+  for (const bool accused : {false, true}) {
+    h = Harness();
+    Found(3);
+    h.Hang(P(3));
+    h.Say(P(3), control::Heartbeat{});
+    h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
+    if (accused) h.Say(P(1), Lost(P(3)));
+    h.Wait(100);
+    h.Close(P(3), /*ended_here=*/true);
+    h.Wait(accused ? 850 : 3850);
+    EXPECT_EQ(h.Notices("death"), Texts{}) << accused;
+    h.Wait(100);
+    EXPECT_EQ(h.Notices("death").size(), 1u) << accused;
+  }
+}
+
 TEST_F(CoordinatorCoreTest, AReportFromBeforeAFreezeStillNamesWhoIsSilent) {
   Found(3);
   h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;

@@ -249,7 +249,7 @@ class World {
   }
   void Close(Peer* peer) {
     if (!peer->session) return;
-    Step(SessionClosed{std::exchange(peer->session, SessionId())});
+    Step(SessionClosed{std::exchange(peer->session, SessionId()), in_.Below(2) == 1});
   }
 
   void Join(Peer& peer) {

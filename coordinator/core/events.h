@@ -21,6 +21,9 @@ struct SessionOpened {
 };
 struct SessionClosed {
   SessionId session;
+  // The coordinator itself ended the stream, although it was not silent. So the end is no sign that
+  // the peer died.
+  bool ended_here = false;
 };
 struct FromPeer {
   SessionId session;

@@ -56,14 +56,14 @@ std::optional<SessionId> Peers::Attach(SessionId session, const control::Hello& 
   }
   sessions_.at(session).peer = hello.peer;
   peer.session = session;
-  peer.closed = peer.outdone = peer.knocked = false;
+  peer.closed = peer.outdone = peer.knocked = peer.ended_here = false;
   for (auto& [id, other] : peers_) other.outdone = other.outdone || !other.session;
   peer.dead_at = peer.quiet_at = kNever;
   peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host, hello.key};
   return replaced;
 }
 
-PeerId Peers::Close(SessionId session, const HasMembers& has_admitted, Tick now) {
+PeerId Peers::Close(SessionId session, bool ended_here, const HasMembers& has_admitted, Tick now) {
   const auto closed = sessions_.extract(session);
   if (closed.empty()) return PeerId{};
   const PeerId id = closed.mapped().peer;
@@ -71,11 +71,12 @@ PeerId Peers::Close(SessionId session, const HasMembers& has_admitted, Tick now)
   Peer& peer = peers_.at(id);
   peer.session = SessionId{};
   peer.closed = true;
+  peer.ended_here = ended_here;
   // The time until the peer is dead runs from its last message, not from the end of the stream. So
   // a stream that closes after a long silence does not give the peer that time again.
-  const int64_t shorter = has_admitted(id) ? 0 : kLease - kShortLease;
+  const int64_t shorter = ended_here || has_admitted(id) ? 0 : kLease - kShortLease;
   peer.dead_at = std::max(now, closed.mapped().silent_at + -shorter * detect_us_);
-  peer.quiet_at = kNever;
+  peer.quiet_at = ended_here ? closed.mapped().quiet_at : kNever;
   return id;
 }
 
@@ -228,6 +229,11 @@ bool Peers::Quiet(PeerId peer, Tick now) const {
   }
   const Tick quiet_at = sessions_.at(known->session).quiet_at;
   return quiet_at == kNever || quiet_at <= now;
+}
+
+bool Peers::SpokenFor(PeerId peer, Tick now) const {
+  const Peer* const known = Find(peer);
+  return known != nullptr && (known->session || known->ended_here) && !Quiet(peer, now);
 }
 
 bool Peers::Succeeded(PeerId peer) const {

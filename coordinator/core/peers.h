@@ -27,7 +27,9 @@ struct Peer {
   bool closed = false;  // its stream has closed; false: it has had none since the start
   // While not attached: another peer has come since, so this coordinator lets peers in.
   bool outdone = false;
-  bool knocked = false;   // while not attached: Peers::Knock() was called
+  bool knocked = false;  // while not attached: Peers::Knock() was called
+  // While not attached: the coordinator itself ended the stream, which is no sign of death.
+  bool ended_here = false;
   Tick dead_at = kNever;  // while not attached: the peer is dead from this time on
   // While the peer is not attached: as Session::quiet_at.
   Tick quiet_at = kNever;
@@ -41,8 +43,8 @@ struct Peer {
   std::map<GroupKey, control::GroupLoad> loads;
   std::vector<control::FetchLoad> fetches;
   LH_FIELDS(Peer, LH_FIELD(session), LH_FIELD(closed), LH_FIELD(outdone), LH_FIELD(knocked),
-            LH_FIELD(dead_at), LH_FIELD(quiet_at), LH_FIELD(record), LH_FIELD(draining),
-            LH_FIELD(drain_reason), LH_FIELD(loads, rule::Aside{}),
+            LH_FIELD(ended_here), LH_FIELD(dead_at), LH_FIELD(quiet_at), LH_FIELD(record),
+            LH_FIELD(draining), LH_FIELD(drain_reason), LH_FIELD(loads, rule::Aside{}),
             LH_FIELD(fetches, rule::Aside{}));
 };
 
@@ -72,8 +74,10 @@ class Peers {
   // The peer says Hello on this stream. Returns the older stream that this one replaces, if any.
   std::optional<SessionId> Attach(SessionId session, const control::Hello& hello);
   // The stream is over. Returns its peer; 0: it had none. `has_admitted`: whether a peer has
-  // admitted members. A peer with pending members only counts as dead sooner.
-  PeerId Close(SessionId session, const HasMembers& has_admitted, Tick now);
+  // admitted members. A peer with pending members only counts as dead sooner. `ended_here`: the
+  // coordinator itself ended the stream. Then the peer is expected back for as long as if its
+  // stream stood and were silent.
+  PeerId Close(SessionId session, bool ended_here, const HasMembers& has_admitted, Tick now);
   // A connection has come from the peer's host, and no stream stands on it (yet). So the host
   // lives, and it may be this coordinator that lets nobody in. A peer without a stream gets the
   // whole time to come back again, until another peer comes: then it is not the coordinator's
@@ -133,6 +137,9 @@ class Peers {
   // Whether the coordinator does not hear the peer: its stream is quiet, or it has none and has not
   // come back in time.
   bool Quiet(PeerId peer, Tick now) const;
+  // Whether its stream speaks for the peer's life, whatever other peers report: the stream is not
+  // quiet, or would not be quiet yet if the coordinator itself had not ended it.
+  bool SpokenFor(PeerId peer, Tick now) const;
   // Whether the peer has no stream, while another peer with the same addresses has one.
   bool Succeeded(PeerId peer) const;
   // The other peers with these addresses.

@@ -14,6 +14,7 @@
 #include "base/daemon/version.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "coordinator/grpc/connection.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/loop/explain.h"
 #include "proto/control/convert.h"
@@ -447,7 +448,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     const Denial denial{
         TokenRefusal::kRun,
         absl::StrCat(asked, ", and the caller's ", caller->Shown(), " is for run ", caller->run)};
-    authorizer_->Refused(denial, context->peer(), "call refused");
+    authorizer_->Refused(denial, ClientOf(context->peer()), "call refused");
     return denial;
   }
   // Admits a reader. Makes the selection narrower if the caller may see one run only.
@@ -716,7 +717,8 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   // For the log: who gave an order.
   static std::string ByWhom(const std::variant<Caller, Denial>& admitted, Context* context) {
-    return LogField("by", std::get<Caller>(admitted).Shown()) + LogField("client", context->peer());
+    return LogField("by", std::get<Caller>(admitted).Shown()) +
+           LogField("client", ClientOf(context->peer()));
   }
 
   CoordinatorLoop* const loop_;

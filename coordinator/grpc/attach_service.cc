@@ -31,7 +31,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/tick.h"
-#include "coordinator/grpc/accept.h"
+#include "coordinator/grpc/connection.h"
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
 #include "coordinator/grpc/token_use.h"
@@ -58,6 +58,8 @@ constexpr int64_t kPutOutLogUs = Seconds(60);
 constexpr std::chrono::milliseconds kKnockPause{20};
 // How long a denied peer may take to read what is being written to it.
 constexpr std::chrono::seconds kDenialPatience{1};
+// By how much of it the age at which a stream ends varies.
+constexpr double kAgeVaries = 0.1;
 
 using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -106,7 +108,8 @@ class Stream final : public SessionPort,
         context_(context),
         desk_(desk),
         caller_(std::move(caller)),
-        client_(context->peer()),
+        connection_(ConnectionOf(context->peer())),
+        client_(ClientOf(context->peer())),
         records_(context->client_metadata().contains(control::kRecordingMetadata)),
         nonce_(RandomBytes(kPossessionNonceBytes)) {}
 
@@ -120,6 +123,7 @@ class Stream final : public SessionPort,
   void Send(const control::CoordinatorMessage& message) override;
   void Close(StreamEnd end, const std::string& reason) override;
   void Accepted() override;
+  PeerId peer() const override { return welcomed_ ? hello_ : PeerId{}; }
   std::optional<Denial> ObjectionTo(const control::Join& join,
                                     const CoordinatorCore& core) override;
 
@@ -132,10 +136,19 @@ class Stream final : public SessionPort,
   // peer that does not read keeps the stream for kDenialPatience at most.
   void Deny(const Denial& denial);
 
+  // The coordinator ends the stream.
   void End(const grpc::Status& status) {
     MutexLock lock(&mutex_);
     EndLocked(status);
   }
+  // The peer has ended the stream, or it broke.
+  void Broke(const grpc::Status& status) {
+    MutexLock lock(&mutex_);
+    BrokeLocked(status);
+  }
+  std::chrono::steady_clock::time_point born() const { return born_; }
+  // Varies from stream to stream, so that peers do not all connect anew at once.
+  double age_share() const { return 1 - static_cast<uint8_t>(nonce_[0]) / 255.0 * kAgeVaries; }
 
  private:
   class StreamReactor;
@@ -147,6 +160,7 @@ class Stream final : public SessionPort,
   void StartReadLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartNextWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BrokeLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the call, if it is not over yet, without a status.
   void Cancel();
@@ -161,9 +175,11 @@ class Stream final : public SessionPort,
   grpc::CallbackServerContext* const context_;
   RecordingDesk* const desk_;
   const Caller caller_;
+  const std::shared_ptr<const Connection> connection_;  // may be null
   const std::string client_;
   const bool records_;       // the peer answers requests for recordings
   const std::string nonce_;  // the peer signs it in Hello
+  const std::chrono::steady_clock::time_point born_ = std::chrono::steady_clock::now();
   CoordinatorLoop* loop_ = nullptr;
   CoordinatorMetrics* metrics_ = nullptr;
   std::optional<SessionId> session_;
@@ -180,6 +196,7 @@ class Stream final : public SessionPort,
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_here_ ABSL_GUARDED_BY(mutex_) = false;  // closing, and not because it broke
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);  // of Deny()
 };
@@ -196,8 +213,12 @@ class AttachService final
       private v1::Coordinator::WithRawCallbackMethod_Attach<v1::Coordinator::Service> {
  public:
   AttachService(CoordinatorLoop* loop, CoordinatorMetrics* metrics, RecordingDesk* desk,
-                Authorizer* authorizer)
-      : loop_(loop), metrics_(metrics), desk_(desk), authorizer_(authorizer) {}
+                Authorizer* authorizer, std::optional<std::chrono::milliseconds> stream_age)
+      : loop_(loop),
+        metrics_(metrics),
+        desk_(desk),
+        authorizer_(authorizer),
+        stream_age_(stream_age) {}
 
   grpc::Service* service() override { return this; }
 
@@ -218,7 +239,12 @@ class AttachService final
       streams = streams_;
     }
     for (const std::shared_ptr<Stream>& stream : streams) {
-      if (const std::optional<Denial> denial = why(stream->caller())) stream->Deny(*denial);
+      if (const std::optional<Denial> denial = why(stream->caller())) {
+        stream->Deny(*denial);
+      } else if (stream_age_ && std::chrono::steady_clock::now() - stream->born() >=
+                                    *stream_age_ * stream->age_share()) {
+        stream->End({grpc::StatusCode::UNAVAILABLE, control::kAged});
+      }
     }
   }
 
@@ -229,6 +255,14 @@ class AttachService final
     if (!held_back) return;
     Log(LogLevel::kWarning, absl::StrCat("control stream refused", LogField("client", client),
                                          " held_back=", *held_back, LogField("reason", why)));
+  }
+
+  void OnOverflow(const std::string& client, size_t queued) {
+    const std::optional<uint64_t> held_back = overflows_.Take(HostOfUri(client));
+    if (!held_back) return;
+    Log(LogLevel::kWarning,
+        absl::StrCat("control stream closed: its peer does not read", LogField("client", client),
+                     " queued=", queued, " held_back=", *held_back));
   }
 
   // Posts a knock for each peer whose last stream came from this host (PeerKnocked). The core
@@ -272,7 +306,7 @@ class AttachService final
   Reactor* Attach(grpc::CallbackServerContext* context) override {
     std::variant<Caller, Denial> admitted = authorizer_->Admit(*context, Role::kTrainer);
     if (const auto* denial = std::get_if<Denial>(&admitted)) {
-      if (MeantFor(denial->refusal)) ForgetHomesAt(HostOfUri(context->peer()));
+      if (MeantFor(denial->refusal)) ForgetHomesAt(HostOfUri(ClientOf(context->peer())));
       return new RefusedCall(ToGrpc(*denial));
     }
     auto stream = std::make_shared<Stream>(this, context, desk_, std::get<Caller>(admitted));
@@ -337,8 +371,10 @@ class AttachService final
   CoordinatorMetrics* const metrics_;
   RecordingDesk* const desk_;
   Authorizer* const authorizer_;
+  const std::optional<std::chrono::milliseconds> stream_age_;
   const std::shared_ptr<TokenUse> token_use_ = std::make_shared<TokenUse>();
-  RareLog<std::string> refusals_{kRefusalLogUs, kRefusalReasonsMax};  // by reason
+  RareLog<std::string> refusals_{kRefusalLogUs, kRefusalReasonsMax};   // by reason
+  RareLog<std::string> overflows_{kRefusalLogUs, kRefusalReasonsMax};  // by host
   RareLog<int> put_out_{kPutOutLogUs, 1};
   Mutex mutex_;
   std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
@@ -359,7 +395,7 @@ class Stream::StreamReactor final : public Reactor {
   explicit StreamReactor(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
   void OnReadDone(bool ok) override { stream_->OnReadDone(ok); }
   void OnWriteDone(bool ok) override { stream_->OnWriteDone(ok); }
-  void OnCancel() override { stream_->End(grpc::Status(grpc::StatusCode::CANCELLED, "cancelled")); }
+  void OnCancel() override { stream_->Broke({grpc::StatusCode::CANCELLED, "cancelled"}); }
   void OnDone() override {
     stream_->OnDone();
     delete this;
@@ -401,6 +437,8 @@ void Stream::Send(const control::CoordinatorMessage& message) {
   // Only now the Hello is known to be no stranger's. A peer that has its Welcome can be asked.
   if (std::holds_alternative<control::Welcome>(message)) {
     welcomed_ = true;
+    // At a port that asks for nothing, this is all that a caller shows.
+    if (connection_ != nullptr) connection_->Known();
     service_->Welcomed(hello_, client_);
     service_->token_use().Attached(hello_, caller_, loop_);
     if (records_) desk_->Add(hello_, shared_from_this());
@@ -412,8 +450,7 @@ void Stream::SendBytes(std::string bytes) {
   MutexLock lock(&mutex_);
   if (closing_) return;
   if (queue_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
-    Log(LogLevel::kWarning, absl::StrCat("control stream closed: its peer does not read",
-                                         LogField("client", client_), " queued=", queue_.size()));
+    service_->OnOverflow(client_, queue_.size());
     EndLocked({grpc::StatusCode::RESOURCE_EXHAUSTED, "the peer does not read its control stream"});
     // Without this, the write in flight would never end.
     context_->TryCancel();
@@ -461,7 +498,7 @@ void Stream::Cancel() {
 }
 
 void Stream::OnReadDone(bool ok) {
-  if (!ok) return End(grpc::Status::OK);
+  if (!ok) return Broke(grpc::Status::OK);
   absl::StatusOr<std::string> bytes = BytesOf(incoming_);
   incoming_.Clear();
   if (bytes.ok() && welcomed_ && control::IsRecordingMessage(*bytes)) {
@@ -560,18 +597,20 @@ void Stream::OnWriteDone(bool ok) {
   MutexLock lock(&mutex_);
   writing_ = false;
   if (closing_) return FinishLocked();
-  if (!ok) return EndLocked({grpc::StatusCode::CANCELLED, "the stream broke"});
+  if (!ok) return BrokeLocked({grpc::StatusCode::CANCELLED, "the stream broke"});
   StartNextWriteLocked();
 }
 
 void Stream::OnDone() {
+  bool ended_here = false;
   {
     MutexLock lock(&mutex_);
     reactor_ = nullptr;
     closing_ = true;
+    ended_here = ended_here_;
   }
   if (welcomed_) desk_->Remove(hello_, this);
-  if (session_) loop_->CloseSession(*session_);
+  if (session_) loop_->CloseSession(*session_, ended_here);
   service_->Forget(shared_from_this());
 }
 
@@ -590,6 +629,12 @@ void Stream::StartNextWriteLocked() {
 
 void Stream::EndLocked(const grpc::Status& status) {
   if (closing_) return;
+  ended_here_ = true;
+  BrokeLocked(status);
+}
+
+void Stream::BrokeLocked(const grpc::Status& status) {
+  if (closing_) return;
   closing_ = true;
   status_ = status;
   queue_.clear();
@@ -600,10 +645,10 @@ void Stream::FinishLocked() { reactor_->Finish(status_); }
 
 }  // namespace
 
-std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
-                                                    CoordinatorMetrics* metrics,
-                                                    RecordingDesk* desk, Authorizer* authorizer) {
-  return std::make_unique<AttachService>(loop, metrics, desk, authorizer);
+std::unique_ptr<DrainableService> MakeAttachService(
+    CoordinatorLoop* loop, CoordinatorMetrics* metrics, RecordingDesk* desk, Authorizer* authorizer,
+    std::optional<std::chrono::milliseconds> stream_age) {
+  return std::make_unique<AttachService>(loop, metrics, desk, authorizer, stream_age);
 }
 
 }  // namespace longhaul::coordinator

@@ -181,12 +181,9 @@ Caller Anybody(Role role) {
   return caller;
 }
 
-absl::StatusOr<std::optional<tls::Subject>> CertificateCaller(const grpc::AuthContext& context) {
-  const std::vector<grpc::string_ref> pem =
-      context.FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
-  if (pem.empty()) return std::optional<tls::Subject>();
-  LH_ASSIGN_OR_RETURN(tls::Subject identity,
-                      tls::SubjectOf(std::string(pem.front().data(), pem.front().size())));
+absl::StatusOr<std::optional<tls::Subject>> CertificateCaller(const Connection& connection) {
+  if (connection.certificate().empty()) return std::optional<tls::Subject>();
+  LH_ASSIGN_OR_RETURN(tls::Subject identity, tls::SubjectOf(connection.certificate()));
   return std::optional<tls::Subject>(std::move(identity));
 }
 
@@ -256,7 +253,17 @@ Authorizer::Authorizer(Options options, const TokenDesk* desk, CoordinatorMetric
 
 std::variant<Caller, Denial> Authorizer::Admit(const grpc::CallbackServerContext& context,
                                                Role needed) {
-  if (options_.auth == Auth::kNone) return Anybody(options_.anybody);
+  const std::shared_ptr<const Connection> connection = ConnectionOf(context.peer());
+  if (connection != nullptr) {
+    if (const std::optional<tls::CertificateCheck> refusal = connection->Refusal()) {
+      return Denial{TokenRefusal::kCertificate, refusal->why};
+    }
+  }
+  if (options_.auth == Auth::kNone) {
+    // A peer shows with its Hello at least that it is one.
+    if (connection != nullptr && needed != Role::kTrainer) connection->Known();
+    return Anybody(options_.anybody);
+  }
   Presented shown;
   const auto& metadata = context.client_metadata();
   const auto [first, last] = metadata.equal_range(control::kAuthorization);
@@ -267,9 +274,8 @@ std::variant<Caller, Denial> Authorizer::Admit(const grpc::CallbackServerContext
     shown.token = good ? value.substr(sizeof control::kBearer - 1) : "";
   }
   std::variant<Caller, Denial> found;
-  const auto peer = context.auth_context();
   absl::StatusOr<std::optional<tls::Subject>> certificate = std::optional<tls::Subject>();
-  if (peer != nullptr) certificate = CertificateCaller(*peer);
+  if (connection != nullptr) certificate = CertificateCaller(*connection);
   if (certificate.ok()) {
     shown.certificate = *std::move(certificate);
     found = Identify(options_.auth, shown, *desk_, options_.flag);
@@ -286,7 +292,9 @@ std::variant<Caller, Denial> Authorizer::Admit(const grpc::CallbackServerContext
     }
   }
   if (const auto* denial = std::get_if<Denial>(&found)) {
-    Refused(*denial, context.peer(), "call refused");
+    Refused(*denial, ClientOf(context.peer()), "call refused");
+  } else if (connection != nullptr) {
+    connection->Known();
   }
   return found;
 }

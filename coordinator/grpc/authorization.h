@@ -23,13 +23,13 @@
 #include "absl/status/statusor.h"
 #include "base/tick.h"
 #include "base/tls/certificate.h"
+#include "coordinator/grpc/connection.h"
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/tokens/token_desk.h"
 #include "proto/control/messages.h"
 
 namespace grpc {
-class AuthContext;
 class CallbackServerContext;
 class Status;
 }  // namespace grpc
@@ -68,10 +68,9 @@ struct Caller {
 // The caller of a port that asks for nothing.
 Caller Anybody(Role role);
 
-// The caller's certificate; nullopt: it showed none, as in clear. The port's credentials
-// (proto/control/grpc/credentials.h) have already refused certificates of other CAs, and those that
-// have expired or are revoked. InvalidArgument: it cannot be read, or contradicts itself.
-absl::StatusOr<std::optional<tls::Subject>> CertificateCaller(const grpc::AuthContext& context);
+// The caller's certificate; nullopt: it showed none, as in clear. Does not check who issued it.
+// InvalidArgument: it cannot be read, or contradicts itself.
+absl::StatusOr<std::optional<tls::Subject>> CertificateCaller(const Connection& connection);
 
 // What a call shows.
 struct Presented {
@@ -105,7 +104,8 @@ class Authorizer {
   Authorizer(Options options, const TokenDesk* desk, CoordinatorMetrics* metrics);
 
   // Identifies the caller, and refuses it unless its role is `needed` or may do all that `needed`
-  // may (an operator is an observer, too). A refusal is counted and logged.
+  // may (an operator is an observer, too). A refusal is counted and logged. If the caller is not
+  // refused, it is no stranger any more, and nor is its connection (front.h).
   std::variant<Caller, Denial> Admit(const grpc::CallbackServerContext& context, Role needed);
   // Why a caller that was admitted must end now; nullopt: it may go on.
   std::optional<Denial> Lapsed(const Caller& caller) const;

@@ -5,8 +5,6 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <utility>
 
@@ -16,25 +14,25 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/tick.h"
-#include "coordinator/grpc/accept.h"
+#include "base/unique_fd.h"
+#include "coordinator/grpc/front.h"
 #include "coordinator/grpc/rare_log.h"
 #include "coordinator/grpc/services.h"
-#include "proto/control/grpc/credentials.h"
 #include "proto/control/grpc/support.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
 namespace {
 
-// A connection whose HTTP/2 handshake takes longer is closed.
-constexpr int kHandshakeMs = 5000;
 // A connection without calls is closed after this time. Peers always have a call.
 constexpr int kIdleMs = 10000;
 constexpr int kStreamsPerConnectionMax = 256;
 constexpr size_t kMemoryBytesMax = size_t{1} << 30;
-// Calls that are in flight when a connection has reached its age may go on so long, but not longer
-// than the age.
-constexpr int kAgeGraceMaxMs = 5000;
+// Calls that are in flight when a connection has reached its age may go on so long, and for a fifth
+// of the age. gRPC varies the age by a tenth both ways. The coordinator itself ends a control
+// stream at the age of the stream, which is soon after that of its connection. It must be first:
+// only then it knows that the end is no sign of death.
+constexpr int kAgeGraceMs = 3000;
 
 // Counts refused certificates, and logs each reason at most once a second.
 class RefusalLog {
@@ -44,11 +42,13 @@ class RefusalLog {
   void Refused(const tls::CertificateCheck& verdict) {
     const char* const reason = tls::RefusalName(verdict.refusal);
     metrics_->OnCertificateRefused(reason);
-    if (!refusals_.Take(verdict.refusal)) return;
+    const std::optional<uint64_t> left_out = refusals_.Take(verdict.refusal);
+    if (!left_out) return;
     Log(LogLevel::kWarning,
         "certificate refused" + LogField("port", flag_) + LogField("reason", reason) +
             LogField("name", verdict.identity.name) +
-            LogField("fingerprint", verdict.identity.fingerprint) + LogField("told", verdict.why));
+            LogField("fingerprint", verdict.identity.fingerprint) + LogField("told", verdict.why) +
+            " not_logged=" + std::to_string(*left_out));
   }
 
  private:
@@ -57,27 +57,13 @@ class RefusalLog {
   RareLog<tls::CertificateRefusal> refusals_{Seconds(1), tls::kRefusals};
 };
 
-std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const GrpcTls& tls,
-                                                       CoordinatorMetrics* metrics,
-                                                       const char* flag) {
-  if (tls.files == nullptr) return grpc::InsecureServerCredentials();
-  const auto log = std::make_shared<RefusalLog>(metrics, flag);
-  return control::MakeServerCredentials(
-      {tls.files, tls.seen,
-       [log](const tls::CertificateCheck& verdict) { log->Refused(verdict); }});
-}
-
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
   builder->SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
   // Compressed messages are refused: one could unpack to more than any limit.
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // Without this, a second coordinator could start on the same port and would get half of the
-  // peers.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
-  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   const control::Keepalive keepalive = control::KeepaliveFor(detect_ms);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive.time_ms);
@@ -125,27 +111,44 @@ class GrpcServer::Impl {
     EnablePlugins();
     grpc::ServerBuilder builder;
     Configure(&builder, detect_ms);
-    int port = 0;
     if (tls_.files != nullptr) {
       const int age_ms = static_cast<int>(tls_.connection_age_s) * 1000;
       builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, age_ms);
-      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
-                                 std::min(age_ms, kAgeGraceMaxMs));
+      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kAgeGraceMs + age_ms / 5);
     }
-    builder.AddListeningPort(ToString(listen), CredentialsOf(tls_, metrics_, flag_), &port);
+    // gRPC speaks with the front only (front.h).
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
     builder.RegisterService(service_->service());
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port == 0) {
+    if (server_ == nullptr) return absl::InternalError("gRPC does not start, and does not say why");
+    Front::Options front;
+    front.listen = listen;
+    front.flag = flag_;
+    front.files = tls_.files;
+    front.seen = tls_.seen;
+    if (tls_.files != nullptr) {
+      front.refused = [log = std::make_shared<RefusalLog>(metrics_, flag_)](
+                          const tls::CertificateCheck& verdict) { log->Refused(verdict); };
+    }
+    front.came = [this](const std::string& host) { service_->Came(host); };
+    front.pass = [this](UniqueFd fd) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.fd = fd.Release();
+      acceptor_->HandleNewConnection(&connection);
+    };
+    front.unacknowledged_ms = static_cast<uint32_t>(control::KeepaliveFor(detect_ms).timeout_ms);
+    absl::StatusOr<std::unique_ptr<Front>> started = Front::Start(std::move(front));
+    if (!started.ok()) {
+      server_->Shutdown();
       server_ = nullptr;
-      // gRPC gives no reason, so TryListening() looks for one.
       LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", flag_));
       return absl::UnavailableError(absl::StrCat("cannot listen for gRPC on ", ToString(listen),
-                                                 ": gRPC could not bind it, and now it is free; "
-                                                 "try again"));
+                                                 ": ", started.status().message()));
     }
-    listen.port = static_cast<uint16_t>(port);
-    accepts_ = std::make_unique<AcceptWatch>(
-        listen.port, [this](const std::string& host) { service_->Came(host); });
+    front_ = *std::move(started);
+    listen.port = front_->port();
     address_ = ToString(listen);
     SetServing(true);
     return absl::OkStatus();
@@ -153,10 +156,11 @@ class GrpcServer::Impl {
 
   void Stop(std::chrono::milliseconds grace) {
     SetServing(false);
-    accepts_ = nullptr;
+    front_->StopAccepting();
     service_->EndStreams();
     server_->Shutdown(std::chrono::system_clock::now() + grace);
     server_->Wait();
+    front_ = nullptr;
     server_ = nullptr;
   }
 
@@ -177,8 +181,9 @@ class GrpcServer::Impl {
   const char* const flag_;
   const GrpcTls tls_;
   CoordinatorMetrics* const metrics_;
-  std::unique_ptr<AcceptWatch> accepts_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Front> front_;  // uses the three above
   std::string address_;
 };
 
@@ -205,8 +210,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(std::unique_ptr<Im
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(
     const std::string& address, CoordinatorLoop* loop, CoordinatorMetrics* metrics,
     RecordingDesk* desk, Authorizer* authorizer, GrpcTls tls) {
+  std::optional<std::chrono::milliseconds> age;
+  if (tls.files != nullptr) age = std::chrono::seconds(tls.connection_age_s);
   return Start(
-      std::make_unique<Impl>(MakeAttachService(loop, metrics, desk, authorizer),
+      std::make_unique<Impl>(MakeAttachService(loop, metrics, desk, authorizer, age),
                              "longhaul.v1.Coordinator", "--listen", std::move(tls), metrics),
       address, loop->core_config().detect_ms);
 }

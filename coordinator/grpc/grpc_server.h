@@ -27,8 +27,8 @@ namespace longhaul::coordinator {
 // How a port is secured. Without files it speaks in clear.
 struct GrpcTls {
   std::shared_ptr<tls::Files> files;
-  // A connection is closed after this time, and its streams begin anew on another one, where the
-  // certificates are checked anew.
+  // A control stream ends after this time, and begins anew on another connection, where the
+  // certificates are checked anew. A connection that stands nevertheless is closed soon after.
   uint32_t connection_age_s = 45;
   // Is told of the certificates of callers. May be null.
   std::shared_ptr<tls::SeenCertificates> seen;
@@ -59,7 +59,8 @@ class GrpcServer {
   // "host:port", with the port that was bound.
   const std::string& address() const;
 
-  // Ends each stream for whose caller `why` gives a reason. Any thread may call it before Stop().
+  // Ends each stream for whose caller `why` gives a reason, and each that has reached its age. To
+  // be called each second. Any thread may call it before Stop().
   void EndStreamsOf(const std::function<std::optional<Denial>(const Caller&)>& why);
 
   // Refuses new calls, ends all streams with UNAVAILABLE, and waits until all calls are over. Calls

@@ -18,7 +18,9 @@
 #include "base/crypto/identity.h"
 #include "base/daemon/host_port.h"
 #include "base/log_lines.h"
-#include "coordinator/grpc/accept.h"
+#include "base/unique_fd.h"
+#include "coordinator/grpc/front.h"
+#include "coordinator/grpc/stranger_budget.h"
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -140,6 +142,16 @@ class GrpcServerTest : public ::testing::Test {
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return grpc::CreateCustomChannel(server.address(), grpc::InsecureChannelCredentials(), args);
+  }
+
+  // From now on the connection is no stranger's (front.h).
+  static void Introduce(v1::Coordinator::Stub* stub) {
+    Attached attached(stub);
+    v1::CoordinatorMessage message;
+    EXPECT_TRUE(attached.Write(Hello(1000)));
+    EXPECT_TRUE(attached.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+    attached.stream->WritesDone();
+    EXPECT_TRUE(attached.Finish().ok());
   }
 
   // Makes a stream with one admitted member, and puts the member's name into `member`.
@@ -324,6 +336,7 @@ TEST_F(GrpcServerTest, APieceFromAStrangerOrOneTooLongEndsTheStream) {
 }
 
 TEST_F(GrpcServerTest, BytesThatAreNoMessageAreRefusedAndCounted) {
+  Introduce(peers_.get());
   for (const std::string& bytes :
        {std::string("\xff\xff\xff\xff"), std::string("\x0a\x7f"), std::string(1000, '\x12')}) {
     const grpc::Status status = SendBytes(bytes);
@@ -335,6 +348,7 @@ TEST_F(GrpcServerTest, BytesThatAreNoMessageAreRefusedAndCounted) {
 }
 
 TEST_F(GrpcServerTest, OversizedMessageIsRefusedBeforeItIsRead) {
+  Introduce(peers_.get());
   const grpc::Status status = SendBytes(std::string(LH_CONTROL_MESSAGE_BYTES_MAX + 1, 'x'));
   EXPECT_FALSE(status.ok());
   Attached attached(peers_.get());
@@ -424,6 +438,45 @@ TEST_F(GrpcServerTest, AStrangerDoesNotEndTheStreamOfAPeer) {
   EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kJoinPending, &message));
 }
 
+TEST_F(GrpcServerTest, AConnectionHasNoLimitOnceItsCallerIsKnown) {
+  std::vector<std::unique_ptr<Attached>> attached;
+  const auto open = [&](size_t streams) {
+    while (attached.size() < streams) {
+      attached.push_back(std::make_unique<Attached>(peers_.get()));
+      attached.back()->WaitForMetadata();
+    }
+  };
+  open(StrangerBudget::kStreamsMax);
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached[0]->Write(Hello(1)));
+  ASSERT_TRUE(attached[0]->ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  open(10 * StrangerBudget::kStreamsMax);
+  for (const auto& each : attached) EXPECT_NE(each->Nonce(), "");
+}
+
+// Connections that say nothing, and those that stop in the middle, are more than are served at a
+// time. A peer comes in among them, from the same address.
+TEST_F(GrpcServerTest, APeerComesInThroughACrowdOfStrangers) {
+  const absl::StatusOr<HostPort> port = ParseHostPort(server_->address());
+  ASSERT_TRUE(port.ok());
+  struct sockaddr_in address {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port->port);
+  const std::string preface(StrangerBudget::kPreface);
+  std::vector<UniqueFd> strangers;
+  for (size_t i = 0; i < 3 * kStrangersServedMax; ++i) {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(fd.get(), reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+    if (i % 2 == 0) {
+      ASSERT_EQ(send(fd.get(), preface.data(), preface.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(preface.size()));
+    }
+    strangers.push_back(std::move(fd));
+  }
+  Introduce(peers_.get());
+}
+
 // Streams without a Hello end each other, and no other stream.
 TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   std::string member;
@@ -436,6 +489,7 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   // One connection allows fewer streams than this test needs, so there are several connections.
   const auto other = Channel(*server_);
   const auto strangers = v1::Coordinator::NewStub(other);
+  Introduce(strangers.get());
   std::vector<std::unique_ptr<Attached>> silent;
   for (size_t i = 0; i < LH_STREAMS_WITHOUT_HELLO_MAX; ++i) {
     silent.push_back(std::make_unique<Attached>(i % 2 == 0 ? strangers.get() : peers_.get()));
@@ -469,6 +523,7 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
 }
 
 TEST_F(GrpcServerTest, CancelledAndBrokenStreamsAreGivenBack) {
+  Introduce(peers_.get());
   for (int i = 0; i < 200; ++i) {
     Attached attached(peers_.get());
     if (i % 3 != 0) attached.Write(Hello(static_cast<uint64_t>(i % 5) + 1));

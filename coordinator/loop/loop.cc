@@ -1,5 +1,6 @@
 #include "coordinator/loop/loop.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -15,6 +16,7 @@
 #include "base/mailbox.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "coordinator/loop/event_limit.h"
 #include "coordinator/loop/ring_worker.h"
 
 namespace longhaul::coordinator {
@@ -156,7 +158,7 @@ class CoordinatorLoop::Impl {
   void PostMessage(SessionId session, control::PeerMessage message) {
     (void)Post(Message{session, std::move(message)});
   }
-  void CloseSession(SessionId session) { (void)Post(Closed{session}); }
+  void CloseSession(SessionId session, bool ended_here) { (void)Post(Closed{session, ended_here}); }
 
   void PostRequest(Request request) {
     if (requests_.fetch_add(1) >= kRequestsMax) {
@@ -209,6 +211,7 @@ class CoordinatorLoop::Impl {
   };
   struct Closed {
     SessionId session;
+    bool ended_here = false;
   };
   using Content = std::variant<Open, Message, Closed, RingOrdered, std::shared_ptr<Request>>;
   struct Mail {
@@ -254,6 +257,8 @@ class CoordinatorLoop::Impl {
   void Carry(ToPeer& action);
   void Carry(Persist& action);
   void Carry(::longhaul::coordinator::CloseSession& action);
+  void Tell(EventRecord event);
+  void TellLeftOut();
   void Carry(Notice& action);
   void Carry(OrderRing& action) { ring_worker_.Submit(std::move(action)); }
   // Updates the metrics from the actions of one step. Must run before the actions are carried out,
@@ -281,6 +286,7 @@ class CoordinatorLoop::Impl {
   // Only the loop's thread uses these.
   std::unique_ptr<Store> store_;
   CoordinatorCore core_;
+  EventLimit event_limit_;
   std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
   std::map<GroupKey, Tick> preparing_since_;
   // Groups that lost a member since their last epoch. A group without members never has another
@@ -309,12 +315,13 @@ void CoordinatorLoop::Impl::Run() {
             {std::make_move_iterator(mail.begin() + i + 1), std::make_move_iterator(mail.end())});
     }
     if (Now() >= core_.NextDeadline()) Step(TimePassed{});
+    TellLeftOut();
   } while (failed_ || Wait());
   RefuseRest({});
 }
 
 bool CoordinatorLoop::Impl::Wait() {
-  const Tick deadline = core_.NextDeadline();
+  const Tick deadline = std::min(core_.NextDeadline(), event_limit_.due());
   MutexLock lock(&wake_mutex_);
   while (!woken_) {
     if (deadline == kNever) {
@@ -368,7 +375,9 @@ bool CoordinatorLoop::Impl::Refuse(SessionPort& port, const control::Join& join)
       control::JoinRefused{join.request, join.group, {Code::kFailedPrecondition, denial->text}});
   Notice notice;
   notice.event.kind = "refuse";
-  notice.event.text = "join refused" + LogField("reason", denial->text);
+  notice.event.peer = port.peer();
+  notice.event.text =
+      "join refused peer=" + ToString(notice.event.peer) + LogField("reason", denial->text);
   Carry(notice);
   return true;
 }
@@ -377,7 +386,7 @@ void CoordinatorLoop::Impl::HandleClosed(const Closed& closed) {
   ports_.erase(closed.session);
   sessions_.fetch_sub(1);
   metrics_->OnStreamClosed();
-  Step(SessionClosed{closed.session});
+  Step(SessionClosed{closed.session, closed.ended_here});
 }
 
 void CoordinatorLoop::Impl::Fail(const absl::Status& status) {
@@ -439,11 +448,18 @@ void CoordinatorLoop::Impl::Carry(::longhaul::coordinator::CloseSession& action)
 }
 
 void CoordinatorLoop::Impl::Carry(Notice& action) {
-  const EventRecord& event = action.event;
+  if (event_limit_.Take(action.event, Now())) Tell(std::move(action.event));
+}
+
+void CoordinatorLoop::Impl::TellLeftOut() {
+  for (EventRecord& event : event_limit_.TakeLeftOut(Now())) Tell(std::move(event));
+}
+
+void CoordinatorLoop::Impl::Tell(EventRecord event) {
   const std::string group = event.group.run.empty() ? "" : LogField("group", ToString(event.group));
   Log(LogLevel::kInfo, event.text + group);
   if (options_.observe) options_.observe(event, Now());
-  events_.Append(std::move(action.event), WallTimeUs());
+  events_.Append(std::move(event), WallTimeUs());
 }
 
 void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
@@ -512,7 +528,9 @@ std::optional<SessionId> CoordinatorLoop::OpenSession(std::shared_ptr<SessionPor
 void CoordinatorLoop::PostMessage(SessionId session, control::PeerMessage message) {
   impl_->PostMessage(session, std::move(message));
 }
-void CoordinatorLoop::CloseSession(SessionId session) { impl_->CloseSession(session); }
+void CoordinatorLoop::CloseSession(SessionId session, bool ended_here) {
+  impl_->CloseSession(session, ended_here);
+}
 
 void CoordinatorLoop::Evict(EvictMember request, Done done) {
   impl_->PostRequest([request = std::move(request), done = std::move(done)](

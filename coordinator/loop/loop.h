@@ -41,6 +41,8 @@ class SessionPort {
   virtual void Send(const control::CoordinatorMessage& message) = 0;
   // Ends the stream. The stream must still call CloseSession().
   virtual void Close(StreamEnd end, const std::string& reason) = 0;
+  // The peer at the other end; 0: it has not said Hello.
+  virtual PeerId peer() const { return PeerId{}; }
   // The loop has handled the last message of the stream. The stream may post the next one.
   virtual void Accepted() = 0;
   // Why the caller at the other end may not have this member; nullopt: it may. If it may not, the
@@ -59,7 +61,8 @@ class CoordinatorLoop {
     std::function<void(const absl::Status&)> fatal;
     // The clock, which only the loop's thread calls. Default: the system's monotonic clock.
     std::function<Tick()> now;
-    // Called for each event, on the loop's thread. Default: nobody listens.
+    // Called for each event that is told (event_limit.h), on the loop's thread. Default: nobody
+    // listens.
     std::function<void(const EventRecord&, Tick)> observe;
   };
 
@@ -81,8 +84,8 @@ class CoordinatorLoop {
   // each further one only after Accepted() for the one before.
   void PostMessage(SessionId session, control::PeerMessage message);
   // Ends a session. Call this exactly once for each session that was opened, after its last
-  // message.
-  void CloseSession(SessionId session);
+  // message. `ended_here`: the coordinator itself ended the stream (core/events.h: SessionClosed).
+  void CloseSession(SessionId session, bool ended_here = false);
 
   // A connection came from the host of this peer (core/events.h: PeerKnocked). Dropped if
   // kRequestsMax requests wait already.

@@ -5,6 +5,7 @@
 #include <deque>
 #include <future>
 
+#include "base/log_lines.h"
 #include "base/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -104,6 +105,8 @@ class FakePort final : public SessionPort {
     return Denial{TokenRefusal::kQuota, "too many"};
   }
 
+  PeerId peer() const override { return peer_; }
+
   const PeerId peer_{1};
   std::atomic<size_t> members_max_{SIZE_MAX};
   std::atomic<uint64_t> member_{0};
@@ -131,6 +134,10 @@ class LoopTest : public ::testing::Test {
     options.core.incarnation = "c1";
     options.core.detect_ms = detect_ms;
     options.core.entropy = std::string(32, 'e');
+    options.now = [this] {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      return Tick{std::chrono::duration_cast<std::chrono::microseconds>(now).count() + later_us_};
+    };
     options.fatal = [this](const absl::Status& status) {
       journal_.Add("fatal " + std::string(status.message()));
     };
@@ -154,11 +161,33 @@ class LoopTest : public ::testing::Test {
     return *session;
   }
 
+  std::atomic<int64_t> later_us_{0};
   Journal journal_;
   CoordinatorMetrics metrics_;
   FakeStore* store_ = nullptr;
   std::unique_ptr<CoordinatorLoop> loop_;
 };
+
+TEST_F(LoopTest, APeerThatIsRefusedAllTheTimeDoesNotPushOthersEventsOut) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  port->members_max_ = 1;
+  const SessionId session = Join(port, "a", 1);
+  const LogLines log;
+  for (uint64_t request = 2; request < 2002; ++request) {
+    loop_->PostMessage(session, control::Join{request, {"run", 1}, "t"});
+    ASSERT_EQ(journal_.TakeUntil("a accepted"), "a accepted");
+  }
+  ASSERT_TRUE(loop_->Ping(kDeadline).ok());
+  EXPECT_LT(loop_->events().newest(), 250u);
+  EXPECT_EQ(log.Count("join refused"), 200);
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_joins_refused_total 2000\n"));
+  later_us_ = Seconds(61);
+  ASSERT_TRUE(loop_->Ping(kDeadline).ok());
+  ASSERT_TRUE(loop_->Ping(kDeadline).ok());
+  EXPECT_EQ(log.Count("and 1800 more like this in 60 s event=refuse peer=p1"), 1);
+  EXPECT_THAT(loop_->events().Read(0, 1000).back().event.text, HasSubstr("and 1800 more"));
+}
 
 TEST_F(LoopTest, PersistsBeforeItAnswers) {
   Start();
@@ -304,7 +333,8 @@ TEST_F(LoopTest, AJoinToWhichTheStreamObjectsIsRefusedAndTheCoreDoesNotHearOfIt)
   ASSERT_TRUE(overview.ok()) << overview.status();
   EXPECT_EQ(overview->groups.size(), 1u);
   EXPECT_EQ(loop_->events().Read(0, 100).back().event.kind, "refuse");
-  EXPECT_EQ(loop_->events().Read(0, 100).back().event.text, "join refused reason=\"too many\"");
+  EXPECT_EQ(loop_->events().Read(0, 100).back().event.text,
+            "join refused peer=p1 reason=\"too many\"");
   const std::string text = metrics_.Text();
   EXPECT_THAT(text, HasSubstr("longhaul_coordinator_joins_refused_total 1\n"));
   EXPECT_THAT(text, HasSubstr("longhaul_coordinator_callers_refused_total{reason=\"quota\"} 1\n"));

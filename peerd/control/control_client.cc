@@ -377,7 +377,7 @@ class Stream final {
              "this port takes no peers: is it the coordinator's port for operators (--admin)? Give "
              "the address of its --listen, port 29600 by default";
     }
-    if (aged_locked()) return what + "the connection has reached its age (--tls-connection-age-s)";
+    if (aged_locked()) return what + control::kAged;
     return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message(),
                         control::TlsAdvice(status_, tls_));
   }
@@ -525,11 +525,10 @@ class Stream final {
     MutexLock lock(&mutex_);
     CloseLocked();
   }
-  // gRPC says so of a connection that the server has announced to end (GOAWAY).
   bool aged_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return tls_ && worked_ && given_up_.empty() &&
            status_.error_code() == grpc::StatusCode::UNAVAILABLE &&
-           status_.error_message() == "enter idle";
+           status_.error_message() == control::kAged;
   }
   void CloseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (closing_) return;

@@ -20,7 +20,7 @@ def test_members_do_not_notice_a_flood(mode: str, tmp_path: pathlib.Path) -> Non
 
 
 def test_a_lack_of_descriptors_shuts_no_port(tmp_path: pathlib.Path) -> None:
-    few = ["--seconds=3", "--rounds=1", "--connections=300", "--connects=300", "--bytes=1e6", "--ratio=0", "--files=60"]
+    few = ["--seconds=3", "--rounds=1", "--connections=300", "--connects=300", "--bytes=1e6", "--ratio=0", "--files=90"]
     report = flood("clear", parser().parse_args(few), tmp_path)
     assert not report["failures"], report
     assert "file descriptors run out" in (tmp_path / "coordinator.log").read_text()

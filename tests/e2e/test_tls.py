@@ -270,6 +270,9 @@ def test_without_tls_ca_the_coordinator_asks_nobody_for_a_certificate(ca: Ca, tm
             until(lambda: "new TLS files are in use" in log.read_text(), "the new certificate is used")
             attached = log.read_text().count("peer attached")
             until(lambda: log.read_text().count("peer attached") >= attached + 4, "peers connect anew")
+            # The end by age is the coordinator's own, not that of a connection that breaks.
+            assert log.read_text().count('reason="the coordinator ended its stream"') >= 4
+            assert 'reason="its stream closed"' not in log.read_text()
         # A certificate that a peer shows nevertheless is not looked at.
         cluster.add_peer([*Ca(tmp_path / "other").pair("host"), *trust])
         until(lambda: "control stream stands" in (tmp_path / "peerd-2.log").read_text(), "the peer is attached")

@@ -135,7 +135,12 @@ def test_the_wheel_of_the_client_describes_itself(wheels: pathlib.Path) -> None:
     with wheel_of(wheels, "longhaul") as wheel:
         names = wheel.namelist()
         (metadata,) = [wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
-    assert {"longhaul/liblonghaul.so", "longhaul/py.typed", "longhaul/torch/__init__.py"} <= set(names)
+    assert {
+        "longhaul/liblonghaul.so",
+        "longhaul/py.typed",
+        "longhaul/torch/__init__.py",
+        "longhaul_torch/__init__.py",
+    } <= set(names)
     assert [name for name in names if "test" in name] == ["longhaul/testing.py"]
     (version,) = re.findall(r'^__version__ = "(.*)"$', (ROOT / "client/python/longhaul/_version.py").read_text(), re.M)
     # A wheel of daemons fits the package if the first two numbers of the version are equal.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "base/check.h"
 #include "peerd/engine/state_runner.h"
 #include "peerd/state/state_hash.h"
@@ -51,6 +52,7 @@ CoordinatorHost::CoordinatorHost(const Context& context) : context_(context) {
 }
 
 void CoordinatorHost::Start() {
+  aged_.clear();
   ++starts_;
   node_.alive = true;
   coordinator::CoreConfig config;
@@ -146,6 +148,10 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
       if (auto* notice = std::get_if<coordinator::Notice>(&action)) {
         context_.story->Tell(now, "coordinator  notes ", NameOf(notice->event));
         Checker::OnLogLine(notice->event.text);
+        // Trainers that die are "death", too.
+        if (absl::StrContains(notice->event.text, " and lost by ")) {
+          CheckNotOfAge(notice->event.peer);
+        }
         if (notice->event.text.starts_with("ring ordered anew")) context_.checker->OnRingOrdered();
       } else if (auto* persist = std::get_if<Persist>(&action)) {
         out_.push_back({std::move(*persist)});
@@ -295,6 +301,7 @@ void CoordinatorHost::OnOpen(const StreamPtr& stream) {
   stream->at_coordinator = true;
   stream->heard_there = context_.world->now();
   streams_[stream->id] = stream;
+  aged_.erase(stream->peer->id());
   Step(coordinator::SessionOpened{stream->id});
   KeepAlive(stream);
   PeerHost* const peer = stream->peer;
@@ -347,6 +354,23 @@ void CoordinatorHost::Reset(const StreamPtr& stream) {
     world.On(stream->peer->node(), world.now() + world.Between(0, Millis(20)),
              [stream] { stream->peer->OnStreamEnd(stream); });
   }
+}
+
+void CoordinatorHost::EndAged(const StreamPtr& stream) {
+  if (!node_.alive || node_.frozen || !stream->at_coordinator) return;
+  context_.story->Tell(context_.world->now(), "coordinator  ends the stream of ",
+                       ToString(stream->peer->id()), ": it has reached its age");
+  aged_[stream->peer->id()] = stream;
+  Close(stream);
+  Step(coordinator::SessionClosed{stream->id, context_.planted != Planted::kAgeIsDeath});
+}
+
+// Whatever others report of a peer, that its stream was ended because of its age says nothing.
+void CoordinatorHost::CheckNotOfAge(PeerId peer) {
+  const auto it = aged_.find(peer);
+  if (it == aged_.end() || !it->second->peer->node()->alive) return;
+  if (context_.world->now() - it->second->heard_there >= Millis(context_.detect_ms)) return;
+  Checker::Fail(ToString(peer) + " is removed because the coordinator ended its stream");
 }
 
 void CoordinatorHost::Echo(int64_t within_us) {

@@ -128,6 +128,8 @@ class CoordinatorHost {
   void OnEnd(const StreamPtr& stream);
   // The network breaks the stream.
   void Reset(const StreamPtr& stream);
+  // The coordinator ends the stream because of its age.
+  void EndAged(const StreamPtr& stream);
 
   void Evict(const GroupKey& group, MemberId member);
   void Drain(PeerId peer);
@@ -151,6 +153,7 @@ class CoordinatorHost {
   void Close(StreamPtr stream);
   // Closes the stream if nothing is heard on it.
   void KeepAlive(const StreamPtr& stream);
+  void CheckNotOfAge(PeerId peer);
   void Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop);
 
   const Context context_;
@@ -160,6 +163,8 @@ class CoordinatorHost {
   std::deque<coordinator::Records> backups_;  // the store before its last writes
   uint64_t went_back_ = 0;
   std::map<coordinator::SessionId, StreamPtr> streams_;
+  // The last stream of each peer, if the coordinator ended it because of its age.
+  std::map<PeerId, StreamPtr> aged_;
   CancelForgotten cancel_forgotten_;
   std::deque<std::pair<PeerHost*, std::string>> sent_;  // the last messages
   std::deque<Out> out_;

@@ -37,6 +37,7 @@ enum class Planted {
   kIndexForgotten,     // a peer signs each READY as the first of its name
   kWorldOfNow,         // a boundary is answered with the world of the answer
   kRefusalUntold,      // nobody hears of a call that was refused
+  kAgeIsDeath,         // the end of a stream that reached its age passes for a broken one
   // Bugs of the engine:
   kFinishLate,        // trainers are told of an op before its result is in place
   kGoneFirst,         // a member is told that it is out before its requests are answered
@@ -77,6 +78,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kIndexForgotten, "index_forgotten"},
     {Planted::kWorldOfNow, "world_of_now", false},
     {Planted::kRefusalUntold, "refusal_untold"},
+    {Planted::kAgeIsDeath, "age_is_death", false},
     {Planted::kFinishLate, "finish_late", false},
     {Planted::kGoneFirst, "gone_first", false},
     {Planted::kLinkDownLost, "link_down_lost", false},

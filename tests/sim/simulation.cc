@@ -228,6 +228,7 @@ enum class FaultKind {
   kTwoPairs,           // blocked both ways, one shortly after the other
   kCoordinatorCutOff,  // from all peers
   kClosedPort,         // of a newcomer, or of a peer whose links are up
+  kAgedStream,         // ended by the coordinator, often just after a report about its peer
   kCount,
 };
 
@@ -562,6 +563,24 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
         if (!peer->node()->alive || !peer->stream()) return;
         sim_.story().Tell(sim_.now(), "network  resets the stream of ", ToString(peer->id()));
         sim_.coordinator().Reset(peer->stream());
+      };
+    case FaultKind::kAgedStream:
+      return [=, this](PeerHost* at) {
+        PeerHost* const peer = victim(at);
+        PeerHost* const other = AnyPeer();
+        const auto end = [this, peer](int64_t after_us) {
+          sim_.world().At(sim_.now() + after_us, [this, peer] {
+            if (peer->node()->alive && peer->stream()) sim_.coordinator().EndAged(peer->stream());
+          });
+        };
+        if (prng_.Chance(0.3)) return end(0);
+        if (!other->node()->alive || !peer->node()->alive || other == peer) return;
+        sim_.story().Tell(sim_.now(), "network  resets ", ToString(other->id()), " and ",
+                          ToString(peer->id()));
+        sim_.ResetLink(other, peer->id());
+        if (prng_.Chance(0.5)) return end(Detect(0, 0.3));
+        sim_.Trigger(prng_.Chance(0.5) ? Moment::kReadySent : Moment::kPrepareSent, 1,
+                     [end](PeerHost*) { end(0); });
       };
     case FaultKind::kCoordinatorCrash:
       return [this](PeerHost*) { StopCoordinator(); };

@@ -119,13 +119,14 @@ class Harness {
     Step(FromPeer{it->second, std::move(message)});
     Run();
   }
-  void Close(PeerId peer) {
+  // `ended_here`: the coordinator itself ends the stream.
+  void Close(PeerId peer, bool ended_here = false) {
     const auto it = sessions_.find(peer);
     if (it == sessions_.end()) return;
     const SessionId session = it->second;
     owners_.erase(session);
     sessions_.erase(it);
-    Step(SessionClosed{session});
+    Step(SessionClosed{session, ended_here});
     Run();
   }
   // The public key in the peer's Hello.

@@ -16,6 +16,9 @@
 #include "base/tls/certificate.h"
 #include "base/tls/openssl.h"
 #include "base/tls/tls_files.h"
+#include "base/unique_fd.h"
+#include "coordinator/grpc/connection.h"
+#include "coordinator/grpc/front.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/control/grpc/credentials.h"
@@ -484,9 +487,12 @@ class Service final : public v1::Admin::Service {
  public:
   grpc::Status ListRuns(grpc::ServerContext* context, const v1::ListRunsRequest*,
                         v1::ListRunsResponse*) override {
-    const auto pem = context->auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
-    callers.push_back(pem.empty() ? tls::Subject()
-                                  : *tls::SubjectOf(std::string(pem[0].data(), pem[0].size())));
+    const auto connection = coordinator::ConnectionOf(context->peer());
+    if (const std::optional<tls::CertificateCheck> refusal = connection->Refusal()) {
+      return {grpc::StatusCode::UNAUTHENTICATED, refusal->why};
+    }
+    const std::string& pem = connection->certificate();
+    callers.push_back(pem.empty() ? tls::Subject() : *tls::SubjectOf(pem));
     return grpc::Status::OK;
   }
   std::vector<tls::Subject> callers;
@@ -499,17 +505,28 @@ class TlsServer {
     files = *tls::Files::Open(ca.Files(name));
     seen = std::make_shared<tls::SeenCertificates>(files);
     grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort(
-        "127.0.0.1:0",
-        control::MakeServerCredentials(
-            {files, seen, [this](const tls::CertificateCheck& v) { refused = v; }}),
-        &port);
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
     builder.RegisterService(&service);
     server = builder.BuildAndStart();
-    address = "127.0.0.1:" + std::to_string(port);
+    coordinator::Front::Options options;
+    options.listen = {"127.0.0.1", 0};
+    options.files = files;
+    options.seen = seen;
+    options.refused = [this](const tls::CertificateCheck& v) { refused = v; };
+    options.pass = [this](UniqueFd fd) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.fd = fd.Release();
+      acceptor->HandleNewConnection(&connection);
+    };
+    front = *coordinator::Front::Start(std::move(options));
+    address = "127.0.0.1:" + std::to_string(front->port());
   }
-  ~TlsServer() { server->Shutdown(); }
+  ~TlsServer() {
+    server->Shutdown();
+    front = nullptr;
+  }
 
   // Calls over a new connection.
   grpc::Status Call(const tls::Material& material) const {
@@ -527,7 +544,9 @@ class TlsServer {
   std::shared_ptr<tls::SeenCertificates> seen;
   Service service;
   tls::CertificateCheck refused;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<coordinator::Front> front;
   std::string address;
 };
 

@@ -18,6 +18,10 @@ Keepalive KeepaliveFor(uint32_t detect_ms);
 // Initial metadata of the coordinator's side of Attach: the nonce that Hello signs.
 inline constexpr char kNonceMetadata[] = "longhaul-nonce-bin";
 
+// The message of the UNAVAILABLE with which the coordinator ends a control stream only because its
+// connection is to begin anew. The peer connects again at once.
+inline constexpr char kAged[] = "the connection has reached its age (--tls-connection-age-s)";
+
 // Initial metadata of Admin.WatchEvents, see admin.proto.
 inline constexpr char kWatchedIncarnation[] = "longhaul-incarnation";
 inline constexpr char kWatchedAfter[] = "longhaul-after-sequence";
