@@ -1002,12 +1002,18 @@ TEST(SocketAddressTest, KnowsLoopbackAndPrintsBothFamilies) {
 TEST(SocketAddressTest, KnowsHowFarItReaches) {
   using Scope = SocketAddress::Scope;
   const std::vector<std::pair<std::string, Scope>> cases = {
-      {"127.1.2.3", Scope::kMachine},       {"0.0.0.0", Scope::kMachine},
-      {"::1", Scope::kMachine},             {"::", Scope::kMachine},
-      {"::ffff:127.0.0.1", Scope::kMachine}, {"::ffff:0.0.0.0", Scope::kMachine},
-      {"169.254.169.254", Scope::kWire},    {"::ffff:169.254.169.254", Scope::kWire},
-      {"fe80::1", Scope::kWire},            {"10.0.0.1", Scope::kWide},
-      {"2001:db8::1", Scope::kWide},        {"::ffff:10.0.0.1", Scope::kWide}};
+      {"127.1.2.3", Scope::kMachine},
+      {"0.0.0.0", Scope::kMachine},
+      {"::1", Scope::kMachine},
+      {"::", Scope::kMachine},
+      {"::ffff:127.0.0.1", Scope::kMachine},
+      {"::ffff:0.0.0.0", Scope::kMachine},
+      {"169.254.169.254", Scope::kWire},
+      {"::ffff:169.254.169.254", Scope::kWire},
+      {"fe80::1", Scope::kWire},
+      {"10.0.0.1", Scope::kWide},
+      {"2001:db8::1", Scope::kWide},
+      {"::ffff:10.0.0.1", Scope::kWide}};
   for (const auto& [host, scope] : cases) {
     const auto address = NumericAddress({.host = host, .port = 5});
     ASSERT_TRUE(address.has_value()) << host;

@@ -222,7 +222,8 @@ void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake, const Socket
 void Admission::Refuse(CallerRefusal refusal, const LaneHello& hello, const SocketAddress& remote,
                        const std::string& why) {
   const bool looks = refusal == CallerRefusal::kEpoch && hello.run == Tag16();
-  refused_->Add(looks ? CallerRefusal::kLook : refusal, hello.dialer, ToString(remote), why, ring_->Now());
+  refused_->Add(looks ? CallerRefusal::kLook : refusal, hello.dialer, ToString(remote), why,
+                ring_->Now());
 }
 
 }  // namespace longhaul::peerd

@@ -49,8 +49,8 @@ Tag16 HostTag() {
       stat("/proc/self/ns/net", &network) != 0) {
     return {};
   }
-  return Begin(HmacSha256("longhaul host", absl::StrCat(boot, " ", network.st_dev, " ",
-                                                        network.st_ino)));
+  return Begin(
+      HmacSha256("longhaul host", absl::StrCat(boot, " ", network.st_dev, " ", network.st_ino)));
 }
 
 Digest32 AnswerProof(const std::string& token, const HelloBytes& hello, const Digest32& nonce) {

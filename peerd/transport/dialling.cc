@@ -179,8 +179,8 @@ void Dialling::OnControlDialled(const LinkKey& key, LaneDial* dial) {
 void Dialling::OnControlFailed(Peering* p, const LaneDial& dial) {
   const Tick now = ring_->Now();
   Peering::ControlDialling& control = p->control;
-  if (dial.refused() == LaneResult::kWrongSealing && !dial.hello().sealed && !control.looked_local &&
-      options_->encryption == LaneEncryption::kAuto) {
+  if (dial.refused() == LaneResult::kWrongSealing && !dial.hello().sealed &&
+      !control.looked_local && options_->encryption == LaneEncryption::kAuto) {
     // Its address looks local, but something forwards to another host, where the peer wants a
     // sealed lane.
     control.looked_local = true;
@@ -261,9 +261,8 @@ void Dialling::DialData(Peering* p, Tick now) {
 void Dialling::DialDataLane(Peering* p, uint32_t lane, const Credential& credential,
                             Tick deadline) {
   Link* const link = p->link.get();
-  DialSpec spec =
-      handshakes_->Introduce(*p, LaneKind::kData, link->options().remote,
-                             link->options().relay, credential, link);
+  DialSpec spec = handshakes_->Introduce(*p, LaneKind::kData, link->options().remote,
+                                         link->options().relay, credential, link);
   spec.hello.lane = lane;
   spec.hello.lanes = p->data.planned;
   spec.hello.link = link->options().id;

@@ -56,15 +56,15 @@ DialSpec Handshakes::Introduce(const Peering& p, LaneKind kind, const SocketAddr
                                PeerId relay, Credential credential, const Link* link) {
   const Digest32 nonce = nonces_.Next();
   const Tag16 run = RunTag(credential.token, p.key.run, nonce);
-  DialSpec spec{.address = address,
-                .tuning = TuningFor(address),
-                .hello = {},
-                .token = std::move(credential.token),
-                .encryption = p.control.looked_local ? LaneEncryption::kRequire
-                                                     : options_->encryption,
-                .host = options_->host,
-                .tls = tls_.get(),
-                .peer_key = p.public_key};
+  DialSpec spec{
+      .address = address,
+      .tuning = TuningFor(address),
+      .hello = {},
+      .token = std::move(credential.token),
+      .encryption = p.control.looked_local ? LaneEncryption::kRequire : options_->encryption,
+      .host = options_->host,
+      .tls = tls_.get(),
+      .peer_key = p.public_key};
   if (link != nullptr) {
     spec.encryption = link->sealed() ? LaneEncryption::kRequire : LaneEncryption::kOff;
   }

@@ -194,12 +194,13 @@ void LaneHandshake::OnRecord() {
   Shake();
 }
 
-void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tuning, bool forbidden,
-                            absl::AnyInvocable<void(int)> connected) {
+void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tuning,
+                            bool forbidden, absl::AnyInvocable<void(int)> connected) {
   absl::Status status;
   if (forbidden) {
     status = absl::PermissionDeniedError(
-        absl::StrCat(ToString(address), " is an address within a host or a wire, and this peer's "
+        absl::StrCat(ToString(address),
+                     " is an address within a host or a wire, and this peer's "
                      "own address is not: let the other peer --advertise one that others reach"));
   } else if (const auto fd = ring_->sockets().Open(address.family()); fd.ok()) {
     fd_ = *fd;

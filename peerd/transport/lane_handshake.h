@@ -5,9 +5,9 @@
 // caller, and asks its judge before it answers. If the first bytes are no HELLO, it closes the
 // connection with a reset and does not answer.
 //
-// On a control lane, TLS follows the three messages, and ends with the proof that the other side has
-// the key of the peer that HELLO names. If the lane is in clear, nothing of TLS is left then but a
-// secret.
+// On a control lane, TLS follows the three messages, and ends with the proof that the other side
+// has the key of the peer that HELLO names. If the lane is in clear, nothing of TLS is left then
+// but a secret.
 //
 // Threads: the ring's. `done` and the judge are called from within Ring::RunOnce().
 #pragma once
@@ -100,7 +100,7 @@ class LaneHandshake {
   std::string error_;
   std::unique_ptr<TlsSession> tls_;
   std::vector<uint8_t> tls_out_;
-  size_t tls_sent_ = 0;  // of tls_out_
+  size_t tls_sent_ = 0;          // of tls_out_
   std::vector<uint8_t> tls_in_;  // one record
   size_t tls_bytes_ = 0;         // received for TLS
   std::string clear_secret_;

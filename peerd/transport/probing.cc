@@ -44,8 +44,8 @@ bool Probing::Start(const LinkKey& key) {
   const uint32_t lanes = link->data_lanes() != 0 ? link->data_lanes_announced() : p.data.planned;
   probe_->connections = std::clamp(lanes, 1u, kProbeConnectionsMax);
   for (uint32_t i = 0; i < probe_->connections; ++i) {
-    DialSpec spec = handshakes_->Introduce(p, LaneKind::kProbe, *address,
-                                           PeerId(), *credential, link);
+    DialSpec spec =
+        handshakes_->Introduce(p, LaneKind::kProbe, *address, PeerId(), *credential, link);
     spec.hello.lane = i;
     spec.hello.lanes = probe_->connections;
     spec.hello.link = link->options().id;

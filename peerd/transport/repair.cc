@@ -94,9 +94,8 @@ void Repair::Redial(Peering* p, Tick now) {
     p->repair.redial_backoff.Failed(now);
     return;
   }
-  DialSpec spec = handshakes_->Introduce(*p, LaneKind::kControl,
-                                         p->link->options().remote, p->link->options().relay,
-                                         *credential, p->link.get());
+  DialSpec spec = handshakes_->Introduce(*p, LaneKind::kControl, p->link->options().remote,
+                                         p->link->options().relay, *credential, p->link.get());
   spec.hello.lanes = p->data.planned;
   spec.hello.link = p->link->options().id;
   spec.hello.serial = p->link->NewSerial();

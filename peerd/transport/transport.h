@@ -120,8 +120,8 @@ struct TransportOptions {
   std::string congestion;                                                // "": system default
   uint64_t seed = 0;  // nonces in tests; 0: system randomness
   LaneEncryption encryption = LaneEncryption::kOff;
-  std::optional<Identity> identity;             // needed
-  Tag16 host = HostTag();                       // where this process runs
+  std::optional<Identity> identity;  // needed
+  Tag16 host = HostTag();            // where this process runs
   // The addresses that this peer tells others, best first. A peer that another one names is dialled
   // at a loopback or link-local address only if the first of these is such an address: it would be
   // one of this host's own, or its neighbour's. nullptr: any address is dialled. Any thread.

@@ -1083,8 +1083,8 @@ TEST_P(TransportTest, TheReplyToARefusedHelloHasTheReasonAndNothingElse) {
     CallerRefusal counted;
   };
   const Case cases[] = {
-      {[](LaneHello* h) { h->run = RunTag(kToken, "another", h->nonce); }, LaneResult::kUnknownEpoch,
-       CallerRefusal::kEpoch},
+      {[](LaneHello* h) { h->run = RunTag(kToken, "another", h->nonce); },
+       LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
       {[](LaneHello* h) { h->epoch = Epoch(1); }, LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
       {[](LaneHello* h) { h->group = 5; }, LaneResult::kUnknownEpoch, CallerRefusal::kEpoch},
       {[](LaneHello* h) { h->acceptor = PeerId(3); }, LaneResult::kWrongPeer, CallerRefusal::kPeer},
@@ -1290,8 +1290,7 @@ class Member {
       request.endpoints = {ToString(*ring_->sockets().LocalAddress(listener_))};
       ring_->Accept(listener_, [this, take](IoResult result) {
         const auto judge = [](const LaneHello&) {
-          return LaneVerdict{LaneResult::kAccepted, kToken,
-                             PeerWorld::IdentityOf(1).public_key()};
+          return LaneVerdict{LaneResult::kAccepted, kToken, PeerWorld::IdentityOf(1).public_key()};
         };
         handshake_ = std::make_unique<LaneAccept>(ring_, result.value, Digest32{}, &tls_, kNever,
                                                   judge, take);

@@ -3,8 +3,8 @@
 // and that bytes pass both ways.
 //
 // Whoever may join makes members connect to the addresses that it names. So it learns little: not
-// what answered instead, nor why nothing did (the member's own log says that). And a member tries few
-// addresses in a minute.
+// what answered instead, nor why nothing did (the member's own log says that). And a member tries
+// few addresses in a minute.
 //
 // Threads: the ring's. `done` is called from within Ring::RunOnce().
 #pragma once

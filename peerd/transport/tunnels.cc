@@ -34,9 +34,7 @@ void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello,
   const Peering& p = known.run->peers.at(hello.acceptor);
   MakeRoom();
   const uint64_t id = next_id_++;
-  TunnelOptions options{.hello = bytes,
-                        .token = *known.token,
-                        .detect_ms = options_->detect_ms};
+  TunnelOptions options{.hello = bytes, .token = *known.token, .detect_ms = options_->detect_ms};
   auto ended = [this, id, peer = hello.dialer, dialer](Tunnel* tunnel) {
     gone_bytes_ += tunnel->bytes();
     if (tunnel->forged()) {
