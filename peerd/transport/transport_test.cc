@@ -413,6 +413,12 @@ TEST(TransportFakeTest, NobodyScansANetworkThroughAPeer) {
       << "another newcomer has its own number";
 }
 
+TEST(TransportFakeTest, APeerThatAnswersMayJoinAsOftenAsItLikes) {
+  PeerWorld world(Rings::kFake, 1, 2);
+  const std::string there = world.at(1).transport->listen_address();
+  for (int i = 0; i < 500; ++i) ASSERT_EQ(Tried(&world, PeerId(2), {there}), "") << i;
+}
+
 TEST(TransportFakeTest, APeerThatOthersReachDoesNotDialItsOwnHost) {
   for (const std::string own : {"127.0.0.1:7", "10.0.0.1:7", "169.254.0.1:7"}) {
     TransportOptions options;

@@ -10,7 +10,7 @@ namespace longhaul::peerd {
 namespace {
 
 // In a minute.
-constexpr int kTriesOfAddressMax = 60;
+constexpr int kTriesOfAddressMax = 600;
 constexpr size_t kAddressesOfPeerMax = 32;
 constexpr size_t kAddressesMax = 256;
 constexpr char kTooOften[] = "the peer names too many addresses, or one of them too often";
@@ -108,8 +108,13 @@ void Trying::OnDialled(uint64_t id, LaneDial* dial) {
   if (it == trials_.end()) return;
   Trial& trial = it->second;
   trial.dialling = false;
-  if (dial->refused() == LaneResult::kUnknownEpoch) return End(id, "");
   const std::string address = ToString(dial->address());
+  if (dial->refused() == LaneResult::kUnknownEpoch) {
+    // Where the peer listens, nobody has scanned anything.
+    tries_.erase(address);
+    addresses_[trial.peer].erase(address);
+    return End(id, "");
+  }
   trial.error = dial->connected()
                     ? absl::StrCat("something else than the peer answers at ", address)
                     : absl::StrCat("no connection to ", address);

@@ -65,7 +65,7 @@ class Trying {
   uint64_t last_ = 0;
   std::map<uint64_t, Trial> trials_;
   Rarely<std::string> log_{Seconds(60), 64};  // by address
-  // What was tried in this minute.
+  // What was tried in this minute, and did not answer as the peer does.
   Tick minute_;
   std::map<std::string, int> tries_;                   // by address
   std::map<PeerId, std::set<std::string>> addresses_;  // by the peer that named them

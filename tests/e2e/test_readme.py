@@ -135,6 +135,26 @@ state = lh.torch.State(model, optimizer, objects={"sampler": sampler})
 inputs, labels = batches.next(step)
 loss = cross_entropy(model(inputs), labels)
 """,
+    "torch_distributed": """
+import uuid as uuids
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import longhaul as lh
+import longhaul.torch
+
+class comm:
+    leave = staticmethod(lambda seconds: dist.destroy_process_group())
+
+class manager:
+    collect = staticmethod(lambda handle: (str(uuids.uuid4()), [handle]))
+
+replicas = shards = 1
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = [torch.ones(8, 4)] * 3
+""",
 }
 # For blocks that use longhaul.torch.
 TORCH_PRELUDE = """
