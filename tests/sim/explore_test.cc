@@ -55,7 +55,7 @@ constexpr Default kDefaults[] = {
     {"signed", 1, 1, 1},         // early: no other scenario shows index_forgotten
     {"cancel", 1, 100, 110000},  // early: no other scenario shows cancel_forgotten
     {"abort_on_fault", 2, 20, 30000},
-    {"given_up", 1, 250, 100000},
+    {"given_up", 1, 240, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},
     {"tag_again", 2, 250, 50000},
     {"tag_again_or_abort", 1, 30000, 50000},

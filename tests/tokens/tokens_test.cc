@@ -352,8 +352,10 @@ TEST_F(ServerTokensTest, AWatchEndsWhenItsTokenIsRevoked) {
 // ------------------------------------------------------------------------------ peers
 
 TEST_F(ServerTokensTest, APeerNeedsATokenOfATrainer) {
+  // Each on a connection of its own: a caller who is not known yet may open a few streams only.
   const auto attach = [this](const std::string& token) {
-    Peer peer(peers_.get(), token);
+    const auto peers = v1::Coordinator::NewStub(Channel(server_->grpc_address()));
+    Peer peer(peers.get(), token);
     return peer.Finish();
   };
   grpc::Status status = attach("");
