@@ -242,9 +242,9 @@ class Stream final {
   bool Send(const control::PeerMessage& message) {
     const auto* hello = std::get_if<control::Hello>(&message);
     if (hello == nullptr) {
-      const bool sent = SendBytes(control::Serialize(message), /*hello=*/false);
-      if (sent && std::holds_alternative<control::Heartbeat>(message)) AwaitWord();
-      return sent;
+      // Before it is sent: the answer may be here before the call returns.
+      if (std::holds_alternative<control::Heartbeat>(message)) AwaitWord();
+      return SendBytes(control::Serialize(message), /*hello=*/false);
     }
     return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true);
   }
@@ -572,7 +572,7 @@ class Stream final {
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
   std::string peer_ ABSL_GUARDED_BY(mutex_);
   bool silent_ ABSL_GUARDED_BY(mutex_) = false;  // given up because nobody answered
-  // When the first heartbeat was sent since the last word of the coordinator.
+  // When the first heartbeat was sent, or tried, since the last word of the coordinator.
   std::optional<Clock::time_point> owed_since_ ABSL_GUARDED_BY(mutex_);
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true after the end
