@@ -419,7 +419,7 @@ class Stream final {
   }
   void AwaitWord() {
     MutexLock lock(&mutex_);
-    if (!owed_since_) owed_since_ = Clock::now();
+    if (standing_ && !owed_since_) owed_since_ = Clock::now();
   }
 
   // Shows the coordinator of this stream that this peer has its private key.
@@ -572,7 +572,7 @@ class Stream final {
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
   std::string peer_ ABSL_GUARDED_BY(mutex_);
   bool silent_ ABSL_GUARDED_BY(mutex_) = false;  // given up because nobody answered
-  // When the first heartbeat was sent, or tried, since the last word of the coordinator.
+  // When the first heartbeat was sent since the last word of the coordinator.
   std::optional<Clock::time_point> owed_since_ ABSL_GUARDED_BY(mutex_);
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true after the end
