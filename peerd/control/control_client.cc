@@ -242,14 +242,14 @@ class Stream final {
   bool Send(const control::PeerMessage& message) {
     const auto* hello = std::get_if<control::Hello>(&message);
     if (hello == nullptr) {
-      // Before it is sent: the answer may be here before the call returns.
-      if (std::holds_alternative<control::Heartbeat>(message)) AwaitWord();
-      return SendBytes(control::Serialize(message), /*hello=*/false);
+      return SendBytes(control::Serialize(message), /*hello=*/false,
+                       std::holds_alternative<control::Heartbeat>(message));
     }
-    return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true);
+    return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true, /*answered=*/false);
   }
 
-  bool SendBytes(std::string bytes, bool hello) {
+  // answered: the coordinator owes a word for it.
+  bool SendBytes(std::string bytes, bool hello, bool answered) {
     MutexLock lock(&mutex_);
     if (!standing_ || closing_ || hello == said_hello_) return false;
     if (unsent_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
@@ -259,6 +259,8 @@ class Stream final {
     said_hello_ = true;
     queued_bytes_ += bytes.size();
     unsent_.push_back(std::move(bytes));
+    // Before it is sent: the answer may be here before this call returns.
+    if (answered && !owed_since_) owed_since_ = Clock::now();
     StartNextWriteLocked();
     return true;
   }
@@ -416,10 +418,6 @@ class Stream final {
   void* Expect(Tag tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     ++events_;
     return reinterpret_cast<void*>(size_t{tag});
-  }
-  void AwaitWord() {
-    MutexLock lock(&mutex_);
-    if (standing_ && !owed_since_) owed_since_ = Clock::now();
   }
 
   // Shows the coordinator of this stream that this peer has its private key.
