@@ -245,11 +245,11 @@ class Stream final {
       return SendBytes(control::Serialize(message), /*hello=*/false,
                        std::holds_alternative<control::Heartbeat>(message));
     }
-    return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true, /*answered=*/false);
+    return SendBytes(control::Serialize(Signed(*hello)), /*hello=*/true);
   }
 
   // answered: the coordinator owes a word for it.
-  bool SendBytes(std::string bytes, bool hello, bool answered) {
+  bool SendBytes(std::string bytes, bool hello = false, bool answered = false) {
     MutexLock lock(&mutex_);
     if (!standing_ || closing_ || hello == said_hello_) return false;
     if (unsent_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
@@ -495,8 +495,7 @@ class Stream final {
     const int64_t received_us = control::WallClockUs();
     const absl::StatusOr<control::ReadRecording> request = control::ParseReadRecording(bytes);
     if (!request.ok()) return GiveUp(std::string(request.status().message()));
-    (void)SendBytes(control::Serialize(callbacks_->recording(*request, received_us)),
-                    /*hello=*/false);
+    (void)SendBytes(control::Serialize(callbacks_->recording(*request, received_us)));
     Read();
   }
 
@@ -607,7 +606,7 @@ class ControlClientImpl final : public ControlClient {
       MutexLock lock(&mutex_);
       stream = stream_;
     }
-    return stream != nullptr && stream->SendBytes(control::Serialize(ask), /*hello=*/false);
+    return stream != nullptr && stream->SendBytes(control::Serialize(ask));
   }
 
   void Refuse(const std::string& reason) override {
