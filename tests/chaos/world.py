@@ -369,7 +369,10 @@ class BareWorld:
 
     def start(self, namespace: str, command: Sequence[str], log: pathlib.Path) -> Process:
         # The namespaces are a private network. Programs of older releases, in comparisons, lack the flag --insecure.
-        environment = {**_without_longhaul(os.environ), "LONGHAUL_INSECURE": "true"}
+        # Beside TLS the flag is refused.
+        environment = _without_longhaul(os.environ)
+        if not any(word.startswith("--tls-") for word in command):
+            environment["LONGHAUL_INSECURE"] = "true"
         return self.keep(Executed(namespace, command, log, environment))
 
     def keep(self, process: Process) -> Process:
