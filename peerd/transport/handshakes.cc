@@ -79,9 +79,15 @@ DialSpec Handshakes::Introduce(const Peering& p, LaneKind kind, const SocketAddr
   return spec;
 }
 
-// HELLO carries an empty tag of the run, which no run has. So no peer has a token for it.
+// HELLO carries an empty tag of the run, which no run has, so no peer accepts it. The token is
+// random: whatever listens at the address cannot guess it, so an ANSWER that accepts proves nothing
+// and ends the dial.
 DialSpec Handshakes::LookFor(PeerId peer, const SocketAddress& address) {
-  DialSpec spec{.address = address, .tuning = TuningFor(address), .hello = {}, .token = ""};
+  const Digest32 secret = nonces_.Next();
+  DialSpec spec{.address = address,
+                .tuning = TuningFor(address),
+                .hello = {},
+                .token = std::string(secret.begin(), secret.end())};
   spec.hello = {
       .epoch = Epoch(1), .dialer = options_->self, .acceptor = peer, .nonce = nonces_.Next()};
   return spec;

@@ -413,6 +413,27 @@ TEST(TransportFakeTest, NobodyScansANetworkThroughAPeer) {
       << "another newcomer has its own number";
 }
 
+// The try has no epoch, so no answer may be taken for a proof. What listens there guesses that the
+// token is empty.
+TEST(TransportFakeTest, AStrangerThatAcceptsATryIsNotThePeer) {
+  PeerWorld world(Rings::kFake, 1, 1);
+  Ring* const ring = world.at(0).ring;
+  const int listener = *ring->sockets().Listen(*NumericAddress(*ParseHostPort("127.0.0.1:0")));
+  const std::string there = ToString(*ring->sockets().LocalAddress(listener));
+  const TlsContext tls(PeerWorld::IdentityOf(1));
+  std::unique_ptr<LaneAccept> accept;
+  ring->Accept(listener, [&](IoResult result) {
+    const auto judge = [](const LaneHello&) {
+      return LaneVerdict{LaneResult::kAccepted, "", PeerWorld::IdentityOf(0).public_key()};
+    };
+    accept = std::make_unique<LaneAccept>(ring, result.value, Digest32{}, &tls, kNever, judge,
+                                          [](LaneHandshake*) {});
+  });
+  EXPECT_EQ(Tried(&world, PeerId(2), {there}), "something else than the peer answers at " + there);
+  EXPECT_TRUE(world.Until([&] { return !accept->error().empty(); }));
+  ring->sockets().Close(listener);
+}
+
 TEST(TransportFakeTest, APeerThatAnswersMayJoinAsOftenAsItLikes) {
   PeerWorld world(Rings::kFake, 1, 2);
   const std::string there = world.at(1).transport->listen_address();
