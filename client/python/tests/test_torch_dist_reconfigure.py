@@ -175,7 +175,8 @@ def test_a_time_out_names_who_is_missing_and_another_try_passes(loose: Any) -> N
     three = loose()
     assert three.become(0, 1, 2) == told(0, 1, 2)
     handles = three.handles([0, 1, 2])
-    problems = three.all([0, 1], lambda group: group.reconfigure("a", handles, 0.5 * _SECOND))
+    # The first gives up before the second.
+    problems = three.all([0, 1], lambda group: group.reconfigure("a", handles, (1 + 2 * group.rank()) * _SECOND / 2))
     for problem in problems:
         assert isinstance(problem, dist.DistBackendError)
         assert "Timed out waiting" in str(problem) and str(problem).endswith(f"missing: {handles[2]}"), problem

@@ -208,7 +208,9 @@ class Core:
         try:
             joined = enter(f"torch-{digest}", 0, rank, size, seconds, what)
         except dist.DistBackendError as problem:
-            come = re.findall(r"(\d+) at ", str(problem).partition(" have come:")[2].partition(";")[0])
+            here, _, left = str(problem).partition(" have come:")[2].partition(";")
+            # A rank that gave up at its own time-out has come, too.
+            come = re.findall(r"(\d+) at ", here) + re.findall(r"(\d+) at [^,;]* \(it gave up\)", left)
             missing = [handle for i, handle in enumerate(ordered) if i not in {rank, *map(int, come)}]
             if "Timed out waiting" not in str(problem) or not missing:
                 raise
