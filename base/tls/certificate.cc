@@ -154,9 +154,7 @@ bool SignedByOne(X509_CRL* crl, const std::vector<CertificatePtr>& cas) {
 std::string IssuerOf(X509_CRL* crl) {
   const BioPtr bio(BIO_new(BIO_s_mem()));
   X509_NAME_print_ex(bio.get(), X509_CRL_get_issuer(crl), 0, XN_FLAG_RFC2253);
-  char* text = nullptr;
-  const long size = BIO_get_mem_data(bio.get(), &text);
-  return std::string(text, static_cast<size_t>(std::max(size, 0L)));
+  return Written(bio.get());
 }
 
 bool ListsAllOf(X509_CRL* crl, X509_CRL* other) {

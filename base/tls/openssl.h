@@ -39,6 +39,13 @@ inline BioPtr Reader(const std::string& text) {
   return BioPtr(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
+// What was written to a BIO in memory.
+inline std::string Written(BIO* bio) {
+  char* text = nullptr;
+  const long size = BIO_get_mem_data(bio, &text);
+  return std::string(text, static_cast<size_t>(size > 0 ? size : 0));
+}
+
 // An encrypted key must never make a daemon ask for a password.
 inline int NoPassword(char*, int, int, void*) { return -1; }
 

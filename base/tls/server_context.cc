@@ -34,9 +34,7 @@ absl::Status Failed(const char* what) {
 std::string Pem(X509* certificate) {
   const BioPtr bio(BIO_new(BIO_s_mem()));
   if (bio == nullptr || PEM_write_bio_X509(bio.get(), certificate) != 1) return "";
-  char* data = nullptr;
-  const long size = BIO_get_mem_data(bio.get(), &data);
-  return std::string(data, static_cast<size_t>(size));
+  return Written(bio.get());
 }
 
 }  // namespace

@@ -25,9 +25,7 @@ constexpr int kTurnsMax = 16;
 std::string TextOf(const GENERAL_NAME* name) {
   const BioPtr bio(BIO_new(BIO_s_mem()));
   GENERAL_NAME_print(bio.get(), const_cast<GENERAL_NAME*>(name));
-  char* text = nullptr;
-  const long size = BIO_get_mem_data(bio.get(), &text);
-  return std::string(text, static_cast<size_t>(std::max(size, 0L)));
+  return Written(bio.get());
 }
 
 std::set<std::string> NamesOf(const std::string& cert_pem) {

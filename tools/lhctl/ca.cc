@@ -80,9 +80,7 @@ template <class Write>
 absl::StatusOr<std::string> ToPem(Write write) {
   const tls::BioPtr bio(BIO_new(BIO_s_mem()));
   if (bio == nullptr || write(bio.get()) != 1) return OpensslFailed("write PEM");
-  const char* data = nullptr;
-  const long size = BIO_get_mem_data(bio.get(), &data);
-  return std::string(data, static_cast<size_t>(size));
+  return tls::Written(bio.get());
 }
 
 absl::Status SetExtension(X509* certificate, X509* issuer, int nid, const std::string& value) {
