@@ -424,6 +424,14 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
+def train(group, model, optimizer, steps):
+    for step in range(steps):
+        torch.manual_seed(10 * step + group.rank())
+        optimizer.zero_grad()
+        model(torch.randn(8, 12)).square().mean().backward()
+        optimizer.step()
+
+
 def trained(group, *, steps=3, hook=None, unused=False, accumulate=False, **options):
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(Net(unused), process_group=group, bucket_cap_mb=0.0005, **options)
@@ -508,11 +516,7 @@ def ddp_join(group):
     model = nn.parallel.DistributedDataParallel(Net(), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with model.join():
-        for step in range(2 + group.rank()):
-            torch.manual_seed(10 * step + group.rank())
-            optimizer.zero_grad()
-            model(torch.randn(8, 12)).square().mean().backward()
-            optimizer.step()
+        train(group, model, optimizer, 2 + group.rank())
     return [parameter.detach() for parameter in model.parameters()]
 
 
@@ -523,11 +527,7 @@ def zero_redundancy_optimizer(group):
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(Net(), process_group=group)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, process_group=group, lr=0.01)
-    for step in range(2):
-        torch.manual_seed(10 * step + group.rank())
-        optimizer.zero_grad()
-        model(torch.randn(8, 12)).square().mean().backward()
-        optimizer.step()
+    train(group, model, optimizer, 2)
     return [parameter.detach() for parameter in model.parameters()]
 
 

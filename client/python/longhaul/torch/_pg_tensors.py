@@ -127,7 +127,7 @@ def _check_alike(tensors: Sequence[torch.Tensor], name: str) -> None:
 
 
 def _plain_parts(tensors: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
-    """Views of the tensors without gradients and complex numbers; None of them is copied unless it must be."""
+    """Views of the tensors, without gradients; complex numbers as pairs of reals, but for conjugates."""
     _check_alike(tensors, name)
     return [torch.view_as_real(t.detach()) if t.is_complex() and not t.is_conj() else t.detach() for t in tensors]
 

@@ -53,8 +53,7 @@ class Base(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return "longhaul"
 
-    def name(self) -> str:
-        return "longhaul"
+    name = getBackendName
 
     def getGroupName(self) -> str:
         return self._own_name
@@ -62,8 +61,7 @@ class Base(_ProcessGroup):  # type: ignore[misc]
     def setGroupName(self, name: str) -> None:
         self._own_name = name
 
-    def _set_group_name(self, name: str) -> None:
-        self._own_name = name
+    _set_group_name = setGroupName
 
     @property
     def group_name(self) -> Any:
@@ -75,8 +73,7 @@ class Base(_ProcessGroup):  # type: ignore[misc]
     def setGroupDesc(self, desc: str) -> None:
         self._own_description = desc
 
-    def _set_group_desc(self, desc: str) -> None:
-        self._own_description = desc
+    _set_group_desc = setGroupDesc
 
     @property
     def group_desc(self) -> str:

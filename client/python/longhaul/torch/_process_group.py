@@ -309,10 +309,9 @@ class ProcessGroup(Base):
         is_root = options.rootRank == self._core.rank
         plan = Plan(result=[tensor], reads=[tensor], writes=[tensor] if is_root else [])
         kind, weight, bitwise = _operation(options.reduceOp, [tensor])
-        if bitwise is not None:
-            wire = target(tensor, plan.after, read=True) if is_root else source(tensor)
-            return self._fold_plan(plan, [wire], bitwise, None if is_root else _nothing)
         wire = target(tensor, plan.after, read=True) if is_root else source(tensor)
+        if bitwise is not None:
+            return self._fold_plan(plan, [wire], bitwise, None if is_root else _nothing)
         if weight is not None:
             wire = _premultiplied(wire, weight, plan.after if is_root else [])
             plan.options["weight"] = abs(weight)
@@ -325,7 +324,7 @@ class ProcessGroup(Base):
     ) -> Any:
         options, op = _reduction(opts, dist.ReduceScatterOptions)
         output = _one(output_tensors)
-        parts = list(input_tensors[0] if isinstance(input_tensors[0], (list, tuple)) else input_tensors)
+        parts = _parts(input_tensors)
         build = functools.partial(self._reduce_scatter_plan, [output], [parts], op)
         return self._start("reduce_scatter", build, options, timeout=timeout)
 
@@ -399,10 +398,7 @@ class ProcessGroup(Base):
     # ------------------------------------------------------------------ moves
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> Any:
-        options = opts
-        if opts is None or isinstance(opts, int):
-            options = dist.BroadcastOptions()
-            options.rootRank = opts or 0
+        options = _rooted(opts, dist.BroadcastOptions)
         build = functools.partial(self._broadcast_plan, _several(tensors), options)
         return self._start("broadcast", build, options, timeout=timeout)
 
@@ -491,13 +487,8 @@ class ProcessGroup(Base):
         opts: Any = None,
         timeout: datetime.timedelta | None = None,
     ) -> Any:
-        options = opts
-        if opts is None or isinstance(opts, int):
-            options = dist.GatherOptions()
-            options.rootRank = opts or 0
-        outputs = list(output_tensors)
-        if outputs and isinstance(outputs[0], (list, tuple)):
-            outputs = list(outputs[0])
+        options = _rooted(opts, dist.GatherOptions)
+        outputs = _parts(output_tensors)
         build = functools.partial(self._gather_plan, outputs, _one(input_tensors), options.rootRank)
         return self._start("gather", build, options, timeout=timeout)
 
@@ -525,13 +516,8 @@ class ProcessGroup(Base):
         opts: Any = None,
         timeout: datetime.timedelta | None = None,
     ) -> Any:
-        options = opts
-        if opts is None or isinstance(opts, int):
-            options = dist.ScatterOptions()
-            options.rootRank = opts or 0
-        inputs = list(input_tensors)
-        if inputs and isinstance(inputs[0], (list, tuple)):
-            inputs = list(inputs[0])
+        options = _rooted(opts, dist.ScatterOptions)
+        inputs = _parts(input_tensors)
         build = functools.partial(self._scatter_plan, _one(output_tensors), inputs, options.rootRank)
         return self._start("scatter", build, options, timeout=timeout)
 
@@ -746,6 +732,21 @@ def _seconds(timeout: datetime.timedelta | None) -> float | None:
 
 def _several(tensors: Any) -> list[torch.Tensor]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def _rooted(opts: Any, kind: Callable[[], Any]) -> Any:
+    """The options of an op with a root. opts: they, or the root's rank alone; None: rank 0."""
+    if opts is not None and not isinstance(opts, int):
+        return opts
+    options = kind()
+    options.rootRank = opts or 0
+    return options
+
+
+def _parts(tensors: Any) -> list[torch.Tensor]:
+    """One tensor for each rank. torch's older forms have this list within another one."""
+    found = list(tensors)
+    return list(found[0]) if found and isinstance(found[0], (list, tuple)) else found
 
 
 def _one(tensors: Any) -> torch.Tensor:
