@@ -136,6 +136,7 @@ void LaneHandshake::Move(bool send, uint8_t* data, size_t bytes, Step next) {
 void LaneHandshake::Secure(const TlsContext* tls, TlsSession::Side side,
                            const std::string& peer_key) {
   if (hello_.kind != LaneKind::kControl) return End();
+  LH_CHECK(tls != nullptr) << "a control lane, and no key to show";
   tls_ = std::make_unique<TlsSession>(*tls, side, peer_key);
   Shake();
 }

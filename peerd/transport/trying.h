@@ -2,9 +2,9 @@
 // and an epoch that does not exist. The answer *unknown epoch* shows that the right peer listens,
 // and that bytes pass both ways.
 //
-// Whoever may join makes members connect to the addresses that it names. So it learns little: not
-// what answered instead, nor why nothing did (the member's own log says that). And a member tries
-// few addresses in a minute.
+// A newcomer makes members connect to the addresses that it names. So members tell it little:
+// neither what answered in its place, nor why nothing answered (the log of the member says that).
+// And a member tries few addresses in a minute.
 //
 // Threads: the ring's. `done` is called from within Ring::RunOnce().
 #pragma once
