@@ -186,6 +186,7 @@ def measure(way: str, tls: bool, seconds: float, logs: pathlib.Path) -> dict[str
         try:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 while counts[0] < held / 4:
+                    assert attacker.is_alive(), f"the attacker ended after {counts[0]} of {held}"
                     time.sleep(0.02)
                 number = cluster.add_peer(peer_flags)
                 newcomer = pool.submit(join_by, cluster.socket(number), seconds)
